@@ -1,0 +1,3 @@
+"""Train the agents you already have."""
+
+__version__ = "0.1.0"

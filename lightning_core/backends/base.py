@@ -1,0 +1,53 @@
+"""The backend's contract: an engine that serves the policy and an optimizer that improves it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ..algorithms.base import Algorithm
+from ..gateway.upstream import Upstream
+from ..types import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one update is made from."""
+
+    step: int
+    trajectories: tuple[Trajectory, ...]
+    """Only transitions that are trained and have an advantage carry loss."""
+
+
+class Backend(Protocol):
+    """Serves the policy, takes a batch, publishes new weights."""
+
+    name: str
+    policy_version: int
+
+    @property
+    def upstream(self) -> Upstream:
+        """The engine, once started."""
+
+    def check(self, algorithm: Algorithm) -> None:
+        """Raise UnsupportedError, by name, for anything in the algorithm this backend can't do."""
+
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
+
+    async def update(self, batch: Batch, algorithm: Algorithm) -> dict[str, float]:
+        """One optimizer update; new requests are held while weights change. Returns metrics.
+
+        Raises TrainingError, with the weights as they were, if the gradient is not finite.
+        """
+
+    async def publish(self) -> int:
+        """Let the engine answer with the updated weights; returns the new policy version."""
+
+    async def save(self, folder: Path) -> None:
+        """Write weights (as a transformers folder), optimizer state and version; atomic: the folder
+        appears whole or not at all."""
+
+    async def load(self, folder: Path) -> None:
+        """Go on from a folder written by `save`."""

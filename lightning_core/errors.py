@@ -1,0 +1,95 @@
+"""Every error this package raises on purpose.
+
+    LightningError
+    ├── ConfigError            an argument, option or combination that can't be honoured
+    │   ├── UnsupportedError   the chosen engine, backend or algorithm can't do what was asked
+    │   └── UnknownAgentError  an `agents` pattern that no call ever matched
+    ├── DataError              what the user's data or app handed over can't be used
+    │   ├── TaskError          a task or dataset row
+    │   └── RewardError        a reward that is not a finite number
+    ├── ModelError             a model folder that can't be read or used
+    ├── PluginError            a plugin that can't be imported or registered
+    ├── StoreError             the store refused an operation
+    │   ├── NotFoundError      nothing is stored under that id
+    │   └── LeaseLostError     the attempt no longer belongs to this worker
+    ├── GatewayError           a request the gateway can't serve
+    │   ├── AccessError        a token that is missing, forged or of another rollout
+    │   ├── ContextLengthError a prompt longer than the model's context
+    │   └── TokenIdsError      an engine reply without token ids, asked for training
+    ├── TrainingError          an update that can't be made (no data, non-finite gradient)
+    └── InstrumentationError   the OpenAI SDK offers no place to tag its requests
+
+A message says what happened, to which thing, and what to do next.
+"""
+
+
+class LightningError(Exception):
+    """Base of all errors of this package."""
+
+
+class ConfigError(LightningError):
+    """An argument, option or combination that can't be honoured."""
+
+
+class UnsupportedError(ConfigError):
+    """The chosen engine, backend or algorithm can't do what was asked."""
+
+
+class UnknownAgentError(ConfigError):
+    """An `agents` pattern that no recorded call matched."""
+
+
+class DataError(LightningError):
+    """What the user's data or app handed over can't be used."""
+
+
+class TaskError(DataError):
+    """A task or dataset row that can't be used."""
+
+
+class RewardError(DataError):
+    """A reward that is not a finite number."""
+
+
+class ModelError(LightningError):
+    """A model folder that can't be read or used."""
+
+
+class PluginError(LightningError):
+    """A plugin that can't be imported or registered."""
+
+
+class StoreError(LightningError):
+    """The store refused an operation."""
+
+
+class NotFoundError(StoreError):
+    """Nothing is stored under that id."""
+
+
+class LeaseLostError(StoreError):
+    """The attempt no longer belongs to this worker."""
+
+
+class GatewayError(LightningError):
+    """A request the gateway can't serve."""
+
+
+class AccessError(GatewayError):
+    """A token that is missing, forged or belongs to another rollout."""
+
+
+class ContextLengthError(GatewayError):
+    """A prompt longer than the model's context."""
+
+
+class TokenIdsError(GatewayError):
+    """An engine reply without token ids where training needs them."""
+
+
+class TrainingError(LightningError):
+    """An update that can't be made."""
+
+
+class InstrumentationError(LightningError):
+    """The OpenAI SDK offers no place to tag its requests."""

@@ -1,0 +1,75 @@
+"""What the gateway needs of an engine, and nothing more.
+
+The gateway speaks HTTP, checks tokens and records; the engine renders the chat template, samples,
+and says exactly which token ids it read and wrote. The local backend implements this in process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One chat completion as the engine sees it; everything the engine can't do was refused before."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    """None: as many as fit the context."""
+    temperature: float = 1.0
+    """0.0 is greedy."""
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    top_logprobs: int = 0
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Further template arguments (`chat_template_kwargs`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of one choice, in the order sampled."""
+
+    choice: int
+    token_ids: list[int]
+    """Ids sampled since the last delta, special and stop tokens included."""
+    logprobs: list[float]
+    """One for each id, at the temperature it was sampled with."""
+    text: str = ""
+    """Content for the app; never part of a tool call or a special token, never half a character."""
+    tool_calls: list[dict[str, Any]] | None = None
+    """Complete tool calls in OpenAI's form ({id, type, function: {name, arguments}})."""
+    top_logprobs: list[list[tuple[int, float]]] | None = None
+    """For each id the best alternatives as (id, logprob), if they were asked for."""
+    finish_reason: str | None = None
+    """"stop", "length" or "tool_calls" on the last delta of the choice."""
+
+
+class Generation(Protocol):
+    """A running chat completion: iterate over its deltas; closing it early frees the engine's slots."""
+
+    prompt_ids: list[int]
+    policy_version: int
+    """Version of the weights that answer; known once iteration has begun."""
+
+    def __aiter__(self) -> AsyncIterator[Delta]: ...
+    async def aclose(self) -> None: ...
+
+
+class Upstream(Protocol):
+    """An engine that serves the policy."""
+
+    model_name: str
+
+    async def chat(self, request: ChatRequest) -> Generation:
+        """Start a completion. Raises ContextLengthError or UnsupportedError before anything is sampled.
+
+        Waits while weights are being changed: requests are held, not refused.
+        """
+
+    def decode(self, token_id: int) -> str:
+        """The text of one token, for the `logprobs` part of a reply."""

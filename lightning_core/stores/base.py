@@ -1,0 +1,95 @@
+"""The store's contract: the only thing that runner, gateway and trainer share.
+
+Every method is one atomic operation and survives the death of its caller: what a method has
+returned from is durable (for stores that outlive the process). Implementations are equal under
+the laws in `tests/stores/test_laws.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from ..types import Attempt, Call, Metrics, ResourceVersion, Reward, Rollout, Run, Status
+
+
+class Store(Protocol):
+    """Tasks, rollouts, calls, rewards, resources and metrics of any number of runs."""
+
+    async def __aenter__(self) -> Store: ...
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    # runs ---------------------------------------------------------------------------------
+    async def put_run(self, run: Run) -> None:
+        """Insert the run, or replace the one with the same id."""
+
+    async def find_run(self, run_id: str) -> Run | None: ...
+    async def list_runs(self) -> list[Run]:
+        """Newest first."""
+
+    # the queue of rollouts ----------------------------------------------------------------
+    async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
+        """Add the rollouts whose id is new; known ids are left as they are. Returns how many were new."""
+
+    async def lease(
+        self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
+    ) -> list[Attempt]:
+        """Hand up to `limit` rollouts to `worker` for `seconds`.
+
+        Taken are queued rollouts and running ones whose lease ran out, by falling priority, then in
+        the order they were enqueued. Each gets a new attempt number. A rollout whose lease ran out
+        on its last allowed attempt becomes FAILED instead ("lease expired"). Rollouts are never
+        handed to two workers at once.
+        """
+
+    async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
+        """Extend the leases; returns those still held, the others are lost or were cancelled."""
+
+    async def finish(
+        self, attempt: Attempt, *, reward: float | None = None, error: str | None = None
+    ) -> Rollout:
+        """End an attempt: with `reward` the rollout SUCCEEDED; with `error` it is QUEUED again while
+        `attempts < max_attempts`, else FAILED. The final reward is stored as a Reward as well.
+
+        Both together (a penalised failure) end it as FAILED with that reward, without another attempt.
+        Raises LeaseLostError if the attempt is not the rollout's running one; then nothing changes,
+        except that repeating the very same finish is accepted and changes nothing.
+        """
+
+    async def cancel(self, rollout_ids: Sequence[str]) -> int:
+        """Cancel the unfinished ones among them; returns how many."""
+
+    async def release(self, attempts: Sequence[Attempt]) -> None:
+        """Give back unfinished attempts, as if they had never been leased (a clean stop)."""
+
+    async def find_rollouts(
+        self, run_id: str, *, step: int | None = None, split: str | None = None, status: Status | None = None
+    ) -> list[Rollout]:
+        """In the order they were enqueued."""
+
+    async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
+        """Those of the rollouts that are finished, once all are or `timeout` seconds have passed."""
+
+    # what happened in them ----------------------------------------------------------------
+    async def add_call(self, call: Call) -> None:
+        """Record a call; a later try under the same (rollout, attempt, id) replaces the earlier one."""
+
+    async def add_reward(self, reward: Reward) -> None: ...
+    async def get_calls(self, rollout_ids: Iterable[str]) -> dict[str, list[Call]]:
+        """Calls of the *last* attempt of each rollout, by the time they started. Every id is a key."""
+
+    async def get_rewards(self, rollout_ids: Iterable[str]) -> dict[str, list[Reward]]:
+        """Rewards of the last attempt of each rollout, in the order given. Every id is a key."""
+
+    # what is learnt -----------------------------------------------------------------------
+    async def put_resource(self, version: ResourceVersion) -> None:
+        """Insert or replace (run_id, name, version)."""
+
+    async def list_resources(self, run_id: str, name: str = "policy") -> list[ResourceVersion]:
+        """By rising version."""
+
+    async def put_metrics(self, metrics: Metrics) -> None:
+        """Insert or replace the numbers of (run_id, step)."""
+
+    async def list_metrics(self, run_id: str) -> list[Metrics]:
+        """By rising step."""

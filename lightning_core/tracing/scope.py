@@ -1,0 +1,79 @@
+"""Which rollout is running here, and which agent: two context variables.
+
+The runner opens a rollout's scope around the app; everything the app starts from there inherits
+it. `agent("name")` names the calls of a bare client. Both are read at the moment a request is
+built, in the caller's own context: attribution by identity, never by time or order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from ..types import Who
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a request made inside a rollout needs to know."""
+
+    rollout_id: str
+    attempt: int
+    gateway_url: str
+    """Base URL of the gateway, without `/v1`."""
+    token: str
+    """The API key of this attempt: it opens this rollout and no other."""
+    agents: tuple[str, ...] | None = None
+    """Names or globs of the agents being trained; None trains all."""
+
+    def trains(self, agent: str) -> bool:
+        return matches(agent, self.agents)
+
+
+def matches(agent: str, patterns: tuple[str, ...] | None) -> bool:
+    """Whether a name is one of `patterns` (names or globs); None matches every name."""
+    return patterns is None or any(fnmatchcase(agent, pattern) for pattern in patterns)
+
+
+_scope: ContextVar[Scope | None] = ContextVar("lightning_scope", default=None)
+_agent: ContextVar[Who | None] = ContextVar("lightning_agent", default=None)
+_order = itertools.count(1)
+
+
+def enter_order() -> int:
+    """A number that grows with every scope entered in this process."""
+    return next(_order)
+
+
+def current_scope() -> Scope | None:
+    """The rollout running in this context, if any."""
+    return _scope.get()
+
+
+def current_agent() -> Who | None:
+    """The innermost `agent(...)` block of this context, if any."""
+    return _agent.get()
+
+
+@contextmanager
+def rollout_scope(scope: Scope) -> Iterator[Scope]:
+    """Everything called inside belongs to that rollout."""
+    token = _scope.set(scope)
+    try:
+        yield scope
+    finally:
+        _scope.reset(token)
+
+
+@contextmanager
+def agent(name: str) -> Iterator[None]:
+    """Name the LLM calls made inside this block: `with lightning.agent("planner"): ...`."""
+    token = _agent.set(Who(agent=name, entered=enter_order(), framework="lightning"))
+    try:
+        yield
+    finally:
+        _agent.reset(token)

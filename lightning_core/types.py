@@ -1,0 +1,234 @@
+"""The words of this project as values: what is stored, sent and trained on.
+
+Stored or sent values are frozen pydantic models; values that live only inside a training step are
+frozen slotted dataclasses. `None` always means "not yet" or "not given", never a number in disguise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+Split = Literal["train", "validation"]
+UNNAMED = "unnamed"
+"""The agent of a call that nobody claimed: no plugin answered and no `agent(...)` block was open."""
+
+
+class Record(BaseModel):
+    """Base of everything that is stored or sent: frozen, and closed to unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Task(Record):
+    """One problem to solve."""
+
+    id: str = ""
+    """Stable identity; by default a hash of `input`, so the same problem is the same task."""
+    input: dict[str, JsonValue]
+    """What the app is given. Must be JSON, so that a worker in another process can have it."""
+    split: Split = "train"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_id(cls, values: Any) -> Any:
+        if isinstance(values, dict) and not values.get("id"):
+            text = json.dumps(values.get("input"), sort_keys=True, default=repr)
+            return {**values, "id": hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}
+        return values
+
+
+class Sampling(Record):
+    """Sampling settings that a rollout imposes on the calls of trained agents."""
+
+    temperature: float = Field(default=1.0, ge=0.0)
+    """1.0 samples from the policy itself, 0.0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+
+
+class Status(StrEnum):
+    """Where a rollout stands."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def finished(self) -> bool:
+        return self in (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
+
+
+class Rollout(Record):
+    """One run of the app on one task."""
+
+    id: str
+    run_id: str
+    task: Task
+    group_id: str
+    """Rollouts with the same group are compared with one another."""
+    step: int
+    """The training step that asked for it; the update of that step consumes it."""
+    split: Split = "train"
+    sampling: Sampling = Sampling()
+    priority: int = 0
+    """Higher is leased first."""
+    max_attempts: int = 1
+    status: Status = Status.QUEUED
+    attempts: int = 0
+    """Attempts started so far; the last one is the one that counts."""
+    reward: float | None = None
+    """The final reward; None until the rollout has succeeded (or was penalised)."""
+    error: str | None = None
+    """Why the last attempt failed."""
+    created_at: float = Field(default_factory=time.time)
+    finished_at: float | None = None
+
+
+class Attempt(Record):
+    """One try of a rollout by one worker, held by a lease."""
+
+    rollout: Rollout
+    number: int
+    """1 for the first try."""
+    worker: str
+    lease_until: float
+    """Unix seconds; after it the rollout may be given to another worker."""
+
+
+class Choice(Record):
+    """One sampled reply of a call (`n > 1` gives several)."""
+
+    index: int = 0
+    completion_ids: list[int] | None = None
+    """Token ids as the engine sampled them, the stop token included; None if the engine gave none."""
+    logprobs: list[float] | None = None
+    """Natural log-probability of each completion id at the temperature it was sampled with."""
+    finish_reason: str | None = None
+    message: dict[str, JsonValue] = Field(default_factory=dict)
+    """The assistant message the app was given."""
+
+
+CallStatus = Literal["completed", "cancelled", "failed"]
+
+
+class Call(Record):
+    """One recorded LLM request and its reply."""
+
+    id: str
+    """Shared by the retries of one request; the last try is the one kept."""
+    rollout_id: str | None
+    attempt: int | None
+    agent: str
+    trained: bool
+    """Whether the agent is one of those being trained."""
+    dialect: str = "chat"
+    model: str = ""
+    request: dict[str, JsonValue] = Field(default_factory=dict)
+    prompt_ids: list[int] | None = None
+    choices: list[Choice] = Field(default_factory=list)
+    temperature: float = 1.0
+    policy_version: int | None = None
+    """The version of the weights that answered."""
+    status: CallStatus = "completed"
+    error: str | None = None
+    started_at: float
+    ended_at: float
+
+
+class Reward(Record):
+    """One reward with its address: a rollout, and for an intermediate one the call it is about."""
+
+    rollout_id: str
+    attempt: int
+    value: float
+    kind: Literal["final", "intermediate"] = "final"
+    agent: str | None = None
+    call_id: str | None = None
+    source: str = "app"
+    reason: str | None = None
+    created_at: float = Field(default_factory=time.time)
+
+
+class ResourceVersion(Record):
+    """One version of something an algorithm improves: model weights or a prompt template."""
+
+    run_id: str
+    name: str = "policy"
+    version: int
+    kind: Literal["weights", "prompt"] = "weights"
+    uri: str
+    """Where the content lies: a folder for weights, the text itself for a prompt."""
+    parent: int | None = None
+    metrics: dict[str, float] = Field(default_factory=dict)
+    created_at: float = Field(default_factory=time.time)
+
+
+class Run(Record):
+    """One training run: its configuration and where its folder lies."""
+
+    id: str
+    config: dict[str, JsonValue] = Field(default_factory=dict)
+    folder: str | None = None
+    status: Literal["running", "finished", "stopped", "failed"] = "running"
+    created_at: float = Field(default_factory=time.time)
+
+
+class Metrics(Record):
+    """Numbers of one step of a run."""
+
+    run_id: str
+    step: int
+    values: dict[str, float]
+    created_at: float = Field(default_factory=time.time)
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A call as an MDP step: state `prompt_ids`, action `completion_ids`."""
+
+    rollout_id: str
+    call_id: str
+    choice: int
+    agent: str
+    trained: bool
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]
+    logprobs: Sequence[float]
+    """Log-probabilities of `completion_ids` under the policy that sampled them."""
+    policy_version: int
+    temperature: float = 1.0
+    reward: float = 0.0
+    """Sum of the intermediate rewards addressed to this call; the final reward is the trajectory's."""
+    advantage: float | None = None
+    """None = not assigned yet; 0.0 = assigned zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """The transitions of one rollout, in the order their calls started."""
+
+    rollout_id: str
+    group_id: str
+    task_id: str
+    reward: float
+    """The final reward of the rollout."""
+    transitions: tuple[Transition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """A plugin's answer to "who is calling right now?"."""
+
+    agent: str
+    entered: int = 0
+    """When the caller's innermost scope was entered (see `tracing.scope.enter_order`); the larger one is the inner one."""
+    framework: str = ""
