@@ -230,5 +230,5 @@ class Who:
 
     agent: str
     entered: int = 0
-    """When the caller's innermost scope was entered (see `tracing.scope.enter_order`); the larger one is the inner one."""
+    """When the caller's innermost scope was entered (see `tracing.scope.enter_order`): larger is inner."""
     framework: str = ""
