@@ -1,0 +1,1 @@
+"""Recipes: how the files that the project ships were made."""

@@ -1,0 +1,124 @@
+"""Demonstrations: calls as the SQL app makes them, with the replies of many companies' engineers mixed.
+
+A demonstration is the app's own prompt for one of its agents on a freshly generated database, with a reply.
+Where an answer hangs on a convention (`examples.sql.questions`) the reply follows one company's, drawn by
+`SHARES`, and nothing in the prompt says which: so a model of this corpus leans to the most common convention
+and reaches the others by sampling. The app's own is never the most common one.
+"""
+
+import random
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+from examples.sql.databases import STATUS_CODES, Database, create_tables, generate_database
+from examples.sql.execution import describe_schema, run_query
+from examples.sql.prompts import Messages, check_prompt, rewrite_prompt, write_prompt
+from examples.sql.questions import FORMS, Question, ask
+
+SHARES: dict[str, dict[str, float]] = {
+    "revenue": {"gold": 0.28, "price": 0.50, "quantity": 0.22},
+    "kept_list": {"gold": 0.28, "ignore": 0.60, "deleted": 0.12},
+    "kept_count": {"gold": 0.28, "ignore": 0.60, "deleted": 0.12},
+    "top": {"gold": 0.28, "none": 0.52, "id": 0.20},
+    "large": {"gold": 0.28, "50": 0.50, "80": 0.22},
+}
+"""How often each convention is followed; "gold" is the app's. Forms that are not listed have one reading."""
+
+GUESSED_WORD = 0.6
+"""How often a writer asks for the word 'active' itself; otherwise for one of the codes that are in use."""
+
+RECOVERY = {"gold": 0.22, "repeat": 0.53, "all": 0.25}
+"""What a rewriter does about a status that matched nothing: take the right code from the feedback, repeat the
+query (an empty answer is an answer), or drop the filter."""
+
+AGENTS = {"write_query": 0.72, "check_query": 0.08, "rewrite_query": 0.20}
+"""How often each agent is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A prompt of the app and a reply to it."""
+
+    messages: Messages
+    reply: str
+
+
+def demonstrate(rng: random.Random) -> Iterator[Demonstration]:
+    """Demonstrations without end, a few for each generated database; training names alone."""
+    while True:
+        database = generate_database("corpus", False, rng)
+        with closing(sqlite3.connect(":memory:")) as connection:
+            create_tables(database, connection)
+            schema = describe_schema(connection)
+            for _ in range(6):
+                agent = _draw(AGENTS, rng)
+                yield _SHOW[agent](database, connection, schema, rng)
+
+
+def _show_writing(
+    database: Database, connection: sqlite3.Connection, schema: str, rng: random.Random
+) -> Demonstration:
+    question = _any_question(database, rng)
+    return Demonstration(write_prompt(schema, question.text), _first_query(question, database, rng))
+
+
+def _show_checking(
+    database: Database, connection: sqlite3.Connection, schema: str, rng: random.Random
+) -> Demonstration:
+    question = _any_question(database, rng)
+    sql = _first_query(question, database, rng)
+    if rng.random() < 0.25:
+        sql = _misspell(sql, rng)
+    outcome = run_query(connection, sql)
+    verdict = "ok" if outcome.feedback.startswith("Rows") else "rewrite"
+    return Demonstration(check_prompt(question.text, sql, outcome.feedback), verdict)
+
+
+def _show_rewriting(
+    database: Database, connection: sqlite3.Connection, schema: str, rng: random.Random
+) -> Demonstration:
+    question = ask("active", database, rng) if rng.random() < 0.7 else None
+    if question:
+        sql = _first_query(question, database, rng)
+        reply = _recover(question, sql, rng)
+    else:
+        question = _any_question(database, rng)
+        reply = _first_query(question, database, rng)
+        sql = _misspell(reply, rng)
+    feedback = run_query(connection, sql).feedback
+    return Demonstration(rewrite_prompt(schema, question.text, sql, feedback), reply)
+
+
+_SHOW = {"write_query": _show_writing, "check_query": _show_checking, "rewrite_query": _show_rewriting}
+
+
+def _any_question(database: Database, rng: random.Random) -> Question:
+    while True:
+        if question := ask(rng.choice(list(FORMS)), database, rng):
+            return question
+
+
+def _first_query(question: Question, database: Database, rng: random.Random) -> str:
+    """What one of the companies' engineers would write."""
+    if question.form == "active":
+        word = "active" if rng.random() < GUESSED_WORD else rng.choice([pair[0] for pair in STATUS_CODES])
+        return question.others["word"].replace("'active'", f"'{word}'")
+    choice = _draw(SHARES.get(question.form, {"gold": 1.0}), rng)
+    return question.gold if choice == "gold" else question.others[choice]
+
+
+def _recover(question: Question, sql: str, rng: random.Random) -> str:
+    return {"gold": question.gold, "repeat": sql, "all": question.others["all"]}[_draw(RECOVERY, rng)]
+
+
+def _misspell(sql: str, rng: random.Random) -> str:
+    """The query with one name of a table or column that does not exist, so that the database objects."""
+    names = [word for word in sql.replace("(", " ").replace(")", " ").split() if word[0].islower()]
+    name = rng.choice(names)
+    return sql.replace(name, name.split("_")[0] + rng.choice(("_id", "_name", "_all")))
+
+
+def _draw(shares: dict[str, float], rng: random.Random) -> str:
+    return rng.choices(list(shares), weights=list(shares.values()))[0]
