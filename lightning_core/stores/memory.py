@@ -1,0 +1,246 @@
+"""The store of one process: plain dicts under a lock. Fast, and gone when the process ends."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from ..errors import ConfigError, NotFoundError
+from ..types import Attempt, Call, Metrics, ResourceVersion, Reward, Rollout, Run, Status
+from . import rules
+from .waiting import Waiters
+
+
+class MemoryStore:
+    """`memory://`. May be used from any thread and event loop; no operation holds the lock for long."""
+
+    def __init__(self, url: str = "memory://") -> None:
+        if url != "memory://":
+            raise ConfigError(
+                f"store {url!r} is not a memory store: write 'memory://', without anything after it"
+            )
+        self._lock = threading.Lock()
+        self._waiters = Waiters()
+        self._runs: dict[str, Run] = {}
+        self._rollouts: dict[str, Rollout] = {}
+        self._by_run: defaultdict[str, list[str]] = defaultdict(list)
+        self._places: dict[str, int] = {}
+        """Where a rollout stands in the order of arrival."""
+        self._queues: defaultdict[str, list[tuple[int, int, str]]] = defaultdict(list)
+        """For each run a heap of (-priority, place, rollout id); entries no longer queued are skipped."""
+        self._leases: dict[str, Attempt] = {}
+        self._expiries: list[tuple[float, str]] = []
+        """A heap of (lease_until, rollout id); entries older than the lease are skipped."""
+        self._calls: defaultdict[tuple[str | None, int | None], dict[str, Call]] = defaultdict(dict)
+        self._rewards: defaultdict[tuple[str, int], list[Reward]] = defaultdict(list)
+        self._resources: defaultdict[tuple[str, str], dict[int, ResourceVersion]] = defaultdict(dict)
+        self._metrics: defaultdict[str, dict[int, Metrics]] = defaultdict(dict)
+
+    async def __aenter__(self) -> MemoryStore:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        return None
+
+    # runs ---------------------------------------------------------------------------------
+    async def put_run(self, run: Run) -> None:
+        with self._lock:
+            self._runs[run.id] = run
+
+    async def find_run(self, run_id: str) -> Run | None:
+        with self._lock:
+            return self._runs.get(run_id)
+
+    async def list_runs(self) -> list[Run]:
+        with self._lock:
+            return sorted(self._runs.values(), key=lambda run: run.created_at, reverse=True)
+
+    # the queue of rollouts ----------------------------------------------------------------
+    async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
+        with self._lock:
+            before = len(self._rollouts)
+            for rollout in rollouts:
+                if rollout.id not in self._rollouts:
+                    self._places[rollout.id] = len(self._places)
+                    self._by_run[rollout.run_id].append(rollout.id)
+                    self._put(rollout)
+            return len(self._rollouts) - before
+
+    async def lease(
+        self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
+    ) -> list[Attempt]:
+        now = time.time()
+        with self._lock:
+            self._expire(now)
+            attempts: list[Attempt] = []
+            while len(attempts) < limit and (rollout := self._pop_queued(run_id)) is not None:
+                rollout = rules.started(rollout)
+                self._rollouts[rollout.id] = rollout
+                attempts.append(self._hold(rollout, worker, now + seconds))
+            return attempts
+
+    async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
+        until = time.time() + seconds
+        with self._lock:
+            held = [self._rollouts[a.rollout.id] for a in attempts if self._holds(a)]
+            return [self._hold(rollout, self._leases[rollout.id].worker, until) for rollout in held]
+
+    async def finish(
+        self, attempt: Attempt, *, reward: float | None = None, error: str | None = None
+    ) -> Rollout:
+        now = time.time()
+        with self._lock:
+            before = self._rollouts.get(attempt.rollout.id)
+            after = rules.finished(attempt, before, reward=reward, error=error, now=now)
+            if after is not before:
+                self._put(after)
+                if (final := rules.final_reward(after, now)) is not None:
+                    self._rewards[after.id, after.attempts].append(final)
+            return after
+
+    async def cancel(self, rollout_ids: Sequence[str]) -> int:
+        now = time.time()
+        with self._lock:
+            found = (self._rollouts[i] for i in dict.fromkeys(rollout_ids) if i in self._rollouts)
+            unfinished = [rollout for rollout in found if not rollout.status.finished]
+            for rollout in unfinished:
+                self._put(rules.cancelled(rollout, now))
+            return len(unfinished)
+
+    async def release(self, attempts: Sequence[Attempt]) -> None:
+        with self._lock:
+            for attempt in attempts:
+                if self._holds(attempt):
+                    self._put(rules.released(self._rollouts[attempt.rollout.id]))
+
+    async def reclaim(self, worker: str) -> int:
+        with self._lock:
+            held = [rollout_id for rollout_id, lease in self._leases.items() if lease.worker == worker]
+            for rollout_id in held:
+                self._put(rules.released(self._rollouts[rollout_id]))
+            return len(held)
+
+    async def find_rollouts(
+        self, run_id: str, *, step: int | None = None, split: str | None = None, status: Status | None = None
+    ) -> list[Rollout]:
+        with self._lock:
+            of_run = [self._rollouts[i] for i in self._by_run.get(run_id, ())]
+        return [
+            rollout
+            for rollout in of_run
+            if step in (None, rollout.step)
+            and split in (None, rollout.split)
+            and status in (None, rollout.status)
+        ]
+
+    async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
+        with self._waiters.waiting(rollout_ids) as waiter:
+            finished = self._finished(rollout_ids)
+            if len(finished) < len(rollout_ids):
+                self._waiters.finished(rollout.id for rollout in finished)
+                await waiter.sleep(timeout)
+                finished = self._finished(rollout_ids)
+            return finished
+
+    # what happened in them ----------------------------------------------------------------
+    async def add_call(self, call: Call) -> None:
+        with self._lock:
+            calls = self._calls[call.rollout_id, call.attempt]
+            calls.pop(call.id, None)
+            calls[call.id] = call
+
+    async def add_reward(self, reward: Reward) -> None:
+        rules.check_reward(reward.rollout_id, reward.value)
+        with self._lock:
+            self._rewards[reward.rollout_id, reward.attempt].append(reward)
+
+    async def get_calls(self, rollout_ids: Iterable[str]) -> dict[str, list[Call]]:
+        with self._lock:
+            calls = {i: list(self._calls.get(self._last_attempt(i), {}).values()) for i in rollout_ids}
+        return {i: sorted(found, key=lambda call: call.started_at) for i, found in calls.items()}
+
+    async def get_rewards(self, rollout_ids: Iterable[str]) -> dict[str, list[Reward]]:
+        with self._lock:
+            return {i: list(self._rewards.get(self._last_attempt(i), ())) for i in rollout_ids}
+
+    # what is learnt -----------------------------------------------------------------------
+    async def put_resource(self, version: ResourceVersion) -> None:
+        with self._lock:
+            self._resources[version.run_id, version.name][version.version] = version
+
+    async def list_resources(self, run_id: str, name: str = "policy") -> list[ResourceVersion]:
+        with self._lock:
+            versions = self._resources.get((run_id, name), {})
+            return [versions[number] for number in sorted(versions)]
+
+    async def put_metrics(self, metrics: Metrics) -> None:
+        with self._lock:
+            self._metrics[metrics.run_id][metrics.step] = metrics
+
+    async def list_metrics(self, run_id: str) -> list[Metrics]:
+        with self._lock:
+            steps = self._metrics.get(run_id, {})
+            return [steps[step] for step in sorted(steps)]
+
+    # inside the lock ----------------------------------------------------------------------
+    def _put(self, rollout: Rollout) -> None:
+        """Keep a rollout that no worker holds (any more)."""
+        self._rollouts[rollout.id] = rollout
+        self._leases.pop(rollout.id, None)
+        if rollout.status is Status.QUEUED:
+            entry = (-rollout.priority, self._places[rollout.id], rollout.id)
+            heapq.heappush(self._queues[rollout.run_id], entry)
+        elif rollout.status.finished:
+            self._waiters.finished([rollout.id])
+
+    def _hold(self, rollout: Rollout, worker: str, until: float) -> Attempt:
+        attempt = Attempt(rollout=rollout, number=rollout.attempts, worker=worker, lease_until=until)
+        self._leases[rollout.id] = attempt
+        heapq.heappush(self._expiries, (until, rollout.id))
+        return attempt
+
+    def _holds(self, attempt: Attempt) -> bool:
+        return rules.holds(attempt, self._rollouts.get(attempt.rollout.id))
+
+    def _expire(self, now: float) -> None:
+        while self._expiries and self._expiries[0][0] <= now:
+            until, rollout_id = heapq.heappop(self._expiries)
+            lease = self._leases.get(rollout_id)
+            if lease is not None and lease.lease_until == until:
+                self._put(rules.expired(self._rollouts[rollout_id], lease.worker, now))
+
+    def _pop_queued(self, run_id: str | None) -> Rollout | None:
+        """The next queued rollout of that run (of all runs), taken out of its queue."""
+        names = list(self._queues) if run_id is None else [run_id]
+        tops = [(queue[0], name) for name in names if (queue := self._live_queue(name))]
+        if not tops:
+            return None
+        (_, _, rollout_id), name = min(tops)
+        heapq.heappop(self._queues[name])
+        return self._rollouts[rollout_id]
+
+    def _live_queue(self, run_id: str) -> list[tuple[int, int, str]]:
+        """The queue of a run with a queued rollout on top; a queue without one is deleted."""
+        queue = self._queues.get(run_id, [])
+        while queue and self._rollouts[queue[0][2]].status is not Status.QUEUED:
+            heapq.heappop(queue)
+        if not queue:
+            self._queues.pop(run_id, None)
+        return queue
+
+    def _last_attempt(self, rollout_id: str) -> tuple[str, int]:
+        rollout = self._rollouts.get(rollout_id)
+        return rollout_id, rollout.attempts if rollout is not None else 0
+
+    def _finished(self, rollout_ids: Sequence[str]) -> list[Rollout]:
+        with self._lock:
+            unknown = [i for i in rollout_ids if i not in self._rollouts]
+            if unknown:
+                raise NotFoundError(
+                    f"no rollout {unknown[0]!r} in this store: enqueue it before waiting for it"
+                )
+            found = (self._rollouts[i] for i in rollout_ids)
+            return [rollout for rollout in found if rollout.status.finished]

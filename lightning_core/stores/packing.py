@@ -1,0 +1,118 @@
+"""How values become bytes in a database: numbers as little-endian arrays, the rest as JSON.
+
+Token ids are uint32 and log-probabilities float32, a quarter of their size as JSON. The JSON is
+lossless for everything a stored type can hold: integers of any size, NaN and infinities (a metric
+may be one), and lone surrogates (a model may well sample half an emoji).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic_core import PydanticSerializationError, from_json, to_json
+
+from ..errors import StoreError
+from ..types import Choice
+
+
+def dump_json(value: Any) -> bytes:
+    try:
+        return to_json(value)
+    except PydanticSerializationError:
+        return json.dumps(value).encode()
+
+
+def load_json(text: bytes) -> Any:
+    try:
+        return from_json(text)
+    except ValueError:
+        return json.loads(text)
+
+
+def pack_ids(ids: Sequence[int] | None) -> bytes | None:
+    """Token ids as uint32; None stays None."""
+    if ids is None:
+        return None
+    try:
+        return _to_bytes(array("I", ids))
+    except (OverflowError, TypeError) as error:
+        wrong = next(i for i in ids if not isinstance(i, int) or not 0 <= i < 2**32)
+        raise StoreError(f"{wrong!r} is not a token id: ids are integers from 0 to 2**32 - 1") from error
+
+
+def unpack_ids(packed: bytes | None) -> list[int] | None:
+    return None if packed is None else _from_bytes(array("I"), packed).tolist()
+
+
+def pack_logprobs(logprobs: Sequence[float] | None) -> bytes | None:
+    """Log-probabilities as float32; None stays None."""
+    return None if logprobs is None else _to_bytes(array("f", logprobs))
+
+
+def unpack_logprobs(packed: bytes | None) -> list[float] | None:
+    return None if packed is None else _from_bytes(array("f"), packed).tolist()
+
+
+def pack_choices(choices: Sequence[Choice]) -> tuple[bytes, bytes, bytes]:
+    """(JSON, token ids, log-probabilities): the numbers of all choices one after another.
+
+    The JSON keeps how many belong to each choice, or null where the engine gave none.
+    """
+    heads = [
+        {
+            "index": choice.index,
+            "finish_reason": choice.finish_reason,
+            "message": choice.message,
+            "ids": _length(choice.completion_ids),
+            "logprobs": _length(choice.logprobs),
+        }
+        for choice in choices
+    ]
+    ids = b"".join(pack_ids(choice.completion_ids) or b"" for choice in choices)
+    logprobs = b"".join(pack_logprobs(choice.logprobs) or b"" for choice in choices)
+    return dump_json(heads), ids, logprobs
+
+
+def unpack_choices(heads: bytes, ids: bytes, logprobs: bytes) -> list[Choice]:
+    choices, id_at, logprob_at = [], 0, 0
+    for head in load_json(heads):
+        some_ids, id_at = _slice(ids, id_at, head["ids"])
+        some_logprobs, logprob_at = _slice(logprobs, logprob_at, head["logprobs"])
+        choices.append(
+            Choice(
+                index=head["index"],
+                finish_reason=head["finish_reason"],
+                message=head["message"],
+                completion_ids=unpack_ids(some_ids),
+                logprobs=unpack_logprobs(some_logprobs),
+            )
+        )
+    return choices
+
+
+def _length(numbers: Sequence[float] | None) -> int | None:
+    return None if numbers is None else len(numbers)
+
+
+def _slice(packed: bytes, at: int, length: int | None) -> tuple[bytes | None, int]:
+    if length is None:
+        return None, at
+    end = at + 4 * length
+    return packed[at:end], end
+
+
+def _to_bytes(numbers: array[Any]) -> bytes:
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _from_bytes(numbers: array[Any], packed: bytes) -> array[Any]:
+    numbers.frombytes(packed)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers

@@ -1,0 +1,108 @@
+"""What each operation does to a rollout: pure functions, the same for every store.
+
+A store finds the rollout, asks here what becomes of it, and writes the answer in one atomic step.
+So the rules stand in one place and the stores differ only in how they keep and find things.
+
+Attempt numbers are never used twice, so (rollout id, number) names one try for ever: whoever holds
+an older number has lost the lease, and calls recorded late can't be taken for those of a newer try.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..errors import LeaseLostError, RewardError, StoreError
+from ..types import Attempt, Reward, Rollout, Status
+
+LEASE_EXPIRED = "lease expired"
+
+
+def started(rollout: Rollout) -> Rollout:
+    """The rollout once a worker has leased it."""
+    return rollout.model_copy(update={"status": Status.RUNNING, "attempts": rollout.attempts + 1})
+
+
+def expired(rollout: Rollout, worker: str | None, now: float) -> Rollout:
+    """The rollout after its lease ran out: queued again, or failed on its last attempt."""
+    if rollout.attempts < rollout.max_attempts:
+        return rollout.model_copy(update={"status": Status.QUEUED})
+    error = f"{LEASE_EXPIRED}: worker {worker!r} stopped answering on attempt {rollout.attempts}"
+    return _ended(rollout, Status.FAILED, now, error=error)
+
+
+def released(rollout: Rollout) -> Rollout:
+    """The rollout after its attempt was given back: queued, with as many attempts left as before."""
+    return rollout.model_copy(update={"status": Status.QUEUED, "max_attempts": rollout.max_attempts + 1})
+
+
+def cancelled(rollout: Rollout, now: float) -> Rollout:
+    """The rollout after it was cancelled."""
+    return _ended(rollout, Status.CANCELLED, now, error=rollout.error)
+
+
+def holds(attempt: Attempt, rollout: Rollout | None) -> bool:
+    """Whether the attempt is the rollout's running one."""
+    return rollout is not None and rollout.status is Status.RUNNING and rollout.attempts == attempt.number
+
+
+def finished(
+    attempt: Attempt, rollout: Rollout | None, *, reward: float | None, error: str | None, now: float
+) -> Rollout:
+    """The rollout after its attempt ended; the very same object if this finish is a repetition.
+
+    Raises LeaseLostError if the attempt is not the running one.
+    """
+    if reward is None and error is None:
+        raise StoreError(f"finish of rollout {attempt.rollout.id!r} needs a reward, an error or both")
+    if reward is not None:
+        check_reward(attempt.rollout.id, reward)
+    if rollout is not None and _repeats(attempt, rollout, reward, error):
+        return rollout
+    if rollout is None or not holds(attempt, rollout):
+        raise _lost(attempt, rollout)
+    if error is None:
+        return _ended(rollout, Status.SUCCEEDED, now, reward=reward)
+    if reward is None and rollout.attempts < rollout.max_attempts:
+        return rollout.model_copy(update={"status": Status.QUEUED, "error": error})
+    return _ended(rollout, Status.FAILED, now, reward=reward, error=error)
+
+
+def final_reward(rollout: Rollout, now: float) -> Reward | None:
+    """The Reward to record beside a rollout that just finished, if it has one."""
+    if rollout.reward is None:
+        return None
+    return Reward(
+        rollout_id=rollout.id,
+        attempt=rollout.attempts,
+        value=rollout.reward,
+        source="app" if rollout.status is Status.SUCCEEDED else "penalty",
+        created_at=now,
+    )
+
+
+def check_reward(rollout_id: str, value: float) -> None:
+    """Raise RewardError unless the value is finite: a NaN would poison every baseline it enters."""
+    if not math.isfinite(value):
+        raise RewardError(f"reward {value!r} of rollout {rollout_id!r} is not a finite number")
+
+
+def _ended(
+    rollout: Rollout, status: Status, now: float, *, reward: float | None = None, error: str | None = None
+) -> Rollout:
+    return rollout.model_copy(update={"status": status, "reward": reward, "error": error, "finished_at": now})
+
+
+def _repeats(attempt: Attempt, rollout: Rollout, reward: float | None, error: str | None) -> bool:
+    over = rollout.status in (Status.SUCCEEDED, Status.FAILED, Status.QUEUED)
+    return over and (rollout.attempts, rollout.reward, rollout.error) == (attempt.number, reward, error)
+
+
+def _lost(attempt: Attempt, rollout: Rollout | None) -> LeaseLostError:
+    if rollout is None:
+        state = "is not in the store"
+    else:
+        state = f"is {rollout.status.value} after {rollout.attempts} attempts"
+    return LeaseLostError(
+        f"attempt {attempt.number} by {attempt.worker!r} no longer holds rollout {attempt.rollout.id!r}, "
+        f"which {state}: drop its result"
+    )

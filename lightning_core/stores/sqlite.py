@@ -1,0 +1,237 @@
+"""The store in one SQLite file: the default. Several processes of one machine may share it.
+
+What a method has returned from survives `kill -9` of every process (not a power loss, see
+`sqlite_file`). Writes go through one thread and reads through another, each with its connection, so
+reading a big batch never holds up the recording of a call.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TypeVar
+
+from ..errors import NotFoundError
+from ..types import Attempt, Call, Metrics, ResourceVersion, Reward, Rollout, Run, Status
+from . import rules, sqlite_queue
+from . import sqlite_rows as rows
+from .sqlite_file import path_of
+from .sqlite_thread import SqliteThread
+from .waiting import Waiters
+
+T = TypeVar("T")
+
+POLL_SECONDS = 0.25
+"""How often a waiting trainer looks for rollouts that another process has finished."""
+
+OF_LAST_ATTEMPT = (
+    " AS item JOIN rollouts ON rollouts.id = item.rollout_id AND rollouts.attempts = item.attempt"
+    " WHERE rollouts.id IN (SELECT value FROM json_each(?)) ORDER BY"
+)
+
+
+class SqliteStore:
+    """`sqlite:///runs.db` (relative) or `sqlite:////data/runs.db` (absolute)."""
+
+    def __init__(self, url: str, *, busy_seconds: float = 30.0) -> None:
+        """`busy_seconds`: how long to wait for another process that is writing."""
+        self.path = path_of(url)
+        self._writer = SqliteThread(self.path, writes=True, busy_seconds=busy_seconds)
+        self._reader = SqliteThread(self.path, writes=False, busy_seconds=busy_seconds)
+        self._waiters = Waiters()
+
+    async def __aenter__(self) -> SqliteStore:
+        await self._writer.open()
+        try:
+            await self._reader.open()
+        except BaseException:
+            await self._writer.close()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._writer.close()
+        await self._reader.close()
+
+    # runs ---------------------------------------------------------------------------------
+    async def put_run(self, run: Run) -> None:
+        await self._insert("runs", rows.RUN, rows.run_row(run), otherwise="OR REPLACE")
+
+    async def find_run(self, run_id: str) -> Run | None:
+        runs = await self._select(rows.to_run, f"SELECT {rows.RUN} FROM runs WHERE id = ?", run_id)
+        return runs[0] if runs else None
+
+    async def list_runs(self) -> list[Run]:
+        return await self._select(rows.to_run, f"SELECT {rows.RUN} FROM runs ORDER BY created_at DESC, rowid")
+
+    # the queue of rollouts ----------------------------------------------------------------
+    async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
+        new = [rows.rollout_row(rollout) for rollout in rollouts]
+        statement = rows.insert("rollouts", rows.ROLLOUT, otherwise="OR IGNORE")
+
+        def operation(connection: sqlite3.Connection) -> int:
+            before = connection.total_changes
+            connection.executemany(statement, new)
+            return connection.total_changes - before
+
+        return await self._writer.run(operation)
+
+    async def lease(
+        self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
+    ) -> list[Attempt]:
+        if limit <= 0 or not await self._has_work(run_id):
+            return []
+
+        def operation(connection: sqlite3.Connection) -> tuple[list[Attempt], list[str]]:
+            now = time.time()
+            failed = sqlite_queue.expire(connection, now)
+            started = [rules.started(rollout) for rollout in sqlite_queue.queued(connection, run_id, limit)]
+            sqlite_queue.save(connection, started, worker, now + seconds)
+            return [rows.attempt(rollout, worker, now + seconds) for rollout in started], failed
+
+        attempts, failed = await self._writer.run(operation)
+        self._waiters.finished(failed)
+        return attempts
+
+    async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
+        def operation(connection: sqlite3.Connection) -> list[Attempt]:
+            until = time.time() + seconds
+            held = sqlite_queue.held(connection, attempts)
+            extended = [(until, attempt.rollout.id) for attempt, _ in held]
+            connection.executemany("UPDATE rollouts SET lease_until = ? WHERE id = ?", extended)
+            return [rows.attempt(rollout, attempt.worker, until) for attempt, rollout in held]
+
+        return await self._writer.run(operation) if attempts else []
+
+    async def finish(
+        self, attempt: Attempt, *, reward: float | None = None, error: str | None = None
+    ) -> Rollout:
+        def operation(connection: sqlite3.Connection) -> Rollout:
+            now = time.time()
+            before = sqlite_queue.find(connection, [attempt.rollout.id]).get(attempt.rollout.id)
+            after = rules.finished(attempt, before, reward=reward, error=error, now=now)
+            if after is not before:
+                sqlite_queue.save(connection, [after])
+                if (final := rules.final_reward(after, now)) is not None:
+                    connection.execute(rows.insert("rewards", rows.REWARD), rows.reward_row(final))
+            return after
+
+        rollout = await self._writer.run(operation)
+        if rollout.status.finished:
+            self._waiters.finished([rollout.id])
+        return rollout
+
+    async def cancel(self, rollout_ids: Sequence[str]) -> int:
+        def operation(connection: sqlite3.Connection) -> list[str]:
+            now = time.time()
+            found = sqlite_queue.find(connection, rollout_ids).values()
+            cancelled = [rules.cancelled(rollout, now) for rollout in found if not rollout.status.finished]
+            sqlite_queue.save(connection, cancelled)
+            return [rollout.id for rollout in cancelled]
+
+        cancelled = await self._writer.run(operation)
+        self._waiters.finished(cancelled)
+        return len(cancelled)
+
+    async def release(self, attempts: Sequence[Attempt]) -> None:
+        def operation(connection: sqlite3.Connection) -> None:
+            sqlite_queue.save(
+                connection,
+                [rules.released(rollout) for _, rollout in sqlite_queue.held(connection, attempts)],
+            )
+
+        if attempts:
+            await self._writer.run(operation)
+
+    async def reclaim(self, worker: str) -> int:
+        def operation(connection: sqlite3.Connection) -> int:
+            found = sqlite_queue.held_by(connection, worker)
+            sqlite_queue.save(connection, [rules.released(rollout) for rollout in found])
+            return len(found)
+
+        return await self._writer.run(operation)
+
+    async def find_rollouts(
+        self, run_id: str, *, step: int | None = None, split: str | None = None, status: Status | None = None
+    ) -> list[Rollout]:
+        given = {"run_id": run_id, "step": step, "split": split, "status": status}
+        wanted = {column: value for column, value in given.items() if value is not None}
+        where = " AND ".join(f"{column} = ?" for column in wanted)
+        query = f"SELECT {rows.ROLLOUT} FROM rollouts WHERE {where} ORDER BY seq"
+        return await self._select(rows.to_rollout, query, *wanted.values())
+
+    async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        unfinished = set(rollout_ids)
+        with self._waiters.waiting(rollout_ids) as waiter:
+            while unfinished := await self._unfinished(unfinished):
+                self._waiters.finished(set(rollout_ids) - unfinished)
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                await waiter.sleep(min(left, POLL_SECONDS))
+        found = await self._reader.run(lambda connection: sqlite_queue.find(connection, rollout_ids))
+        return [found[i] for i in rollout_ids if found[i].status.finished]
+
+    # what happened in them ----------------------------------------------------------------
+    async def add_call(self, call: Call) -> None:
+        await self._insert("calls", rows.CALL, rows.call_row(call), otherwise="OR REPLACE")
+
+    async def add_reward(self, reward: Reward) -> None:
+        rules.check_reward(reward.rollout_id, reward.value)
+        await self._insert("rewards", rows.REWARD, rows.reward_row(reward))
+
+    async def get_calls(self, rollout_ids: Iterable[str]) -> dict[str, list[Call]]:
+        calls: dict[str, list[Call]] = {rollout_id: [] for rollout_id in rollout_ids}
+        query = f"SELECT {rows.of('item', rows.CALL)} FROM calls{OF_LAST_ATTEMPT} item.started_at, item.rowid"
+        for call in await self._select(rows.to_call, query, sqlite_queue.json_list(calls)):
+            calls[str(call.rollout_id)].append(call)
+        return calls
+
+    async def get_rewards(self, rollout_ids: Iterable[str]) -> dict[str, list[Reward]]:
+        rewards: dict[str, list[Reward]] = {rollout_id: [] for rollout_id in rollout_ids}
+        query = f"SELECT {rows.of('item', rows.REWARD)} FROM rewards{OF_LAST_ATTEMPT} item.rowid"
+        for reward in await self._select(rows.to_reward, query, sqlite_queue.json_list(rewards)):
+            rewards[reward.rollout_id].append(reward)
+        return rewards
+
+    # what is learnt -----------------------------------------------------------------------
+    async def put_resource(self, version: ResourceVersion) -> None:
+        await self._insert("resources", rows.RESOURCE, rows.resource_row(version), otherwise="OR REPLACE")
+
+    async def list_resources(self, run_id: str, name: str = "policy") -> list[ResourceVersion]:
+        query = f"SELECT {rows.RESOURCE} FROM resources WHERE run_id = ? AND name = ? ORDER BY version"
+        return await self._select(rows.to_resource, query, run_id, name)
+
+    async def put_metrics(self, metrics: Metrics) -> None:
+        await self._insert("metrics", rows.METRICS, rows.metrics_row(metrics), otherwise="OR REPLACE")
+
+    async def list_metrics(self, run_id: str) -> list[Metrics]:
+        query = f"SELECT {rows.METRICS} FROM metrics WHERE run_id = ? ORDER BY step"
+        return await self._select(rows.to_metrics, query, run_id)
+
+    # ways to the threads ------------------------------------------------------------------
+    async def _insert(self, table: str, columns: str, row: rows.Row, *, otherwise: str = "") -> None:
+        statement = rows.insert(table, columns, otherwise=otherwise)
+        await self._writer.run(lambda connection: connection.execute(statement, row).close())
+
+    async def _select(self, to_value: Callable[[rows.Row], T], query: str, *arguments: object) -> list[T]:
+        return await self._reader.run(
+            lambda connection: [to_value(row) for row in connection.execute(query, arguments)]
+        )
+
+    async def _has_work(self, run_id: str | None) -> bool:
+        return await self._reader.run(
+            lambda connection: sqlite_queue.has_work(connection, run_id, time.time())
+        )
+
+    async def _unfinished(self, rollout_ids: Collection[str]) -> set[str]:
+        statuses = await self._reader.run(lambda connection: sqlite_queue.statuses(connection, rollout_ids))
+        unknown = set(rollout_ids) - statuses.keys()
+        if unknown:
+            raise NotFoundError(
+                f"no rollout {min(unknown)!r} in {str(self.path)!r}: enqueue it before waiting for it"
+            )
+        return {rollout_id for rollout_id, status in statuses.items() if not status.finished}

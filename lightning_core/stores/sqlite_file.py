@@ -1,0 +1,152 @@
+"""Opening the file of a SQLite store, and its errors in words.
+
+A file is either ours, with the schema this version writes, or it is refused: another program's
+tables are left alone, and a newer schema is not guessed at.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+
+from ..errors import ConfigError, StoreError
+
+SCHEMA_VERSION = 1
+
+SCHEMA = (
+    "CREATE TABLE schema_version (version INTEGER NOT NULL)",
+    "CREATE TABLE runs (id TEXT PRIMARY KEY, config BLOB NOT NULL, folder TEXT, status TEXT NOT NULL,"
+    " created_at REAL NOT NULL)",
+    # `seq` is the order of arrival; the partial indexes hold only what `lease` looks for, so it costs
+    # the same however many rollouts have ended.
+    "CREATE TABLE rollouts (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,"
+    " run_id TEXT NOT NULL, task BLOB NOT NULL, group_id TEXT NOT NULL, step INTEGER NOT NULL,"
+    " split TEXT NOT NULL, sampling BLOB NOT NULL, priority INTEGER NOT NULL,"
+    " max_attempts INTEGER NOT NULL, status TEXT NOT NULL, attempts INTEGER NOT NULL, reward REAL,"
+    " error TEXT, created_at REAL NOT NULL, finished_at REAL, worker TEXT, lease_until REAL)",
+    "CREATE INDEX rollouts_of_run ON rollouts (run_id, step, seq)",
+    "CREATE INDEX rollouts_queued ON rollouts (priority DESC, seq) WHERE status = 'queued'",
+    "CREATE INDEX rollouts_queued_of_run ON rollouts (run_id, priority DESC, seq) WHERE status = 'queued'",
+    "CREATE INDEX rollouts_leased ON rollouts (lease_until) WHERE status = 'running'",
+    # A call outside any rollout has rollout_id '' and attempt 0: NULL never equals NULL in a key.
+    "CREATE TABLE calls (rollout_id TEXT NOT NULL, attempt INTEGER NOT NULL, id TEXT NOT NULL,"
+    " agent TEXT NOT NULL, trained INTEGER NOT NULL, dialect TEXT NOT NULL, model TEXT NOT NULL,"
+    " temperature REAL NOT NULL, policy_version INTEGER, status TEXT NOT NULL, error TEXT,"
+    " started_at REAL NOT NULL, ended_at REAL NOT NULL, request BLOB NOT NULL, prompt_ids BLOB,"
+    " choices BLOB NOT NULL, completion_ids BLOB NOT NULL, logprobs BLOB NOT NULL,"
+    " PRIMARY KEY (rollout_id, attempt, id))",
+    "CREATE TABLE rewards (rollout_id TEXT NOT NULL, attempt INTEGER NOT NULL, value REAL NOT NULL,"
+    " kind TEXT NOT NULL, agent TEXT, call_id TEXT, source TEXT NOT NULL, reason TEXT,"
+    " created_at REAL NOT NULL)",
+    "CREATE INDEX rewards_of_attempt ON rewards (rollout_id, attempt)",
+    "CREATE TABLE resources (run_id TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL,"
+    " kind TEXT NOT NULL, uri TEXT NOT NULL, parent INTEGER, metrics BLOB NOT NULL,"
+    " created_at REAL NOT NULL, PRIMARY KEY (run_id, name, version))",
+    "CREATE TABLE metrics (run_id TEXT NOT NULL, step INTEGER NOT NULL, numbers BLOB NOT NULL,"
+    " created_at REAL NOT NULL, PRIMARY KEY (run_id, step))",
+)
+
+
+def path_of(url: str) -> Path:
+    """The file a store URL names: `sqlite:///runs.db` is relative, `sqlite:////data/runs.db` absolute."""
+    prefix = "sqlite:///"
+    name = url.removeprefix(prefix)
+    if not url.startswith(prefix) or not name or name.endswith("/"):
+        raise ConfigError(
+            f"store {url!r} names no SQLite file: write 'sqlite:///runs.db' or 'sqlite:////data/runs.db'"
+        )
+    if name == ":memory:":
+        raise ConfigError(f"store {url!r} can't be shared between connections: write 'memory://'")
+    if "?" in name:
+        raise ConfigError(f"store {url!r} has options after '?', and a SQLite store takes none")
+    return Path(name).absolute()
+
+
+def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
+    """An open connection to a file with the schema; made if it is not there yet."""
+    if not path.parent.is_dir():
+        raise StoreError(f"can't open the store {str(path)!r}: make the folder {str(path.parent)!r} first")
+    try:
+        connection = sqlite3.connect(path, busy_seconds, isolation_level=None, check_same_thread=False)
+    except sqlite3.Error as error:
+        raise in_words(error, path, busy_seconds) from error
+    try:
+        _prepare(connection, path, busy_seconds)
+    except sqlite3.Error as error:
+        connection.close()
+        raise in_words(error, path, busy_seconds) from error
+    except StoreError:
+        connection.close()
+        raise
+    return connection
+
+
+def in_words(error: sqlite3.Error, path: Path, busy_seconds: float) -> StoreError:
+    """What an SQLite error means for the user: what happened, to which file, what to do next."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    said = {
+        sqlite3.SQLITE_BUSY: f"is locked: another process held it for {busy_seconds:g} s; end that process",
+        sqlite3.SQLITE_READONLY: "can't be written: make file and folder writable, or use another path",
+        sqlite3.SQLITE_FULL: "has no room: free some disk space; what was recorded before is kept",
+        sqlite3.SQLITE_IOERR: "can't be read or written by the disk: check its space and health",
+        sqlite3.SQLITE_CANTOPEN: "can't be opened: it must be a file that you may read and write",
+        sqlite3.SQLITE_NOTADB: "is not a SQLite database: use another path",
+        sqlite3.SQLITE_CORRUPT: "is damaged: restore it from a copy, or use another path",
+    }.get(code, "refused an operation")
+    return StoreError(f"the store {str(path)!r} {said} ({error})")
+
+
+def _prepare(connection: sqlite3.Connection, path: Path, busy_seconds: float) -> None:
+    _switch_to_wal(connection, path, busy_seconds)
+    # In WAL mode NORMAL survives the death of any process at any moment; only a power loss or a
+    # kernel crash may undo the last transactions (never damage the file). FULL costs an fsync each.
+    connection.execute("PRAGMA synchronous = NORMAL")
+    if _version(connection) is None:
+        connection.execute("BEGIN IMMEDIATE")
+        if _version(connection) is None:  # another process may have been first
+            _create(connection, path)
+        connection.execute("COMMIT")
+    version = _version(connection)
+    if version != SCHEMA_VERSION:
+        raise StoreError(
+            f"the store {str(path)!r} has schema version {version}, this program reads {SCHEMA_VERSION}: "
+            "use the program that wrote it, or another path"
+        )
+
+
+def _switch_to_wal(connection: sqlite3.Connection, path: Path, busy_seconds: float) -> None:
+    """Readers beside a writer need WAL. The switch doesn't wait for locks by itself, so it is repeated."""
+    deadline = time.monotonic() + busy_seconds
+    while True:
+        try:
+            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            break
+    if mode != "wal":
+        raise StoreError(
+            f"the store {str(path)!r} can't use a write-ahead log (mode {mode!r}): "
+            "make it writable and keep it on a local disk, not on a network share"
+        )
+
+
+def _version(connection: sqlite3.Connection) -> int | None:
+    """The schema version of the file; None if it has no such table."""
+    tables = "SELECT 1 FROM sqlite_schema WHERE name = 'schema_version'"
+    if connection.execute(tables).fetchone() is None:
+        return None
+    row = connection.execute("SELECT version FROM schema_version").fetchone()
+    return None if row is None else int(row[0])
+
+
+def _create(connection: sqlite3.Connection, path: Path) -> None:
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    if tables:
+        raise StoreError(f"{str(path)!r} is the database of another program: use another path for the store")
+    for statement in SCHEMA:
+        connection.execute(statement)
+    connection.execute("INSERT INTO schema_version VALUES (?)", (SCHEMA_VERSION,))

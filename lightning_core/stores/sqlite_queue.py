@@ -1,0 +1,107 @@
+"""Finding and changing rollouts in the SQLite schema, inside somebody's transaction.
+
+The rules say what becomes of a rollout; here is only which rows are looked at, each by an index.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+
+from ..types import Attempt, Rollout, Status
+from . import rules
+from .packing import dump_json
+from .sqlite_rows import ROLLOUT, to_rollout
+
+SAVE = (
+    "UPDATE rollouts SET status = ?, attempts = ?, max_attempts = ?, reward = ?, error = ?, finished_at = ?,"
+    " worker = ?, lease_until = ? WHERE id = ?"
+)
+AMONG = "id IN (SELECT value FROM json_each(?))"
+
+
+def find(connection: sqlite3.Connection, rollout_ids: Iterable[str]) -> dict[str, Rollout]:
+    """The rollouts that are stored under these ids, by id."""
+    query = f"SELECT {ROLLOUT} FROM rollouts WHERE {AMONG}"
+    return {row[0]: to_rollout(row) for row in connection.execute(query, (json_list(rollout_ids),))}
+
+
+def statuses(connection: sqlite3.Connection, rollout_ids: Iterable[str]) -> dict[str, Status]:
+    """How the rollouts stand, without reading them whole."""
+    query = f"SELECT id, status FROM rollouts WHERE {AMONG}"
+    return {row[0]: Status(row[1]) for row in connection.execute(query, (json_list(rollout_ids),))}
+
+
+def held(connection: sqlite3.Connection, attempts: Sequence[Attempt]) -> list[tuple[Attempt, Rollout]]:
+    """Those of the attempts that are their rollout's running one, each with its rollout."""
+    rollouts = find(connection, [attempt.rollout.id for attempt in attempts])
+    pairs = [(attempt, rollouts.get(attempt.rollout.id)) for attempt in attempts]
+    return [(attempt, rollout) for attempt, rollout in pairs if rollout and rules.holds(attempt, rollout)]
+
+
+def held_by(connection: sqlite3.Connection, worker: str) -> list[Rollout]:
+    """The running rollouts of that worker."""
+    query = f"SELECT {ROLLOUT} FROM rollouts WHERE status = 'running' AND worker = ?"
+    return [to_rollout(row) for row in connection.execute(query, (worker,))]
+
+
+def has_work(connection: sqlite3.Connection, run_id: str | None, now: float) -> bool:
+    """Whether a lease would find anything: asked without the write lock, as idle workers ask often."""
+    query = (
+        f"SELECT EXISTS (SELECT 1 FROM rollouts WHERE {_queued_of(run_id)})"
+        " OR EXISTS (SELECT 1 FROM rollouts WHERE status = 'running' AND lease_until <= ?)"
+    )
+    (found,) = connection.execute(query, (*_given(run_id), now)).fetchone()
+    return bool(found)
+
+
+def queued(connection: sqlite3.Connection, run_id: str | None, limit: int) -> list[Rollout]:
+    """The next queued rollouts of that run (of all runs)."""
+    query = f"SELECT {ROLLOUT} FROM rollouts WHERE {_queued_of(run_id)} ORDER BY priority DESC, seq LIMIT ?"
+    return [to_rollout(row) for row in connection.execute(query, (*_given(run_id), limit))]
+
+
+def expire(connection: sqlite3.Connection, now: float) -> list[str]:
+    """End the leases that ran out; returns the rollouts that have failed by it."""
+    query = f"SELECT {ROLLOUT}, worker FROM rollouts WHERE status = 'running' AND lease_until <= ?"
+    rows = connection.execute(query, (now,)).fetchall()
+    rollouts = [rules.expired(to_rollout(row), row[-1], now) for row in rows]
+    save(connection, rollouts)
+    return [rollout.id for rollout in rollouts if rollout.status.finished]
+
+
+def save(
+    connection: sqlite3.Connection,
+    rollouts: Sequence[Rollout],
+    worker: str | None = None,
+    lease_until: float | None = None,
+) -> None:
+    """Write what can change of the rollouts, held by `worker` or by nobody."""
+    changed = [
+        (
+            rollout.status.value,
+            rollout.attempts,
+            rollout.max_attempts,
+            rollout.reward,
+            rollout.error,
+            rollout.finished_at,
+            worker,
+            lease_until,
+            rollout.id,
+        )
+        for rollout in rollouts
+    ]
+    connection.executemany(SAVE, changed)
+
+
+def json_list(values: Iterable[str]) -> str:
+    """Any number of values as one argument, for `json_each`."""
+    return dump_json(list(values)).decode()
+
+
+def _queued_of(run_id: str | None) -> str:
+    return "status = 'queued'" if run_id is None else "status = 'queued' AND run_id = ?"
+
+
+def _given(run_id: str | None) -> tuple[str, ...]:
+    return () if run_id is None else (run_id,)

@@ -1,0 +1,195 @@
+"""Stored values as rows of the SQLite schema, and back.
+
+The columns of each table are written down once, here, in the order of the tuples.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from ..types import Attempt, Call, Metrics, ResourceVersion, Reward, Rollout, Run, Sampling, Status, Task
+from .packing import (
+    dump_json,
+    load_json,
+    pack_choices,
+    pack_ids,
+    unpack_choices,
+    unpack_ids,
+)
+
+Row = tuple[Any, ...]
+
+ROLLOUT = (
+    "id, run_id, task, group_id, step, split, sampling, priority, max_attempts, status, attempts,"
+    " reward, error, created_at, finished_at"
+)
+CALL = (
+    "rollout_id, attempt, id, agent, trained, dialect, model, temperature, policy_version, status, error,"
+    " started_at, ended_at, request, prompt_ids, choices, completion_ids, logprobs"
+)
+REWARD = "rollout_id, attempt, value, kind, agent, call_id, source, reason, created_at"
+RUN = "id, config, folder, status, created_at"
+RESOURCE = "run_id, name, version, kind, uri, parent, metrics, created_at"
+METRICS = "run_id, step, numbers, created_at"
+
+
+def insert(table: str, columns: str, *, otherwise: str = "") -> str:
+    """INSERT statement for rows of these columns; `otherwise` is "OR REPLACE" or "OR IGNORE"."""
+    marks = ", ".join("?" * (columns.count(",") + 1))
+    return f"INSERT {otherwise} INTO {table} ({columns}) VALUES ({marks})"
+
+
+def of(table: str, columns: str) -> str:
+    """The columns, each with the name of its table."""
+    return ", ".join(f"{table}.{column.strip()}" for column in columns.split(","))
+
+
+def attempt(rollout: Rollout, worker: str, lease_until: float) -> Attempt:
+    return Attempt(rollout=rollout, number=rollout.attempts, worker=worker, lease_until=lease_until)
+
+
+def rollout_row(rollout: Rollout) -> Row:
+    return (
+        rollout.id,
+        rollout.run_id,
+        dump_json(rollout.task.model_dump()),
+        rollout.group_id,
+        rollout.step,
+        rollout.split,
+        dump_json(rollout.sampling.model_dump()),
+        rollout.priority,
+        rollout.max_attempts,
+        rollout.status.value,
+        rollout.attempts,
+        rollout.reward,
+        rollout.error,
+        rollout.created_at,
+        rollout.finished_at,
+    )
+
+
+def to_rollout(row: sqlite3.Row | Row) -> Rollout:
+    """From the columns of `ROLLOUT`, in that order."""
+    return Rollout(
+        id=row[0],
+        run_id=row[1],
+        task=Task(**load_json(row[2])),
+        group_id=row[3],
+        step=row[4],
+        split=row[5],
+        sampling=Sampling(**load_json(row[6])),
+        priority=row[7],
+        max_attempts=row[8],
+        status=Status(row[9]),
+        attempts=row[10],
+        reward=row[11],
+        error=row[12],
+        created_at=row[13],
+        finished_at=row[14],
+    )
+
+
+def call_row(call: Call) -> Row:
+    return (
+        call.rollout_id or "",
+        call.attempt or 0,
+        call.id,
+        call.agent,
+        call.trained,
+        call.dialect,
+        call.model,
+        call.temperature,
+        call.policy_version,
+        call.status,
+        call.error,
+        call.started_at,
+        call.ended_at,
+        dump_json(call.request),
+        pack_ids(call.prompt_ids),
+        *pack_choices(call.choices),
+    )
+
+
+def to_call(row: Row) -> Call:
+    """From the columns of `CALL`, in that order."""
+    return Call(
+        rollout_id=row[0] or None,
+        attempt=row[1] or None,
+        id=row[2],
+        agent=row[3],
+        trained=bool(row[4]),
+        dialect=row[5],
+        model=row[6],
+        temperature=row[7],
+        policy_version=row[8],
+        status=row[9],
+        error=row[10],
+        started_at=row[11],
+        ended_at=row[12],
+        request=load_json(row[13]),
+        prompt_ids=unpack_ids(row[14]),
+        choices=unpack_choices(row[15], row[16], row[17]),
+    )
+
+
+def reward_row(reward: Reward) -> Row:
+    return (
+        reward.rollout_id,
+        reward.attempt,
+        reward.value,
+        reward.kind,
+        reward.agent,
+        reward.call_id,
+        reward.source,
+        reward.reason,
+        reward.created_at,
+    )
+
+
+def to_reward(row: Row) -> Reward:
+    """From the columns of `REWARD`, in that order."""
+    names = ("rollout_id", "attempt", "value", "kind", "agent", "call_id", "source", "reason", "created_at")
+    return Reward(**dict(zip(names, row, strict=True)))
+
+
+def run_row(run: Run) -> Row:
+    return run.id, dump_json(run.config), run.folder, run.status, run.created_at
+
+
+def to_run(row: Row) -> Run:
+    return Run(id=row[0], config=load_json(row[1]), folder=row[2], status=row[3], created_at=row[4])
+
+
+def resource_row(version: ResourceVersion) -> Row:
+    return (
+        version.run_id,
+        version.name,
+        version.version,
+        version.kind,
+        version.uri,
+        version.parent,
+        dump_json(version.metrics),
+        version.created_at,
+    )
+
+
+def to_resource(row: Row) -> ResourceVersion:
+    return ResourceVersion(
+        run_id=row[0],
+        name=row[1],
+        version=row[2],
+        kind=row[3],
+        uri=row[4],
+        parent=row[5],
+        metrics=load_json(row[6]),
+        created_at=row[7],
+    )
+
+
+def metrics_row(metrics: Metrics) -> Row:
+    return metrics.run_id, metrics.step, dump_json(metrics.values), metrics.created_at
+
+
+def to_metrics(row: Row) -> Metrics:
+    return Metrics(run_id=row[0], step=row[1], values=load_json(row[2]), created_at=row[3])

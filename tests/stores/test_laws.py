@@ -1,0 +1,590 @@
+"""The laws every store keeps, whatever it is made of."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from threading import Thread
+
+import pytest
+from pydantic import JsonValue
+
+from lightning_core.errors import LeaseLostError, NotFoundError, RewardError, StoreError
+from lightning_core.stores.base import Store
+from lightning_core.types import (
+    Attempt,
+    Call,
+    Choice,
+    Metrics,
+    ResourceVersion,
+    Reward,
+    Rollout,
+    Run,
+    Sampling,
+    Status,
+    Task,
+)
+
+LONG = 60.0
+GONE = -1.0
+"""A lease of this many seconds has run out when it is given."""
+
+
+def rollout(name: str, **fields: object) -> Rollout:
+    given = {"run_id": "run", "group_id": "g", "step": 0, "task": Task(input={"q": name}), **fields}
+    return Rollout.model_validate({"id": name, **given})
+
+
+def call(name: str, attempt: Attempt, *, started: float = 1.0, **fields: object) -> Call:
+    given = {"agent": "writer", "trained": True, "started_at": started, "ended_at": started + 1, **fields}
+    return Call.model_validate(
+        {"id": name, "rollout_id": attempt.rollout.id, "attempt": attempt.number, **given}
+    )
+
+
+async def lease_one(store: Store, worker: str = "w", seconds: float = LONG) -> Attempt:
+    (attempt,) = await store.lease(worker, 1, seconds)
+    return attempt
+
+
+async def find(store: Store, name: str) -> Rollout:
+    (found,) = [one for one in await store.find_rollouts("run") if one.id == name]
+    return found
+
+
+def names(rollouts: Sequence[Rollout | Attempt]) -> list[str]:
+    return [one.rollout.id if isinstance(one, Attempt) else one.id for one in rollouts]
+
+
+# the queue ------------------------------------------------------------------------------------
+async def test_enqueue_twice_keeps_the_first(store: Store) -> None:
+    assert await store.enqueue([rollout("a"), rollout("b")]) == 2
+    attempt = await lease_one(store)
+    await store.finish(attempt, reward=1.0)
+    assert await store.enqueue([rollout("a", priority=5), rollout("c"), rollout("c")]) == 1
+    assert (await find(store, "a")).status is Status.SUCCEEDED
+    assert names(await store.find_rollouts("run")) == ["a", "b", "c"]
+    assert await store.enqueue([]) == 0
+
+
+async def test_what_is_enqueued_comes_back_whole(store: Store) -> None:
+    asked = rollout(
+        "a",
+        task=Task(id="t", input={"q": "how many?", "n": [1, 2.5, None, True]}, split="validation"),
+        split="validation",
+        sampling=Sampling(temperature=0.0, top_p=0.5),
+        step=7,
+        priority=-3,
+        max_attempts=4,
+    )
+    await store.enqueue([asked])
+    assert await store.find_rollouts("run") == [asked]
+
+
+async def test_higher_priority_is_leased_first_then_the_earlier(store: Store) -> None:
+    await store.enqueue([rollout("a"), rollout("b", priority=1), rollout("c"), rollout("d", priority=1)])
+    assert names(await store.lease("w", 3, LONG)) == ["b", "d", "a"]
+    assert names(await store.lease("w", 3, LONG)) == ["c"]
+    assert await store.lease("w", 3, LONG) == []
+
+
+async def test_a_lease_is_limited_to_the_run_that_was_asked_for(store: Store) -> None:
+    await store.enqueue([rollout("a", run_id="other", priority=9), rollout("b")])
+    assert names(await store.lease("w", 5, LONG, run_id="run")) == ["b"]
+    assert await store.lease("w", 5, LONG, run_id="nobody") == []
+    assert names(await store.lease("w", 5, LONG)) == ["a"]
+
+
+async def test_a_lease_of_none_takes_nothing(store: Store) -> None:
+    await store.enqueue([rollout("a")])
+    assert await store.lease("w", 0, LONG) == []
+    assert (await find(store, "a")).status is Status.QUEUED
+
+
+async def test_an_attempt_shows_the_running_rollout_and_its_holder(store: Store) -> None:
+    await store.enqueue([rollout("a")])
+    before = time.time()
+    attempt = await lease_one(store, "w7")
+    assert (attempt.number, attempt.worker) == (1, "w7")
+    assert before + LONG <= attempt.lease_until <= time.time() + LONG
+    assert attempt.rollout == await find(store, "a")
+    assert (attempt.rollout.status, attempt.rollout.attempts) == (Status.RUNNING, 1)
+
+
+async def test_no_rollout_is_leased_twice_by_many_workers_at_once(store: Store) -> None:
+    await store.enqueue([rollout(f"r{i}") for i in range(200)])
+    leases = await asyncio.gather(*(store.lease(f"w{i}", 7, LONG) for i in range(40)))
+    taken = [name for lease in leases for name in names(lease)]
+    assert len(taken) == len(set(taken)) == 200
+
+
+async def test_a_lease_that_ran_out_gives_a_new_attempt_to_another(store: Store) -> None:
+    await store.enqueue([rollout("a", max_attempts=2)])
+    dead = await lease_one(store, "dead", GONE)
+    alive = await lease_one(store, "alive")
+    assert (alive.rollout.id, alive.number, alive.worker) == ("a", 2, "alive")
+    with pytest.raises(LeaseLostError, match="'a'"):
+        await store.finish(dead, reward=1.0)
+    assert (await store.finish(alive, reward=0.5)).reward == 0.5
+
+
+async def test_a_rollout_taken_back_keeps_its_place_in_the_queue(store: Store) -> None:
+    await store.enqueue([rollout("a", max_attempts=2), rollout("b")])
+    await lease_one(store, "dead", GONE)
+    assert names(await store.lease("w", 2, LONG)) == ["a", "b"]
+
+
+async def test_a_lease_that_ran_out_on_the_last_attempt_fails_the_rollout(store: Store) -> None:
+    await store.enqueue([rollout("a")])
+    await lease_one(store, "dead", GONE)
+    assert await store.lease("w", 1, LONG) == []
+    failed = await find(store, "a")
+    assert failed.status is Status.FAILED
+    assert failed.finished_at is not None
+    assert "lease expired" in str(failed.error)
+    assert "'dead'" in str(failed.error)
+
+
+async def test_a_worker_that_is_late_but_not_replaced_may_still_finish(store: Store) -> None:
+    await store.enqueue([rollout("a")])
+    late = await lease_one(store, "late", GONE)
+    assert (await store.finish(late, reward=1.0)).status is Status.SUCCEEDED
+
+
+async def test_a_heartbeat_keeps_the_lease(store: Store) -> None:
+    await store.enqueue([rollout("a", max_attempts=2)])
+    attempt = await lease_one(store, "w", 0.05)
+    (kept,) = await store.heartbeat([attempt], LONG)
+    assert kept.lease_until > attempt.lease_until + 30
+    assert kept.worker == "w"
+    await asyncio.sleep(0.1)
+    assert await store.lease("other", 1, LONG) == []
+    await store.finish(kept, reward=1.0)
+
+
+async def test_a_heartbeat_tells_what_was_lost(store: Store) -> None:
+    await store.enqueue([rollout(name, max_attempts=2) for name in "abcd"])
+    taken, ended, stopped, kept = await store.lease("w", 4, GONE)
+    await store.finish(ended, reward=1.0)
+    await store.cancel([stopped.rollout.id])
+    await store.heartbeat([kept], LONG)
+    await store.lease("other", 4, LONG)
+    assert names(await store.heartbeat([taken, ended, stopped, kept], LONG)) == [kept.rollout.id]
+    assert await store.heartbeat([], LONG) == []
+
+
+# the end of an attempt ------------------------------------------------------------------------
+async def test_a_finish_with_reward_succeeds_and_records_the_final_reward(store: Store) -> None:
+    await store.enqueue([rollout("a")])
+    done = await store.finish(await lease_one(store), reward=0.25)
+    assert (done.status, done.reward, done.error) == (Status.SUCCEEDED, 0.25, None)
+    assert done == await find(store, "a")
+    (reward,) = (await store.get_rewards(["a"]))["a"]
+    assert (reward.kind, reward.value, reward.attempt, reward.source) == ("final", 0.25, 1, "app")
+
+
+async def test_a_repeated_finish_is_accepted_and_changes_nothing(store: Store) -> None:
+    await store.enqueue([rollout("a"), rollout("b", max_attempts=2)])
+    first, second = await store.lease("w", 2, LONG)
+    done = await store.finish(first, reward=1.0)
+    assert await store.finish(first, reward=1.0) == done
+    assert len((await store.get_rewards(["a"]))["a"]) == 1
+    queued = await store.finish(second, error="broke")
+    assert await store.finish(second, error="broke") == queued
+    assert (await lease_one(store)).number == 2
+
+
+async def test_a_different_second_finish_is_refused_and_changes_nothing(store: Store) -> None:
+    await store.enqueue([rollout("a")])
+    attempt = await lease_one(store)
+    done = await store.finish(attempt, reward=1.0)
+    with pytest.raises(LeaseLostError):
+        await store.finish(attempt, reward=0.0)
+    with pytest.raises(LeaseLostError):
+        await store.finish(attempt, error="late")
+    assert await find(store, "a") == done
+
+
+async def test_a_finish_of_an_unknown_rollout_is_refused(store: Store) -> None:
+    stranger = Attempt(rollout=rollout("x", attempts=1), number=1, worker="w", lease_until=0.0)
+    with pytest.raises(LeaseLostError, match="not in the store"):
+        await store.finish(stranger, reward=1.0)
+
+
+async def test_an_error_is_retried_until_the_last_attempt_fails(store: Store) -> None:
+    await store.enqueue([rollout("a", max_attempts=2)])
+    again = await store.finish(await lease_one(store), error="first")
+    assert (again.status, again.error, again.finished_at) == (Status.QUEUED, "first", None)
+    failed = await store.finish(await lease_one(store), error="second")
+    assert (failed.status, failed.error, failed.reward) == (Status.FAILED, "second", None)
+    assert await store.lease("w", 1, LONG) == []
+    assert (await store.get_rewards(["a"]))["a"] == []
+
+
+async def test_a_success_after_a_retry_forgets_the_error(store: Store) -> None:
+    await store.enqueue([rollout("a", max_attempts=2)])
+    await store.finish(await lease_one(store), error="first")
+    done = await store.finish(await lease_one(store), reward=1.0)
+    assert (done.status, done.error, done.attempts) == (Status.SUCCEEDED, None, 2)
+
+
+async def test_a_penalised_failure_ends_with_its_reward_and_no_further_attempt(store: Store) -> None:
+    await store.enqueue([rollout("a", max_attempts=3)])
+    failed = await store.finish(await lease_one(store), reward=-1.0, error="broke")
+    assert (failed.status, failed.reward, failed.error) == (Status.FAILED, -1.0, "broke")
+    (reward,) = (await store.get_rewards(["a"]))["a"]
+    assert (reward.kind, reward.value, reward.source) == ("final", -1.0, "penalty")
+    assert await store.lease("w", 1, LONG) == []
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+async def test_a_reward_that_is_not_finite_is_refused(store: Store, value: float) -> None:
+    await store.enqueue([rollout("a")])
+    attempt = await lease_one(store)
+    with pytest.raises(RewardError, match="'a'"):
+        await store.finish(attempt, reward=value)
+    with pytest.raises(RewardError, match="'a'"):
+        await store.add_reward(Reward(rollout_id="a", attempt=1, value=value))
+    assert (await find(store, "a")).status is Status.RUNNING
+
+
+async def test_a_finish_with_nothing_to_say_is_refused(store: Store) -> None:
+    await store.enqueue([rollout("a")])
+    attempt = await lease_one(store)
+    with pytest.raises(StoreError, match="'a'"):
+        await store.finish(attempt)
+
+
+async def test_a_cancelled_rollout_is_never_leased_and_its_finish_is_refused(store: Store) -> None:
+    await store.enqueue([rollout("a"), rollout("b"), rollout("c")])
+    running, done = await store.lease("w", 2, LONG)
+    await store.finish(done, reward=1.0)
+    assert await store.cancel(["a", "b", "c", "c", "unknown"]) == 2
+    assert [one.status for one in await store.find_rollouts("run")] == ["cancelled", "succeeded", "cancelled"]
+    assert await store.lease("w", 3, LONG) == []
+    with pytest.raises(LeaseLostError, match="cancelled"):
+        await store.finish(running, reward=1.0)
+    assert await store.cancel([]) == 0
+
+
+async def test_a_released_attempt_costs_nothing_and_its_number_is_not_used_again(store: Store) -> None:
+    await store.enqueue([rollout("a", max_attempts=2)])
+    given_back = await lease_one(store)
+    await store.add_call(call("old", given_back))
+    await store.release([given_back])
+    assert (await find(store, "a")).status is Status.QUEUED
+    again = await lease_one(store)
+    assert again.number == 2
+    assert (await store.get_calls(["a"]))["a"] == []
+    await store.finish(again, error="first failure")
+    assert (await store.finish(await lease_one(store), error="second")).status is Status.FAILED
+
+
+async def test_only_a_running_attempt_can_be_released(store: Store) -> None:
+    await store.enqueue([rollout("a"), rollout("b", max_attempts=2)])
+    done, lost = await store.lease("w", 2, GONE)
+    await store.finish(done, reward=1.0)
+    taken = await lease_one(store, "other")
+    await store.release([done, lost])
+    await store.release([])
+    assert (await find(store, "a")).status is Status.SUCCEEDED
+    assert (await store.finish(taken, reward=1.0)).attempts == 2
+
+
+async def test_reclaim_takes_back_what_a_dead_worker_of_that_name_held(store: Store) -> None:
+    await store.enqueue([rollout(name) for name in "abc"])
+    mine, done = await store.lease("w", 2, LONG)
+    await store.finish(done, reward=1.0)
+    await lease_one(store, "other")
+    assert await store.reclaim("w") == 1
+    assert await store.reclaim("w") == 0
+    again = await lease_one(store, "w")
+    assert (again.rollout.id, again.number) == (mine.rollout.id, 2)
+    with pytest.raises(LeaseLostError):
+        await store.finish(mine, reward=1.0)
+
+
+# looking and waiting --------------------------------------------------------------------------
+async def test_rollouts_are_found_by_run_step_split_and_status(store: Store) -> None:
+    await store.enqueue(
+        [
+            rollout("a"),
+            rollout("b", step=1),
+            rollout("c", step=1, split="validation"),
+            rollout("d", run_id="other"),
+        ]
+    )
+    await store.finish(await lease_one(store), reward=1.0)
+    assert names(await store.find_rollouts("run")) == ["a", "b", "c"]
+    assert names(await store.find_rollouts("run", step=1)) == ["b", "c"]
+    assert names(await store.find_rollouts("run", step=1, split="validation")) == ["c"]
+    assert names(await store.find_rollouts("run", status=Status.SUCCEEDED)) == ["a"]
+    assert names(await store.find_rollouts("run", status=Status.QUEUED)) == ["b", "c"]
+    assert await store.find_rollouts("nobody") == []
+
+
+async def test_waiting_ends_at_once_when_the_last_rollout_finishes(store: Store) -> None:
+    await store.enqueue([rollout(name) for name in "abc"])
+    attempts = await store.lease("w", 3, LONG)
+    await store.finish(attempts[0], reward=1.0)
+    waiting = asyncio.create_task(store.wait_finished(["c", "b", "a"], timeout=30))
+    await asyncio.sleep(0.02)
+    await store.finish(attempts[1], error="broke")
+    await asyncio.sleep(0.02)
+    assert not waiting.done()
+    begun = time.monotonic()
+    await store.cancel(["c"])
+    finished = await waiting
+    assert time.monotonic() - begun < 0.2
+    assert [(one.id, one.status) for one in finished] == [
+        ("c", Status.CANCELLED),
+        ("b", Status.FAILED),
+        ("a", Status.SUCCEEDED),
+    ]
+
+
+async def test_waiting_hears_of_a_rollout_that_failed_with_its_lease(store: Store) -> None:
+    await store.enqueue([rollout("a")])
+    await lease_one(store, "dead", GONE)
+    waiting = asyncio.create_task(store.wait_finished(["a"], timeout=30))
+    await asyncio.sleep(0.02)
+    await store.lease("w", 1, LONG)
+    assert [one.status for one in await waiting] == [Status.FAILED]
+
+
+async def test_waiting_gives_what_is_finished_when_the_time_is_up(store: Store) -> None:
+    await store.enqueue([rollout("a"), rollout("b")])
+    await store.finish(await lease_one(store), reward=1.0)
+    begun = time.monotonic()
+    assert names(await store.wait_finished(["a", "b"], timeout=0.1)) == ["a"]
+    assert 0.05 < time.monotonic() - begun < 2
+    assert await store.wait_finished([]) == []
+    assert names(await store.wait_finished(["a"])) == ["a"]
+
+
+async def test_waiting_for_an_unknown_rollout_is_refused(store: Store) -> None:
+    with pytest.raises(NotFoundError, match="'nobody'"):
+        await store.wait_finished(["nobody"])
+
+
+# what happened --------------------------------------------------------------------------------
+async def test_a_call_comes_back_as_it_was_recorded(store: Store) -> None:
+    await store.enqueue([rollout("a")])
+    attempt = await lease_one(store)
+    full = call(
+        "c",
+        attempt,
+        agent="planner",
+        trained=False,
+        dialect="responses",
+        model="m",
+        request={"messages": [{"role": "user", "content": "hi"}], "n": 2},
+        prompt_ids=[0, 1, 2**32 - 1],
+        choices=[
+            Choice(index=0, completion_ids=[5, 6], logprobs=[-0.5, 0.0], finish_reason="stop"),
+            Choice(index=1, message={"content": "no ids"}),
+            Choice(index=2, completion_ids=[], logprobs=[]),
+            Choice(index=3, completion_ids=[7], logprobs=[-math.inf], message={"content": None}),
+        ],
+        temperature=0.7,
+        policy_version=0,
+        status="cancelled",
+        error="gone",
+    )
+    bare = call("d", attempt, started=2.0)
+    await store.add_call(full)
+    await store.add_call(bare)
+    assert (await store.get_calls(["a"]))["a"] == [full, bare]
+
+
+async def test_logprobs_keep_float32_precision(store: Store) -> None:
+    await store.enqueue([rollout("a")])
+    logprobs = [-0.1, -1e-7, -12.3456789]
+    choice = Choice(completion_ids=[1, 2, 3], logprobs=logprobs)
+    await store.add_call(call("c", await lease_one(store), choices=[choice]))
+    (found,) = (await store.get_calls(["a"]))["a"]
+    assert found.choices[0].logprobs == pytest.approx(logprobs, rel=2**-23)
+
+
+async def test_a_call_recorded_again_replaces_the_earlier_try(store: Store) -> None:
+    await store.enqueue([rollout("a")])
+    attempt = await lease_one(store)
+    await store.add_call(call("same", attempt, status="failed"))
+    await store.add_call(call("same", attempt, status="completed"))
+    assert [one.status for one in (await store.get_calls(["a"]))["a"]] == ["completed"]
+
+
+async def test_identical_requests_under_two_ids_are_two_calls(store: Store) -> None:
+    await store.enqueue([rollout("a")])
+    attempt = await lease_one(store)
+    for name in ("c1", "c2"):
+        await store.add_call(call(name, attempt, request={"messages": ["x"]}, prompt_ids=[1, 2]))
+    assert [one.id for one in (await store.get_calls(["a"]))["a"]] == ["c1", "c2"]
+
+
+async def test_calls_come_in_the_order_they_started(store: Store) -> None:
+    await store.enqueue([rollout("a"), rollout("b")])
+    first, second = await store.lease("w", 2, LONG)
+    for name, attempt, started in [("c3", first, 3.0), ("c1", first, 1.0), ("x", second, 9.0)]:
+        await store.add_call(call(name, attempt, started=started))
+    found = await store.get_calls(["b", "a", "nobody"])
+    assert {key: [one.id for one in calls] for key, calls in found.items()} == {
+        "b": ["x"],
+        "a": ["c1", "c3"],
+        "nobody": [],
+    }
+
+
+async def test_only_calls_and_rewards_of_the_last_attempt_count(store: Store) -> None:
+    await store.enqueue([rollout("a", max_attempts=2)])
+    first = await lease_one(store)
+    await store.add_call(call("same", first))
+    await store.add_reward(Reward(rollout_id="a", attempt=1, value=9.0, kind="intermediate"))
+    await store.finish(first, error="broke")
+    second = await lease_one(store)
+    await store.add_call(call("same", second, model="second"))
+    await store.add_call(call("late", first))
+    await store.add_reward(Reward(rollout_id="a", attempt=1, value=8.0, kind="intermediate"))
+    await store.finish(second, reward=1.0)
+    assert [one.model for one in (await store.get_calls(["a"]))["a"]] == ["second"]
+    assert [one.value for one in (await store.get_rewards(["a"]))["a"]] == [1.0]
+
+
+async def test_a_call_outside_any_rollout_is_accepted(store: Store) -> None:
+    alone = Call(id="c", rollout_id=None, attempt=None, agent="x", trained=False, started_at=0, ended_at=1)
+    await store.add_call(alone)
+    await store.add_call(alone)
+
+
+async def test_rewards_keep_their_address_and_the_order_given(store: Store) -> None:
+    await store.enqueue([rollout("a")])
+    attempt = await lease_one(store)
+    given = [
+        Reward(
+            rollout_id="a",
+            attempt=1,
+            value=-0.1,
+            kind="intermediate",
+            agent="w",
+            call_id="c2",
+            source="sql",
+            reason="no such table",
+        ),
+        Reward(rollout_id="a", attempt=1, value=0.2, kind="intermediate", call_id="c1"),
+    ]
+    for reward in given:
+        await store.add_reward(reward)
+    await store.finish(attempt, reward=1.0)
+    found = await store.get_rewards(["a", "nobody"])
+    assert found["a"][:2] == given
+    assert [one.kind for one in found["a"]] == ["intermediate", "intermediate", "final"]
+    assert found["nobody"] == []
+
+
+async def test_nothing_in_a_text_or_number_is_lost(store: Store) -> None:
+    hard: dict[str, JsonValue] = {
+        "emoji": "🦜\u0000\u2028é",
+        "half": "\ud83e",
+        "big": 10**30,
+        "nan": math.inf,
+        "deep": [[[{}]]],
+    }
+    await store.enqueue([rollout("ü/'\"; DROP TABLE", task=Task(input=hard))])
+    attempt = await lease_one(store)
+    await store.add_call(call("c", attempt, agent="агент", request=hard))
+    await store.put_run(Run(id="run", config=hard))
+    (found,) = (await store.get_calls([attempt.rollout.id]))[attempt.rollout.id]
+    run = await store.find_run("run")
+    assert attempt.rollout.task.input == found.request == hard
+    assert found.agent == "агент"
+    assert run is not None
+    assert run.config == hard
+
+
+async def test_a_call_of_hundreds_of_thousands_of_tokens_comes_back_whole(store: Store) -> None:
+    await store.enqueue([rollout("a")])
+    ids = list(range(300_000))
+    big = call("c", await lease_one(store), prompt_ids=ids, request={"text": "x" * 5_000_000})
+    await store.add_call(big)
+    assert (await store.get_calls(["a"]))["a"] == [big]
+
+
+# what is learnt -------------------------------------------------------------------------------
+async def test_runs_are_replaced_by_id_and_listed_newest_first(store: Store) -> None:
+    old, new = Run(id="old", created_at=1.0), Run(id="new", created_at=2.0, folder="/f", config={"a": [1]})
+    await store.put_run(new)
+    await store.put_run(old)
+    await store.put_run(old.model_copy(update={"status": "finished"}))
+    assert await store.list_runs() == [new, old.model_copy(update={"status": "finished"})]
+    assert await store.find_run("new") == new
+    assert await store.find_run("nobody") is None
+
+
+async def test_resources_are_kept_by_version(store: Store) -> None:
+    def version(number: int, **fields: object) -> ResourceVersion:
+        return ResourceVersion.model_validate(
+            {"run_id": "run", "version": number, "uri": f"v{number}", **fields}
+        )
+
+    prompt = version(1, name="prompt", kind="prompt")
+    for one in (
+        version(10),
+        version(2),
+        version(0),
+        version(2, uri="new", parent=0, metrics={"r": 0.5}),
+        prompt,
+    ):
+        await store.put_resource(one)
+    assert [(one.version, one.uri) for one in await store.list_resources("run")] == [
+        (0, "v0"),
+        (2, "new"),
+        (10, "v10"),
+    ]
+    assert (await store.list_resources("run"))[1].metrics == {"r": 0.5}
+    assert await store.list_resources("run", "prompt") == [prompt]
+    assert await store.list_resources("nobody") == []
+
+
+async def test_metrics_are_kept_by_step(store: Store) -> None:
+    for step, value in [(2, 0.2), (1, 0.1), (2, 0.3)]:
+        await store.put_metrics(Metrics(run_id="run", step=step, values={"reward": value, "kl": math.inf}))
+    found = await store.list_metrics("run")
+    assert [(one.step, one.values["reward"]) for one in found] == [(1, 0.1), (2, 0.3)]
+    assert found[0].values["kl"] == math.inf
+    assert await store.list_metrics("nobody") == []
+
+
+# many threads ---------------------------------------------------------------------------------
+async def test_event_loops_in_other_threads_can_use_the_store(store: Store) -> None:
+    await store.enqueue([rollout(f"r{i}") for i in range(60)])
+
+    async def work(worker: str) -> None:
+        while attempts := await store.lease(worker, 4, LONG):
+            for attempt in attempts:
+                await store.add_call(call("c", attempt))
+                await store.finish(attempt, reward=1.0)
+
+    threads = [Thread(target=lambda i=i: asyncio.run(work(f"w{i}"))) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    finished = await store.wait_finished([f"r{i}" for i in range(60)], timeout=30)
+    for thread in threads:
+        await asyncio.to_thread(thread.join)
+    assert len(finished) == 60
+    calls = await store.get_calls(names(finished))
+    assert all(len(found) == 1 for found in calls.values())
+
+
+async def test_an_operation_that_fails_harms_no_other_of_the_same_moment(store: Store) -> None:
+    await store.enqueue([rollout(f"r{i}") for i in range(20)])
+    attempts = await store.lease("w", 20, LONG)
+    stranger = Attempt(rollout=rollout("x", attempts=1), number=1, worker="w", lease_until=0.0)
+    results = await asyncio.gather(
+        *(store.finish(attempt, reward=1.0) for attempt in [*attempts[:10], stranger, *attempts[10:]]),
+        return_exceptions=True,
+    )
+    assert isinstance(results[10], LeaseLostError)
+    assert all(isinstance(one, Rollout) for i, one in enumerate(results) if i != 10)
+    assert len(await store.find_rollouts("run", status=Status.SUCCEEDED)) == 20
