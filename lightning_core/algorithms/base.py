@@ -44,6 +44,14 @@ class Algorithm(Protocol):
         """Rollouts of one task that are compared with one another."""
 
     @property
+    def tasks_per_step(self) -> int:
+        """Tasks of one update, `group_size` rollouts each."""
+
+    @property
+    def credit(self) -> str:
+        """Name of the credit method."""
+
+    @property
     def needs_reference(self) -> bool:
         """Whether `ref_logprobs` must be given."""
 

@@ -44,8 +44,8 @@ class GRPO:
     """Rollouts of each task that are compared with one another."""
     tasks_per_step: int = 8
     """Tasks of one update; one update is made from group_size * tasks_per_step rollouts."""
-    credit: str = "auto"
-    """Name of the credit method; "auto" is per_agent where two or more agents are trained, else uniform."""
+    credit: str = "per_agent"
+    """Name of the credit method; with one trained agent per_agent and uniform are the same."""
     clip_low: float = 0.2
     clip_high: float = 0.28
     aggregation: Aggregation = "token"

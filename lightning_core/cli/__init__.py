@@ -1,1 +1,3 @@
+"""The `agentlightning` command."""
 
+from .app import main as main

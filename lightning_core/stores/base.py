@@ -60,7 +60,13 @@ class Store(Protocol):
         """Cancel the unfinished ones among them; returns how many."""
 
     async def release(self, attempts: Sequence[Attempt]) -> None:
-        """Give back unfinished attempts, as if they had never been leased (a clean stop)."""
+        """Give back unfinished attempts (a clean stop): the rollouts are queued again and may be tried
+        once more than before. The attempt numbers are not used again, so what those attempts
+        recorded stays apart from what the next one records."""
+
+    async def reclaim(self, worker: str) -> int:
+        """Release everything that `worker` holds: for a worker that starts anew under the name it had
+        when it died. Returns how many rollouts were queued again."""
 
     async def find_rollouts(
         self, run_id: str, *, step: int | None = None, split: str | None = None, status: Status | None = None

@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks` runs them all; each prints a table and writes JSON to `benchmarks/results/`."""

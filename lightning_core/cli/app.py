@@ -1,0 +1,117 @@
+"""The command's verbs; each says in its help what it does, what it writes and what comes next."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..errors import LightningError
+from . import runs as run_views
+from .serving import serve_model
+from .training import train_script
+
+app = typer.Typer(
+    name="agentlightning",
+    help="Train the agents you already have.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
+def train(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(help="A Python script that calls Trainer(...).fit(...).")],
+    steps: Annotated[int | None, typer.Option(help="Updates to make.")] = None,
+    model: Annotated[str | None, typer.Option(help="A transformers folder, or 'tiny'.")] = None,
+    agents: Annotated[str | None, typer.Option(help="Names or globs, separated by commas.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Backend to train on.")] = None,
+    store: Annotated[str | None, typer.Option(help="URL of the store.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the run lies (default: runs/<date-time>).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of task order and sampling.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Rollouts at the same time.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --folder, or with the newest one.")
+    ] = False,
+) -> None:
+    """Run a training script, with these settings in place of its own.
+
+    What stands after `--` is given to the script. Ctrl-C ends cleanly; the same command with --resume
+    goes on from the last update.
+
+        agentlightning train examples/sql/train.py --steps 20 --seed 1
+    """
+    train_script(
+        script,
+        context.args,
+        {
+            "steps": steps,
+            "model": model,
+            "agents": [name.strip() for name in agents.split(",")] if agents else None,
+            "backend": backend,
+            "store": store,
+            "folder": folder,
+            "seed": seed,
+            "concurrency": concurrency,
+        },
+        resume=resume,
+    )
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Option(help="A transformers folder, or 'tiny'.")] = "tiny",
+    backend: Annotated[str, typer.Option(help="Backend that serves it.")] = "local",
+    store: Annotated[str, typer.Option(help="URL of the store that records the calls.")] = "memory://",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond this machine only if you say so.")
+    ] = ("127.0.0.1"),
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+) -> None:
+    """Serve a model behind the recording gateway, without training.
+
+    Any OpenAI client can talk to it: set OPENAI_BASE_URL to the address printed.
+    """
+    asyncio.run(serve_model(model, backend, store, host, port))
+
+
+@app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Folder that holds the runs.")] = Path("runs"),
+) -> None:
+    """List the runs of a folder, the newest first, with what they came to."""
+    run_views.list_runs(folder)
+
+
+@app.command()
+def show(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, such as runs/20260101-120000.")],
+) -> None:
+    """Show a run: its curve, held-out success before and after, and what each agent did."""
+    asyncio.run(run_views.show_run(run))
+
+
+@app.command()
+def plugins() -> None:
+    """List the installed plugins, the hooks they implement, and those that could not be loaded."""
+    run_views.list_plugins()
+
+
+def main() -> None:
+    """Entry point: errors of this package are shown as one message, without a traceback."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        app()
+    except LightningError as error:
+        Console(stderr=True).print(f"[red]{type(error).__name__}[/red]: ", end="")
+        Console(stderr=True).print(str(error), markup=False, highlight=False)
+        sys.exit(1)

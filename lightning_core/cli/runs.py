@@ -1,0 +1,90 @@
+"""`agentlightning runs`, `show` and `plugins`: what is there, as tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import ConfigError
+from ..plugins import load_plugins
+from ..stores.sqlite import SqliteStore
+from ..trainer.display import agent_table, success_table
+from ..trainer.report import terminal_curve
+from ..trainer.summary import Summary
+
+
+def list_runs(folder: Path) -> None:
+    """One line for each run of the folder."""
+    table = Table(title=f"runs in {folder}")
+    for column in ("run", "steps", "seed", "sampled", "greedy", "seconds"):
+        table.add_column(column, justify="left" if column == "run" else "right")
+    found = sorted((path.parent for path in folder.glob("*/lock")), reverse=True)
+    for path in found:
+        summary = find_summary(path)
+        if summary is None:
+            table.add_row(path.name, "unfinished: resume it with train --resume", "", "", "", "")
+            continue
+        table.add_row(
+            path.name,
+            str(summary.steps),
+            str(summary.seed),
+            *(
+                f"{getattr(summary.before, kind):.2f} → {getattr(summary.after, kind):.2f}"
+                if summary.before and summary.after
+                else "-"
+                for kind in ("sampled", "greedy")
+            ),
+            f"{summary.train_seconds:.0f}",
+        )
+    console = Console()
+    console.print(
+        table if found else f"no runs in {str(folder)!r}; start one with: agentlightning train SCRIPT"
+    )
+
+
+async def show_run(path: Path) -> None:
+    """Curve, success and agents of one run, finished or not."""
+    console = Console()
+    database = path / "store.db"
+    if not (path / "lock").exists():
+        raise ConfigError(f"{str(path)!r} is not a run's folder; `agentlightning runs` lists the runs")
+    if database.exists():
+        async with SqliteStore(f"sqlite:///{database}") as store:
+            for run in await store.list_runs():
+                metrics = await store.list_metrics(run.id)
+                console.print(f"run {run.id}: {run.status}, {len(metrics)} steps")
+                console.print(terminal_curve(metrics), markup=False, highlight=False)
+    summary = find_summary(path)
+    if summary is None:
+        console.print("not finished: no summary yet")
+        return
+    if summary.before and summary.after:
+        console.print(success_table(summary.before, summary.after))
+    console.print(agent_table(summary))
+    skipped = f"{summary.zero_variance_groups} groups of equal rewards left out"
+    console.print(f"{summary.rollouts} rollouts, {summary.failures} failed, {skipped}")
+
+
+def find_summary(path: Path) -> Summary | None:
+    """The summary of a run, if it has one that can be read."""
+    try:
+        return Summary.model_validate_json((path / "summary.json").read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+def list_plugins() -> None:
+    """One line for each plugin; then those that are broken, with the reason."""
+    plugins = load_plugins()
+    table = Table(title="plugins")
+    for column in ("name", "version", "hooks"):
+        table.add_column(column)
+    for name, version, hooks in plugins.list():
+        table.add_row(name, version, ", ".join(hooks))
+    console = Console()
+    console.print(table)
+    for name, problem in plugins.broken.items():
+        console.print(f"[red]broken[/red] {name}: {problem}")

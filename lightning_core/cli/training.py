@@ -1,0 +1,45 @@
+"""`agentlightning train`: run the user's own script with some of its trainer's settings replaced."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from ..errors import ConfigError
+from ..trainer.trainer import overrides
+
+
+def train_script(
+    script: Path, arguments: Sequence[str], settings: Mapping[str, Any], *, resume: bool
+) -> None:
+    """Run `script` as its own main program; every trainer it makes takes `settings` over its own."""
+    if not script.is_file():
+        raise ConfigError(f"there is no script {str(script)!r}; give the path of a Python file")
+    chosen = dict(settings)
+    if resume:
+        chosen["resume"] = True
+        chosen["folder"] = chosen.get("folder") or newest_run(Path("runs"))
+    sys.argv = [str(script), *arguments]
+    # as `python -m` has it: the folder one stands in comes first, so that the script's own project is found
+    sys.path.insert(0, os.getcwd())
+    with overrides(chosen):
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except KeyboardInterrupt:
+            Console(stderr=True).print("stopped; go on with the same command and --resume")
+            raise typer.Exit(130) from None
+
+
+def newest_run(folder: Path) -> Path:
+    """The run last written to among those of a folder."""
+    stores = sorted(folder.glob("*/lock"), key=lambda path: path.stat().st_mtime)
+    if not stores:
+        raise ConfigError(f"there is no run to resume in {str(folder)!r}; give one with --folder")
+    return stores[-1].parent

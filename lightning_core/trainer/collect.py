@@ -1,0 +1,98 @@
+"""From what was recorded to what is trained on: rollouts, calls and rewards become trajectories."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..errors import TokenIdsError, UnknownAgentError
+from ..tracing.scope import matches
+from ..types import Call, Reward, Rollout, Trajectory, Transition
+
+
+@dataclass(frozen=True, slots=True)
+class AgentCounts:
+    """What one agent did in a run or a step."""
+
+    calls: int
+    trained: bool
+    completion_tokens: int
+
+
+def to_trajectory(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Reward]) -> Trajectory:
+    """The rollout's completed calls as transitions, with the intermediate rewards addressed to them.
+
+    A trained call without token ids raises TokenIdsError: what was sampled is then unknown.
+    """
+    intermediate: defaultdict[str, float] = defaultdict(float)
+    for reward in rewards:
+        if reward.kind == "intermediate" and reward.call_id is not None:
+            intermediate[reward.call_id] += reward.value
+    transitions = [
+        transition
+        for call in calls
+        if call.status == "completed"
+        for transition in _transitions(rollout, call, intermediate[call.id])
+    ]
+    if rollout.reward is None:
+        raise ValueError(f"rollout {rollout.id!r} has no reward yet")
+    return Trajectory(
+        rollout_id=rollout.id,
+        group_id=rollout.group_id,
+        task_id=rollout.task.id,
+        reward=rollout.reward,
+        transitions=tuple(transitions),
+    )
+
+
+def _transitions(rollout: Rollout, call: Call, reward: float) -> Iterable[Transition]:
+    for choice in call.choices:
+        if call.prompt_ids is None or choice.completion_ids is None or choice.logprobs is None:
+            if call.trained:
+                raise TokenIdsError(
+                    f"call {call.id!r} of agent {call.agent!r} in rollout {rollout.id!r} has no token ids "
+                    f"(model {call.model!r}); an engine that serves a trained agent must return them"
+                )
+            continue
+        yield Transition(
+            rollout_id=rollout.id,
+            call_id=call.id,
+            choice=choice.index,
+            agent=call.agent,
+            trained=call.trained,
+            prompt_ids=call.prompt_ids,
+            completion_ids=choice.completion_ids,
+            logprobs=choice.logprobs,
+            policy_version=call.policy_version or 0,
+            temperature=call.temperature,
+            reward=reward,
+        )
+
+
+def count_agents(calls: Iterable[Call]) -> dict[str, AgentCounts]:
+    """Calls and sampled tokens per agent."""
+    number: Counter[str] = Counter()
+    tokens: Counter[str] = Counter()
+    trained: dict[str, bool] = {}
+    for call in calls:
+        number[call.agent] += 1
+        tokens[call.agent] += sum(len(choice.completion_ids or ()) for choice in call.choices)
+        trained[call.agent] = call.trained
+    return {name: AgentCounts(number[name], trained[name], tokens[name]) for name in sorted(number)}
+
+
+def check_patterns(agents: tuple[str, ...] | None, seen: Mapping[str, AgentCounts]) -> None:
+    """Raise UnknownAgentError for a pattern that none of the agents seen matches."""
+    names = ", ".join(repr(name) for name in seen) or "none at all"
+    for pattern in agents or ():
+        if not any(matches(name, (pattern,)) for name in seen):
+            raise UnknownAgentError(
+                f"agents={list(agents or ())!r}: no call of the first batch came from {pattern!r}. "
+                f"Agents seen: {names}. Use one of these names, or a glob that matches them"
+            )
+    if not seen:
+        raise UnknownAgentError(
+            "the first batch made no LLM call through the gateway: does the app use the OpenAI SDK, "
+            "and does it run inside the function given to fit()?"
+        )

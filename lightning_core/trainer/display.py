@@ -1,0 +1,138 @@
+"""What a person sees while a run is going: one progress display on the terminal's standard error."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ..types import Rollout
+from .summary import Evaluation, Summary
+
+
+class Display:
+    """Progress of a run; says nothing where it is not enabled."""
+
+    def __init__(self, *, enabled: bool, steps: int, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True, quiet=not enabled)
+        self._steps = steps
+        self._progress = Progress(
+            TextColumn("{task.description:<22}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not enabled,
+        )
+        self._training: TaskID | None = None
+        self._phase: TaskID | None = None
+        self._recent: list[float] = []
+        self._phase_began = 0.0
+
+    def __enter__(self) -> Display:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._progress.stop()
+
+    def note(self, text: str) -> None:
+        """A line above the bars."""
+        self._progress.console.print(text)
+
+    def begin(self, first: int) -> None:
+        """The run starts, or goes on, at step `first`."""
+        if first:
+            self.note(f"resuming after step {first}")
+        self._training = self._progress.add_task("training", total=self._steps, completed=first, note="")
+        self._phase = self._progress.add_task("", total=None, note="")
+
+    def collecting(self, what: str, total: int) -> None:
+        """`total` rollouts are being waited for."""
+        self._phase_began = time.perf_counter()
+        if self._phase is not None:
+            self._progress.reset(self._phase, total=total, description=f"  {what}", note="rollouts")
+
+    def rollout_done(self, rollout: Rollout) -> None:
+        """One more rollout has ended."""
+        if self._phase is not None and rollout.status.finished:
+            self._progress.advance(self._phase)
+
+    def updating(self, what: str) -> None:
+        """The weights are being changed."""
+        if self._phase is not None:
+            self._progress.update(self._phase, description=f"  {what}", note="update")
+
+    def step_done(self, reward: float, failures: int, tokens_per_second: float) -> None:
+        """An update is made; shows the mean reward of the last five steps."""
+        self._recent = [*self._recent[-4:], reward]
+        note = f"reward {sum(self._recent) / len(self._recent):.2f}  {tokens_per_second:,.0f} tok/s"
+        if failures:
+            note += f"  [red]{failures} failed[/red]"
+        if self._training is not None:
+            self._progress.update(self._training, advance=1, note=note)
+
+    def evaluated(self, result: Evaluation) -> None:
+        """An evaluation is finished."""
+        tasks = result.detail["sampled"].tasks
+        self.note(
+            f"after step {result.step}: held-out success {result.sampled:.2f} sampled, "
+            f"{result.greedy:.2f} greedy ({tasks} tasks)"
+        )
+
+    def finish(self, summary: Summary, folder: Path, curve: str, transcripts: str) -> None:
+        """The closing page: curve, what changed, one task before and after, and where everything lies."""
+        console = self.console
+        if curve:
+            console.print(curve, markup=False, highlight=False)
+        if transcripts:
+            console.print(transcripts)
+        if summary.before and summary.after:
+            console.print(success_table(summary.before, summary.after))
+        console.print(agent_table(summary))
+        console.print(
+            f"policy      {folder / 'policy'}   (an ordinary transformers folder)\n"
+            f"summary     {folder / 'summary.json'}\n"
+            f"curve       {folder / 'curve.png'}\n"
+            f"next        agentlightning show {folder}\n"
+            f"            agentlightning serve --model {folder / 'policy'}",
+            highlight=False,
+        )
+
+
+def success_table(before: Evaluation, after: Evaluation) -> Table:
+    """Held-out success before and after, over all tasks and for each value of the breakdown field."""
+    table = Table(title="held-out success")
+    for column in ("", "tasks", "sampled before", "after", "greedy before", "after"):
+        table.add_column(column, justify="left" if not column else "right")
+    first, last = before.detail, after.detail
+    names = sorted({*first["sampled"].by, *last["sampled"].by})
+    rows = [("all", before.sampled, after.sampled, before.greedy, after.greedy)]
+    rows += [
+        (name, *(part[kind].by.get(name, 0.0) for kind in ("sampled", "greedy") for part in (first, last)))
+        for name in names
+    ]
+    for name, *values in rows:
+        tasks = str(last["sampled"].tasks) if name == "all" else ""
+        table.add_row(name, tasks, *(f"{value:.2f}" for value in values))
+    return table
+
+
+def agent_table(summary: Summary) -> Table:
+    """Who was trained, and what each agent did."""
+    table = Table(title=f"agents · {summary.steps} steps in {summary.train_seconds:.0f} s")
+    for column in ("agent", "trained", "calls", "tokens", "calls with an advantage"):
+        table.add_column(column, justify="left" if column in ("agent", "trained") else "right")
+    for name, agent in summary.agents.items():
+        table.add_row(
+            name,
+            "yes" if agent.trained else "no",
+            f"{agent.calls:,}",
+            f"{agent.completion_tokens:,}",
+            f"{agent.transitions_with_advantage:,}" if agent.trained else "-",
+        )
+    return table

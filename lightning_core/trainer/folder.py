@@ -1,0 +1,112 @@
+"""The folder of a run: store, checkpoints, summary and curve, and who may write there."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+from typing import IO, Any
+
+from ..errors import ConfigError, StoreError
+
+CHECKPOINT = re.compile(r"step-(\d{6})")
+
+
+class RunFolder:
+    """Owns the folder while open: a second trainer on the same folder is refused."""
+
+    def __init__(self, path: Path, *, resume: bool) -> None:
+        self.path = path
+        self._resume = resume
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> RunFolder:
+        if self._resume and not self.path.is_dir():
+            raise ConfigError(
+                f"there is no run to resume in {str(self.path)!r}; `agentlightning runs` lists them"
+            )
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / "lock").open("w")
+        except OSError as problem:
+            raise StoreError(
+                f"can't write the run folder {str(self.path)!r}: {problem}; choose another with folder=..."
+            ) from problem
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise ConfigError(f"another trainer is running in {str(self.path)!r}") from None
+        if not self._resume and (self.path / "store.db").exists():
+            self.__exit__()
+            raise ConfigError(
+                f"{str(self.path)!r} already holds a run: resume it with resume=True (--resume), "
+                "or give another folder"
+            )
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    @property
+    def run_id(self) -> str:
+        return re.sub(r"[^A-Za-z0-9_.]", "_", self.path.resolve().name)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def policy(self) -> Path:
+        """The trained policy as an ordinary transformers folder."""
+        return self.path / "policy"
+
+    @property
+    def store_url(self) -> str:
+        return f"sqlite:///{self.path / 'store.db'}"
+
+    def secret(self) -> bytes:
+        """The key that signs this run's API tokens; made once."""
+        path = self.path / "secret"
+        if not path.exists():
+            write_atomically(path, secrets.token_hex(32).encode())
+            path.chmod(0o600)
+        return path.read_bytes()
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:06d}"
+
+    def latest_checkpoint(self) -> tuple[int, Path] | None:
+        """(updates made, folder) of the newest whole checkpoint."""
+        found = [
+            (int(match[1]), path)
+            for path in self.checkpoints.iterdir()
+            if (match := CHECKPOINT.fullmatch(path.name))
+        ]
+        return max(found, default=None)
+
+    def prune_checkpoints(self, keep: int) -> None:
+        """Delete all but the newest `keep` checkpoints."""
+        folders = sorted(path for path in self.checkpoints.iterdir() if CHECKPOINT.fullmatch(path.name))
+        for path in folders[:-keep]:
+            shutil.rmtree(path)
+
+    def write_json(self, name: str, value: Any) -> Path:
+        path = self.path / name
+        write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+        return path
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """The file holds the old content or the new, never a part of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,163 @@
+"""The training loop: collect, credit, update, publish, on one page."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from ..backends.base import Batch
+from ..credit.base import Credit, CreditReport, assign
+from ..errors import TrainingError
+from ..types import Call, Metrics, ResourceVersion, Rollout, Task, Trajectory
+from .collect import check_patterns, count_agents, to_trajectory
+from .display import Display
+from .plan import plan_evaluation, plan_training, tasks_of_step
+from .session import Session, failures
+from .summary import Evaluation, evaluation
+
+logger = logging.getLogger(__name__)
+
+MOST_SKIPPED = 3
+"""Updates in a row that may fail before the run stops."""
+
+
+class Loop:
+    """The steps of one run over an open session."""
+
+    def __init__(
+        self, session: Session, display: Display, train: Sequence[Task], validation: Sequence[Task]
+    ) -> None:
+        self.session = session
+        self.display = display
+        self.train_tasks = train
+        self.validation = validation
+        self.trainer = session.trainer
+        self.run_id = session.folder.run_id
+        self._skipped = 0
+
+    async def run(self, first: int) -> None:
+        """Steps `first` to the last one, with the evaluations due before, between and after them."""
+        every = self.trainer.evaluate_every
+        if first == 0:
+            await self.evaluate(0)
+        for step in range(first, self.trainer.steps):
+            if step and every and step % every == 0:
+                await self.evaluate(step)
+            await self.step(step)
+        if self.trainer.steps:
+            await self.evaluate(self.trainer.steps)
+
+    async def step(self, step: int) -> None:
+        """One update: what was recorded, what it was worth, what it changed."""
+        began = time.perf_counter()
+        rollouts = await self.collect(step)
+        calls, rewards = await self.session.records(rollouts)
+        collect_seconds = time.perf_counter() - began
+        if step == 0:
+            check_patterns(
+                self.trainer.agents, count_agents(call for part in calls.values() for call in part)
+            )
+        usable = [r for r in rollouts if r.reward is not None]
+        if not usable:
+            raise TrainingError(
+                f"all {len(rollouts)} rollouts of step {step} failed; the first said:\n{rollouts[0].error}"
+            )
+        trajectories = [to_trajectory(r, calls[r.id], rewards[r.id]) for r in usable]
+        credited, report = assign(trajectories, self._credit())
+        metrics = await self.update(step, credited)
+        await self.session.store.put_metrics(
+            Metrics(
+                run_id=self.run_id,
+                step=step,
+                values={
+                    **_numbers(rollouts, calls, report),
+                    **metrics,
+                    "collect_seconds": collect_seconds,
+                    "step_seconds": time.perf_counter() - began,
+                },
+            )
+        )
+        await self.checkpoint(step + 1)
+        tokens = sum(len(t.completion_ids) for trajectory in trajectories for t in trajectory.transitions)
+        reward = fmean(trajectory.reward for trajectory in trajectories)
+        self.display.step_done(reward, len(failures(rollouts)), tokens / collect_seconds)
+
+    async def collect(self, step: int) -> list[Rollout]:
+        """The rollouts of a step, all finished."""
+        algorithm = self.trainer.algorithm
+        tasks = tasks_of_step(self.train_tasks, step, algorithm.tasks_per_step, self.trainer.seed)
+        attempts = 1 + self.trainer.on_failure.retries
+        rollouts = plan_training(self.run_id, step, tasks, algorithm.group_size, attempts)
+        self.display.collecting(f"step {step + 1}", len(rollouts))
+        return await self.session.run(rollouts)
+
+    async def update(self, step: int, credited: list[Trajectory]) -> dict[str, float]:
+        """Update and publish; an update that can't be made is skipped and counted, a few times."""
+        backend = self.session.backend
+        if not credited:
+            return {"skipped_updates": 1.0}
+        self.display.updating(f"step {step + 1}")
+        try:
+            metrics = await backend.update(Batch(step, tuple(credited)), self.trainer.algorithm)
+        except TrainingError as problem:
+            self._skipped += 1
+            logger.warning("step %d: update skipped: %s", step, problem)
+            if self._skipped >= MOST_SKIPPED:
+                raise
+            return {"skipped_updates": 1.0}
+        self._skipped = 0
+        return {**metrics, "policy_version": float(await backend.publish())}
+
+    async def checkpoint(self, step: int) -> None:
+        """Save the state after `step` updates, if it is time to."""
+        if step % self.trainer.checkpoint_every and step != self.trainer.steps:
+            return
+        folder = self.session.folder
+        backend = self.session.backend
+        path = folder.checkpoint(step)
+        await backend.save(path)
+        await self.session.store.put_resource(
+            ResourceVersion(run_id=self.run_id, version=backend.policy_version, uri=str(path))
+        )
+        folder.prune_checkpoints(self.trainer.keep_checkpoints)
+
+    async def evaluate(self, step: int) -> Evaluation | None:
+        """The validation tasks under the policy as it is after `step` updates."""
+        if not self.validation:
+            return None
+        rollouts = plan_evaluation(self.run_id, step, self.validation, 1 + self.trainer.on_failure.retries)
+        self.display.collecting("evaluation", len(rollouts))
+        finished = await self.session.run(rollouts)
+        calls, _ = await self.session.records(finished)
+        result = evaluation(step, finished, calls, self.trainer.breakdown)
+        self.display.evaluated(result)
+        return result
+
+    def _credit(self) -> Credit:
+        credit: Credit = self.session.plugins.part("credit", self.trainer.algorithm.credit)
+        return credit
+
+
+def _numbers(
+    rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], report: CreditReport
+) -> dict[str, float]:
+    """What there is to say of a step before its update."""
+    counts = count_agents(call for part in calls.values() for call in part)
+    numbers: Counter[str] = Counter()
+    for name, agent in counts.items():
+        numbers[f"agent/{name}/calls"] = agent.calls
+        numbers[f"agent/{name}/completion_tokens"] = agent.completion_tokens
+        numbers[f"agent/{name}/trained"] = int(agent.trained)
+        numbers[f"agent/{name}/transitions"] = report.transitions[name]
+    rewards = [r.reward for r in rollouts if r.reward is not None]
+    return {
+        "reward": fmean(rewards),
+        "rollouts": len(rollouts),
+        "failures": len(failures(rollouts)),
+        "groups": report.groups,
+        "zero_variance_groups": report.zero_variance_groups,
+        **{name: float(value) for name, value in numbers.items()},
+    }

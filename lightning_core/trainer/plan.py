@@ -1,0 +1,93 @@
+"""Which rollouts each step wants: pure functions of the seed, so that a resumed run plans the same.
+
+Rollout ids follow from run, step and place, which makes enqueueing idempotent: whatever a killed
+trainer had already asked for is not asked for twice.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..errors import TaskError
+from ..types import Rollout, Sampling, Split, Task
+
+EVALUATIONS = {"sampled": Sampling(temperature=1.0), "greedy": Sampling(temperature=0.0)}
+"""The two ways a policy is evaluated."""
+
+
+def make_tasks(rows: Iterable[Task | Mapping[str, Any]], split: Split) -> list[Task]:
+    """Tasks from tasks or plain dicts; a row that is not JSON is refused with its place and field."""
+    tasks = []
+    for index, row in enumerate(rows):
+        if isinstance(row, Task):
+            tasks.append(row if row.split == split else row.model_copy(update={"split": split}))
+            continue
+        if not isinstance(row, Mapping):
+            raise TaskError(f"{split} task {index} is a {type(row).__name__}; give a Task or a dict")
+        for name, value in row.items():
+            try:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError) as problem:
+                raise TaskError(
+                    f"{split} task {index}: field {name!r} is not JSON ({problem}); "
+                    "a task must be plain data, so that a worker in another process can have it"
+                ) from None
+        try:
+            tasks.append(Task(id=str(row.get("id") or ""), input=dict(row), split=split))
+        except ValidationError as problem:
+            raise TaskError(f"{split} task {index} can't be used: {problem}") from None
+    return tasks
+
+
+def tasks_of_step(tasks: Sequence[Task], step: int, count: int, seed: int) -> list[Task]:
+    """`count` tasks: the next ones of an endless stream of shuffled passes over all tasks."""
+    chosen = []
+    for place in range(step * count, (step + 1) * count):
+        epoch, index = divmod(place, len(tasks))
+        order = list(range(len(tasks)))
+        random.Random(f"{seed}-{epoch}").shuffle(order)
+        chosen.append(tasks[order[index]])
+    return chosen
+
+
+def plan_training(
+    run_id: str, step: int, tasks: Sequence[Task], group_size: int, max_attempts: int
+) -> list[Rollout]:
+    """`group_size` rollouts of each task, sampled from the policy itself."""
+    return [
+        Rollout(
+            id=f"{run_id}-t{step}-{place}-{member}",
+            run_id=run_id,
+            task=task,
+            group_id=f"{run_id}-t{step}-{place}",
+            step=step,
+            split="train",
+            max_attempts=max_attempts,
+        )
+        for place, task in enumerate(tasks)
+        for member in range(group_size)
+    ]
+
+
+def plan_evaluation(run_id: str, step: int, tasks: Sequence[Task], max_attempts: int) -> list[Rollout]:
+    """Each task once sampled and once greedy."""
+    return [
+        Rollout(
+            id=f"{run_id}-e{step}-{kind}-{place}",
+            run_id=run_id,
+            task=task,
+            group_id=f"{run_id}-e{step}-{kind}",
+            step=step,
+            split="validation",
+            sampling=sampling,
+            priority=1,
+            max_attempts=max_attempts,
+        )
+        for kind, sampling in EVALUATIONS.items()
+        for place, task in enumerate(tasks)
+    ]

@@ -1,0 +1,177 @@
+"""What is left when a run ends: summary, curve and transcripts, all worked out from the store.
+
+Nothing here depends on what this process remembers, so a resumed run reports like one that was never
+interrupted, and `agentlightning show` can report on any run again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..stores.base import Store
+from ..types import Call, Metrics, Rollout
+from .folder import RunFolder
+from .summary import AgentSummary, Evaluation, Summary, evaluation, versions
+
+
+async def find_evaluation(store: Store, run_id: str, step: int, breakdown: str | None) -> Evaluation | None:
+    """The evaluation made after `step` updates, if every rollout of it is finished."""
+    rollouts = await store.find_rollouts(run_id, step=step, split="validation")
+    if not rollouts or not all(rollout.status.finished for rollout in rollouts):
+        return None
+    calls = await store.get_calls([rollout.id for rollout in rollouts])
+    return evaluation(step, rollouts, calls, breakdown)
+
+
+async def summarise(store: Store, folder: RunFolder, trainer: Any) -> Summary:
+    """The run as it stands in the store."""
+    metrics = await store.list_metrics(folder.run_id)
+    totals: Counter[str] = Counter()
+    for entry in metrics:
+        totals.update(entry.values)
+    return Summary(
+        run=folder.run_id,
+        folder=str(folder.path),
+        steps=len(metrics),
+        seed=trainer.seed,
+        model=str(trainer.model),
+        before=await find_evaluation(store, folder.run_id, 0, trainer.breakdown),
+        after=await find_evaluation(store, folder.run_id, trainer.steps, trainer.breakdown),
+        train_seconds=totals["step_seconds"],
+        rollouts=int(totals["rollouts"]),
+        failures=int(totals["failures"]),
+        zero_variance_groups=int(totals["zero_variance_groups"]),
+        skipped_updates=int(totals["skipped_updates"]),
+        agents=_agents(metrics),
+        settings={
+            name: repr(getattr(trainer, name))
+            for name in ("agents", "algorithm", "backend", "steps", "concurrency", "timeout", "on_failure")
+        },
+        versions=versions(),
+    )
+
+
+def _agents(metrics: Sequence[Metrics]) -> dict[str, AgentSummary]:
+    totals: Counter[tuple[str, str]] = Counter()
+    for entry in metrics:
+        for key, value in entry.values.items():
+            if key.startswith("agent/"):
+                _, rest = key.split("/", 1)
+                name, _, number = rest.rpartition("/")
+                totals[name, number] += int(value)
+    return {
+        name: AgentSummary(
+            trained=totals[name, "trained"] > 0,
+            calls=totals[name, "calls"],
+            completion_tokens=totals[name, "completion_tokens"],
+            transitions_with_advantage=totals[name, "transitions"],
+        )
+        for name in sorted({name for name, _ in totals})
+    }
+
+
+def export_policy(folder: RunFolder) -> None:
+    """Put the newest checkpoint's model where a person looks for it."""
+    latest = folder.latest_checkpoint()
+    if latest is not None and (latest[1] / "model").is_dir():
+        staging = folder.path / ".policy"
+        shutil.rmtree(staging, ignore_errors=True)
+        shutil.copytree(latest[1] / "model", staging)
+        shutil.rmtree(folder.policy, ignore_errors=True)
+        staging.rename(folder.policy)
+
+
+def plot_curve(metrics: Sequence[Metrics], summary: Summary, path: Path) -> None:
+    """Mean training reward per step, its running mean, and the held-out success before and after."""
+    from matplotlib.figure import Figure
+
+    steps = [entry.step + 1 for entry in metrics]
+    rewards = [entry.values["reward"] for entry in metrics]
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(steps, rewards, color="0.75", label="reward of each step's rollouts")
+    axes.plot(steps, running_mean(rewards), color="C0", label="mean of five steps")
+    for kind, style in (("sampled", "s"), ("greedy", "o")):
+        points = [(e.step, getattr(e, kind)) for e in (summary.before, summary.after) if e is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), style, linestyle=":", label=f"held out, {kind}")
+    axes.set(
+        xlabel="step", ylabel="mean reward", title=f"{summary.run} (seed {summary.seed})", ylim=(-0.02, 1.02)
+    )
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
+def terminal_curve(metrics: Sequence[Metrics]) -> str:
+    """The running mean of the reward as text, for a terminal."""
+    import plotext
+
+    if len(metrics) < 2:
+        return ""
+    rewards = running_mean([entry.values["reward"] for entry in metrics])
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.plot_size(72, 14)
+    plotext.plot([entry.step + 1 for entry in metrics], rewards, marker="braille")
+    plotext.title("reward (mean of five steps)")
+    plotext.xlabel("step")
+    return str(plotext.build())
+
+
+def running_mean(values: Sequence[float], width: int = 5) -> list[float]:
+    """Mean of each value and up to `width - 1` before it."""
+    windows = [values[max(0, end - width) : end] for end in range(1, len(values) + 1)]
+    return [sum(window) / len(window) for window in windows]
+
+
+async def transcripts(store: Store, run_id: str, last: int) -> str:
+    """One held-out task, greedy, before and after: the first that went from failure to success."""
+    before = {r.task.id: r for r in await _greedy(store, run_id, 0)}
+    for after in await _greedy(store, run_id, last):
+        first = before.get(after.task.id)
+        if first is not None and not first.reward and after.reward:
+            calls = await store.get_calls([first.id, after.id])
+            parts = [
+                f"[bold]{name}[/bold] (reward {r.reward or 0:.0f})\n" + "\n".join(map(_line, calls[r.id]))
+                for name, r in (("before", first), ("after", after))
+            ]
+            return f"[bold]one task[/bold] {_escape(_shown(after))}\n" + "\n".join(parts)
+    return ""
+
+
+async def _greedy(store: Store, run_id: str, step: int) -> list[Rollout]:
+    rollouts = await store.find_rollouts(run_id, step=step, split="validation")
+    return [rollout for rollout in rollouts if rollout.sampling.temperature == 0]
+
+
+def _shown(rollout: Rollout) -> str:
+    """The task's first text field that reads like a question, else all of it."""
+    texts = [value for value in rollout.task.input.values() if isinstance(value, str) and " " in value]
+    return texts[0] if texts else str(rollout.task.input)
+
+
+def _line(call: Call) -> str:
+    message = call.choices[0].message if call.choices else {}
+    said = message.get("content") or message.get("tool_calls") or ""
+    return f"  {call.agent:>16}  {_escape(str(said).strip())}"
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+async def write_report(store: Store, folder: RunFolder, trainer: Any) -> Summary:
+    """Write `summary.json`, `curve.png` and `policy/`; returns the summary."""
+    summary = await summarise(store, folder, trainer)
+    metrics = await store.list_metrics(folder.run_id)
+    folder.write_json("summary.json", summary.model_dump(mode="json"))
+    plot_curve(metrics, summary, folder.path / "curve.png")
+    export_policy(folder)
+    return summary

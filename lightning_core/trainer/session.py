@@ -1,0 +1,147 @@
+"""Everything a training run has open: store, backend, gateway and runner, wired together.
+
+In one process the four roles share nothing but the store and the gateway's URL, as they would on four
+machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+from ..backends.base import Backend
+from ..errors import TrainingError
+from ..gateway.app import Gateway
+from ..gateway.server import GatewayServer
+from ..gateway.tokens import Tokens
+from ..plugins import Plugins, load_plugins
+from ..runner import Runner
+from ..stores.base import Store
+from ..tracing.openai_sdk import instrument
+from ..tracing.scope import Scope
+from ..types import Attempt, Call, Reward, Rollout, Status
+from .folder import RunFolder
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+Solve = Callable[..., Any]
+"""The user's function: takes a Task, runs the app once, returns the reward; may be async."""
+
+
+class Session:
+    """`async with Session(...)`: from here on, enqueued rollouts are run and recorded."""
+
+    store: Store
+    backend: Backend
+    plugins: Plugins
+
+    def __init__(self, trainer: Trainer, folder: RunFolder, solve: Solve) -> None:
+        self.trainer = trainer
+        self.folder = folder
+        self.solve = solve
+        self.on_rollout: Callable[[Rollout], None] = lambda rollout: None
+        self._stack = AsyncExitStack()
+        self._stop = asyncio.Event()
+
+    async def __aenter__(self) -> Session:
+        async with AsyncExitStack() as stack:
+            await self._open(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        trainer, folder = self.trainer, self.folder
+        self.plugins = load_plugins()
+        store_url = trainer.store or folder.store_url
+        self.store = await stack.enter_async_context(open_store(store_url, self.plugins))
+        self.backend = make_backend(trainer, self.plugins)
+        self.backend.check(trainer.algorithm)
+        stack.push_async_callback(self.backend.close)
+        await self.backend.start()
+        if (checkpoint := folder.latest_checkpoint()) is not None:
+            await self.backend.load(checkpoint[1])
+        tokens = Tokens(folder.secret())
+        gateway = Gateway(self.backend.upstream, self.store, tokens, agents=trainer.agents)
+        server = await stack.enter_async_context(GatewayServer(gateway))
+        stack.enter_context(instrument(self.plugins.who))
+
+        def scope_for(attempt: Attempt) -> Scope:
+            return Scope(
+                rollout_id=attempt.rollout.id,
+                attempt=attempt.number,
+                gateway_url=server.url,
+                token=tokens.issue(attempt.rollout, attempt.number),
+                agents=trainer.agents,
+            )
+
+        await self._start_runner(stack, scope_for)
+
+    async def _start_runner(self, stack: AsyncExitStack, scope_for: Callable[[Attempt], Scope]) -> None:
+        worker = f"{self.folder.run_id}/embedded"
+        await self.store.reclaim(worker)
+        runner = Runner(
+            self.solve,
+            self.store,
+            run_id=self.folder.run_id,
+            scope_for=scope_for,
+            concurrency=self.trainer.concurrency,
+            timeout=self.trainer.timeout,
+            on_failure=self.trainer.on_failure,
+            worker=worker,
+            on_finished=lambda rollout: self.on_rollout(rollout),
+        )
+        self._serving = asyncio.create_task(runner.serve(self._stop))
+
+        async def stop() -> None:
+            self._stop.set()
+            await self._serving
+
+        stack.push_async_callback(stop)
+
+    async def run(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Enqueue the rollouts (those already known are left as they are) and wait until all are finished."""
+        await self.store.enqueue(rollouts)
+        ids = [rollout.id for rollout in rollouts]
+        waiting = asyncio.create_task(self.store.wait_finished(ids))
+        try:
+            await asyncio.wait({waiting, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                await self._serving
+                raise TrainingError("the runner stopped before the rollouts were finished")
+            return await waiting
+        finally:
+            waiting.cancel()
+
+    async def records(
+        self, rollouts: Sequence[Rollout]
+    ) -> tuple[dict[str, list[Call]], dict[str, list[Reward]]]:
+        """What was recorded in the rollouts' last attempts: (calls, rewards) by rollout id."""
+        ids = [rollout.id for rollout in rollouts]
+        return await self.store.get_calls(ids), await self.store.get_rewards(ids)
+
+
+def open_store(url: str, plugins: Plugins) -> Store:
+    """The store for a URL, by its scheme; enter it to open it."""
+    store: Store = plugins.part("store", url.partition("://")[0])(url)
+    return store
+
+
+def make_backend(trainer: Trainer, plugins: Plugins) -> Backend:
+    """The backend named or given by the trainer's settings."""
+    backend: Backend = (
+        plugins.part("backend", trainer.backend)(model=trainer.model, seed=trainer.seed)
+        if isinstance(trainer.backend, str)
+        else trainer.backend
+    )
+    return backend
+
+
+def failures(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Those that did not succeed."""
+    return [rollout for rollout in rollouts if rollout.status is not Status.SUCCEEDED]

@@ -1,0 +1,131 @@
+"""What a run came to: the machine-readable `summary.json` and how it is worked out."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+
+from pydantic import Field
+
+from ..types import Call, Record, Rollout
+from .plan import EVALUATIONS
+
+PACKAGES = ("agent-lightning-core", "torch", "transformers", "openai", "langgraph", "langchain-core")
+
+
+class AgentScore(Record):
+    """One agent's part in an evaluation."""
+
+    calls: int
+    rollouts: int
+    """Rollouts in which it acted."""
+    success: float
+    """Mean final reward of those rollouts."""
+
+
+class Score(Record):
+    """One evaluation: every task once. A failed rollout scores 0."""
+
+    success: float
+    """Mean final reward."""
+    tasks: int
+    failures: int
+    by: dict[str, float] = Field(default_factory=dict)
+    """Mean final reward for each value of the `breakdown` field."""
+    agents: dict[str, AgentScore] = Field(default_factory=dict)
+
+
+class Evaluation(Record):
+    """The policy at one step, sampled (T = 1) and greedy (T = 0)."""
+
+    step: int
+    sampled: float
+    greedy: float
+    detail: dict[str, Score]
+    """"sampled" and "greedy" in full."""
+
+
+class AgentSummary(Record):
+    """One agent over the whole training, evaluations left out."""
+
+    trained: bool
+    calls: int
+    completion_tokens: int
+    transitions_with_advantage: int = 0
+
+
+class Summary(Record):
+    """The content of `summary.json`."""
+
+    run: str
+    folder: str
+    steps: int
+    """Updates asked for; each was made or counted as skipped."""
+    seed: int
+    model: str
+    before: Evaluation | None = None
+    after: Evaluation | None = None
+    train_seconds: float
+    """Wall time of collecting and updating, evaluations left out, over all sessions of the run."""
+    rollouts: int
+    failures: int
+    zero_variance_groups: int
+    skipped_updates: int
+    agents: dict[str, AgentSummary]
+    settings: dict[str, str]
+    versions: dict[str, str]
+
+
+def score(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], breakdown: str | None) -> Score:
+    """How well the rollouts of one evaluation did."""
+    rewards = {rollout.id: rollout.reward or 0.0 for rollout in rollouts}
+    parts: defaultdict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        if breakdown is not None:
+            parts[str(rollout.task.input.get(breakdown))].append(rewards[rollout.id])
+    acted: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for rollout in rollouts:
+        for call in calls.get(rollout.id, ()):
+            acted[call.agent][rollout.id] = acted[call.agent].get(rollout.id, 0) + 1
+    return Score(
+        success=fmean(rewards.values()),
+        tasks=len(rollouts),
+        failures=sum(rollout.error is not None for rollout in rollouts),
+        by={name: fmean(values) for name, values in sorted(parts.items())},
+        agents={
+            agent: AgentScore(
+                calls=sum(counts.values()),
+                rollouts=len(counts),
+                success=fmean(rewards[rollout_id] for rollout_id in counts),
+            )
+            for agent, counts in sorted(acted.items())
+        },
+    )
+
+
+def evaluation(
+    step: int, rollouts: Iterable[Rollout], calls: Mapping[str, Sequence[Call]], breakdown: str | None
+) -> Evaluation:
+    """The rollouts of `plan_evaluation`, told apart by how they were sampled."""
+    rollouts = list(rollouts)
+    detail = {
+        kind: score([r for r in rollouts if r.sampling == sampling], calls, breakdown)
+        for kind, sampling in EVALUATIONS.items()
+    }
+    return Evaluation(
+        step=step, sampled=detail["sampled"].success, greedy=detail["greedy"].success, detail=detail
+    )
+
+
+def versions() -> dict[str, str]:
+    """Python and the packages that matter to the numbers."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

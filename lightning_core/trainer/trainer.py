@@ -1,0 +1,194 @@
+"""`Trainer`: the one object a user makes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..algorithms.base import Algorithm
+from ..algorithms.grpo import GRPO
+from ..errors import ConfigError
+from ..runner import FailurePolicy
+from ..types import Run, Task
+from .display import Display
+from .folder import RunFolder
+from .loop import Loop
+from .plan import make_tasks
+from .report import terminal_curve, transcripts, write_report
+from .session import Session, Solve
+from .summary import Summary
+
+_overrides: ContextVar[Mapping[str, Any] | None] = ContextVar("lightning_overrides", default=None)
+
+
+@contextmanager
+def overrides(values: Mapping[str, Any]) -> Iterator[None]:
+    """Let every trainer that fits inside use these settings (the command line's flags) over its own."""
+    token = _overrides.set({name: value for name, value in values.items() if value is not None})
+    try:
+        yield
+    finally:
+        _overrides.reset(token)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """Trains the model behind the named agents of an app from the app's own rewards."""
+
+    model: str | Path = "tiny"
+    """A transformers folder, or "tiny", the small model that ships with the package."""
+    agents: Sequence[str] | None = None
+    """Names or globs of the agents to train; None trains all."""
+    algorithm: Algorithm = field(default_factory=GRPO)
+    backend: Any = "local"
+    """A backend's name, or a backend object."""
+    store: str | None = None
+    """URL of the store; by default an SQLite file in the run's folder."""
+    steps: int = 40
+    """Updates to make."""
+    folder: str | Path | None = None
+    """Where the run lies; by default `runs/<date-time>`."""
+    resume: bool = False
+    """Go on with the run in `folder`."""
+    seed: int = 0
+    concurrency: int = 64
+    """Rollouts at the same time."""
+    timeout: float | None = 300.0
+    """Seconds one rollout may take."""
+    on_failure: FailurePolicy = field(default_factory=FailurePolicy)
+    evaluate_every: int | None = None
+    """Also evaluate after every so many steps; before and after training it is done anyway."""
+    breakdown: str | None = None
+    """A field of the tasks' input by which success is shown separately, such as the kind of question."""
+    checkpoint_every: int = 1
+    keep_checkpoints: int = 2
+    progress: bool = True
+    """Show progress on the terminal (standard error)."""
+
+    def __post_init__(self) -> None:
+        for name, least in {
+            "steps": 0,
+            "concurrency": 1,
+            "checkpoint_every": 1,
+            "keep_checkpoints": 1,
+        }.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must be at least {least}")
+        if self.agents is not None:
+            patterns = (self.agents,) if isinstance(self.agents, str) else tuple(self.agents)
+            object.__setattr__(self, "agents", patterns)
+            if not patterns:
+                raise ConfigError("agents=[] trains nobody: give names or globs, or None to train all")
+        if self.timeout is not None and self.timeout <= 0:
+            raise ConfigError(f"timeout={self.timeout!r}: must be above 0 seconds, or None for no limit")
+
+    def fit(
+        self,
+        solve: Solve,
+        *,
+        train: Iterable[Task | Mapping[str, Any]],
+        validation: Iterable[Task | Mapping[str, Any]] = (),
+    ) -> Summary:
+        """Train on `train`, evaluate on `validation` before and after, and write the run's folder.
+
+        `solve(task)` runs the app once and returns the reward, a finite number; it may be async.
+        Afterwards the folder holds the trained policy (`policy/`, a transformers folder),
+        `summary.json`, `curve.png` and everything recorded. Raises UnknownAgentError after the first
+        batch if a pattern in `agents` matched no call. An exception inside `solve` ends that
+        rollout only.
+        """
+        trainer = replace(self, **(_overrides.get() or {}))
+        tasks = make_tasks(train, "train"), make_tasks(validation, "validation")
+        if not tasks[0] and trainer.steps:
+            raise ConfigError("train is empty: give at least one task")
+        if trainer.resume and trainer.folder is None:
+            raise ConfigError("resume=True needs folder=..., the folder of the run to go on with")
+        path = Path(trainer.folder or Path("runs") / time.strftime("%Y%m%d-%H%M%S"))
+        with RunFolder(path, resume=trainer.resume) as folder:
+            return _run(_fit(trainer, folder, solve, *tasks))
+
+
+async def _fit(
+    trainer: Trainer, folder: RunFolder, solve: Solve, train: list[Task], validation: list[Task]
+) -> Summary:
+    display = Display(enabled=trainer.progress, steps=trainer.steps)
+    with display:
+        display.note(f"run {folder.run_id} in {folder.path}")
+        async with Session(trainer, folder, solve) as session:
+            session.on_rollout = display.rollout_done
+            run = await _open_run(session, train)
+            checkpoint = folder.latest_checkpoint()
+            first = checkpoint[0] if checkpoint else 0
+            display.begin(first)
+            loop = Loop(session, display, train, validation)
+            try:
+                await loop.run(first)
+                summary = await write_report(session.store, folder, trainer)
+                curve = terminal_curve(await session.store.list_metrics(run.id))
+                shown = await transcripts(session.store, run.id, trainer.steps)
+            except BaseException as problem:
+                status = "stopped" if isinstance(problem, asyncio.CancelledError) else "failed"
+                await asyncio.shield(session.store.put_run(run.model_copy(update={"status": status})))
+                raise
+            await session.store.put_run(run.model_copy(update={"status": "finished"}))
+    display.finish(summary, folder.path, curve, shown)
+    return summary
+
+
+async def _open_run(session: Session, train: list[Task]) -> Run:
+    """The run's record; a resumed run must plan the same rollouts as it did before."""
+    trainer, folder = session.trainer, session.folder
+    digest = hashlib.blake2b("".join(task.id for task in train).encode(), digest_size=8).hexdigest()
+    plan: dict[str, Any] = {
+        "seed": trainer.seed,
+        "train tasks": digest,
+        "group_size": trainer.algorithm.group_size,
+        "tasks_per_step": trainer.algorithm.tasks_per_step,
+        "agents": None if trainer.agents is None else list(trainer.agents),
+    }
+    known = await session.store.find_run(folder.run_id)
+    if known is not None:
+        changed = {name for name, value in plan.items() if known.config.get(name) != value}
+        if changed:
+            raise ConfigError(
+                f"run {folder.run_id!r} can't be resumed with another {', '.join(sorted(changed))}; "
+                "give the same as before, or start a new run in another folder"
+            )
+    run = Run(id=folder.run_id, config=plan, folder=str(folder.path.resolve()))
+    if known is not None:
+        run = run.model_copy(update={"created_at": known.created_at})
+    await session.store.put_run(run)
+    return run
+
+
+def _run(main: Any) -> Summary:
+    """Run to the end; inside a running loop (a notebook) in a thread with a loop of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        result: Summary = asyncio.run(main)
+        return result
+    outcome: list[Summary] = []
+    problem: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            outcome.append(asyncio.run(main))
+        except BaseException as error:
+            problem.append(error)
+
+    context = copy_context()
+    thread = threading.Thread(target=lambda: context.run(target), name="lightning-fit")
+    thread.start()
+    thread.join()
+    if problem:
+        raise problem[0]
+    return outcome[0]
