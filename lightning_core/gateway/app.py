@@ -1,0 +1,87 @@
+"""The gateway: an OpenAI-compatible server that records every call with its exact token ids."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..errors import GatewayError
+from ..stores.base import Store
+from .access import Access
+from .chat import ChatCompletions
+from .exchange import Exchanges
+from .refusals import Refusal, refusal_of
+from .tokens import Tokens
+from .upstream import Upstream
+
+_OF_ROLLOUT: Final = "/rollouts/{rollout_id}/agents/{agent:path}"
+"""Base URL of an agent of a rollout; the name may hold slashes once it is decoded."""
+
+
+class Gateway:
+    """Serves one policy to any number of rollouts.
+
+    `agents` are the names or globs of those being trained (None: all). With `anonymous`, requests
+    without a token are served too, and recorded as belonging to no rollout.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        store: Store,
+        tokens: Tokens,
+        *,
+        agents: tuple[str, ...] | None,
+        anonymous: bool = False,
+    ) -> None:
+        self._upstream = upstream
+        self._access = Access(tokens, agents=agents, anonymous=anonymous)
+        self._exchanges = Exchanges(store)
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        chat = ChatCompletions(self._upstream, self._access, self._exchanges)
+        routes = [Route("/healthz", self._health)]
+        for base in ("", _OF_ROLLOUT):
+            routes.append(Route(f"{base}/v1/chat/completions", chat, methods=["POST"]))
+            routes.append(Route(f"{base}/v1/models", self._models))
+        return Starlette(
+            routes=routes,
+            exception_handlers={HTTPException: _refuse_http, GatewayError: _refuse, Exception: _refuse},
+        )
+
+    def abort(self) -> None:
+        """End the calls on their way; they are recorded as cancelled. For the event loop of the app."""
+        self._exchanges.abort()
+
+    async def _health(self, request: Request) -> Response:
+        return _json({"status": "ok", "model": self._upstream.model_name, "calls": len(self._exchanges)})
+
+    async def _models(self, request: Request) -> Response:
+        self._access.admit(request.scope)
+        model = {"id": self._upstream.model_name, "object": "model", "created": 0, "owned_by": "lightning"}
+        return _json({"object": "list", "data": [model]})
+
+
+def _json(content: dict[str, Any], status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status_code=status, media_type="application/json")
+
+
+def _refuse(request: Request, error: Exception) -> Response:
+    refusal = refusal_of(error)
+    return _json(refusal.body(), refusal.status)
+
+
+def _refuse_http(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    asked = f"{request.method} {request.url.path}"
+    served = "POST /v1/chat/completions and GET /v1/models"
+    code = "method_not_allowed" if status == 405 else "unknown_endpoint"
+    refusal = Refusal(f"{asked} is not served here; served are {served}", status=status, code=code)
+    return _json(refusal.body(), status)

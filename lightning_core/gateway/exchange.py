@@ -1,0 +1,148 @@
+"""One call on its way through the gateway: sampled, watched, recorded once.
+
+The engine runs in a task of its own, so that whatever ends the call early (the client has left, a
+retry has taken its place, the gateway stops) ends it in one way: that task is cancelled, which
+closes the generation and frees the engine's slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ..stores.base import Store
+from ..types import CallStatus
+from .recording import Recording
+from .refusals import Refusal, refusal_of, unrecorded
+from .upstream import Delta, Upstream
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str | None, int | None, str]
+
+
+class Exchange:
+    """A running call. Use as: `start()`, `await finished()`, `await record()`, answer."""
+
+    def __init__(self, recording: Recording, upstream: Upstream) -> None:
+        self.recording = recording
+        self._upstream = upstream
+        self._deltas: list[Delta] = []
+        self._fresh = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._aborted: Refusal | None = None
+
+    def start(self) -> None:
+        """Begin to sample."""
+        self._task = asyncio.create_task(self._sample())
+        self._task.add_done_callback(lambda _: self._fresh.set())
+
+    def abort(self, reason: Refusal) -> None:
+        """End the call early, unless it has ended already."""
+        if self._task is not None and self._aborted is None and self._task.cancel():
+            self._aborted = reason
+
+    async def finished(self) -> None:
+        """Wait until nothing more will be sampled."""
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+
+    async def next_deltas(self) -> list[Delta]:
+        """What was sampled since the last time, as soon as there is any; nothing more once it is empty."""
+        if not self._deltas:
+            await self._fresh.wait()
+        self._fresh.clear()
+        deltas, self._deltas = self._deltas, []
+        if self._task is not None and self._task.done():
+            self._fresh.set()
+        return deltas
+
+    @property
+    def failure(self) -> Refusal | None:
+        """Why there is no complete reply; None if there is one. Known once finished."""
+        if self._aborted is not None:
+            return self._aborted
+        if self._task is None or self._task.cancelled():
+            return stopped()
+        error = self._task.exception()
+        return None if error is None else refusal_of(error)
+
+    async def _sample(self) -> None:
+        generation = await self._upstream.chat(self.recording.body.request)
+        recording, streamed = self.recording, self.recording.body.stream
+        try:
+            recording.prompt_ids = generation.prompt_ids
+            async for delta in generation:
+                recording.add(delta)
+                recording.policy_version = generation.policy_version
+                if streamed:
+                    self._deltas.append(delta)
+                    self._fresh.set()
+        finally:
+            await generation.aclose()
+        recording.check_finished()
+
+
+class Exchanges:
+    """The calls on their way, and the store that they end in."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._running: dict[Key, Exchange] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, exchange: Exchange) -> None:
+        """Begin it. An earlier try of the same call ends here, unrecorded: nobody waits for it."""
+        key = exchange.recording.caller.key
+        older = self._running.get(key)
+        if older is not None:
+            older.abort(superseded(key[2]))
+        self._running[key] = exchange
+        exchange.start()
+
+    async def record(self, exchange: Exchange) -> Refusal | None:
+        """Store the finished call; afterwards its reply may be given. Returns why there is none.
+
+        A reply that can't be stored is not given: its app sees an error instead.
+        """
+        recording, failure = exchange.recording, exchange.failure
+        key = recording.caller.key
+        if self._running.get(key) is not exchange:
+            return failure or superseded(key[2])
+        try:
+            await self._store.add_call(recording.call(_status(failure), str(failure) if failure else None))
+        except Exception as error:
+            log.exception("call %s could not be recorded", key[2])
+            return failure or unrecorded(error)
+        finally:
+            if self._running.get(key) is exchange:
+                del self._running[key]
+        return failure
+
+    def abort(self) -> None:
+        """End all calls early; they are recorded as cancelled."""
+        for exchange in tuple(self._running.values()):
+            exchange.abort(stopped())
+
+
+def _status(failure: Refusal | None) -> CallStatus:
+    if failure is None:
+        return "completed"
+    return "cancelled" if failure.code == "cancelled" else "failed"
+
+
+def stopped() -> Refusal:
+    """The gateway stops before the call has ended."""
+    return Refusal("the gateway was stopped", status=503, code="cancelled", kind="server_error")
+
+
+def disconnected() -> Refusal:
+    """The client did not wait for the reply."""
+    return Refusal("the client disconnected", code="cancelled")
+
+
+def superseded(call_id: str) -> Refusal:
+    """A newer request has the same call id."""
+    return Refusal(f"call {call_id!r} was sent again; only the newer request is answered", code="superseded")

@@ -1,0 +1,84 @@
+"""Messages and tools as the chat template takes them: plain text, or refused by name.
+
+Content given in parts is joined by newlines, as vLLM does for templates that expect a string; a
+`developer` message is a `system` message, the name that open models were trained with.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from .refusals import Refusal, invalid, unsupported
+
+_ROLES: Final = frozenset(("system", "developer", "user", "assistant", "tool"))
+_TEXT_PARTS: Final = frozenset(("text", "refusal"))
+_NOT_CARRIED: Final = ("audio", "function_call")
+
+
+def read_messages(value: Any) -> list[dict[str, Any]]:
+    """The conversation, each content a string or None."""
+    if not isinstance(value, list) or not value:
+        raise invalid("messages", "messages must be a list with at least one message")
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(value)]
+
+
+def _message(message: Any, param: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise invalid(param, f"{param} must be an object, not {type(message).__name__}")
+    role = message.get("role")
+    if role == "function":
+        raise unsupported(f"{param}.role", "the role 'function' is not supported; use the role 'tool'")
+    if role not in _ROLES:
+        raise invalid(f"{param}.role", f"{param}.role must be one of {sorted(_ROLES)}, not {role!r}")
+    for name in _NOT_CARRIED:
+        if message.get(name) is not None:
+            raise unsupported(f"{param}.{name}", f"{param}.{name} is not supported; leave it out")
+    content = _content(message.get("content"), f"{param}.content")
+    if content is None and role != "assistant":
+        raise invalid(f"{param}.content", f"{param}.content is missing")
+    role = "system" if role == "developer" else role
+    return {**message, "role": role, "content": content}
+
+
+def _content(value: Any, param: str) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise invalid(param, f"{param} must be a string or a list of parts, not {type(value).__name__}")
+    return "\n".join(_part(part, f"{param}[{index}]") for index, part in enumerate(value))
+
+
+def _part(part: Any, param: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in _TEXT_PARTS:
+        raise unsupported(param, f"{param} has the type {kind!r}; this model reads text only")
+    text = part.get(kind)
+    if not isinstance(text, str):
+        raise invalid(param, f"{param}.{kind} must be a string")
+    return text
+
+
+def read_tools(tools: Any, choice: Any) -> list[dict[str, Any]] | None:
+    """The functions the model may call; with `tool_choice="none"` it is not told of any."""
+    if tools is None or tools == []:
+        if choice not in (None, "none", "auto"):
+            raise invalid("tool_choice", "tool_choice needs tools")
+        return None
+    if not isinstance(tools, list):
+        raise invalid("tools", "tools must be a list")
+    for index, tool in enumerate(tools):
+        _check_tool(tool, f"tools[{index}]")
+    if choice not in (None, "none", "auto"):
+        raise unsupported(
+            "tool_choice", f"tool_choice = {choice!r} can't be forced on this engine; use 'auto' or 'none'"
+        )
+    return None if choice == "none" else tools
+
+
+def _check_tool(tool: Any, param: str) -> None:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind != "function":
+        raise unsupported(param, f"{param} has the type {kind!r}; only functions are supported")
+    function = tool.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise Refusal(f"{param}.function needs a name", code="missing_required_parameter", param=param)

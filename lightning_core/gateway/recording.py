@@ -1,0 +1,102 @@
+"""What one call read and wrote, gathered while it runs, and the `Call` that is stored of it.
+
+The ids and log-probabilities are those of the engine's deltas, never computed again from text.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import GatewayError
+from ..types import Call, CallStatus, Choice
+from .access import Caller
+from .parameters import ChatBody
+from .upstream import Delta
+
+
+@dataclass(slots=True)
+class ChoiceSoFar:
+    """One choice while it is being sampled."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        if delta.text:
+            self.text.append(delta.text)
+        if delta.tool_calls:
+            self.tool_calls += delta.tool_calls
+        if delta.top_logprobs:
+            self.top_logprobs += delta.top_logprobs
+        if delta.finish_reason:
+            self.finish_reason = delta.finish_reason
+
+    def message(self) -> dict[str, Any]:
+        """The assistant message the app is given."""
+        text = "".join(self.text)
+        if self.tool_calls:
+            return {"role": "assistant", "content": text or None, "tool_calls": self.tool_calls}
+        return {"role": "assistant", "content": text}
+
+
+class Recording:
+    """One call so far."""
+
+    def __init__(self, caller: Caller, body: ChatBody) -> None:
+        self.caller = caller
+        self.body = body
+        self.started_at = time.time()
+        self.prompt_ids: list[int] | None = None
+        self.policy_version: int | None = None
+        self.choices = [ChoiceSoFar() for _ in range(body.request.n)]
+
+    def add(self, delta: Delta) -> None:
+        """Take in a piece of a choice."""
+        self.choices[delta.choice].add(delta)
+
+    def check_finished(self) -> None:
+        """Raise GatewayError if the engine stopped in the middle of a choice."""
+        for index, choice in enumerate(self.choices):
+            if choice.finish_reason is None:
+                raise GatewayError(f"its reply ended before choice {index} had a finish reason")
+
+    def call(self, status: CallStatus, error: str | None) -> Call:
+        """The record. Built without validation: each value was checked on its way in, and checking
+        every token id again would cost more than the rest of the record."""
+        return Call.model_construct(
+            id=self.caller.call_id,
+            rollout_id=self.caller.rollout_id,
+            attempt=self.caller.attempt,
+            agent=self.caller.agent,
+            trained=self.caller.trained,
+            dialect="chat",
+            model=self.body.model,
+            request=self.body.raw,
+            prompt_ids=self.prompt_ids,
+            choices=[_choice(index, choice) for index, choice in enumerate(self.choices)],
+            temperature=self.body.request.temperature,
+            policy_version=self.policy_version,
+            status=status,
+            error=error,
+            started_at=self.started_at,
+            ended_at=time.time(),
+        )
+
+
+def _choice(index: int, choice: ChoiceSoFar) -> Choice:
+    measured = len(choice.logprobs) == len(choice.token_ids)
+    return Choice.model_construct(
+        index=index,
+        completion_ids=choice.token_ids or None,
+        logprobs=(choice.logprobs or None) if measured else None,
+        finish_reason=choice.finish_reason,
+        message=choice.message(),
+    )

@@ -1,0 +1,233 @@
+"""A chat completion through the gateway: what the app gets, and what is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from lightning_core.gateway.upstream import ChatRequest
+from lightning_core.types import UNNAMED, Sampling
+from tests.gateway.conftest import House, open_house
+from tests.gateway.scripted import END, Line, ScriptedEngine, logprob, until
+
+HELLO: list[Any] = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello there you"}]
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+LOOK = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at":"x"}'}}
+
+
+async def test_the_reply_is_the_engines_and_is_recorded_with_its_exact_ids(house: House) -> None:
+    client = house.client(await house.rollout(), agent="writer")
+    reply = await client.chat.completions.create(model="gpt-x", messages=HELLO)
+
+    assert reply.choices[0].message.content == "hello there you"
+    assert reply.choices[0].finish_reason == "stop"
+    assert reply.model == "gpt-x"
+    call = await house.one_call()
+    said = [*house.engine.encode("hello there you"), END]
+    assert call.prompt_ids == house.engine.encode("be kind hello there you")
+    assert call.choices[0].completion_ids == said
+    assert call.choices[0].logprobs == [logprob(token) for token in said]
+    assert call.choices[0].message == {"role": "assistant", "content": "hello there you"}
+    assert (call.agent, call.attempt, call.status, call.model) == ("writer", 1, "completed", "gpt-x")
+    assert (call.policy_version, call.trained, call.dialect) == (7, True, "chat")
+    assert call.request["messages"] == HELLO
+    assert call.started_at <= call.ended_at
+    assert reply.usage is not None
+    assert reply.usage.prompt_tokens == 5
+    assert reply.usage.completion_tokens == 4
+    assert reply.usage.total_tokens == 9
+
+
+async def test_a_recorded_call_is_valid_though_it_was_built_without_validation(house: House) -> None:
+    client = house.client(await house.rollout())
+    await client.chat.completions.create(model="m", messages=HELLO, n=2)
+    call = await house.one_call()
+    assert type(call).model_validate(call.model_dump()) == call
+
+
+async def test_the_path_names_rollout_and_agent_like_the_headers_do(house: House) -> None:
+    token = await house.rollout()
+    for name in ("writer", "Prüfer/zwei 试", "50% off", "a/v1/b"):
+        base = f"/rollouts/r1/agents/{quote(name, safe='')}/v1"
+        client = house.client(token, base=base)
+        await client.chat.completions.create(model="m", messages=HELLO)
+        assert (await house.calls())[-1].agent == name
+
+
+async def test_an_agent_name_of_any_script_survives_the_header(house: House) -> None:
+    for name in ("редактор", "a b/c%d", "🦊"):
+        client = house.client(await house.rollout(f"r-{name}"), agent=quote(name, safe=""))
+        await client.chat.completions.create(model="m", messages=HELLO)
+        assert (await house.one_call(f"r-{name}")).agent == name
+
+
+async def test_the_header_speaks_for_one_call_and_beats_the_path(house: House) -> None:
+    client = house.client(await house.rollout(), base="/rollouts/r1/agents/program/v1", agent="inner")
+    await client.chat.completions.create(model="m", messages=HELLO)
+    assert (await house.one_call()).agent == "inner"
+
+
+async def test_a_call_that_nobody_claims_is_unnamed(house: House) -> None:
+    client = house.client(await house.rollout())
+    await client.chat.completions.create(model="m", messages=HELLO)
+    assert (await house.one_call()).agent == UNNAMED
+
+
+async def test_identical_prompts_are_two_calls_and_retries_of_one_are_one(house: House) -> None:
+    client = house.client(await house.rollout())
+    for call_id in ("a", "a", "b", None):
+        headers = {"x-lightning-call": call_id} if call_id else {}
+        await client.chat.completions.create(model="m", messages=HELLO, extra_headers=headers)
+    ids = [call.id for call in await house.calls()]
+    assert ids[:2] == ["a", "b"]
+    assert len(ids) == 3
+
+
+async def test_only_trained_agents_sample_as_the_rollout_says() -> None:
+    async with open_house(agents=("write*",)) as house:
+        token = await house.rollout(sampling=Sampling(temperature=0.0, top_p=0.5))
+        for agent in ("writer", "judge"):
+            client = house.client(token, agent=agent)
+            await client.chat.completions.create(model="m", messages=HELLO, temperature=0.7, top_p=0.9)
+        first, second = house.engine.requests
+        assert (first.temperature, first.top_p) == (0.0, 0.5)
+        assert (second.temperature, second.top_p) == (0.7, 0.9)
+        writer, judge = await house.calls()
+        assert (writer.agent, writer.trained, writer.temperature) == ("writer", True, 0.0)
+        assert (judge.agent, judge.trained, judge.temperature) == ("judge", False, 0.7)
+
+
+async def test_several_choices_are_recorded_apart(house: House) -> None:
+    client = house.client(await house.rollout())
+    reply = await client.chat.completions.create(model="m", messages=HELLO, n=3)
+    said = ["hello there you", "hello there you 1", "hello there you 2"]
+    assert [choice.message.content for choice in reply.choices] == said
+    assert [choice.index for choice in reply.choices] == [0, 1, 2]
+    call = await house.one_call()
+    assert [choice.completion_ids for choice in call.choices] == [
+        [*house.engine.encode(text), END] for text in said
+    ]
+
+
+async def test_tools_go_to_the_engine_and_tool_calls_come_back() -> None:
+    engine = ScriptedEngine(says=lambda request, choice: Line(tool_calls=[LOOK]))
+    async with open_house(engine) as house:
+        client = house.client(await house.rollout())
+        reply = await client.chat.completions.create(
+            model="m", messages=HELLO, tools=TOOLS, tool_choice="auto", parallel_tool_calls=False
+        )
+        calls = reply.choices[0].message.tool_calls
+        assert calls is not None
+        assert calls[0].model_dump() == LOOK
+        assert reply.choices[0].message.content is None
+        assert reply.choices[0].finish_reason == "tool_calls"
+        assert engine.requests[0].tools == TOOLS
+        assert (await house.one_call()).choices[0].message["tool_calls"] == [LOOK]
+
+
+async def test_a_model_that_must_not_call_tools_is_not_told_of_any(house: House) -> None:
+    client = house.client(await house.rollout())
+    await client.chat.completions.create(model="m", messages=HELLO, tools=TOOLS, tool_choice="none")
+    assert house.engine.requests[0].tools is None
+
+
+async def test_logprobs_come_in_openais_form(house: House) -> None:
+    client = house.client(await house.rollout())
+    reply = await client.chat.completions.create(model="m", messages=HELLO, logprobs=True, top_logprobs=2)
+    logprobs = reply.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert [entry.token for entry in logprobs.content] == ["hello", "there", "you", "<end>"]
+    token = house.engine.encode("hello")[0]
+    first = logprobs.content[0]
+    assert first.logprob == logprob(token)
+    assert first.bytes == list(b"hello")
+    assert [(top.token, top.logprob) for top in first.top_logprobs] == [
+        ("hello", logprob(token)),
+        ("<end>", -9),
+    ]
+
+
+async def test_half_a_character_has_no_bytes(house: House) -> None:
+    client = house.client(await house.rollout())
+    messages: Any = [{"role": "user", "content": "half\ufffd"}]
+    reply = await client.chat.completions.create(model="m", messages=messages, logprobs=True)
+    logprobs = reply.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert logprobs.content[0].bytes is None
+    assert logprobs.content[0].top_logprobs == []
+
+
+async def test_token_ids_are_given_to_who_asks(house: House) -> None:
+    client = house.client(await house.rollout())
+    reply = await client.chat.completions.create(
+        model="m", messages=HELLO, extra_body={"return_token_ids": True}
+    )
+    call = await house.one_call()
+    assert reply.model_extra is not None
+    assert reply.model_extra["prompt_token_ids"] == call.prompt_ids
+    assert reply.choices[0].model_extra is not None
+    assert reply.choices[0].model_extra["token_ids"] == call.choices[0].completion_ids
+
+
+async def test_every_served_parameter_reaches_the_engine(house: House) -> None:
+    client = house.client(await house.rollout())
+    await client.chat.completions.create(
+        model="m",
+        messages=HELLO,
+        max_completion_tokens=2,
+        max_tokens=9,
+        seed=3,
+        stop=["\n", "END"],
+        extra_body={"chat_template_kwargs": {"enable_thinking": False}},
+    )
+    assert house.engine.requests[0] == ChatRequest(
+        messages=HELLO,
+        max_tokens=2,
+        seed=3,
+        stop=("\n", "END"),
+        temperature=1.0,
+        extra={"enable_thinking": False},
+    )
+    assert (await house.one_call()).choices[0].finish_reason == "length"
+
+
+async def test_parts_of_text_are_joined_and_developers_are_the_system(house: House) -> None:
+    client = house.client(await house.rollout())
+    parts: Any = [
+        {"role": "developer", "content": [{"type": "text", "text": "be"}, {"type": "text", "text": "kind"}]},
+        {"role": "assistant", "content": None, "tool_calls": [LOOK]},
+        {"role": "tool", "content": "seen", "tool_call_id": "c1"},
+    ]
+    await client.chat.completions.create(model="m", messages=parts)
+    assert house.engine.requests[0].messages == [
+        {"role": "system", "content": "be\nkind"},
+        {"role": "assistant", "content": None, "tool_calls": [LOOK]},
+        {"role": "tool", "content": "seen", "tool_call_id": "c1"},
+    ]
+    assert (await house.one_call()).request["messages"] == parts
+
+
+async def test_models_and_health_are_served(house: House, web: httpx.AsyncClient) -> None:
+    token = await house.rollout()
+    for base in ("/v1", "/rollouts/r1/agents/a/v1"):
+        models = await house.client(token, base=base).models.list()
+        assert [model.id for model in models.data] == ["scripted"]
+    assert (await web.get("/healthz")).json() == {"status": "ok", "model": "scripted", "calls": 0}
+    assert (await web.get("/v1/models")).status_code == 401
+
+
+async def test_a_request_is_held_while_weights_change_and_answered_by_the_new_ones(house: House) -> None:
+    house.engine.held = threading.Event()
+    client = house.client(await house.rollout())
+    asked = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO))
+    await until(lambda: house.engine.requests)
+    house.engine.policy_version = 8
+    house.engine.held.set()
+    await asked
+    assert (await house.one_call()).policy_version == 8
