@@ -39,7 +39,17 @@ def matches(agent: str, patterns: tuple[str, ...] | None) -> bool:
     return patterns is None or any(fnmatchcase(agent, pattern) for pattern in patterns)
 
 
-_scope: ContextVar[Scope | None] = ContextVar("lightning_scope", default=None)
+class _Opened:
+    """A scope, and whether its `rollout_scope` block is still running."""
+
+    __slots__ = ("running", "scope")
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.running = True
+
+
+_scope: ContextVar[_Opened | None] = ContextVar("lightning_scope", default=None)
 _agent: ContextVar[Who | None] = ContextVar("lightning_agent", default=None)
 _order = itertools.count(1)
 
@@ -50,8 +60,13 @@ def enter_order() -> int:
 
 
 def current_scope() -> Scope | None:
-    """The rollout running in this context, if any."""
-    return _scope.get()
+    """The rollout running in this context, if any.
+
+    None again once its block has ended, also in a thread or task that outlives the block: a late
+    call is nobody's, it must not land on a rollout that was already judged.
+    """
+    opened = _scope.get()
+    return opened.scope if opened is not None and opened.running else None
 
 
 def current_agent() -> Who | None:
@@ -62,10 +77,12 @@ def current_agent() -> Who | None:
 @contextmanager
 def rollout_scope(scope: Scope) -> Iterator[Scope]:
     """Everything called inside belongs to that rollout."""
-    token = _scope.set(scope)
+    opened = _Opened(scope)
+    token = _scope.set(opened)
     try:
         yield scope
     finally:
+        opened.running = False
         _scope.reset(token)
 
 

@@ -1,0 +1,30 @@
+"""The core's own parts, registered through the same hooks that a plugin uses.
+
+Only names and paths: a part is imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from .hookspecs import Register, hookimpl
+
+
+@hookimpl
+def lightning_register_stores(register: Register) -> None:
+    register("memory", "lightning_core.stores.memory:MemoryStore")
+    register("sqlite", "lightning_core.stores.sqlite:SqliteStore")
+
+
+@hookimpl
+def lightning_register_backends(register: Register) -> None:
+    register("local", "lightning_core.backends.local:LocalBackend")
+
+
+@hookimpl
+def lightning_register_credit(register: Register) -> None:
+    register("uniform", "lightning_core.credit.uniform:uniform")
+    register("per_agent", "lightning_core.credit.per_agent:per_agent")
+
+
+@hookimpl
+def lightning_register_algorithms(register: Register) -> None:
+    register("grpo", "lightning_core.algorithms.grpo:GRPO")

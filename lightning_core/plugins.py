@@ -1,0 +1,260 @@
+"""The installed plugins: found by entry point, loaded one at a time, asked through hooks.
+
+A plugin that can't be imported or registered is set aside under its name in `Plugins.broken` and
+harms no other. `Plugins` is an object that you are given; there is no manager in this module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal, NamedTuple, get_args
+
+import pluggy
+
+from . import __version__, builtins, hookspecs
+from .errors import ConfigError, PluginError
+from .hookspecs import PROJECT
+from .types import Who
+
+log = logging.getLogger(__name__)
+
+CORE = "core"
+Kind = Literal["store", "backend", "credit", "algorithm"]
+_REGISTER_HOOKS: dict[Kind, str] = {
+    "store": "lightning_register_stores",
+    "backend": "lightning_register_backends",
+    "credit": "lightning_register_credit",
+    "algorithm": "lightning_register_algorithms",
+}
+
+
+class PluginInfo(NamedTuple):
+    """What `agentlightning plugins` shows of one loaded plugin."""
+
+    name: str
+    """Its entry point."""
+    version: str
+    """Of the distribution it came with."""
+    hooks: tuple[str, ...]
+    """The hooks it implements."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    kind: Kind
+    name: str
+    path: str
+    """"package.module:attr"."""
+    plugin: str
+
+
+_Parts = dict[tuple[Kind, str], list[_Part]]
+
+
+def load_plugins(only: Iterable[str] | None = None) -> Plugins:
+    """The core's own parts and the installed plugins (or those named); see `.broken` for the rest.
+
+    Raises PluginError if `only` names a plugin that is not installed.
+    """
+    plugins = Plugins()
+    plugins.add(CORE, builtins, __version__)
+    found = sorted(entry_points(group=PROJECT), key=lambda point: point.name)
+    for point in _chosen(found, only):
+        plugins.load(point)
+    return plugins
+
+
+def attach(target: Any) -> Any:
+    """Connect an app object of any framework with an installed plugin; returns it or its replacement."""
+    return load_plugins().attach(target)
+
+
+def _chosen(found: list[EntryPoint], only: Iterable[str] | None) -> list[EntryPoint]:
+    if only is None:
+        return found
+    names = set(only)
+    for name in sorted(names - {point.name for point in found} - {CORE}):
+        raise PluginError(
+            f"no plugin {name!r} is installed; installed: {_listed(point.name for point in found)}"
+        )
+    return [point for point in found if point.name in names]
+
+
+class Plugins:
+    """The plugins of one process and the questions they can be asked."""
+
+    def __init__(self) -> None:
+        self.broken: dict[str, PluginError] = {}
+        """Why a plugin is not in use, by name."""
+        self._pluggy = pluggy.PluginManager(PROJECT)
+        self._pluggy.add_hookspecs(hookspecs)
+        self._infos: dict[str, PluginInfo] = {}
+        self._parts: _Parts = {}
+        self._pullers: list[tuple[str, Callable[[], Who | None]]] = []
+        self._silenced: set[str] = set()
+
+    def load(self, point: EntryPoint) -> None:
+        """Import and add one plugin; on failure it goes to `broken` with a warning."""
+        name = point.name
+        try:
+            self.add(name, _import(point), point.dist.version if point.dist else "")
+        except PluginError as error:
+            if name in self.broken or name in self._infos:
+                name = f"{name} ({point.value})"
+            self.broken[name] = error
+            log.warning("%s", error)
+
+    def add(self, name: str, plugin: object, release: str = "") -> None:
+        """Put a module or an object with hooks to use. Raises PluginError, and then nothing was added."""
+        if isinstance(plugin, type):
+            raise PluginError(f"plugin {name!r} names the class {plugin!r}; name a module or an instance")
+        hooks = self._register(name, plugin)
+        try:
+            parts = self._collect_parts(name, plugin)
+        except Exception as error:  # whatever its hooks do: the plugin is broken, not the app
+            self._pluggy.unregister(name=name)
+            raise PluginError(f"plugin {name!r} failed to register its parts: {error}") from error
+        for part in parts:
+            self._parts.setdefault((part.kind, part.name), []).append(part)
+        self._pullers += [(name, pull) for pull in self._implementations("lightning_who", plugin)]
+        self._infos[name] = PluginInfo(name, release, hooks)
+
+    def who(self) -> Who | None:
+        """Who calls from this very context: of the plugins' answers the innermost scope."""
+        best: Who | None = None
+        for name, pull in self._pullers:
+            try:
+                answer = pull()
+            except Exception as error:  # another framework's internals: one plugin must not stop the app
+                self._complain_once(name, error)
+                continue
+            if answer is not None and (best is None or answer.entered > best.entered):
+                best = answer
+        return best
+
+    def attach(self, target: Any) -> Any:
+        """Connect an app object of any framework; returns it or its replacement."""
+        attached = self._pluggy.hook.lightning_attach(target=target)
+        if attached is None:
+            kind = type(target)
+            raise PluginError(
+                f"no plugin takes a {kind.__module__}.{kind.__qualname__}; installed: "
+                f"{_listed(name for name in self._infos if name != CORE)}{self._broken_note()}. "
+                "Install the plugin of its framework, such as lightning-langgraph."
+            )
+        return attached
+
+    def part(self, kind: Kind, name: str) -> Any:
+        """The class or function registered as `kind` under `name`, imported now."""
+        parts = self._parts.get((kind, name), [])
+        if not parts:
+            known = self.names(kind)
+            raise ConfigError(
+                f"no {kind} is called {name!r}{_guess(name, known)}; known: {_listed(known)}"
+                f"{self._broken_note()}"
+            )
+        if len(parts) > 1:
+            owners = _listed(part.plugin for part in parts)
+            raise PluginError(f"{kind} {name!r} is registered by {owners}; uninstall all but one of them")
+        return _resolve(parts[0])
+
+    def names(self, kind: Kind) -> Sequence[str]:
+        """The registered names of a kind, sorted."""
+        if kind not in _REGISTER_HOOKS:
+            raise ConfigError(f"no kind of part is called {kind!r}; kinds: {_listed(get_args(Kind))}")
+        return sorted(name for of_kind, name in self._parts if of_kind == kind)
+
+    def list(self) -> Sequence[PluginInfo]:
+        """What is loaded, the core's own parts first."""
+        return tuple(self._infos.values())
+
+    def _register(self, name: str, plugin: object) -> tuple[str, ...]:
+        if name in self._infos:
+            raise PluginError(f"a second plugin calls itself {name!r}; rename its entry point")
+        try:
+            self._pluggy.register(plugin, name=name)
+        except (ValueError, pluggy.PluginValidationError) as error:  # registered twice, unknown arguments
+            if self._pluggy.has_plugin(name):
+                self._pluggy.unregister(name=name)
+            raise PluginError(f"plugin {name!r} can't be registered: {error}") from error
+        hooks = tuple(sorted(caller.name for caller in self._pluggy.get_hookcallers(plugin) or ()))
+        if problem := self._problem(hooks):
+            self._pluggy.unregister(name=name)
+            raise PluginError(f"plugin {name!r} {problem}")
+        return hooks
+
+    def _problem(self, hooks: tuple[str, ...]) -> str | None:
+        known = [name for name in vars(hookspecs) if name.startswith("lightning_")]
+        if not hooks:
+            return f"implements no hook; mark functions with @hookimpl, named as one of {_listed(known)}"
+        try:
+            self._pluggy.check_pending()
+        except pluggy.PluginValidationError:
+            wrong = next(name for name in hooks if name not in known)
+            return f"implements {wrong!r}, which is no hook{_guess(wrong, known)}; hooks: {_listed(known)}"
+        return None
+
+    def _collect_parts(self, name: str, plugin: object) -> Sequence[_Part]:
+        found: dict[tuple[Kind, str], _Part] = {}
+        for kind, hook in _REGISTER_HOOKS.items():
+            for implementation in self._implementations(hook, plugin):
+                implementation(_adder(kind, name, found))
+        return tuple(found.values())
+
+    def _implementations(self, hook: str, plugin: object) -> Sequence[Callable[..., Any]]:
+        impls = getattr(self._pluggy.hook, hook).get_hookimpls()
+        return [impl.function for impl in impls if impl.plugin is plugin]
+
+    def _broken_note(self) -> str:
+        return f" (not loaded because broken: {_listed(self.broken)})" if self.broken else ""
+
+    def _complain_once(self, name: str, error: Exception) -> None:
+        if name not in self._silenced:
+            self._silenced.add(name)
+            log.warning("plugin %r can't say who is calling (logged once)", name, exc_info=error)
+
+
+def _import(point: EntryPoint) -> object:
+    try:
+        plugin: object = point.load()
+    except Exception as error:  # whatever its module does at import: the plugin is broken, not the app
+        raise PluginError(
+            f"plugin {point.name!r} can't be imported from {point.value!r}: {error!r}"
+        ) from error
+    return plugin
+
+
+def _adder(kind: Kind, plugin: str, found: dict[tuple[Kind, str], _Part]) -> hookspecs.Register:
+    def register(name: str, path: str) -> None:
+        module, _, attr = path.partition(":")
+        if not (module and attr):
+            raise PluginError(f"{kind} {name!r} needs a path like 'package.module:Class', not {path!r}")
+        if (kind, name) in found:
+            raise PluginError(f"{kind} {name!r} is registered twice")
+        found[kind, name] = _Part(kind, name, path, plugin)
+
+    return register
+
+
+def _resolve(part: _Part) -> Any:
+    module, _, attr = part.path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attr)
+    except (ImportError, AttributeError) as error:
+        raise PluginError(
+            f"{part.kind} {part.name!r} of plugin {part.plugin!r} can't be imported from {part.path!r}: {error}"
+        ) from error
+
+
+def _guess(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names) or "none"

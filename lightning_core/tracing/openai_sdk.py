@@ -1,0 +1,167 @@
+"""The choke point: every request that the OpenAI SDK builds passes here, in the caller's own context.
+
+`BaseClient._build_request` makes the HTTP request of each attempt, sync and async, for every kind of
+call, under the same name in openai 2.x (on httpx) and 3.x (on httpx2). Inside a rollout a request is
+either *routed*, sent to the gateway with the rollout's token and three headers that say whose it is,
+or left exactly as the app made it: a hosted endpoint sees nothing of ours.
+
+The call id is the idempotency key that `request()` mints for each call and repeats on its retries.
+An app that sets that key itself says with it which requests are one call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from types import ModuleType, TracebackType
+from typing import Any
+from urllib.parse import quote
+from uuid import uuid4
+
+from ..errors import InstrumentationError
+from ..types import UNNAMED, Who
+from . import headers, threads
+from .importing import WhenImported
+from .patching import patch
+from .scope import Scope, current_agent, current_scope
+
+Puller = Callable[[], Who | None]
+"""Answers "who is calling right now?"; see `Plugins.who`."""
+
+_MODULE = "openai._base_client"
+_NEEDED = ("_build_request", "_idempotency_key")
+_DEFAULT_HOST = "api.openai.com"
+_OPENAI_KEYS = ("Bearer sk-", "Bearer eyJ", "Bearer workload-identity-auth")
+"""An API key, an OAuth token, the placeholder of a workload identity."""
+_KEY_PREFIX = "stainless-python-retry-"
+_CREDENTIALS = ("api-key", "openai-organization", "openai-project", "cookie")
+_SERVED = re.compile(
+    r"(?:.*/(?:v\d+|openai))?(?:/deployments/[^/]+)?(/(?:chat/completions|completions|responses|models)(?:/.*)?)"
+)
+"""What the gateway can serve, behind an absolute or an Azure prefix. Embeddings, files and audio are
+not the policy's to answer: they go where the app sends them."""
+
+
+class Instrumentation:
+    """The tagging of one process, until `uninstall()`. Any number may be open at once."""
+
+    def __init__(self, who: Puller) -> None:
+        self._who = who
+        self._undo: list[Callable[[], None]] = []
+
+    def install(self) -> Instrumentation:
+        """Tag from now on; if the app has not imported openai yet, from its import on."""
+        if self._undo:
+            return self
+        self._undo.append(threads.install())
+        import_hook = WhenImported(_MODULE, self._patch)
+        self._undo.append(import_hook.stop)
+        try:
+            import_hook.start()
+        except InstrumentationError:
+            self.uninstall()
+            raise
+        return self
+
+    def uninstall(self) -> None:
+        """Take everything back; a second time does nothing."""
+        while self._undo:
+            self._undo.pop()()
+
+    def __enter__(self) -> Instrumentation:
+        return self.install()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.uninstall()
+
+    def _patch(self, module: ModuleType) -> None:
+        owner = _require(module)
+        self._undo.append(patch(owner, "_build_request", self._who, _build_request))
+
+
+def instrument(who: Puller) -> Instrumentation:
+    """Tag and route the requests of every OpenAI client in this process, old and new.
+
+    `who` names the caller of frameworks; `agent(...)` blocks are known without it. Raises
+    InstrumentationError if the installed SDK offers no place for it.
+    """
+    return Instrumentation(who).install()
+
+
+def innermost(answers: Sequence[Who | None]) -> Who | None:
+    """Of several callers the one whose scope was entered last."""
+    return max((who for who in answers if who is not None), key=lambda who: who.entered, default=None)
+
+
+def _require(module: ModuleType) -> type:
+    owner: type | None = getattr(module, "BaseClient", None)
+    missing = [name for name in _NEEDED if not hasattr(owner, name)]
+    if owner is None or missing:
+        raise _no_place(f"{module.__name__}.BaseClient" + (f".{missing[0]}" if owner else ""))
+    return owner
+
+
+def _no_place(name: str) -> InstrumentationError:
+    from importlib.metadata import version
+
+    return InstrumentationError(
+        f"openai {version('openai')} has no {name!r}, which tags requests with their rollout and agent. "
+        "Install openai>=2.30,<4, or build each agent's client with the path form of the gateway's "
+        "address as base_url: {gateway}/rollouts/{rollout_id}/agents/{agent}/v1"
+    )
+
+
+def _build_request(original: Callable[..., Any], users: list[Puller]) -> Callable[..., Any]:
+    def build_request(client: Any, options: Any, **kwargs: Any) -> Any:
+        request = original(client, options, **kwargs)
+        scope = current_scope()
+        if users and scope is not None and (served := _SERVED.fullmatch(_path(options.url))):
+            who = innermost([current_agent(), *(user() for user in users)])
+            agent = who.agent if who is not None else UNNAMED
+            if scope.trains(agent) or _names_no_endpoint(client, request):
+                _point_at_gateway(request, scope, served[1])
+                _tag(request, scope, agent, _call_id(options))
+        return request
+
+    return build_request
+
+
+def _path(url: str) -> str:
+    """The path of an absolute or relative address, without its query."""
+    path = re.sub(r"^[a-z]+://[^/]*", "", url).partition("?")[0]
+    return "/" + path.lstrip("/")
+
+
+def _names_no_endpoint(client: Any, request: Any) -> bool:
+    """Whether a call could never succeed where it points: OpenAI's own address without OpenAI's key."""
+    if client.base_url.host != _DEFAULT_HOST:
+        return False
+    return not request.headers.get("authorization", "").startswith(_OPENAI_KEYS)
+
+
+def _point_at_gateway(request: Any, scope: Scope, path: str) -> None:
+    query = request.url.params.remove("api-version")  # Azure's
+    address = f"{scope.gateway_url.rstrip('/')}/v1{path}" + (f"?{query}" if query else "")
+    request.url = type(request.url)(address)
+    request.headers["host"] = request.url.netloc.decode("ascii")
+    request.extensions.pop("sni_hostname", None)
+
+
+def _tag(request: Any, scope: Scope, agent: str, call: str) -> None:
+    for name in _CREDENTIALS:
+        request.headers.pop(name, None)
+    request.headers["authorization"] = f"Bearer {scope.token}"
+    request.headers[headers.ROLLOUT] = scope.rollout_id
+    request.headers[headers.AGENT] = headers.encode_agent(agent)
+    request.headers[headers.CALL] = call
+
+
+def _call_id(options: Any) -> str:
+    key = options.idempotency_key
+    if key is not None:
+        return quote(str(key).removeprefix(_KEY_PREFIX), safe="-")
+    if options.method.lower() == "get":  # reads nothing that is recorded; the SDK gives it no key
+        return uuid4().hex
+    raise _no_place("FinalRequestOptions.idempotency_key")

@@ -1,0 +1,116 @@
+"""The runs of a graph that are going on, and when each entered its node.
+
+LangGraph leaves the current run's metadata in a context variable, which says *who* is calling. It does
+not say *since when*, and with `agent(...)` blocks or other frameworks around and inside nodes the
+innermost scope must win. So the callback notes an order when a run starts: a run in the same execution
+of the same node as its parent has its parent's order, any other has just entered a scope of its own.
+A request finds its order by the run id in the context: exact, whatever runs beside it.
+
+Without the callback the order is unknown (0): the name is right, but a block around the graph would
+win over the nodes in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from lightning_core.tracing.scope import enter_order
+from lightning_core.types import Who
+
+from .naming import agent_name, scope_key
+
+FRAMEWORK = "langgraph"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run of a node, a chain or a tool that has started and not ended."""
+
+    key: tuple[str | None, str]
+    entered: int
+
+
+class Runs:
+    """What one callback knows of the runs it was told about."""
+
+    def __init__(self) -> None:
+        self._open: dict[UUID, Run] = {}
+        self._calling: set[UUID] = set()
+        """Model runs that have not ended. The context may outlive them, so it is checked against this."""
+
+    def enter(self, run_id: UUID, parent: UUID | None, metadata: Mapping[str, Any] | None) -> None:
+        """A node, chain or tool starts."""
+        key = scope_key(metadata or {})
+        self._open[run_id] = Run(key, self._order(key, parent))
+
+    def leave(self, run_id: UUID) -> None:
+        """It has ended, well or not."""
+        self._open.pop(run_id, None)
+
+    def call(self, run_id: UUID, parent: UUID | None, metadata: Mapping[str, Any] | None) -> None:
+        """A model is about to be called, in this very context."""
+        agent = agent_name(metadata or {})
+        if agent is not None:
+            self._calling.add(run_id)
+            who = Who(agent, self._order(scope_key(metadata or {}), parent), FRAMEWORK)
+            _calling.set(_ModelRun(self, run_id, enter_order(), who))
+
+    def end_call(self, run_id: UUID) -> None:
+        """The model has answered or failed."""
+        self._calling.discard(run_id)
+
+    def is_calling(self, run_id: UUID) -> bool:
+        """Whether a model run is still going on."""
+        return run_id in self._calling
+
+    def find_entered(self, run_id: UUID | None) -> int | None:
+        """When the node of an open run was entered; None if the run is not open here."""
+        run = self._open.get(run_id) if run_id is not None else None
+        return run.entered if run is not None else None
+
+    def _order(self, key: tuple[str | None, str], parent: UUID | None) -> int:
+        run = self._open.get(parent) if parent is not None else None
+        return run.entered if run is not None and run.key == key else enter_order()
+
+
+@dataclass(frozen=True, slots=True)
+class _ModelRun:
+    runs: Runs
+    run_id: UUID
+    started: int
+    who: Who
+
+
+_calling: ContextVar[_ModelRun | None] = ContextVar("lightning_langgraph_calling", default=None)
+
+
+def innermost(config: Mapping[str, Any]) -> Who | None:
+    """Who calls, from the run's config in this context and the model run that was announced in it.
+
+    The model run decides when it started after the config's node was entered: then it is the request's
+    own run, also where an app handed a config from another context. A node entered since, while an
+    announced stream was still open, is further in.
+    """
+    pulled = _pull(config)
+    model_run = _calling.get()
+    if model_run is None or not model_run.runs.is_calling(model_run.run_id):
+        return pulled
+    return model_run.who if pulled is None or model_run.started > pulled.entered else pulled
+
+
+def _pull(config: Mapping[str, Any]) -> Who | None:
+    agent = agent_name(config.get("metadata") or {})
+    return Who(agent, _entered(config.get("callbacks")), FRAMEWORK) if agent is not None else None
+
+
+def _entered(callbacks: Any) -> int:
+    run_id = getattr(callbacks, "parent_run_id", None)
+    for handler in getattr(callbacks, "handlers", ()):
+        runs = getattr(handler, "lightning_runs", None)
+        if isinstance(runs, Runs) and (entered := runs.find_entered(run_id)) is not None:
+            return entered
+    return 0
