@@ -28,12 +28,13 @@ async def solve(task: lightning.Task) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", help="a folder in Spider's layout")
-    parser.add_argument("--validation-tasks", type=int, default=100, help="held-out tasks (default: 100)")
+    parser.add_argument("--held-out", choices=("validation", "test"), default="validation")
+    parser.add_argument("--held-out-tasks", type=int, default=100, help="how many (default: 100)")
     options = parser.parse_args()
     if options.data:
-        train, validation = (load_spider(options.data, split) for split in ("train", "dev"))
+        train, held_out = (load_spider(options.data, split) for split in ("train", "dev"))
     else:
-        train, validation = (load_tasks(split, ".data/sql") for split in ("train", "validation"))
+        train, held_out = (load_tasks(split, ".data/sql") for split in ("train", options.held_out))
     trainer = lightning.Trainer(
         model="tiny",
         agents=["write_query", "rewrite_query"],
@@ -41,7 +42,7 @@ def main() -> None:
         steps=40,
         breakdown="form",
     )
-    trainer.fit(solve, train=train, validation=validation[: options.validation_tasks])
+    trainer.fit(solve, train=train, validation=held_out[: options.held_out_tasks])
 
 
 if __name__ == "__main__":

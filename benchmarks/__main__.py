@@ -1,0 +1,9 @@
+"""Run every benchmark that takes minutes at most; the main result has its own: `python -m benchmarks.sql`."""
+
+from __future__ import annotations
+
+from benchmarks import engine, gateway, imports, merging
+
+for benchmark in (imports, gateway, engine, merging):
+    print(f"\n== {benchmark.__name__} ==", flush=True)
+    benchmark.main()

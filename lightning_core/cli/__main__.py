@@ -1,0 +1,5 @@
+"""`python -m lightning_core.cli` is the command `agentlightning`."""
+
+from .app import main
+
+main()

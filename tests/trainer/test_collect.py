@@ -1,0 +1,81 @@
+"""From records to trajectories: nothing that was not sampled, nothing twice."""
+
+import pytest
+
+from lightning_core.errors import TokenIdsError, UnknownAgentError
+from lightning_core.trainer.collect import check_patterns, count_agents, to_trajectory
+from lightning_core.types import Call, Choice, Reward, Rollout, Status, Task
+
+
+def call(number: int, agent: str = "writer", trained: bool = True, **changes) -> Call:
+    fields = {
+        "id": f"c{number}",
+        "rollout_id": "r",
+        "attempt": 1,
+        "agent": agent,
+        "trained": trained,
+        "prompt_ids": [1, 2, number],
+        "choices": [Choice(completion_ids=[5, 6], logprobs=[-0.5, -0.25])],
+        "policy_version": 3,
+        "started_at": float(number),
+        "ended_at": number + 0.5,
+    }
+    return Call(**{**fields, **changes})
+
+
+rollout = Rollout(
+    id="r",
+    run_id="run",
+    task=Task(id="t", input={}),
+    group_id="g",
+    step=0,
+    status=Status.SUCCEEDED,
+    attempts=1,
+    reward=1.0,
+)
+
+
+def test_completed_calls_become_transitions_with_their_ids_and_versions():
+    trajectory = to_trajectory(rollout, [call(1), call(2, "checker", trained=False)], [])
+    assert [(t.agent, t.trained, list(t.prompt_ids), t.policy_version) for t in trajectory.transitions] == [
+        ("writer", True, [1, 2, 1], 3),
+        ("checker", False, [1, 2, 2], 3),
+    ]
+    assert (trajectory.reward, trajectory.group_id, trajectory.task_id) == (1.0, "g", "t")
+
+
+def test_cancelled_and_failed_calls_are_not_trained_on():
+    trajectory = to_trajectory(rollout, [call(1, status="cancelled"), call(2, status="failed"), call(3)], [])
+    assert [t.call_id for t in trajectory.transitions] == ["c3"]
+
+
+def test_each_choice_of_a_call_is_a_transition():
+    choices = [Choice(index=i, completion_ids=[i], logprobs=[-1.0]) for i in range(3)]
+    assert [t.choice for t in to_trajectory(rollout, [call(1, choices=choices)], []).transitions] == [0, 1, 2]
+
+
+def test_intermediate_rewards_go_to_the_call_they_are_addressed_to():
+    rewards = [
+        Reward(rollout_id="r", attempt=1, value=-0.1, kind="intermediate", call_id="c1"),
+        Reward(rollout_id="r", attempt=1, value=-0.2, kind="intermediate", call_id="c1"),
+        Reward(rollout_id="r", attempt=1, value=1.0, kind="final"),
+    ]
+    trajectory = to_trajectory(rollout, [call(1), call(2)], rewards)
+    assert [t.reward for t in trajectory.transitions] == pytest.approx([-0.3, 0.0])
+
+
+def test_a_trained_call_without_token_ids_is_refused_by_name():
+    bare = [Choice(message={"content": "hello"})]
+    with pytest.raises(TokenIdsError, match=r"'c1'.*'writer'"):
+        to_trajectory(rollout, [call(1, choices=bare, prompt_ids=None)], [])
+    assert not to_trajectory(rollout, [call(1, trained=False, choices=bare, prompt_ids=None)], []).transitions
+
+
+def test_a_pattern_that_no_call_matched_is_an_error_with_the_names_seen():
+    seen = count_agents([call(1, "write_query"), call(2, "check_query", trained=False)])
+    check_patterns(("write_*",), seen)
+    check_patterns(None, seen)
+    with pytest.raises(UnknownAgentError, match=r"'rewrite_query'.*'check_query', 'write_query'"):
+        check_patterns(("write_*", "rewrite_query"), seen)
+    with pytest.raises(UnknownAgentError, match="no LLM call"):
+        check_patterns(None, {})

@@ -1,0 +1,65 @@
+"""A run's folder has one owner and is never half written."""
+
+import pytest
+
+from lightning_core.errors import ConfigError, StoreError
+from lightning_core.trainer.folder import RunFolder, write_atomically
+
+
+def test_a_second_trainer_on_the_same_folder_is_refused(tmp_path):
+    with (
+        RunFolder(tmp_path / "run", resume=False),
+        pytest.raises(ConfigError, match="another trainer"),
+        RunFolder(tmp_path / "run", resume=True),
+    ):
+        pass
+    with RunFolder(tmp_path / "run", resume=True):
+        pass
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
+    with RunFolder(tmp_path / "run", resume=False) as folder:
+        (folder.path / "store.db").touch()
+    with pytest.raises(ConfigError, match="--resume"), RunFolder(tmp_path / "run", resume=False):
+        pass
+
+
+def test_resuming_what_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="no run to resume"), RunFolder(tmp_path / "none", resume=True):
+        pass
+
+
+def test_a_folder_that_can_not_be_made_is_an_error_that_names_it(tmp_path):
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(StoreError, match=r"file/run.*folder="),
+        RunFolder(tmp_path / "file" / "run", resume=False),
+    ):
+        pass
+
+
+def test_the_newest_whole_checkpoint_is_found_and_old_ones_go(tmp_path):
+    with RunFolder(tmp_path / "run", resume=False) as folder:
+        assert folder.latest_checkpoint() is None
+        for step in (1, 9, 10):
+            folder.checkpoint(step).mkdir()
+        (folder.checkpoints / ".step-000011.tmp").mkdir()
+        assert folder.latest_checkpoint() == (10, folder.checkpoint(10))
+        folder.prune_checkpoints(keep=2)
+        assert sorted(path.name for path in folder.checkpoints.glob("step-*")) == [
+            "step-000009",
+            "step-000010",
+        ]
+
+
+def test_the_secret_is_made_once_and_kept_private(tmp_path):
+    with RunFolder(tmp_path / "run", resume=False) as folder:
+        secret = folder.secret()
+        assert folder.secret() == secret
+        assert (folder.path / "secret").stat().st_mode & 0o077 == 0
+
+
+def test_an_atomic_write_leaves_nothing_else_behind(tmp_path):
+    write_atomically(tmp_path / "a.json", b"1")
+    write_atomically(tmp_path / "a.json", b"2")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a.json", b"2")]

@@ -1,0 +1,53 @@
+"""What each step asks for follows from the seed alone."""
+
+import math
+from collections import Counter
+
+import pytest
+
+from lightning_core.errors import TaskError
+from lightning_core.trainer.plan import make_tasks, plan_evaluation, plan_training, tasks_of_step
+from lightning_core.types import Task
+
+
+def tasks(count: int) -> list[Task]:
+    return make_tasks([{"question": f"q{i}"} for i in range(count)], "train")
+
+
+def test_every_task_comes_once_in_each_pass_whatever_the_step_size():
+    chosen = [task.id for step in range(15) for task in tasks_of_step(tasks(10), step, 4, seed=1)]
+    for epoch in range(6):
+        assert set(Counter(chosen[epoch * 10 : (epoch + 1) * 10]).values()) == {1}
+
+
+def test_a_step_plans_the_same_again_and_another_seed_plans_another_order():
+    stream = [
+        [t.id for step in range(5) for t in tasks_of_step(tasks(20), step, 4, seed)] for seed in (1, 1, 2)
+    ]
+    assert stream[0] == stream[1] != stream[2]
+
+
+def test_rollout_ids_are_unique_over_steps_places_and_members():
+    planned = [r for step in range(3) for r in plan_training("run", step, tasks(2) * 2, 4, 1)]
+    assert len({rollout.id for rollout in planned}) == 3 * 4 * 4
+    assert len({rollout.group_id for rollout in planned}) == 3 * 4
+
+
+def test_an_evaluation_runs_each_task_once_sampled_and_once_greedy():
+    planned = plan_evaluation("run", 0, tasks(3), 2)
+    assert Counter(rollout.sampling.temperature for rollout in planned) == {1.0: 3, 0.0: 3}
+    assert {rollout.split for rollout in planned} == {"validation"}
+
+
+def test_the_same_input_is_the_same_task():
+    one, two = make_tasks([{"a": 1, "b": 2}, {"b": 2, "a": 1}], "train")
+    assert one.id == two.id
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [({"q": object()}, "'q'"), ({"q": math.nan}, "'q'"), ("text", "str"), (None, "NoneType")],
+)
+def test_a_row_that_is_not_json_is_refused_with_its_place(row, words):
+    with pytest.raises(TaskError, match=f"(?s)validation task 1.*{words}"):
+        make_tasks([{"q": "fine"}, row], "validation")
