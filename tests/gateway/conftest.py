@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionChunk
 
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
@@ -83,6 +84,12 @@ async def open_house(
         yield house
         for opener in house.openers:
             await opener.close()
+
+
+async def drain(stream: openai.AsyncStream[ChatCompletionChunk], chunks: list[ChatCompletionChunk]) -> None:
+    """Put all that a stream says into `chunks`, up to its error if it ends in one."""
+    async for chunk in stream:
+        chunks.append(chunk)
 
 
 @pytest.fixture

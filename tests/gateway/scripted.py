@@ -54,6 +54,8 @@ class ScriptedEngine:
     policy_version: int = 7
     fails_after: int | None = None
     """Raise after so many tokens."""
+    breaks_off_after: int | None = None
+    """End the reply after so many tokens, without saying why."""
     pause_after: int | None = None
     """Wait for `resume` after so many tokens."""
     model_name: str = "scripted"
@@ -103,6 +105,8 @@ class ScriptedGeneration:
         tokens = [self._engine.encode(line.text) for line in lines]
         limit = self._request.max_tokens or 10_000
         for position in range(limit):
+            if position == self._engine.breaks_off_after:
+                return
             for choice, ids in enumerate(tokens):
                 if position < len(ids):
                     await self._pace(position)

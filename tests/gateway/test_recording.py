@@ -1,0 +1,242 @@
+"""The recording laws: nothing an app has seen is lost, and nothing is counted twice."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletionChunk
+
+from lightning_core.errors import StoreError
+from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.types import Call
+from tests.gateway.conftest import House, drain, open_house
+from tests.gateway.scripted import ScriptedEngine, until
+
+HI: list[Any] = [{"role": "user", "content": "one two three four"}]
+BODY = {"model": "m", "messages": HI}
+
+
+class FullStore(MemoryStore):
+    """A store whose disk is full."""
+
+    async def add_call(self, call: Call) -> None:
+        raise StoreError("no space left on '/data/runs.db'; free some and try again")
+
+
+class SlowStore(MemoryStore):
+    """A store that takes a while, and says when it is done."""
+
+    added = 0
+
+    async def add_call(self, call: Call) -> None:
+        await asyncio.sleep(0.1)
+        await super().add_call(call)
+        self.added += 1
+
+
+async def test_a_reply_waits_for_its_record() -> None:
+    store = SlowStore()
+    async with open_house(store=store) as house:
+        client = house.client(await house.rollout())
+        await client.chat.completions.create(model="m", messages=HI)
+        assert store.added == 1
+
+
+async def test_a_reply_that_can_not_be_recorded_is_withheld() -> None:
+    async with open_house(store=FullStore()) as house:
+        client = house.client(await house.rollout())
+        with pytest.raises(openai.InternalServerError, match="no space left") as caught:
+            await client.chat.completions.create(model="m", messages=HI)
+        assert caught.value.status_code == 503
+        assert caught.value.code == "store_failed"
+
+
+async def test_a_stream_that_can_not_be_recorded_never_finishes() -> None:
+    async with open_house(store=FullStore()) as house:
+        client = house.client(await house.rollout())
+        stream = await client.chat.completions.create(model="m", messages=HI, stream=True)
+        chunks: list[ChatCompletionChunk] = []
+        with pytest.raises(openai.APIError, match="no space left"):
+            await drain(stream, chunks)
+        assert {chunk.choices[0].finish_reason for chunk in chunks} == {None}
+
+
+async def test_an_engine_failure_is_an_error_and_a_failed_call() -> None:
+    async with open_house(ScriptedEngine(fails_after=2)) as house:
+        client = house.client(await house.rollout())
+        with pytest.raises(openai.InternalServerError, match="out of memory") as caught:
+            await client.chat.completions.create(model="m", messages=HI)
+        assert caught.value.code == "engine_failed"
+        call = await house.one_call()
+        assert call.status == "failed"
+        assert call.choices[0].completion_ids == house.engine.encode("one two")
+        assert house.engine.closed == 1
+
+
+async def test_an_engine_that_stops_without_a_finish_reason_has_failed() -> None:
+    async with open_house(ScriptedEngine(breaks_off_after=2)) as house:
+        client = house.client(await house.rollout())
+        with pytest.raises(openai.InternalServerError, match="before choice 0 had a finish reason"):
+            await client.chat.completions.create(model="m", messages=HI)
+        assert (await house.one_call()).status == "failed"
+
+
+async def test_the_sdks_retries_of_a_failed_call_are_one_call() -> None:
+    engine = ScriptedEngine(fails_after=1)
+    async with open_house(engine) as house:
+        token = await house.rollout()
+        headers = {"x-lightning-call": "same"}
+        with pytest.raises(openai.InternalServerError):
+            await house.client(token).chat.completions.create(model="m", messages=HI, extra_headers=headers)
+        engine.fails_after = None
+        await house.client(token).chat.completions.create(model="m", messages=HI, extra_headers=headers)
+        assert (await house.one_call()).status == "completed"
+
+
+async def test_a_client_that_leaves_frees_the_engine_and_is_recorded_as_cancelled() -> None:
+    async with open_house(ScriptedEngine(pause_after=2)) as house:
+        client = house.client(await house.rollout())
+        with pytest.raises(openai.APITimeoutError):
+            await client.chat.completions.create(model="m", messages=HI, timeout=0.3)
+        call = await house.one_call()
+        assert call.status == "cancelled"
+        assert call.choices[0].completion_ids == house.engine.encode("one two")
+        assert call.choices[0].finish_reason is None
+        await until(lambda: house.engine.closed == 1)
+
+
+async def test_a_client_that_leaves_while_it_is_held_is_recorded_too(house: House) -> None:
+    house.engine.held = threading.Event()
+    client = house.client(await house.rollout())
+    with pytest.raises(openai.APITimeoutError):
+        await client.chat.completions.create(model="m", messages=HI, timeout=0.2)
+    call = await house.one_call()
+    assert (call.status, call.prompt_ids, call.policy_version) == ("cancelled", None, None)
+    assert house.engine.opened == 0
+
+
+async def test_a_retry_takes_the_place_of_a_try_that_still_runs() -> None:
+    engine = ScriptedEngine(pause_after=2)
+    async with open_house(engine) as house, httpx.AsyncClient(base_url=house.url, timeout=10) as web:
+        headers = {"authorization": f"Bearer {await house.rollout()}", "x-lightning-call": "same"}
+        first = asyncio.create_task(web.post("/v1/chat/completions", json=BODY, headers=headers))
+        await until(lambda: engine.opened == 1)
+        second = asyncio.create_task(web.post("/v1/chat/completions", json=BODY, headers=headers))
+        refused = await first
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "superseded"
+        assert engine.closed == 1
+        engine.resume.set()
+        assert (await second).status_code == 200
+        assert (await house.one_call()).status == "completed"
+
+
+async def test_a_late_cancellation_never_overwrites_the_retry_that_succeeded() -> None:
+    engine = ScriptedEngine(pause_after=2)
+    async with open_house(engine) as house:
+        token = await house.rollout()
+        headers = {"x-lightning-call": "same"}
+        with pytest.raises(openai.APITimeoutError):
+            await house.client(token).chat.completions.create(
+                model="m", messages=HI, timeout=0.2, extra_headers=headers
+            )
+        engine.resume.set()
+        await house.client(token).chat.completions.create(model="m", messages=HI, extra_headers=headers)
+        await until(lambda: engine.closed == 2)
+        assert (await house.one_call()).status == "completed"
+
+
+async def test_a_stopping_gateway_ends_open_calls_within_a_second_and_records_them() -> None:
+    engine = ScriptedEngine(pause_after=2)
+    async with httpx.AsyncClient(timeout=10) as web, open_house(engine) as house:
+        store, headers = house.store, {"authorization": f"Bearer {await house.rollout()}"}
+        web.base_url = house.url
+        whole = asyncio.create_task(web.post("/v1/chat/completions", json=BODY, headers=headers))
+        stream = asyncio.create_task(
+            web.post("/v1/chat/completions", json={**BODY, "stream": True}, headers=headers)
+        )
+        await until(lambda: engine.opened == 2)
+        await web.get("/healthz")  # leaves an idle connection behind
+        left = time.perf_counter()
+    assert time.perf_counter() - left < 1.0
+    assert whole.result().status_code == 503
+    assert "the gateway was stopped" in stream.result().text
+    calls = (await store.get_calls(["r1"]))["r1"]
+    assert [call.status for call in calls] == ["cancelled", "cancelled"]
+    assert engine.closed == 2
+
+
+async def test_a_blocked_app_does_not_block_the_gateway(tmp_path: Path) -> None:
+    async with SqliteStore(f"sqlite:///{tmp_path / 'runs.db'}") as store, open_house(store=store) as house:
+        client = house.client(await house.rollout())
+        asked = asyncio.create_task(client.chat.completions.create(model="m", messages=HI))
+        await until(lambda: house.engine.requests)
+        time.sleep(0.3)  # noqa: ASYNC251
+        await asked
+        call = await house.one_call()
+        assert call.ended_at - call.started_at < 0.25
+
+
+async def test_three_hundred_mixed_calls_at_once_are_recorded_without_a_mistake() -> None:
+    async with (
+        open_house(ScriptedEngine(delay=0.001), agents=("a*",)) as house,
+        httpx.AsyncClient(base_url=house.url, timeout=60, limits=httpx.Limits(max_connections=None)) as web,
+    ):
+        tokens = {f"r{i}": await house.rollout(f"r{i}") for i in range(10)}
+
+        async def ask(number: int) -> None:
+            rollout = f"r{number % 10}"
+            agent = f"{'ab'[number % 2]}-{number % 7}"
+            headers = {"authorization": f"Bearer {tokens[rollout]}", "x-lightning-call": f"c{number}"}
+            base = f"/rollouts/{rollout}/agents/{agent}" if number % 3 == 0 else ""
+            if not base:
+                headers["x-lightning-agent"] = agent
+            words = " ".join(f"n{number}w{i}" for i in range(number % 9 + 1))
+            body = {
+                "model": agent,
+                "messages": [{"role": "user", "content": words}],
+                "stream": number % 4 == 1,
+            }
+            if number % 10 == 7:
+                await leave(f"{base}/v1/chat/completions", body, headers)
+                return
+            reply = await web.post(f"{base}/v1/chat/completions", json=body, headers=headers)
+            assert reply.status_code == 200
+            assert f"n{number}w0" in reply.text
+
+        async def leave(path: str, body: dict[str, Any], headers: dict[str, str]) -> None:
+            try:
+                await web.post(path, json=body, headers=headers, timeout=httpx.Timeout(60, read=0.0005))
+            except httpx.ReadTimeout:
+                return
+
+        await asyncio.gather(*(ask(number) for number in range(300)))
+        await until(lambda: house.engine.closed == house.engine.opened)
+        found: dict[str, Call] = {}
+        for _ in range(500):
+            for calls in (await house.store.get_calls(tokens)).values():
+                found.update({call.id: call for call in calls})
+            if len(found) == 300:
+                break
+            await asyncio.sleep(0.01)
+        assert "cancelled" in {call.status for call in found.values()}
+        for number in range(300):
+            call = found[f"c{number}"]
+            assert call.rollout_id == f"r{number % 10}"
+            assert call.agent == call.model == f"{'ab'[number % 2]}-{number % 7}"
+            assert call.trained == (number % 2 == 0)
+            if call.status == "completed":
+                words = " ".join(f"n{number}w{i}" for i in range(number % 9 + 1))
+                assert call.choices[0].message["content"] == words
+                assert call.prompt_ids == house.engine.encode(words)
+                assert call.choices[0].completion_ids == [*house.engine.encode(words), 0]
+            else:
+                assert (call.status, number % 10) == ("cancelled", 7)

@@ -1,0 +1,189 @@
+"""What can't be done is refused by name, in the form that OpenAI's clients understand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import orjson
+import pytest
+
+from lightning_core.gateway.parameters import read_chat
+from lightning_core.gateway.refusals import Refusal
+from tests.gateway.conftest import House, open_house
+from tests.gateway.scripted import ScriptedEngine
+
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "look"}}
+
+
+def with_part(part: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [*HI, {"role": "user", "content": [{"type": "text", "text": "see"}, part]}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"presence_penalty": -1}, "presence_penalty"),
+        ({"audio": {"voice": "alloy", "format": "wav"}}, "audio"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"functions": [{"name": "look"}]}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"verbosity": "high"}, "verbosity"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"top_k": 5}, "top_k"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0]"),
+        (with_part({"type": "image_url", "image_url": {"url": "data:"}}), "messages[1].content[1]"),
+        (with_part({"type": "input_audio"}), "messages[1].content[1]"),
+        ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages[0].role"),
+        (
+            {"messages": [*HI, {"role": "assistant", "function_call": {"name": "f"}}]},
+            "messages[1].function_call",
+        ),
+    ],
+)
+def test_an_option_that_no_engine_here_honours_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    refusal = refused(fields)
+    assert (refusal.status, refusal.code, refusal.param) == (400, "unsupported_value", param)
+    assert param in str(refusal) or "'function'" in str(refusal)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": 2.5}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": True}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"stop": [1]}, "stop"),
+        ({"stream": "yes"}, "stream"),
+        ({"seed": 1.5}, "seed"),
+        ({"model": 5}, "model"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": "look"}, "tools"),
+        ({"messages": []}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
+    ],
+)
+def test_a_value_that_the_api_does_not_allow_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    refusal = refused(fields)
+    assert (refusal.status, refusal.code, refusal.param) == (400, "invalid_value", param)
+    assert param.partition("[")[0] in str(refusal)
+
+
+def test_an_unknown_parameter_and_a_nameless_tool_are_refused() -> None:
+    assert refused({"best_of": 3}).code == "unknown_parameter"
+    assert refused({"tools": [{"type": "function", "function": {}}]}).code == "missing_required_parameter"
+
+
+async def test_a_refusal_reaches_the_app_as_its_sdks_exception(house: House) -> None:
+    with pytest.raises(openai.BadRequestError, match="response_format") as caught:
+        await create(house, {"response_format": {"type": "json_object"}})
+    assert caught.value.code == "unsupported_value"
+    assert caught.value.param == "response_format"
+    assert caught.value.type == "invalid_request_error"
+    assert not house.engine.requests
+    assert await house.calls() == []
+
+
+async def test_options_that_ask_for_nothing_are_accepted(house: House) -> None:
+    await create(
+        house,
+        {
+            "user": "u",
+            "metadata": {"a": "b"},
+            "store": True,
+            "service_tier": "auto",
+            "parallel_tool_calls": True,
+            "prompt_cache_key": "k",
+            "safety_identifier": "s",
+            "response_format": {"type": "text"},
+            "frequency_penalty": 0.0,
+            "presence_penalty": 0,
+            "logit_bias": {},
+            "modalities": ["text"],
+            "audio": None,
+            "reasoning_effort": None,
+            "best_of": None,
+            "tools": [],
+            "tool_choice": "auto",
+            "stop": None,
+            "temperature": None,
+        },
+    )
+    assert len(house.engine.requests) == 1
+
+
+async def test_a_prompt_longer_than_the_context_is_the_apps_error_and_is_recorded() -> None:
+    long = [{"role": "user", "content": "one two three"}]
+    async with open_house(ScriptedEngine(context=2)) as house:
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await create(house, {"messages": long, "stream": stream})
+            assert caught.value.code == "context_length_exceeded"
+            assert caught.value.param == "messages"
+            call = (await house.calls())[-1]
+            assert call.status == "failed"
+            assert call.error == "the prompt has 3 tokens, the context 2"
+            assert call.prompt_ids is None
+        assert house.engine.opened == 0
+
+
+async def test_a_body_that_is_no_json_object_is_refused(house: House, web: httpx.AsyncClient) -> None:
+    headers = {"authorization": f"Bearer {await house.rollout()}"}
+    for content in (b"", b"{", b"[]", b"\xff", b'"\\ud83d"'):
+        reply = await web.post("/v1/chat/completions", content=content, headers=headers)
+        assert reply.status_code == 400
+        assert reply.json()["error"]["code"] == "invalid_json"
+
+
+async def test_what_is_not_served_says_so(house: House, web: httpx.AsyncClient) -> None:
+    client = house.client(await house.rollout())
+    with pytest.raises(openai.NotFoundError, match="/v1/responses is not served here") as caught:
+        await client.responses.create(model="m", input="hi")
+    assert caught.value.code == "unknown_endpoint"
+    with pytest.raises(openai.NotFoundError, match="/v1/embeddings"):
+        await client.embeddings.create(model="m", input="hi")
+    reply = await web.get("/v1/chat/completions")
+    assert reply.status_code == 405
+    assert reply.json()["error"]["code"] == "method_not_allowed"
+    assert (await web.get("/nothing")).json()["error"]["type"] == "invalid_request_error"
+
+
+def refused(fields: dict[str, Any]) -> Refusal:
+    """The refusal of a chat completion with these fields."""
+    with pytest.raises(Refusal) as caught:
+        read_chat(orjson.dumps({"model": "m", "messages": HI, **fields}), None)
+    return caught.value
+
+
+async def create(house: House, fields: dict[str, Any]) -> None:
+    """Post a chat completion with these fields, as rollout r1."""
+    token = await house.rollout() if not house.openers else house.openers[0].api_key
+    await house.client(token).post(
+        "/chat/completions",
+        body={"model": "m", "messages": HI, **fields},
+        cast_to=object,
+        stream=fields.get("stream") is True,
+        stream_cls=openai.AsyncStream[object],
+    )
