@@ -29,7 +29,8 @@ class Waiter:
     async def sleep(self, seconds: float | None) -> bool:
         """True once woken, False after `seconds`."""
         try:
-            await asyncio.wait_for(self._event.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
         except TimeoutError:
             return False
         return True

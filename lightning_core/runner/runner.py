@@ -1,0 +1,248 @@
+"""The runner: leases rollouts, runs the user's function on each, and tells the store how it ended.
+
+Every rollout has its own slot. A slot is free again the moment its rollout ends and is filled at
+once; no rollout waits for the others of a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError, LeaseLostError, RewardError, StoreError
+from ..stores.base import Store
+from ..tracing.scope import Scope, rollout_scope
+from ..types import Attempt, Rollout
+from .calling import Outcome, Solve, start
+from .failure import describe
+from .policy import FailurePolicy
+from .reward import to_reward
+
+log = logging.getLogger(__name__)
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.005, 0.05
+"""Seconds between two looks at an empty queue; the pause doubles while it stays empty."""
+GRACE_SECONDS = 2.0
+"""How long a cancelled function may take to end before its slot is taken from it."""
+
+
+@dataclass(eq=False, slots=True)
+class _Slot:
+    """An attempt that runs here."""
+
+    attempt: Attempt
+    dropped: asyncio.Future[None]
+    """Done when its result is not wanted any more."""
+    settled: bool = False
+    """Whether the store knows its end, or has given it to somebody else."""
+
+    def drop(self) -> None:
+        if not self.dropped.done():
+            self.dropped.set_result(None)
+
+
+class Runner:
+    """Runs `solve` once for each attempt, up to `concurrency` at once."""
+
+    def __init__(
+        self,
+        solve: Solve,
+        store: Store,
+        *,
+        run_id: str,
+        scope_for: Callable[[Attempt], Scope],
+        concurrency: int = 64,
+        timeout: float | None = 300.0,
+        on_failure: FailurePolicy | None = None,
+        worker: str | None = None,
+        lease_seconds: float = 60.0,
+        on_finished: Callable[[Rollout], None] | None = None,
+    ) -> None:
+        """`timeout`: seconds for one attempt. `lease_seconds`: after which a rollout of a dead runner
+        goes to another. `on_finished` is told of every rollout that ended here for good; what it raises ends `serve`."""
+        if concurrency < 1:
+            raise ConfigError(f"concurrency={concurrency!r} must be 1 or more")
+        if timeout is not None and timeout <= 0:
+            raise ConfigError(f"timeout={timeout!r} must be more than 0 seconds, or None for no limit")
+        if lease_seconds <= 0:
+            raise ConfigError(f"lease_seconds={lease_seconds!r} must be more than 0")
+        self.solve = solve
+        self.store = store
+        self.run_id = run_id
+        self.scope_for = scope_for
+        self.concurrency = concurrency
+        self.timeout = timeout
+        self.on_failure = on_failure or FailurePolicy()
+        self.worker = worker or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.lease_seconds = lease_seconds
+        self.on_finished = on_finished
+        self._slots: dict[asyncio.Task[None], _Slot] = {}
+        self._unfinished: list[Attempt] = []
+        self._stubborn: set[asyncio.Task[Outcome]] = set()
+        """Functions that ignored their cancellation; kept so that they aren't collected midway."""
+        self._wake = asyncio.Event()
+        self._broken: BaseException | None = None
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Run what the store offers until `stop` is set, then give unfinished attempts back.
+
+        Raises StoreError if the store fails; then too everything unfinished is given back, or is
+        taken over by another runner once the leases run out.
+        """
+        self._broken = None
+        beside = [asyncio.create_task(self._keep_leases()), asyncio.create_task(self._hear(stop))]
+        try:
+            await self._fill_slots(stop)
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+            await self._give_back()
+        if self._broken is not None:
+            raise self._broken
+
+    # filling the slots --------------------------------------------------------------------
+    async def _fill_slots(self, stop: asyncio.Event) -> None:
+        pause = SHORTEST_PAUSE
+        while not stop.is_set() and self._broken is None:
+            self._wake.clear()
+            leased = await self._lease()
+            for attempt in leased:
+                self._begin(attempt)
+            pause = SHORTEST_PAUSE if leased else min(2 * pause, LONGEST_PAUSE)
+            full = len(self._slots) >= self.concurrency
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if full else pause):
+                    await self._wake.wait()
+
+    async def _hear(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._wake.set()
+
+    async def _lease(self) -> list[Attempt]:
+        """Fill the free slots. A lease that a cancellation overtakes is given back, not forgotten."""
+        free = self.concurrency - len(self._slots)
+        if free <= 0:
+            return []
+        leasing = asyncio.ensure_future(
+            self.store.lease(self.worker, free, self.lease_seconds, run_id=self.run_id)
+        )
+        try:
+            return await asyncio.shield(leasing)
+        except asyncio.CancelledError:
+            await self.store.release(await leasing)
+            raise
+
+    def _begin(self, attempt: Attempt) -> None:
+        slot = _Slot(attempt, asyncio.get_running_loop().create_future())
+        task = asyncio.create_task(self._occupy(slot), name=f"rollout {attempt.rollout.id}")
+        self._slots[task] = slot
+        task.add_done_callback(self._free)
+
+    def _free(self, task: asyncio.Task[None]) -> None:
+        slot = self._slots.pop(task)
+        if not slot.settled:
+            self._unfinished.append(slot.attempt)
+        if not task.cancelled() and task.exception() is not None:
+            self._broken = task.exception()
+        self._wake.set()
+
+    # one rollout --------------------------------------------------------------------------
+    async def _occupy(self, slot: _Slot) -> None:
+        with rollout_scope(self.scope_for(slot.attempt)):
+            outcome = await self._run(slot)
+        if outcome is not None:
+            await self._record(slot, outcome)
+
+    async def _run(self, slot: _Slot) -> Outcome | None:
+        """How the function ended, its time-out included; None if it was dropped before."""
+        work = start(self.solve, slot.attempt.rollout.task)
+        either: set[asyncio.Future[Any]] = {work, slot.dropped}
+        await asyncio.wait(either, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        obeyed = await self._cancel(work)
+        if slot.dropped.done():
+            return None
+        return Outcome(error=self._timed_out(slot.attempt, obeyed=obeyed))
+
+    async def _cancel(self, work: asyncio.Task[Outcome]) -> bool:
+        """Cancel the function; False if it goes on all the same."""
+        work.cancel()
+        await asyncio.wait({work}, timeout=GRACE_SECONDS)
+        if work.done():
+            return work.cancelled() or not work.result().left_behind
+        self._stubborn.add(work)
+        work.add_done_callback(self._stubborn.discard)
+        return False
+
+    def _timed_out(self, attempt: Attempt, *, obeyed: bool) -> TimeoutError:
+        took = f"task {attempt.rollout.task.id!r} took longer than {self.timeout:g} s"
+        if obeyed:
+            return TimeoutError(f"{took} and was cancelled")
+        log.warning("%s and could not be stopped: it goes on beside the others", took)
+        return TimeoutError(
+            f"{took} and could not be stopped, so it was left running on its own: give the app's clients "
+            "a time-out of their own, or make the function async and let cancellation through"
+        )
+
+    async def _record(self, slot: _Slot, outcome: Outcome) -> None:
+        attempt = slot.attempt
+        reward, error = self._judge(attempt, outcome)
+        if error is not None:
+            log.info("attempt %d of rollout %s failed: %s", attempt.number, attempt.rollout.id, error)
+        try:
+            rollout = await self.store.finish(attempt, reward=reward, error=error)
+        except LeaseLostError as lost:
+            log.warning("%s", lost)
+            slot.settled = True
+            return
+        slot.settled = True
+        if self.on_finished is not None and rollout.status.finished:
+            self.on_finished(rollout)
+
+    def _judge(self, attempt: Attempt, outcome: Outcome) -> tuple[float | None, str | None]:
+        """The outcome as (reward, error) for the store."""
+        failure = outcome.error
+        if failure is None:
+            try:
+                return to_reward(outcome.value, attempt.rollout.task, self.solve), None
+            except RewardError as refused:
+                failure = refused
+        return self.on_failure.reward_of_failure(attempt), describe(failure)
+
+    # keeping and giving back --------------------------------------------------------------
+    async def _keep_leases(self) -> None:
+        """Extend the leases three times as often as they need it; drop what was taken away."""
+        while True:
+            await asyncio.sleep(self.lease_seconds / 3)
+            slots = list(self._slots.values())
+            try:
+                held = await self.store.heartbeat([slot.attempt for slot in slots], self.lease_seconds)
+            except StoreError as error:
+                log.warning("heartbeat failed, the next one may do: %s", error)
+                continue
+            kept = {(attempt.rollout.id, attempt.number) for attempt in held}
+            for slot in slots:
+                if (slot.attempt.rollout.id, slot.attempt.number) not in kept:
+                    slot.settled = True
+                    slot.drop()
+
+    async def _give_back(self) -> None:
+        """Stop what still runs and release everything without an end in the store."""
+        for slot in self._slots.values():
+            slot.drop()
+        if self._slots:
+            await asyncio.wait(list(self._slots))
+        unfinished, self._unfinished = self._unfinished, []
+        try:
+            await self.store.release(unfinished)
+        except StoreError as error:
+            log.warning("%d rollouts wait until their leases run out: %s", len(unfinished), error)

@@ -1,0 +1,456 @@
+"""The laws of the runner, on a real store with real coroutines and threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from lightning_core.errors import ConfigError, StoreError
+from lightning_core.runner import FailurePolicy, Runner
+from lightning_core.stores.base import Store
+from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.tracing.scope import Scope, current_scope
+from lightning_core.types import Attempt, Rollout, Status, Task
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    sqlite = f"sqlite:///{tmp_path / 'runs.db'}"
+    async with SqliteStore(sqlite) if request.param == "sqlite" else MemoryStore() as opened:
+        yield opened
+
+
+def scope_for(attempt: Attempt) -> Scope:
+    return Scope(attempt.rollout.id, attempt.number, "http://127.0.0.1:1", token=f"key-{attempt.rollout.id}")
+
+
+def rollouts(count: int, **fields: Any) -> list[Rollout]:
+    return [
+        Rollout(id=f"r{i}", run_id="run", task=Task(input={"i": i}), group_id="g", step=0, **fields)
+        for i in range(count)
+    ]
+
+
+@asynccontextmanager
+async def serving(solve: Callable[[Task], Any], store: Store, **options: Any) -> AsyncIterator[Runner]:
+    """A runner at work inside the block; stopped, and waited for, at its end."""
+    runner = Runner(solve, store, run_id="run", scope_for=scope_for, **options)
+    stop = asyncio.Event()
+    task = asyncio.create_task(runner.serve(stop))
+    try:
+        yield runner
+    finally:
+        stop.set()
+        await task
+
+
+async def run_all(
+    solve: Callable[[Task], Any], store: Store, asked: Sequence[Rollout], **options: Any
+) -> list[Rollout]:
+    await store.enqueue(asked)
+    async with serving(solve, store, **options):
+        return await store.wait_finished([one.id for one in asked], timeout=20)
+
+
+async def until_running(store: Store, count: int) -> None:
+    while len(await store.find_rollouts("run", status=Status.RUNNING)) < count:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+# running --------------------------------------------------------------------------------------
+async def test_hundreds_of_async_rollouts_run_at_once(store: Store) -> None:
+    running = most = 0
+
+    async def solve(task: Task) -> float:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.3)
+        running -= 1
+        return float(str(task.input["i"]))
+
+    finished = await run_all(solve, store, rollouts(300), concurrency=300)
+    assert [one.reward for one in finished] == [float(i) for i in range(300)]
+    assert most == 300
+
+
+async def test_no_more_than_the_concurrency_run_at_once(store: Store) -> None:
+    running = most = 0
+
+    async def solve(task: Task) -> float:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.002)
+        running -= 1
+        return 1.0
+
+    await run_all(solve, store, rollouts(50), concurrency=7)
+    assert most == 7
+
+
+async def test_a_free_slot_is_filled_while_the_others_still_run(store: Store) -> None:
+    gate = asyncio.Event()
+
+    async def solve(task: Task) -> float:
+        if task.input["i"] == 0:
+            await gate.wait()
+        return 1.0
+
+    await store.enqueue(rollouts(30))
+    async with serving(solve, store, concurrency=2):
+        assert len(await store.wait_finished([f"r{i}" for i in range(1, 30)], timeout=10)) == 29
+        gate.set()
+        assert len(await store.wait_finished(["r0"], timeout=10)) == 1
+
+
+async def test_an_idle_runner_begins_soon_after_an_enqueue(store: Store) -> None:
+    async with serving(lambda task: 1.0, store):
+        await asyncio.sleep(0.3)
+        begun = time.monotonic()
+        await store.enqueue(rollouts(1))
+        await store.wait_finished(["r0"], timeout=5)
+        assert time.monotonic() - begun < 0.3
+
+
+async def test_sync_functions_run_beside_each_other_in_threads(store: Store) -> None:
+    together = threading.Barrier(20)
+
+    def solve(task: Task) -> float:
+        together.wait(timeout=10)
+        return 1.0
+
+    finished = await run_all(solve, store, rollouts(20), concurrency=20)
+    assert [one.status for one in finished] == [Status.SUCCEEDED] * 20
+
+
+async def test_a_function_that_hides_a_coroutine_is_awaited(store: Store) -> None:
+    async def inner(task: Task, value: float) -> float:
+        await asyncio.sleep(0)
+        return value
+
+    class Solver:
+        async def __call__(self, task: Task) -> float:
+            return await inner(task, 0.5)
+
+    (first,) = await run_all(lambda task: inner(task, 0.25), store, rollouts(1))
+    (_, second) = await run_all(Solver(), store, rollouts(2))
+    assert (first.reward, second.reward) == (0.25, 0.5)
+
+
+async def test_only_rollouts_of_its_own_run_are_taken(store: Store) -> None:
+    foreign = rollouts(1)[0].model_copy(update={"id": "foreign", "run_id": "other"})
+    await store.enqueue([foreign])
+    await run_all(lambda task: 1.0, store, rollouts(1))
+    assert [one.status for one in await store.find_rollouts("other")] == [Status.QUEUED]
+
+
+# the scope ------------------------------------------------------------------------------------
+def seen_scope(task: Task) -> float:
+    scope = current_scope()
+    assert scope is not None
+    assert (scope.rollout_id, scope.token) == (f"r{task.input['i']}", f"key-r{task.input['i']}")
+    return 1.0
+
+
+async def test_sync_functions_see_their_own_scope(store: Store) -> None:
+    finished = await run_all(seen_scope, store, rollouts(40), concurrency=16)
+    assert {one.error for one in finished} == {None}
+
+
+async def test_async_functions_see_their_own_scope_across_every_await(store: Store) -> None:
+    async def solve(task: Task) -> float:
+        for _ in range(5):
+            await asyncio.sleep(0.001)
+            seen_scope(task)
+        await asyncio.gather(asyncio.to_thread(seen_scope, task), asyncio.create_task(inner(task)))
+        return 1.0
+
+    async def inner(task: Task) -> float:
+        return seen_scope(task)
+
+    finished = await run_all(solve, store, rollouts(100), concurrency=50)
+    assert {one.error for one in finished} == {None}
+
+
+async def test_no_scope_is_left_in_the_caller_or_after_the_end(store: Store) -> None:
+    late: SimpleQueue[Scope | None] = SimpleQueue()
+    ended = threading.Event()
+
+    def solve(task: Task) -> float:
+        ended.wait(timeout=10)
+        late.put(current_scope())
+        return 1.0
+
+    await run_all(solve, store, rollouts(1), timeout=0.05)
+    assert current_scope() is None
+    ended.set()
+    assert await asyncio.to_thread(late.get, timeout=10) is None
+
+
+# failures are data ----------------------------------------------------------------------------
+class OddError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def raising(error: BaseException) -> tuple[Callable[[Task], Any], Callable[[Task], Any]]:
+    def sync(task: Task) -> float:
+        raise error
+
+    async def not_sync(task: Task) -> float:
+        raise error
+
+    return sync, not_sync
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (KeyError("tool"), "KeyError: 'tool'"),
+        (SystemExit(3), "SystemExit: 3"),
+        (asyncio.CancelledError("by the app"), "CancelledError: by the app"),
+        (StopIteration(), "StopIteration"),
+        (BaseExceptionGroup("two", [ValueError("one"), SystemExit(2)]), "  - SystemExit: 2"),
+        (OddError(), "OddError: (its message can't be shown)"),
+        (ValueError("half a parrot \ud83e"), "ValueError: half a parrot ?"),
+        (ValueError("x" * 100_000), "ValueError: xxxxx"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_whatever_the_app_raises_is_data(error: BaseException, text: str, kind: str) -> None:
+    async with MemoryStore() as store:
+        solve = raising(error)[kind == "async"]
+        failed, *others = await run_all(
+            lambda task: solve(task) if task.input["i"] == 0 else 1.0, store, rollouts(5)
+        )
+        assert failed.status is Status.FAILED
+        assert text in str(failed.error)
+        assert len(str(failed.error)) <= 2000
+        assert [one.reward for one in others] == [1.0] * 4
+
+
+async def test_an_error_names_the_line_of_the_app(store: Store) -> None:
+    (failed,) = await run_all(raising(ValueError("broke"))[1], store, rollouts(1))
+    first, *frames = str(failed.error).splitlines()
+    assert first == "ValueError: broke"
+    assert "test_runner.py" in frames[-1]
+    assert frames[-1].endswith("in not_sync")
+    assert not any("calling.py" in frame for frame in frames)
+
+
+async def test_an_error_is_tried_again_and_then_dropped(store: Store) -> None:
+    tries: list[int] = []
+
+    def solve(task: Task) -> float:
+        scope = current_scope()
+        tries.append(scope.attempt if scope else 0)
+        raise ValueError("broke")
+
+    policy = FailurePolicy(retries=2)
+    asked = rollouts(1, max_attempts=policy.max_attempts)
+    (failed,) = await run_all(solve, store, asked, on_failure=policy)
+    assert tries == [1, 2, 3]
+    assert (failed.status, failed.reward, failed.attempts) == (Status.FAILED, None, 3)
+
+
+async def test_a_second_try_may_succeed(store: Store) -> None:
+    def solve(task: Task) -> float:
+        scope = current_scope()
+        if scope is None or scope.attempt == 1:
+            raise ValueError("broke")
+        return 1.0
+
+    (done,) = await run_all(solve, store, rollouts(1, max_attempts=2))
+    assert (done.status, done.reward, done.error) == (Status.SUCCEEDED, 1.0, None)
+
+
+async def test_a_penalty_is_given_only_when_the_tries_are_used_up(store: Store) -> None:
+    tries = 0
+
+    async def solve(task: Task) -> float:
+        nonlocal tries
+        tries += 1
+        raise ValueError("broke")
+
+    policy = FailurePolicy(retries=1, then="penalise", penalty=-0.5)
+    asked = rollouts(1, max_attempts=policy.max_attempts)
+    (failed,) = await run_all(solve, store, asked, on_failure=policy)
+    assert (tries, failed.status, failed.reward) == (2, Status.FAILED, -0.5)
+    assert "broke" in str(failed.error)
+
+
+def test_a_failure_policy_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ConfigError, match="retries=-1"):
+        FailurePolicy(retries=-1)
+    with pytest.raises(ConfigError, match="'forget'"):
+        FailurePolicy(then="forget")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="penalty=nan"):
+        FailurePolicy(penalty=float("nan"))
+
+
+@pytest.mark.parametrize("option", [{"concurrency": 0}, {"timeout": 0.0}, {"lease_seconds": -1.0}])
+def test_a_runner_option_that_makes_no_sense_is_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(option))):
+        Runner(lambda task: 1.0, MemoryStore(), run_id="run", scope_for=scope_for, **option)
+
+
+# time-outs ------------------------------------------------------------------------------------
+async def test_a_late_async_function_is_cancelled_and_its_slot_freed(store: Store) -> None:
+    cancelled = []
+
+    async def solve(task: Task) -> float:
+        if task.input["i"] == 0:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled.append(task.input["i"])
+                raise
+        return 1.0
+
+    late, after = await run_all(solve, store, rollouts(2), concurrency=1, timeout=0.1)
+    assert cancelled == [0]
+    assert late.error == f"TimeoutError: task {late.task.id!r} took longer than 0.1 s and was cancelled"
+    assert after.reward == 1.0
+
+
+async def test_a_late_sync_function_is_left_behind_and_its_slot_freed(store: Store) -> None:
+    release = threading.Event()
+
+    def solve(task: Task) -> float:
+        if task.input["i"] == 0:
+            release.wait(timeout=10)
+        return 1.0
+
+    late, after = await run_all(solve, store, rollouts(2), concurrency=1, timeout=0.1)
+    release.set()
+    assert str(late.error).startswith("TimeoutError: ")
+    assert "could not be stopped, so it was left running" in str(late.error)
+    assert after.reward == 1.0
+
+
+async def test_a_function_that_ignores_its_cancellation_loses_its_slot(store: Store) -> None:
+    gate = asyncio.Event()
+
+    async def solve(task: Task) -> float:
+        while task.input["i"] == 0 and not gate.is_set():
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                continue
+        return 1.0
+
+    late, after = await run_all(solve, store, rollouts(2), concurrency=1, timeout=0.1)
+    gate.set()
+    assert "could not be stopped" in str(late.error)
+    assert after.reward == 1.0
+
+
+# stopping and dying ---------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_a_stop_gives_unfinished_rollouts_back(store: Store, kind: str) -> None:
+    gate = threading.Event()
+
+    async def slow(task: Task) -> float:
+        await asyncio.sleep(60)
+        return 1.0
+
+    def slow_sync(task: Task) -> float:
+        gate.wait(timeout=10)
+        return 1.0
+
+    await store.enqueue(rollouts(5))
+    async with serving(slow if kind == "async" else slow_sync, store, concurrency=3):
+        await until_running(store, 3)
+    assert [one.status for one in await store.find_rollouts("run")] == [Status.QUEUED] * 5
+    gate.set()
+    finished = await run_all(lambda task: 1.0, store, rollouts(5))
+    assert [one.reward for one in finished] == [1.0] * 5
+
+
+async def test_a_cancelled_runner_gives_unfinished_rollouts_back(store: Store) -> None:
+    async def slow(task: Task) -> float:
+        await asyncio.sleep(60)
+        return 1.0
+
+    await store.enqueue(rollouts(5))
+    runner = Runner(slow, store, run_id="run", scope_for=scope_for)
+    serve = asyncio.create_task(runner.serve(asyncio.Event()))
+    await until_running(store, 5)
+    serve.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serve
+    assert [one.status for one in await store.find_rollouts("run")] == [Status.QUEUED] * 5
+
+
+async def test_the_rollouts_of_a_dead_worker_are_taken_over(store: Store) -> None:
+    await store.enqueue(rollouts(3, max_attempts=2))
+    dead = await store.lease("dead", 2, 0.2)
+    async with serving(lambda task: 1.0, store):
+        finished = await store.wait_finished(["r0", "r1", "r2"], timeout=10)
+    assert [(one.reward, one.attempts) for one in finished] == [(1.0, 2), (1.0, 2), (1.0, 1)]
+    assert await store.heartbeat(dead, 60) == []
+
+
+async def test_a_rollout_longer_than_its_lease_stays_with_its_worker(store: Store) -> None:
+    async def solve(task: Task) -> float:
+        await asyncio.sleep(0.8)
+        return 1.0
+
+    await store.enqueue(rollouts(3, max_attempts=2))
+    async with serving(solve, store, lease_seconds=0.3), serving(solve, store, lease_seconds=0.3):
+        finished = await store.wait_finished(["r0", "r1", "r2"], timeout=10)
+    assert [one.attempts for one in finished] == [1, 1, 1]
+
+
+async def test_a_cancelled_rollout_is_stopped_and_forgotten(store: Store) -> None:
+    stopped = asyncio.Event()
+
+    async def solve(task: Task) -> float:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            stopped.set()
+        return 1.0
+
+    await store.enqueue(rollouts(1))
+    async with serving(solve, store, lease_seconds=0.15):
+        await until_running(store, 1)
+        await store.cancel(["r0"])
+        async with asyncio.timeout(5):
+            await stopped.wait()
+    assert [one.status for one in await store.find_rollouts("run")] == [Status.CANCELLED]
+
+
+async def test_a_store_that_fails_ends_the_runner_with_its_error(tmp_path: Path) -> None:
+    store = SqliteStore(f"sqlite:///{tmp_path / 'runs.db'}")
+    async with store:
+        await store.enqueue(rollouts(1))
+        runner = Runner(seen_scope, store, run_id="run", scope_for=scope_for)
+        serve = asyncio.create_task(runner.serve(asyncio.Event()))
+        await store.wait_finished(["r0"], timeout=10)
+    with pytest.raises(StoreError, match="not open"):
+        await serve
+
+
+# telling --------------------------------------------------------------------------------------
+async def test_each_rollout_that_ended_for_good_is_told_once(store: Store) -> None:
+    told: list[Rollout] = []
+
+    def solve(task: Task) -> float:
+        if task.input["i"] == 1:
+            raise ValueError("broke")
+        return 1.0
+
+    finished = await run_all(solve, store, rollouts(3, max_attempts=2), on_finished=told.append)
+    assert sorted(told, key=lambda one: one.id) == finished
