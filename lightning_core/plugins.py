@@ -247,7 +247,8 @@ def _resolve(part: _Part) -> Any:
         return getattr(importlib.import_module(module), attr)
     except (ImportError, AttributeError) as error:
         raise PluginError(
-            f"{part.kind} {part.name!r} of plugin {part.plugin!r} can't be imported from {part.path!r}: {error}"
+            f"{part.kind} {part.name!r} of plugin {part.plugin!r} can't be imported "
+            f"from {part.path!r}: {error}"
         ) from error
 
 

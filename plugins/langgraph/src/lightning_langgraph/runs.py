@@ -67,6 +67,10 @@ class Runs:
         """Whether a model run is still going on."""
         return run_id in self._calling
 
+    def open_count(self) -> int:
+        """How many runs of any kind have started and not ended."""
+        return len(self._open) + len(self._calling)
+
     def find_entered(self, run_id: UUID | None) -> int | None:
         """When the node of an open run was entered; None if the run is not open here."""
         run = self._open.get(run_id) if run_id is not None else None

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from langchain_openai import ChatOpenAI
+from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
+
+from lightning_core.plugins import load_plugins
+from lightning_core.tracing.openai_sdk import instrument
+from tests.tracing.server import ModelServer, serving
+
+
+@pytest.fixture
+def gateway() -> Iterator[ModelServer]:
+    """Where the calls of trained agents arrive, with the installed plugin saying who calls."""
+    plugins = load_plugins(["langgraph"])
+    assert plugins.broken == {}
+    with serving() as server, instrument(plugins.who):
+        yield server
+
+
+@pytest.fixture
+async def llm() -> AsyncIterator[ChatOpenAI]:
+    """A chat model that names no endpoint."""
+    with DefaultHttpxClient(verify=False) as http:
+        async with DefaultAsyncHttpxClient(verify=False) as ahttp:
+            yield ChatOpenAI(
+                model="any", api_key="none", http_client=http, http_async_client=ahttp, max_retries=2
+            )

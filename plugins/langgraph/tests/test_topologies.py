@@ -1,0 +1,60 @@
+"""Whatever the graph's shape and however it is entered, each call carries its own node or agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from langchain_openai import ChatOpenAI
+
+from plugins.langgraph.tests import apps
+from plugins.langgraph.tests.playing import ENTRANCES, Entrance, expect, play
+from tests.tracing.server import ModelServer
+
+PARALLEL = {"north": 1, "east": 1, "south": 1, "west": 1, "join": 1}
+BOSS = {"boss": 3, "librarian": 1, "clerk": 2, "look_up": 1, "summarise": 1}
+Build = Callable[[ChatOpenAI, bool], Any]
+
+pytestmark = pytest.mark.filterwarnings("ignore:create_react_agent has been moved")
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES)
+@pytest.mark.parametrize(
+    ("build", "calls"),
+    [
+        (apps.parallel, PARALLEL),
+        (apps.fan_out, {"plan": 1, "work": 5, "merge": 1}),
+        (apps.nested, {**PARALLEL, "caller": 2, "first": 1, "agent2": 1}),
+        (apps.react, {"researcher": 1, "agent": 1}),
+        (apps.boss_with_tools, BOSS),
+        (apps.agent_in_node, {"sql": 1, "node": 1, "nameless": 1}),
+        (apps.supervisor, {"supervisor": 3, "maths": 1, "search": 1}),
+        (apps.swarm, {"alice": 1, "bob": 1}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+async def test_every_call_is_named(
+    gateway: ModelServer, llm: ChatOpenAI, build: Build, calls: dict[str, int], entrance: Entrance
+) -> None:
+    await play(build(llm, entrance in ("ainvoke", "astream")), gateway, entrance)
+    expect(gateway, calls)
+
+
+@pytest.mark.parametrize("build", [apps.parallel, apps.fan_out, apps.nested])
+async def test_sync_nodes_in_an_async_graph_are_named(
+    gateway: ModelServer, llm: ChatOpenAI, build: Build
+) -> None:
+    await play(build(llm, False), gateway, "ainvoke")
+    assert len(gateway.seen) > 0
+    assert gateway.mistakes() == []
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES)
+async def test_the_sdks_retries_keep_the_call_id_in_a_graph(
+    gateway: ModelServer, llm: ChatOpenAI, entrance: Entrance
+) -> None:
+    graph = apps.chain(llm, entrance in ("ainvoke", "astream"), "write", "check", fail=2)
+    await play(graph, gateway, entrance)
+    assert len(gateway.seen) == 16 * 2 * 3
+    expect(gateway, {"write": 3, "check": 3})
