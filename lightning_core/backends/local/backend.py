@@ -1,0 +1,233 @@
+"""The local backend: one process in which a transformers model is served, improved and saved."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from ...algorithms.base import Algorithm
+from ...errors import ConfigError, UnsupportedError
+from ..base import Batch
+from .chat import LocalUpstream
+from .checkpoint import Checkpoints
+from .decoder import make_decoder
+from .engine import Engine, EngineOptions
+from .model import check_folder, load_model
+from .optimizer import Optimizer, OptimizerOptions
+from .policy import LoraOptions, Policy
+from .tuning import Tuning, kv_shape, tune
+
+T = TypeVar("T")
+DTYPES = ("auto", "float32", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a started backend consists of."""
+
+    policy: Policy
+    tuning: Tuning
+    engine: Engine
+    upstream: LocalUpstream
+    optimizer: Optimizer
+    checkpoints: Checkpoints
+
+
+class LocalBackend:
+    """Serves and trains a transformers causal LM in this process (`backends.base.Backend`).
+
+    The engine answers from its own copy of the weights, so an update never changes a reply under way; the
+    price is memory for the weights once more. Requests that come after an update has begun wait for
+    `publish`.
+    """
+
+    name = "local"
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        learning_rate: float | None = None,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.0,
+        warmup_steps: int = 3,
+        max_grad_norm: float = 1.0,
+        lora: LoraOptions | None = None,
+        max_batch: int = 64,
+        context: int | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        threads: int | None = None,
+        pack_tokens: int = 2048,
+        merge: bool = True,
+        seed: int = 0,
+    ) -> None:
+        """`model` is a transformers folder, a name on the hub, or "tiny" for the one this package ships.
+
+        `dtype` is the number format of the engine and of training's forward pass (weights under training are
+        float32); `threads` is for both. Both are measured at start by default. Raises ModelError or
+        ConfigError.
+        """
+        check_folder(model)
+        if dtype not in DTYPES:
+            raise ConfigError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
+        for option, value in (("max_batch", max_batch), ("pack_tokens", pack_tokens), ("threads", threads)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{option}={value!r} must be at least 1")
+        self.policy_version = 0
+        self._source, self._lora, self._seed = model, lora, seed
+        self._context, self._device, self._dtype, self._threads = context, device, dtype, threads
+        self._engine_options = EngineOptions(max_batch=max_batch)
+        self._options = OptimizerOptions(
+            learning_rate=learning_rate,
+            betas=betas,
+            weight_decay=weight_decay,
+            warmup_steps=warmup_steps,
+            max_grad_norm=max_grad_norm,
+            pack_tokens=pack_tokens,
+            merge=merge,
+        )
+        self._parts: _Parts | None = None
+        self._worker = ThreadPoolExecutor(1, "lightning-optimizer")
+        self._updates = 0
+
+    @property
+    def upstream(self) -> LocalUpstream:
+        return self._started.upstream
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, for its counters."""
+        return self._started.engine
+
+    @property
+    def tuning(self) -> Tuning:
+        """The threads and number formats that were chosen."""
+        return self._started.tuning
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate after warm-up."""
+        return self._started.optimizer.learning_rate
+
+    @property
+    def _started(self) -> _Parts:
+        if self._parts is None:
+            raise ConfigError("the local backend is not started; await backend.start() first")
+        return self._parts
+
+    def check(self, algorithm: Algorithm) -> None:
+        """Any algorithm with a loss can be trained here."""
+        for part in ("weigh", "loss"):
+            if not callable(getattr(algorithm, part, None)):
+                raise UnsupportedError(
+                    f"algorithm {getattr(algorithm, 'name', algorithm)!r} has no {part!r}, so the local "
+                    "backend has nothing to descend; use one that trains weights, such as GRPO"
+                )
+
+    async def start(self) -> None:
+        """Load the model, measure, and start serving."""
+        if self._parts is None:
+            self._parts = await self._work(self._build)
+            self._parts.engine.start()
+
+    def _build(self) -> _Parts:
+        model = load_model(self._source, context=self._context, device=self._device)
+        # what serves is plain, without LoRA's layers
+        serving = copy.deepcopy(model.network) if self._lora else model.network
+        with torch.random.fork_rng():
+            torch.manual_seed(self._seed)  # LoRA's start is random
+            policy = Policy(model, self._lora)
+        tuning = tune(policy, serving, threads=self._threads, dtype=self._dtype)
+        torch.set_num_threads(tuning.train_threads)  # of this worker thread only
+        engine = Engine(
+            make_decoder(serving, tuning.decode_dtype, model.context),
+            kv_shape(serving, tuning.decode_dtype),
+            model.stop_ids,
+            self._engine_options,
+            tuning.decode_threads,
+        )
+        return _Parts(
+            policy=policy,
+            tuning=tuning,
+            engine=engine,
+            upstream=LocalUpstream(model, engine, seed=self._seed),
+            optimizer=Optimizer(
+                policy, self._options, source=str(self._source), bfloat16=tuning.train_bfloat16
+            ),
+            checkpoints=Checkpoints(policy),
+        )
+
+    async def close(self) -> None:
+        """Stop serving; requests under way end with an error."""
+        if self._parts is not None:
+            await asyncio.to_thread(self._parts.engine.close)
+        self._worker.shutdown()
+
+    async def update(self, batch: Batch, algorithm: Algorithm) -> dict[str, float]:
+        """One update. Waits for the replies under way, and keeps new requests waiting until `publish`.
+
+        Raises TrainingError, with the weights as they were and requests served again, if it can't be made.
+        """
+        parts = self._started
+        await self._hold()
+        try:
+            metrics = await self._work(lambda: parts.optimizer.update(batch.trajectories, algorithm))
+        except BaseException:
+            parts.engine.release()
+            raise
+        self._updates += 1
+        return metrics
+
+    async def publish(self) -> int:
+        """Answer with the updated weights; returns their version."""
+        await self._publish(self.policy_version + 1)
+        return self.policy_version
+
+    async def save(self, folder: Path) -> None:
+        """Write a checkpoint; see `checkpoint`. Raises ModelError if the disk won't take it."""
+        parts = self._started
+        state = {
+            "policy_version": self.policy_version,
+            "updates": self._updates,
+            "model": str(self._source),
+            "sampling": parts.upstream.sampling_state(),
+        }
+        await self._work(lambda: parts.checkpoints.save(Path(folder), parts.optimizer.state(), state))
+
+    async def load(self, folder: Path) -> None:
+        """Go on exactly where `save` was called. Raises ModelError if the folder does not fit."""
+        parts = self._started
+        await self._hold()
+        try:
+            optimizer, state = await self._work(lambda: parts.checkpoints.load(Path(folder)))
+            parts.optimizer.load_state(optimizer)
+            parts.upstream.load_sampling_state(state["sampling"])
+            self._updates = state["updates"]
+            await self._publish(state["policy_version"])
+        finally:
+            parts.engine.release()
+
+    async def _hold(self) -> None:
+        await asyncio.wrap_future(self._started.engine.hold())
+
+    async def _publish(self, policy_version: int) -> None:
+        parts = self._started
+        await self._hold()
+        try:
+            weights = await self._work(parts.policy.serving_weights)
+            await asyncio.wrap_future(parts.engine.refresh(weights, policy_version))
+            self.policy_version = policy_version
+        finally:
+            parts.engine.release()
+
+    async def _work(self, work: Callable[[], T]) -> T:
+        """Run in the optimizer's own thread, one after the other."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)

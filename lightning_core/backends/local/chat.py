@@ -1,0 +1,170 @@
+"""The engine as the gateway sees it: chat requests in, deltas out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ...errors import ContextLengthError
+from ...gateway.upstream import ChatRequest, Delta
+from .completion import Completion, Options, Request
+from .engine import Engine
+from .model import Model
+from .prompts import render
+from .text import StopStrings, TextStream
+from .toolcalls import CLOSE, OPEN, ToolCalls
+
+
+class LocalUpstream:
+    """Serves chat completions from the engine of this process (`gateway.upstream.Upstream`)."""
+
+    def __init__(self, model: Model, engine: Engine, *, seed: int = 0) -> None:
+        self.model_name = model.name
+        self._model, self._engine = model, engine
+        self._tokenizer = model.tokenizer.backend_tokenizer
+        self._hidden = hidden_ids(model)
+        self._random = random.Random(seed)
+
+    async def chat(self, request: ChatRequest) -> LocalGeneration:
+        """Put the choices in line. Raises ContextLengthError or UnsupportedError before that."""
+        ids = render(self._model.tokenizer, request.messages, request.tools, request.extra)
+        room = self._room(len(ids), request.max_tokens)
+        seed = self._random.getrandbits(64) if request.seed is None else request.seed
+        shared = Request()
+        choices = []
+        for index in range(request.n):
+            options = Options(
+                max_tokens=room,
+                temperature=request.temperature,
+                top_p=request.top_p,
+                top_logprobs=request.top_logprobs,
+                seed=f"{seed}/{index}",
+            )
+            completion = Completion(ids, options, shared)
+            text = TextStream(self._tokenizer, self._hidden)
+            choices.append(_Choice(index, completion, text, request))
+            self._engine.submit(completion)
+        return LocalGeneration(ids, shared, choices)
+
+    def decode(self, token_id: int) -> str:
+        return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+
+    def sampling_state(self) -> list[Any]:
+        """Where the seeds of unseeded requests stand, as JSON."""
+        version, numbers, gauss = self._random.getstate()
+        return [version, list(numbers), gauss]
+
+    def load_sampling_state(self, state: list[Any]) -> None:
+        """Go on from `sampling_state`."""
+        version, numbers, gauss = state
+        self._random.setstate((version, tuple(numbers), gauss))
+
+    def _room(self, prompt: int, asked: int | None) -> int:
+        context = self._model.context
+        if prompt >= context:
+            raise ContextLengthError(
+                f"the prompt has {prompt} tokens and the context of {self.model_name!r} is {context}; "
+                "shorten the prompt"
+            )
+        if asked is not None and prompt + asked > context:
+            raise ContextLengthError(
+                f"the prompt has {prompt} tokens and max_tokens is {asked}: together {prompt + asked}, more "
+                f"than the context of {self.model_name!r}, {context}; shorten the prompt or ask for at most "
+                f"{context - prompt}"
+            )
+        return context - prompt if asked is None else asked
+
+
+class LocalGeneration:
+    """A running chat completion (`gateway.upstream.Generation`)."""
+
+    def __init__(self, prompt_ids: list[int], request: Request, choices: list[_Choice]) -> None:
+        self.prompt_ids = prompt_ids
+        self._request, self._choices = request, choices
+
+    @property
+    def policy_version(self) -> int:
+        version = self._request.policy_version
+        if version is None:
+            raise RuntimeError("the policy version is known once the first delta has come")
+        return version
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        try:
+            while not all(choice.ended for choice in self._choices):
+                news = False
+                for choice in self._choices:
+                    delta = choice.advance()
+                    if delta is not None:
+                        news = True
+                        yield delta
+                if not news:
+                    await self._request.wait()
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Free the engine's rows at its next step."""
+        for choice in self._choices:
+            choice.completion.cancel()
+
+
+class _Choice:
+    """What was read of one completion, as text and tool calls."""
+
+    def __init__(self, index: int, completion: Completion, text: TextStream, request: ChatRequest) -> None:
+        self.index, self.completion = index, completion
+        self._text = text
+        self._stops = StopStrings(request.stop)
+        self._tools = ToolCalls() if request.tools else None
+        self._seen = 0
+        self.ended = False
+
+    def advance(self) -> Delta | None:
+        """A delta of all that is new; None if nothing is. Raises what the engine met."""
+        if self.ended:
+            return None
+        if self.completion.error is not None:
+            raise self.completion.error
+        reason = self.completion.finish_reason  # before the ids: once it is set, they are all there
+        start, new = self._seen, self.completion.ids[self._seen :]
+        if not new and reason is None:
+            return None
+        text = ""
+        for token_id in new:
+            self._seen += 1
+            text += self._stops.feed(self._text.feed(token_id))
+            if self._stops.hit:
+                reason = "stop"
+                self.completion.cancel()
+                break
+        return self._delta(start, text, reason)
+
+    def _delta(self, start: int, text: str, reason: str | None) -> Delta:
+        text += self._stops.flush() if reason else ""
+        calls: list[dict[str, Any]] = []
+        if self._tools is not None:
+            text, calls = self._tools.feed(text)
+            if reason:
+                text += self._tools.flush()
+                reason = "tool_calls" if self._tools.found and reason == "stop" else reason
+        self.ended = reason is not None
+        best = self.completion.best[start : self._seen] if self.completion.options.top_logprobs else None
+        return Delta(
+            choice=self.index,
+            token_ids=self.completion.ids[start : self._seen],
+            logprobs=self.completion.logprobs[start : self._seen],
+            text=text,
+            tool_calls=calls or None,
+            top_logprobs=best,
+            finish_reason=reason,
+        )
+
+
+def hidden_ids(model: Model) -> frozenset[int]:
+    """Special tokens and stop tokens have no text for the app; the tool-call tags are read before it sees
+    them."""
+    special = {i for i, token in model.tokenizer.added_tokens_decoder.items() if token.special}
+    tags = {i for i, token in model.tokenizer.added_tokens_decoder.items() if token.content in (OPEN, CLOSE)}
+    return frozenset((special | model.stop_ids) - tags)

@@ -1,0 +1,131 @@
+"""Checkpoints: a folder that appears whole or not at all.
+
+model/           a transformers folder (with LoRA: a peft adapter folder that names its base)
+optimizer.pt     AdamW's state and its step count
+state.json       policy version, update count, sampling state
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from ...errors import ModelError
+from .policy import Policy
+
+WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
+
+
+class Checkpoints:
+    """Writes and reads checkpoints of one policy; what never changes (tokenizer, config) is prepared once."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._fixed: dict[str, bytes] | None = None
+
+    def save(self, folder: Path, optimizer: dict[str, Any], state: dict[str, Any]) -> None:
+        """Write `folder`, replacing an older one of that name. Raises ModelError if the disk refuses."""
+        folder = folder.absolute()
+        partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            for left in folder.parent.glob(f".{folder.name}.*.partial"):
+                shutil.rmtree(left)  # by a process that was killed while it wrote
+            (partial / "model").mkdir(parents=True)
+            for name, content in self._model_files().items():
+                _write(partial / "model" / name, content)
+            buffer = io.BytesIO()
+            torch.save(optimizer, buffer)
+            _write(partial / "optimizer.pt", buffer.getvalue())
+            _write(partial / "state.json", json.dumps(state).encode())
+            _swap(partial, folder)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise ModelError(
+                f"can't write checkpoint {str(folder)!r}: {error}; free some space or choose another folder"
+            ) from error
+
+    def load(self, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Put the folder's weights into the policy; returns (optimizer state, state).
+
+        Raises ModelError naming the folder if a part is missing or does not fit.
+        """
+        try:
+            state = json.loads((folder / "state.json").read_text())
+            optimizer = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
+            self._put(folder / "model")
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            raise ModelError(
+                f"can't go on from checkpoint {str(folder)!r}: {error}; give a folder written by `save` "
+                "with the same model and the same lora options"
+            ) from error
+        return optimizer, state
+
+    def _put(self, folder: Path) -> None:
+        policy = self._policy
+        if policy.lora is None:
+            missing, unexpected = policy.base.load_state_dict(load_file(folder / WEIGHTS), strict=False)
+            wrong = [*unexpected, *(name for name in missing if name not in policy.tied_names)]
+        else:
+            loaded = peft.set_peft_model_state_dict(policy.network, load_file(folder / ADAPTER))
+            wrong = [*loaded.unexpected_keys, *(n for n in loaded.missing_keys if "lora_" in n)]
+        if wrong:
+            raise ValueError(f"weights that don't fit: {wrong[:3]}")
+
+    def _model_files(self) -> dict[str, bytes]:
+        if self._fixed is None:
+            self._fixed = _fixed_files(self._policy)
+        policy = self._policy
+        if policy.lora is None:
+            weights = {n: w for n, w in policy.base.state_dict().items() if n not in policy.tied_names}
+            return {**self._fixed, WEIGHTS: _bytes(weights)}
+        return {**self._fixed, ADAPTER: _bytes(peft.get_peft_model_state_dict(policy.network))}
+
+
+def _bytes(weights: dict[str, torch.Tensor]) -> bytes:
+    content: bytes = save({n: w.detach().cpu().contiguous() for n, w in weights.items()}, {"format": "pt"})
+    return content
+
+
+def _fixed_files(policy: Policy) -> dict[str, bytes]:
+    """The files of a model folder that training does not change, by name."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        policy.model.tokenizer.save_pretrained(folder)
+        if policy.lora is None:
+            policy.base.config.save_pretrained(folder)
+            if policy.base.generation_config is not None:
+                policy.base.generation_config.save_pretrained(folder)
+        else:
+            assert isinstance(policy.network, peft.PeftModel)
+            policy.network.peft_config["default"].save_pretrained(folder)
+        return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _swap(partial: Path, folder: Path) -> None:
+    """Give the finished folder its name; an older one steps aside first and is deleted after."""
+    if not folder.exists():
+        partial.rename(folder)
+        return
+    old = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
+    folder.rename(old)
+    partial.rename(folder)
+    shutil.rmtree(old)

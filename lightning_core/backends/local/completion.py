@@ -1,0 +1,117 @@
+"""Replies being sampled: written by the engine's thread, read by their owner's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a reply is sampled."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0.0 is greedy."""
+    top_p: float = 1.0
+    top_logprobs: int = 0
+    seed: str = ""
+    """Equal seeds and prompts give equal replies under equal weights."""
+
+
+class Request:
+    """What the choices of one request share: the weights that answer and the reader to wake.
+
+    Must be made on the event loop that reads it.
+    """
+
+    __slots__ = ("_waiter", "loop", "policy_version")
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.policy_version: int | None = None
+        """Set when the first choice is admitted; the others then wait for no update, so versions never mix.
+        """
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def wait(self) -> None:
+        """Sleep until the engine has news. Look before you wait: news may have come earlier."""
+        self._waiter = self.loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def wake(self) -> None:
+        """On the event loop: end `wait`."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Completion:
+    """One reply. The engine only appends; the reader takes what is new to it, so no lock is needed."""
+
+    __slots__ = (
+        "best", "cancelled", "error", "finish_reason", "ids", "logprobs",
+        "options", "prompt_ids", "random", "request",
+    )  # fmt: skip
+
+    def __init__(self, prompt_ids: list[int], options: Options, request: Request) -> None:
+        self.prompt_ids = prompt_ids
+        self.options = options
+        self.request = request
+        self.random = random.Random(options.seed).random
+        self.ids: list[int] = []
+        """Appended to after `logprobs` and `best`, so that they are never the shorter ones."""
+        self.logprobs: list[float] = []
+        self.best: list[list[tuple[int, float]]] = []
+        """The most probable alternatives for each id, if they were asked for."""
+        self.finish_reason: str | None = None
+        self.error: BaseException | None = None
+        self.cancelled = False
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+    def cancel(self) -> None:
+        """Free the engine's row at its next step."""
+        self.cancelled = True
+
+
+def wake_all(requests: Iterable[Request]) -> None:
+    """On their common event loop: wake each request's reader."""
+    for request in requests:
+        request.wake()
+
+
+@dataclass(slots=True)
+class Wakes:
+    """Wake-ups collected over steps, so that a reader is woken every few milliseconds, not for each token.
+
+    Every wake-up makes the reader's loop run Python, which the engine then waits for at the interpreter lock.
+    """
+
+    every: float
+    """Seconds between wake-ups of replies that go on; finished ones wake at once."""
+    _last: float = 0.0
+    _due: dict[asyncio.AbstractEventLoop, list[Request]] = field(default_factory=dict)
+
+    def add(self, request: Request) -> None:
+        self._due.setdefault(request.loop, []).append(request)
+
+    def time_for_all(self, now: float) -> bool:
+        """Whether replies that go on should be added too."""
+        if now - self._last < self.every:
+            return False
+        self._last = now
+        return True
+
+    def send(self) -> None:
+        """Wake the readers; one whose loop was closed has gone, and so has its interest."""
+        for loop, requests in self._due.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(wake_all, requests)
+        self._due = {}

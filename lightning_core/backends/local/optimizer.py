@@ -1,0 +1,192 @@
+"""One update: packs forward and backward, clipped gradient, AdamW. Weights change only if the gradient is
+finite."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...algorithms.base import Algorithm, Entries
+from ...errors import TrainingError
+from ...trajectories import MergeReport, Pack, make_packs, report_merge
+from ...types import Trajectory
+from .model import load_model
+from .packing import Tensors, entry_logprobs, to_tensors
+from .policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerOptions:
+    """AdamW and the size of a forward pass."""
+
+    learning_rate: float | None = None
+    """None: `Policy.default_learning_rate`."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    warmup_steps: int = 3
+    """The rate grows in a line over the first so many optimizer steps."""
+    max_grad_norm: float = 1.0
+    pack_tokens: int = 2048
+    """Tokens to a forward pass; what it takes in memory grows with them."""
+    merge: bool = True
+    """Train shared prefixes once. Off only to compare: it changes no gradient."""
+
+
+class Optimizer:
+    """Improves a `Policy`. Not thread-safe: one update at a time."""
+
+    def __init__(
+        self, policy: Policy, options: OptimizerOptions, *, source: str, bfloat16: bool = False
+    ) -> None:
+        """`source` is the model folder, from which the reference weights are read if an algorithm asks."""
+        self._policy, self._options, self._source, self._bfloat16 = policy, options, source, bfloat16
+        self.learning_rate = options.learning_rate or policy.default_learning_rate()
+        self._adamw = torch.optim.AdamW(
+            policy.parameters,
+            lr=self.learning_rate,
+            betas=options.betas,
+            weight_decay=options.weight_decay,
+            fused=True,
+        )
+        self.steps = 0
+        """Optimizer steps so far: one for each epoch of each update."""
+        self._reference: torch.nn.Module | None = None
+
+    def update(self, trajectories: tuple[Trajectory, ...], algorithm: Algorithm) -> dict[str, float]:
+        """All epochs of one batch; returns metrics. Raises TrainingError with everything as it was before."""
+        started = time.monotonic()
+        o = self._options
+        packs = make_packs(
+            trajectories, algorithm.weigh(trajectories), pack_tokens=o.pack_tokens, merge=o.merge
+        )
+        if not packs:
+            raise TrainingError(
+                "the batch holds no trained transition with an advantage; give the groups rollouts whose "
+                "rewards differ, and check `agents`"
+            )
+        before = self._snapshot() if algorithm.epochs > 1 else None
+        metrics: dict[str, float] = {}
+        try:
+            for epoch in range(algorithm.epochs):
+                done = self._epoch(packs, algorithm)
+                metrics = {**done, **metrics} if epoch else done
+        except TrainingError:
+            if before is not None:
+                self._restore(before)
+            raise
+        report = report_merge(trajectories, packs)
+        return {**metrics, **_counts(packs, report), "update_seconds": time.monotonic() - started}
+
+    def _epoch(self, packs: list[Pack], algorithm: Algorithm) -> dict[str, float]:
+        """One pass over the batch and one optimizer step."""
+        self._adamw.zero_grad(set_to_none=True)
+        sums: dict[str, float] = defaultdict(float)
+        gap = 0.0
+        for pack in packs:
+            tensors = to_tensors(pack, self._policy.groups, self._device)
+            entries, loss, metrics = self._loss(tensors, algorithm)
+            torch.autograd.backward(loss)
+            off = (entries.logprobs.detach() - entries.old_logprobs).abs()
+            gap = max(gap, float(off.max()))
+            for name, value in {
+                "loss": loss,
+                "gap": off.sum(),
+                "old": entries.old_logprobs.sum(),
+                **metrics,
+            }.items():
+                sums[name] += float(value.detach())
+        norm = float(torch.nn.utils.clip_grad_norm_(self._policy.parameters, self._options.max_grad_norm))
+        if not math.isfinite(norm) or not math.isfinite(sums["loss"]):
+            self._adamw.zero_grad(set_to_none=True)
+            raise TrainingError(
+                f"the gradient is not finite (norm {norm}, loss {sums['loss']}), so the weights were left as "
+                "they were; look for non-finite rewards or advantages, or lower the learning rate"
+            )
+        rate = self._step()
+        count = sum(len(pack.targets) for pack in packs)
+        sampled, distance = -sums.pop("old") / count, sums.pop("gap") / count
+        return {
+            **sums,
+            "grad_norm": norm,
+            "learning_rate": rate,
+            "sampled_entropy": sampled,
+            "logprob_gap_mean": distance,
+            "logprob_gap_max": gap,
+        }
+
+    def _loss(
+        self, pack: Tensors, algorithm: Algorithm
+    ) -> tuple[Entries, torch.Tensor, dict[str, torch.Tensor]]:
+        reference = self._reference_logprobs(pack) if algorithm.needs_reference else None
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
+            logprobs = entry_logprobs(self._policy.network, pack)
+        entries = Entries(
+            logprobs=logprobs,
+            old_logprobs=pack.logprobs,
+            advantages=pack.advantages,
+            weights=pack.weights,
+            sequences=pack.sequences,
+            ref_logprobs=reference,
+        )
+        loss, metrics = algorithm.loss(entries)
+        return entries, loss, metrics
+
+    @torch.no_grad()
+    def _reference_logprobs(self, pack: Tensors) -> torch.Tensor:
+        if self._policy.lora is not None:
+            with self._policy.frozen_start() as network:
+                return entry_logprobs(network, pack)
+        if self._reference is None:
+            model = self._policy.model
+            self._reference = load_model(
+                self._source, context=model.context, device=str(self._device)
+            ).network
+        return entry_logprobs(self._reference, pack)
+
+    def _step(self) -> float:
+        """AdamW at the rate of this step; returns the rate."""
+        self.steps += 1
+        rate = self.learning_rate * min(1.0, self.steps / max(1, self._options.warmup_steps))
+        for group in self._adamw.param_groups:
+            group["lr"] = rate
+        self._adamw.step()
+        self._adamw.zero_grad(set_to_none=True)
+        return rate
+
+    @property
+    def _device(self) -> torch.device:
+        return self._policy.parameters[0].device
+
+    def state(self) -> dict[str, Any]:
+        """What `load_state` needs to go on exactly."""
+        return {"adamw": self._adamw.state_dict(), "steps": self.steps}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._adamw.load_state_dict(state["adamw"])
+        self.steps = int(state["steps"])
+
+    def _snapshot(self) -> tuple[list[torch.Tensor], dict[str, Any]]:
+        return [p.detach().clone() for p in self._policy.parameters], copy.deepcopy(self.state())
+
+    @torch.no_grad()
+    def _restore(self, before: tuple[list[torch.Tensor], dict[str, Any]]) -> None:
+        weights, state = before
+        for parameter, weight in zip(self._policy.parameters, weights, strict=True):
+            parameter.copy_(weight)
+        self.load_state(state)
+
+
+def _counts(packs: list[Pack], report: MergeReport) -> dict[str, float]:
+    return {
+        "tokens": float(sum(len(pack.targets) for pack in packs)),
+        "forward_tokens": float(report.tokens_after),
+        "unmerged_tokens": float(report.tokens_before),
+        "merge_ratio": report.ratio,
+        "unmerged_calls": float(len(report.unmerged)),
+    }

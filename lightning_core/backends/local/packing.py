@@ -1,0 +1,121 @@
+"""A pack as tensors, and its attention: every token sees its ancestors in the token tree and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ...trajectories import Pack
+
+CHUNK = 128
+"""Query tokens that attend together; each chunk gathers only the keys that one of its tokens sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    start: int
+    end: int
+    keys: torch.Tensor | slice
+    """The L tokens seen, ascending: a slice where they are one run, which spares a copy."""
+    bias: torch.Tensor
+    """(G * n, L): 0 where query i sees key j, -inf elsewhere; repeated for the G query heads of a key head.
+    """
+
+
+class TreePlan:
+    """Attention over a pack of T tokens in depth-first order (`attention.Plan`).
+
+    Plain products and a softmax on exact sub-blocks: on a CPU this is faster, backward above all, than masked
+    fused attention over all T * T pairs, most of which are not in one branch.
+    """
+
+    def __init__(self, ends: torch.Tensor, groups: int, dtype: torch.dtype) -> None:
+        """`ends` (T,) as in `Pack`; `groups` G query heads share one key head."""
+        self._groups = groups
+        self._chunks = [
+            _chunk(ends, a, min(a + CHUNK, len(ends)), groups, dtype) for a in range(0, len(ends), CHUNK)
+        ]
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        heads, size = query.shape[1:]
+        kv_heads = heads // self._groups
+        query, key, value = (x.transpose(0, 1) for x in (query, key, value))  # (heads, T, D)
+        outs = []
+        for chunk in self._chunks:
+            n = chunk.end - chunk.start
+            q = query[:, chunk.start : chunk.end].reshape(kv_heads, self._groups * n, size)
+            k, v = key[:, chunk.keys], value[:, chunk.keys]
+            weights = torch.baddbmm(chunk.bias.to(q.dtype), q, k.transpose(1, 2), alpha=scale).softmax(-1)
+            outs.append(torch.bmm(weights, v).view(heads, n, size))
+        return torch.cat(outs, 1).transpose(0, 1)
+
+
+def _chunk(ends: torch.Tensor, start: int, end: int, groups: int, dtype: torch.dtype) -> _Chunk:
+    keys = (ends[:end] > start).nonzero()[:, 0]
+    queries = torch.arange(start, end, device=ends.device)[:, None]
+    hidden = (keys > queries) | (ends[keys] <= queries)
+    bias = torch.zeros(hidden.shape, dtype=dtype, device=ends.device).masked_fill_(hidden, float("-inf"))
+    first, last = int(keys[0]), int(keys[-1])
+    run = last - first + 1 == len(keys)
+    return _Chunk(start, end, slice(first, last + 1) if run else keys, bias.repeat(groups, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """A pack on the training device."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    plan: TreePlan
+    keep: torch.Tensor
+    """(U,) tokens whose next-token logits are wanted."""
+    scales: torch.Tensor
+    """(U,) temperature of each such row."""
+    rows: torch.Tensor
+    """(E,) row of `keep` for each entry."""
+    targets: torch.Tensor
+    logprobs: torch.Tensor
+    advantages: torch.Tensor
+    weights: torch.Tensor
+    sequences: torch.Tensor
+
+
+def to_tensors(pack: Pack, groups: int, device: torch.device) -> Tensors:
+    """The pack as tensors; entries after the same token at the same temperature share a row of logits."""
+    parents, temperatures = torch.from_numpy(pack.parents), torch.from_numpy(pack.temperatures)
+    pairs = torch.stack((parents.double(), temperatures.double()), 1)
+    unique, rows = torch.unique(pairs, dim=0, return_inverse=True)
+    return Tensors(
+        tokens=torch.from_numpy(pack.tokens).to(device),
+        positions=torch.from_numpy(pack.positions).to(device),
+        plan=TreePlan(torch.from_numpy(pack.ends).to(device), groups, torch.float32),
+        keep=unique[:, 0].long().to(device),
+        scales=unique[:, 1].float().to(device),
+        rows=rows.to(device),
+        targets=torch.from_numpy(pack.targets).to(device),
+        logprobs=torch.from_numpy(pack.logprobs).to(device),
+        advantages=torch.from_numpy(pack.advantages).to(device),
+        weights=torch.from_numpy(pack.weights).to(device),
+        sequences=torch.from_numpy(pack.sequences).to(device),
+    )
+
+
+def entry_logprobs(network: torch.nn.Module, pack: Tensors) -> torch.Tensor:
+    """(E,) log-probability of each entry's token under `network` at the entry's temperature.
+
+    Only the rows in `keep` go through the output layer.
+    """
+    out = network(
+        input_ids=pack.tokens[None],
+        position_ids=pack.positions[None],
+        use_cache=False,
+        logits_to_keep=pack.keep,
+        plan=pack.plan,
+    )
+    logits = out.logits[0].float() / pack.scales[:, None]  # (U, V)
+    normaliser = logits.logsumexp(-1)
+    chosen: torch.Tensor = logits[pack.rows, pack.targets] - normaliser[pack.rows]
+    return chosen

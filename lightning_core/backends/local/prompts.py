@@ -1,0 +1,74 @@
+"""Messages to prompt ids, through the model's own chat template."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from ...errors import UnsupportedError
+
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    options: dict[str, Any],
+) -> list[int]:
+    """Token ids of the prompt, up to where the reply begins.
+
+    Raises UnsupportedError for content that is not text, and for messages that the template refuses.
+    """
+    plain = [plain_message(message) for message in messages]
+    try:
+        text = tokenizer.apply_chat_template(
+            plain, tools=tools or None, add_generation_prompt=True, tokenize=False, **options
+        )
+    except (TemplateError, TypeError, ValueError) as error:
+        raise UnsupportedError(
+            f"the model's chat template refuses these messages: {error}; change the messages or "
+            "use another model"
+        ) from error
+    ids: list[int] = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def plain_message(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as templates expect it: content as text, tool arguments as a mapping, a known role."""
+    plain = {key: value for key, value in message.items() if value is not None}
+    plain["content"] = plain_text(message.get("content"))
+    if plain.get("role") == "developer":
+        plain["role"] = "system"
+    if plain.get("tool_calls"):
+        plain["tool_calls"] = [_plain_call(call) for call in plain["tool_calls"]]
+    return plain
+
+
+def plain_text(content: Any) -> str:
+    """The text of a message's content, which may be a string, a list of parts or nothing."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if kind not in TEXT_PARTS:
+            raise UnsupportedError(
+                f"a message holds a part of type {kind!r}; the local model reads text only"
+            )
+        texts.append(str(part.get("text", part.get("refusal", ""))))
+    return "".join(texts)
+
+
+def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
+    function = dict(call.get("function") or {})
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            function["arguments"] = json.loads(arguments)
+        except ValueError:
+            function["arguments"] = arguments  # the model's own mistake, shown to it as it was
+    return {**call, "function": function}

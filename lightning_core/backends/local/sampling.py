@@ -1,0 +1,78 @@
+"""Drawing the next token for a whole batch in a handful of operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+BELOW_ONE = 1.0 - 2.0**-20
+"""Keeps a point below the last cumulative sum in float32, where 0.99999999 would round to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What was drawn for N rows."""
+
+    ids: list[int]
+    logprobs: list[float]
+    """At the temperature sampled with (1 for greedy), over the full distribution, whatever `top_p` cut off.
+    """
+    best: list[list[tuple[int, float]]] | None
+    """The most probable ids with their logprobs, as many as the largest request for them."""
+
+
+class Sampler:
+    """The sampling settings of N rows as tensors; made anew only when the rows change."""
+
+    def __init__(
+        self, temperatures: list[float], top_ps: list[float], top_logprobs: list[int], device: torch.device
+    ) -> None:
+        self._device = device
+        greedy = [t == 0.0 for t in temperatures]
+        self._all_greedy, self._any_greedy = all(greedy), any(greedy)
+        self._greedy = torch.tensor(greedy, device=device)[:, None]
+        scales = [1.0 if g else t for t, g in zip(temperatures, greedy, strict=True)]
+        self._scales = None if set(scales) == {1.0} else torch.tensor(scales, device=device)[:, None]
+        self._top_p = torch.tensor(top_ps, device=device)[:, None] if min(top_ps) < 1.0 else None
+        self._best = max(top_logprobs)
+
+    def draw(self, logits: torch.Tensor, uniforms: list[float]) -> Draws:
+        """logits (N, V), one number in [0, 1) for each row → the drawn ids.
+
+        Inverse transform sampling: a row's draw depends on its own number only, so a seed gives the same
+        reply whoever else is in the batch.
+        """
+        logits = logits.float()
+        logprobs = torch.log_softmax(logits if self._scales is None else logits / self._scales, -1)
+        ids = self._pick(logprobs, uniforms)
+        chosen = logprobs.gather(1, ids)
+        pairs: list[list[float]] = torch.cat((ids.double(), chosen.double()), 1).tolist()
+        best = self._top(logprobs) if self._best else None
+        return Draws([int(i) for i, _ in pairs], [p for _, p in pairs], best)
+
+    def _pick(self, logprobs: torch.Tensor, uniforms: list[float]) -> torch.Tensor:
+        if self._all_greedy:
+            return logprobs.argmax(-1, keepdim=True)
+        probabilities = logprobs.exp()
+        if self._top_p is not None:
+            probabilities = _nucleus(probabilities, self._top_p)
+        cumulative = probabilities.cumsum(-1)
+        points = (
+            torch.tensor([u * BELOW_ONE for u in uniforms], device=self._device)[:, None] * cumulative[:, -1:]
+        )
+        ids = torch.searchsorted(cumulative, points, right=True)  # "right" skips probability zero
+        if self._any_greedy:
+            ids = torch.where(self._greedy, logprobs.argmax(-1, keepdim=True), ids)
+        return ids
+
+    def _top(self, logprobs: torch.Tensor) -> list[list[tuple[int, float]]]:
+        values, ids = logprobs.topk(min(self._best, logprobs.shape[-1]), -1)
+        return [list(zip(i, v, strict=True)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
+
+
+def _nucleus(probabilities: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Zero all but the fewest most probable tokens whose probabilities add up to at least `top_p` (N, 1)."""
+    ordered, order = probabilities.sort(-1, descending=True)
+    kept = ordered.masked_fill(ordered.cumsum(-1) - ordered >= top_p, 0.0)
+    return torch.zeros_like(probabilities).scatter_(-1, order, kept)

@@ -1,0 +1,275 @@
+"""Trajectories as a tree of shared token prefixes, cut into packs that are trained in one forward pass each.
+
+The tree is never built of nodes. The token sequences of a batch, sorted, stand in the order in which a
+depth-first walk of their prefix tree would meet them, and what a sequence adds is what lies beyond the prefix
+it shares with the one before. So a pack is a walk written down: each tree token once, with its depth as
+position, and with the end of its subtree. Token j is an ancestor of token i (or i itself) exactly if j <= i <
+ends[j], which is all that tree attention needs. Sequences of different rollouts share prefixes like those of
+one; loss entries are never shared.
+
+Only numbers here, no tensors: numpy in, numpy out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import TrainingError
+from .types import Trajectory, Transition
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Key = tuple[str, str, int]
+"""A transition's address: (rollout_id, call_id, choice)."""
+
+ABSENT = "reply absent"
+CHANGED = "reply changed"
+STOP_CHANGED = "stop token changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """A forest of token prefixes, T tokens in depth-first order, and the E loss entries that hang on it."""
+
+    tokens: Ints
+    """(T,) token ids."""
+    positions: Ints
+    """(T,) depth of each token in its tree: its position in the sequence it belongs to."""
+    ends: Ints
+    """(T,) index one beyond the last token of each token's subtree."""
+    parents: Ints
+    """(E,) index of the token after which the entry's token was sampled."""
+    targets: Ints
+    """(E,) the sampled token."""
+    logprobs: Floats
+    """(E,) as recorded when it was sampled."""
+    advantages: Floats
+    """(E,)"""
+    weights: Floats
+    """(E,) share of the batch's loss."""
+    temperatures: Floats
+    """(E,) sampled with; 1 where it was greedy."""
+    sequences: Ints
+    """(E,) index into `keys`."""
+    keys: tuple[Key, ...]
+    """The transitions in this pack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unmerged:
+    """A call that went on from an earlier one's prompt, but not with the tokens the earlier one sampled."""
+
+    rollout_id: str
+    call_id: str
+    after: str
+    """The earlier call."""
+    reason: str
+    """One of ABSENT, CHANGED, STOP_CHANGED."""
+    index: int
+    """The first differing token, counted in the prompt of `call_id`."""
+    sampled: int
+    """What the earlier call sampled there."""
+    found: int
+    """What the prompt holds there."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeReport:
+    """What merging saved in a batch and where it could not."""
+
+    tokens_before: int
+    """Tokens through the model if each transition stood alone."""
+    tokens_after: int
+    """Tokens through the model as packed."""
+    unmerged: tuple[Unmerged, ...]
+
+    @property
+    def ratio(self) -> float:
+        """How many times fewer tokens; 1.0 for an empty batch."""
+        return self.tokens_before / self.tokens_after if self.tokens_after else 1.0
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        return dict(Counter(u.reason for u in self.unmerged))
+
+
+def key_of(transition: Transition) -> Key:
+    """The transition's address."""
+    return transition.rollout_id, transition.call_id, transition.choice
+
+
+def trained_transitions(trajectories: Iterable[Trajectory]) -> list[Transition]:
+    """Those that carry loss: of a trained agent, with an advantage, with at least one sampled token."""
+    return [
+        t
+        for trajectory in trajectories
+        for t in trajectory.transitions
+        if t.trained and t.advantage is not None and len(t.completion_ids)
+    ]
+
+
+def make_packs(
+    trajectories: Sequence[Trajectory],
+    weights: Mapping[Key, float],
+    *,
+    pack_tokens: int,
+    merge: bool = True,
+) -> list[Pack]:
+    """Cut a batch into packs of at most `pack_tokens` tokens.
+
+    A branch that does not fit starts the next pack and repeats its prefix there; a sequence that is longer
+    than a pack has one to itself. `weights` gives the loss weight of one token of each transition; a
+    transition without one carries no loss. `merge=False` shares nothing, for comparison. Raises TrainingError
+    for a transition without a prompt, or whose logprobs do not match its tokens.
+    """
+    rows = sorted(
+        (_row(t) for t in trained_transitions(trajectories) if key_of(t) in weights), key=lambda r: r.order
+    )
+    packs: list[Pack] = []
+    walk = _Walk()
+    for row in rows:
+        shared = walk.shared(row) if merge else 0
+        if walk.size and walk.size + len(row.ids) - shared > pack_tokens:
+            packs.append(walk.pack(weights))
+            walk, shared = _Walk(), 0
+        walk.add(row, shared)
+    if walk.size:
+        packs.append(walk.pack(weights))
+    return packs
+
+
+def report_merge(trajectories: Sequence[Trajectory], packs: Sequence[Pack]) -> MergeReport:
+    """Compare packs with the transitions they were made from."""
+    kept = {key for pack in packs for key in pack.keys}
+    before = sum(
+        len(t.prompt_ids) + len(t.completion_ids) - 1
+        for t in trained_transitions(trajectories)
+        if key_of(t) in kept
+    )
+    after = sum(len(pack.tokens) for pack in packs)
+    return MergeReport(before, after, tuple(u for t in trajectories for u in find_unmerged(t)))
+
+
+def find_unmerged(trajectory: Trajectory) -> list[Unmerged]:
+    """For each trained call that continues an earlier call's prompt: where it leaves the tokens sampled then.
+
+    The earlier call is the one with the longest such prompt. A call with the very same prompt is a retry or
+    another choice, not a continuation. `index` counts in tokens of the later call's prompt.
+    """
+    calls = trained_transitions([trajectory])
+    return [u for i, call in enumerate(calls) if (u := _find_unmerged(call, calls[:i])) is not None]
+
+
+def _find_unmerged(call: Transition, earlier: Sequence[Transition]) -> Unmerged | None:
+    prompt = list(call.prompt_ids)
+    continued = [
+        e
+        for e in earlier
+        if len(e.prompt_ids) < len(prompt) and list(e.prompt_ids) == prompt[: len(e.prompt_ids)]
+    ]
+    if not continued:
+        return None
+    longest = max(len(e.prompt_ids) for e in continued)
+    leaves = []
+    for e in (e for e in continued if len(e.prompt_ids) == longest):
+        rest = prompt[longest : longest + len(e.completion_ids)]
+        at = next((i for i, (a, b) in enumerate(zip(e.completion_ids, rest, strict=False)) if a != b), None)
+        if at is None:
+            return None
+        leaves.append((at, e))
+    at, last = max(leaves, key=lambda leaf: leaf[0])
+    reason = ABSENT if at == 0 else STOP_CHANGED if at == len(last.completion_ids) - 1 else CHANGED
+    index = longest + at
+    return Unmerged(
+        call.rollout_id, call.call_id, last.call_id, reason, index, last.completion_ids[at], prompt[index]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One transition as a sequence; its last token is a target only and needs no forward pass."""
+
+    transition: Transition
+    ids: Ints
+    order: bytes
+    """Sorts like the ids: big-endian bytes compare as the numbers do."""
+
+
+def _row(transition: Transition) -> _Row:
+    t = transition
+    if not len(t.prompt_ids):
+        raise TrainingError(
+            f"call {t.call_id!r} of rollout {t.rollout_id!r} has no prompt ids, so it can't be trained on"
+        )
+    if len(t.logprobs) != len(t.completion_ids):
+        raise TrainingError(
+            f"call {t.call_id!r} of rollout {t.rollout_id!r} has {len(t.completion_ids)} completion ids but "
+            f"{len(t.logprobs)} logprobs; both must come from the engine that sampled them"
+        )
+    ids = np.array([*t.prompt_ids, *t.completion_ids[:-1]], dtype=np.int64)
+    return _Row(t, ids, ids.astype(">u4").tobytes())
+
+
+class _Walk:
+    """A pack being written: the tokens so far, and the path to the last one."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._runs: list[Ints] = []
+        self._positions: list[Ints] = []
+        self._last: Ints = np.empty(0, dtype=np.int64)
+        self._path: Ints = np.empty(0, dtype=np.int64)
+        """Index in the pack of each token of the last sequence."""
+        self._ended: list[tuple[Ints, int]] = []
+        self._rows: list[tuple[Transition, Ints]] = []
+
+    def shared(self, row: _Row) -> int:
+        """Tokens that `row` shares with the last sequence; being sorted, no other shares more."""
+        n = min(len(row.ids), len(self._last))
+        differs = row.ids[:n] != self._last[:n]
+        return int(differs.argmax()) if differs.any() else n
+
+    def add(self, row: _Row, shared: int) -> None:
+        new = row.ids[shared:]
+        self._ended.append((self._path[shared:], self.size))
+        self._path = np.concatenate((self._path[:shared], np.arange(self.size, self.size + len(new))))
+        self._runs.append(new)
+        self._positions.append(np.arange(shared, len(row.ids)))
+        self._last = row.ids
+        self.size += len(new)
+        start = len(row.transition.prompt_ids) - 1
+        self._rows.append((row.transition, self._path[start:].copy()))
+
+    def pack(self, weights: Mapping[Key, float]) -> Pack:
+        ends = np.full(self.size, self.size, dtype=np.int64)
+        for indices, end in self._ended:
+            ends[indices] = end
+        transitions = [t for t, _ in self._rows]
+        lengths = [len(t.completion_ids) for t in transitions]
+
+        def spread(values: list[float]) -> Floats:
+            return np.repeat(np.array(values, dtype=np.float32), lengths)
+
+        return Pack(
+            tokens=np.concatenate(self._runs),
+            positions=np.concatenate(self._positions),
+            ends=ends,
+            parents=np.concatenate([parents for _, parents in self._rows]),
+            targets=_join([t.completion_ids for t in transitions], np.int64),
+            logprobs=_join([t.logprobs for t in transitions], np.float32),
+            advantages=spread([t.advantage or 0.0 for t in transitions]),
+            weights=spread([weights[key_of(t)] for t in transitions]),
+            temperatures=spread([t.temperature or 1.0 for t in transitions]),
+            sequences=np.repeat(np.arange(len(lengths)), lengths),
+            keys=tuple(key_of(t) for t in transitions),
+        )
+
+
+def _join(parts: Sequence[Sequence[float]], dtype: type[np.generic]) -> NDArray[Any]:
+    return np.concatenate([np.asarray(part, dtype=dtype) for part in parts])

@@ -1,0 +1,96 @@
+"""Makes small model folders and what the tests ask of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+TEXT = """SELECT name, price FROM products WHERE active = 1 ORDER BY price DESC LIMIT 5;
+the quick brown fox jumps over the lazy dog, and then it asks what the total revenue of the year was.
+{"name": "search", "arguments": {"query": "weather in Paris", "limit": 3}} 0123456789 grüße 日本 😀
+"""
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TAGS = ["<tool_call>", "</tool_call>"]
+TEMPLATE = """{%- if tools %}<|im_start|>tools
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{%- endfor %}<|im_end|>
+{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE of about 400 tokens, ChatML, tool calls in Qwen's form."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXT.splitlines(), trainer)
+    tokenizer.add_tokens(TAGS)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+def make_network(kind: str, vocabulary: int, *, seed: int = 0, hidden: int = 64) -> PreTrainedModel:
+    """Random weights, large enough that greedy decoding has no near ties."""
+    torch.manual_seed(seed)
+    common: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "eos_token_id": 2,
+        "bos_token_id": None,
+        "pad_token_id": 0,
+    }
+    if kind == "gpt2":
+        config = GPT2Config(
+            n_embd=hidden, n_layer=2, n_head=4, n_positions=512, initializer_range=0.2, **common
+        )
+        return GPT2LMHeadModel(config)
+    common |= {
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": kind == "qwen3",
+    }
+    return (
+        Qwen3ForCausalLM(Qwen3Config(**common))
+        if kind == "qwen3"
+        else LlamaForCausalLM(LlamaConfig(**common))
+    )
+
+
+def save_model(folder: Path, kind: str) -> Path:
+    """An ordinary transformers folder."""
+    tokenizer = make_tokenizer()
+    make_network(kind, len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
