@@ -66,7 +66,8 @@ class Runner:
         on_finished: Callable[[Rollout], None] | None = None,
     ) -> None:
         """`timeout`: seconds for one attempt. `lease_seconds`: after which a rollout of a dead runner
-        goes to another. `on_finished` is told of every rollout that ended here for good; what it raises ends `serve`."""
+        goes to another. `on_finished` is told of every rollout that ended here for good; an error
+        that it raises ends `serve`."""
         if concurrency < 1:
             raise ConfigError(f"concurrency={concurrency!r} must be 1 or more")
         if timeout is not None and timeout <= 0:

@@ -33,6 +33,11 @@ def load_json(text: bytes) -> Any:
         return json.loads(text)
 
 
+def plain(text: str | None) -> str | None:
+    """A remark as a database takes it: half a surrogate pair becomes "?"."""
+    return None if text is None else text.encode("utf-8", "replace").decode()
+
+
 def pack_ids(ids: Sequence[int] | None) -> bytes | None:
     """Token ids as uint32; None stays None."""
     if ids is None:

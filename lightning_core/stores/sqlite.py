@@ -23,9 +23,6 @@ from .waiting import Waiters
 
 T = TypeVar("T")
 
-POLL_SECONDS = 0.25
-"""How often a waiting trainer looks for rollouts that another process has finished."""
-
 OF_LAST_ATTEMPT = (
     " AS item JOIN rollouts ON rollouts.id = item.rollout_id AND rollouts.attempts = item.attempt"
     " WHERE rollouts.id IN (SELECT value FROM json_each(?)) ORDER BY"
@@ -35,11 +32,13 @@ OF_LAST_ATTEMPT = (
 class SqliteStore:
     """`sqlite:///runs.db` (relative) or `sqlite:////data/runs.db` (absolute)."""
 
-    def __init__(self, url: str, *, busy_seconds: float = 30.0) -> None:
-        """`busy_seconds`: how long to wait for another process that is writing."""
+    def __init__(self, url: str, *, busy_seconds: float = 30.0, poll_seconds: float = 0.25) -> None:
+        """`busy_seconds`: how long to wait for another process that is writing. `poll_seconds`: how
+        often `wait_finished` looks for what other processes finished; this one's wake it at once."""
         self.path = path_of(url)
         self._writer = SqliteThread(self.path, writes=True, busy_seconds=busy_seconds)
         self._reader = SqliteThread(self.path, writes=False, busy_seconds=busy_seconds)
+        self._poll_seconds = poll_seconds
         self._waiters = Waiters()
 
     async def __aenter__(self) -> SqliteStore:
@@ -171,7 +170,7 @@ class SqliteStore:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
-                await waiter.sleep(min(left, POLL_SECONDS))
+                await waiter.sleep(min(left, self._poll_seconds))
         found = await self._reader.run(lambda connection: sqlite_queue.find(connection, rollout_ids))
         return [found[i] for i in rollout_ids if found[i].status.finished]
 

@@ -6,6 +6,7 @@ tables are left alone, and a newer schema is not guessed at.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from pathlib import Path
@@ -65,8 +66,9 @@ def path_of(url: str) -> Path:
 
 def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
     """An open connection to a file with the schema; made if it is not there yet."""
-    if not path.parent.is_dir():
-        raise StoreError(f"can't open the store {str(path)!r}: make the folder {str(path.parent)!r} first")
+    folder = path.parent
+    if not os.path.isdir(folder):  # unlike Path.is_dir, no exception if it may not be entered
+        raise StoreError(f"can't reach folder {str(folder)!r} of store {path.name!r}: make it or allow it")
     try:
         connection = sqlite3.connect(path, busy_seconds, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:

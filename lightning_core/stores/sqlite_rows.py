@@ -14,6 +14,7 @@ from .packing import (
     load_json,
     pack_choices,
     pack_ids,
+    plain,
     unpack_choices,
     unpack_ids,
 )
@@ -102,7 +103,7 @@ def call_row(call: Call) -> Row:
         call.temperature,
         call.policy_version,
         call.status,
-        call.error,
+        plain(call.error),
         call.started_at,
         call.ended_at,
         dump_json(call.request),
@@ -142,7 +143,7 @@ def reward_row(reward: Reward) -> Row:
         reward.agent,
         reward.call_id,
         reward.source,
-        reward.reason,
+        plain(reward.reason),
         reward.created_at,
     )
 

@@ -144,9 +144,12 @@ class SqliteThread:
             raise
 
     def _explain(self, error: Exception) -> Exception:
-        if not isinstance(error, sqlite3.Error):
+        if isinstance(error, sqlite3.Error):
+            words = in_words(error, self._path, self._busy_seconds)
+        elif isinstance(error, UnicodeEncodeError):
+            words = StoreError(f"a store can't keep {error.object!r}: it is not whole Unicode text")
+        else:
             return error
-        words = in_words(error, self._path, self._busy_seconds)
         words.__cause__ = error
         return words
 

@@ -119,7 +119,7 @@ async def test_an_idle_runner_begins_soon_after_an_enqueue(store: Store) -> None
         begun = time.monotonic()
         await store.enqueue(rollouts(1))
         await store.wait_finished(["r0"], timeout=5)
-        assert time.monotonic() - begun < 0.3
+        assert time.monotonic() - begun < 2
 
 
 async def test_sync_functions_run_beside_each_other_in_threads(store: Store) -> None:
@@ -404,11 +404,11 @@ async def test_the_rollouts_of_a_dead_worker_are_taken_over(store: Store) -> Non
 
 async def test_a_rollout_longer_than_its_lease_stays_with_its_worker(store: Store) -> None:
     async def solve(task: Task) -> float:
-        await asyncio.sleep(0.8)
+        await asyncio.sleep(1.0)
         return 1.0
 
     await store.enqueue(rollouts(3, max_attempts=2))
-    async with serving(solve, store, lease_seconds=0.3), serving(solve, store, lease_seconds=0.3):
+    async with serving(solve, store, lease_seconds=0.6), serving(solve, store, lease_seconds=0.6):
         finished = await store.wait_finished(["r0", "r1", "r2"], timeout=10)
     assert [one.attempts for one in finished] == [1, 1, 1]
 
@@ -424,7 +424,7 @@ async def test_a_cancelled_rollout_is_stopped_and_forgotten(store: Store) -> Non
         return 1.0
 
     await store.enqueue(rollouts(1))
-    async with serving(solve, store, lease_seconds=0.15):
+    async with serving(solve, store, lease_seconds=0.9):
         await until_running(store, 1)
         await store.cancel(["r0"])
         async with asyncio.timeout(5):

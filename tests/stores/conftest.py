@@ -15,9 +15,9 @@ KINDS = ("memory", "sqlite")
 
 
 def make_store(kind: str, folder: Path) -> Store:
-    """A store of that kind which nobody else uses."""
+    """A store of that kind which nobody else uses; it never polls, so only its own news can wake it."""
     if kind == "sqlite":
-        return SqliteStore(f"sqlite:///{folder / 'runs.db'}")
+        return SqliteStore(f"sqlite:///{folder / 'runs.db'}", poll_seconds=600)
     return MemoryStore("memory://")
 
 

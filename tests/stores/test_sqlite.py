@@ -1,0 +1,318 @@
+"""What a file promises beyond the laws: durability, sharing between processes, and clear refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from lightning_core.errors import ConfigError, StoreError
+from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.types import Call, Reward, Rollout, Run, Status, Task
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'runs.db'}"
+
+
+def rollouts(count: int) -> list[Rollout]:
+    return [
+        Rollout(id=f"r{i}", run_id="run", task=Task(input={"i": i}), group_id="g", step=0)
+        for i in range(count)
+    ]
+
+
+def start(url: str, job: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.stores.worker", url, job]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """Root may write anywhere, so as root the block runs as another user."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Another connection is in the middle of writing."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+# URLs -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("sqlite:///:memory:", "memory://"),
+        ("sqlite://", "sqlite:///runs.db"),
+        ("sqlite:///", "sqlite:///runs.db"),
+        ("sqlite:///folder/", "sqlite:///runs.db"),
+        ("postgresql://host/db", "sqlite:///runs.db"),
+        ("runs.db", "sqlite:///runs.db"),
+        ("sqlite:///runs.db?timeout=3", "options"),
+    ],
+)
+def test_a_url_that_names_no_file_is_refused_with_a_hint(url: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint) as refused:
+        SqliteStore(url)
+    assert repr(url) in str(refused.value)
+
+
+def test_a_memory_url_takes_nothing_after_it() -> None:
+    with pytest.raises(ConfigError, match="memory://x"):
+        MemoryStore("memory://x")
+
+
+def test_three_slashes_are_relative_and_four_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert SqliteStore("sqlite:///runs.db").path == tmp_path / "runs.db"
+    assert SqliteStore("sqlite:////data/runs.db").path == Path("/data/runs.db")
+
+
+# durability -----------------------------------------------------------------------------------
+async def test_everything_is_there_when_the_file_is_opened_again(url: str) -> None:
+    call = Call(id="c", rollout_id="r0", attempt=1, agent="a", trained=True, started_at=1, ended_at=2)
+    async with SqliteStore(url) as store:
+        await store.put_run(Run(id="run"))
+        await store.enqueue(rollouts(2))
+        (attempt,) = await store.lease("w", 1, 60)
+        await store.add_call(call)
+        await store.finish(attempt, reward=0.5)
+        before = await store.find_rollouts("run")
+    async with SqliteStore(url) as store:
+        assert await store.find_run("run") is not None
+        assert await store.find_rollouts("run") == before
+        assert (await store.get_calls(["r0"]))["r0"] == [call]
+        assert [one.value for one in (await store.get_rewards(["r0"]))["r0"]] == [0.5]
+        assert [one.rollout.id for one in await store.lease("w", 5, 60)] == ["r1"]
+
+
+async def test_a_killed_process_loses_nothing_it_was_told_is_stored(url: str) -> None:
+    async with SqliteStore(url) as store:
+        await store.enqueue(rollouts(3))
+    for round_ in range(3):
+        recorder = start(url, "record")
+        assert recorder.stdout is not None
+        said = [recorder.stdout.readline() for _ in range(60)]
+        recorder.kill()
+        said += recorder.stdout.readlines()
+        recorder.stdout.close()
+        recorder.wait()
+        told = {line.strip() for line in said if line.endswith("\n")}
+        async with SqliteStore(url) as store:
+            kept = (await store.get_calls([f"r{round_}"]))[f"r{round_}"]
+        assert len(told) >= 60
+        assert told <= {call.id for call in kept}
+        assert all(len(call.prompt_ids or []) == 1000 for call in kept)
+
+
+# sharing --------------------------------------------------------------------------------------
+async def test_processes_that_share_a_file_never_share_a_rollout(url: str) -> None:
+    async with SqliteStore(url) as store:
+        await store.enqueue(rollouts(150))
+        workers = [start(url, "lease") for _ in range(2)]
+        finished = await store.wait_finished([f"r{i}" for i in range(150)], timeout=60)
+        outputs = [(await asyncio.to_thread(worker.communicate))[0].split() for worker in workers]
+    assert {one.status for one in finished} == {Status.SUCCEEDED}
+    done = [name for output in outputs for name in output]
+    assert len(done) == len(set(done)) == 150
+
+
+async def test_many_may_make_the_same_new_file_at_once(url: str) -> None:
+    stores = [SqliteStore(url) for _ in range(8)]
+    await asyncio.gather(*(store.__aenter__() for store in stores))
+    added = await asyncio.gather(*(store.enqueue(rollouts(5)) for store in stores))
+    await asyncio.gather(*(store.__aexit__() for store in stores))
+    assert sum(added) == 5
+
+
+async def test_another_store_on_the_file_hears_of_a_finish(url: str) -> None:
+    async with SqliteStore(url) as trainer, SqliteStore(url) as worker:
+        await trainer.enqueue(rollouts(1))
+        waiting = asyncio.create_task(trainer.wait_finished(["r0"], timeout=10))
+        (attempt,) = await worker.lease("w", 1, 60)
+        done = await worker.finish(attempt, reward=1.0)
+        assert await waiting == [done]
+
+
+# refusals -------------------------------------------------------------------------------------
+async def open_and_close(url: str) -> None:
+    async with SqliteStore(url, busy_seconds=0.1):
+        pass
+
+
+async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"can't reach folder .*nowhere'"):
+        await open_and_close(f"sqlite:///{tmp_path / 'nowhere' / 'runs.db'}")
+
+
+async def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"can't be opened.*unable to open"):
+        await open_and_close(f"sqlite:///{tmp_path}")
+
+
+async def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path, url: str) -> None:
+    (tmp_path / "runs.db").write_bytes(b"not a database, but my thesis" * 100)
+    with pytest.raises(StoreError, match=r"runs.db' is not a SQLite database"):
+        await open_and_close(url)
+    assert (tmp_path / "runs.db").read_bytes().startswith(b"not a database, but my thesis")
+
+
+async def test_the_database_of_another_program_is_refused_and_left_alone(tmp_path: Path, url: str) -> None:
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as other:
+        other.execute("CREATE TABLE bookmarks (url TEXT)")
+    with pytest.raises(StoreError, match="database of another program"):
+        await open_and_close(url)
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as other:
+        assert other.execute("SELECT name FROM sqlite_schema").fetchall() == [("bookmarks",)]
+
+
+async def test_a_schema_of_another_version_is_refused(tmp_path: Path, url: str) -> None:
+    await open_and_close(url)
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as other, other:
+        other.execute("UPDATE schema_version SET version = 99")
+    with pytest.raises(StoreError, match=r"schema version 99, this program reads 1"):
+        await open_and_close(url)
+
+
+async def test_a_damaged_file_is_refused_with_its_name(tmp_path: Path, url: str) -> None:
+    path = tmp_path / "runs.db"
+    async with SqliteStore(url) as store:
+        await store.enqueue(rollouts(500))
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(path.stat().st_size - 4096))
+    with pytest.raises(StoreError, match=r"runs.db' is damaged: restore it"):
+        async with SqliteStore(url) as store:
+            await store.find_rollouts("run")
+
+
+@pytest.fixture
+def write_protected(tmp_path: Path, url: str) -> Iterator[str]:
+    """A store that another user may only read, in a folder that others may enter."""
+    asyncio.run(open_and_close(url))
+    for folder in tmp_path.parents[:2]:
+        folder.chmod(folder.stat().st_mode | 0o055)
+    (tmp_path / "runs.db").chmod(0o444)
+    tmp_path.chmod(0o555)
+    yield url
+    tmp_path.chmod(0o700)
+
+
+async def test_a_file_that_may_not_be_written_is_refused(write_protected: str) -> None:
+    with unprivileged(), pytest.raises(StoreError, match=r"runs.db' can't be written: make file and folder"):
+        await open_and_close(write_protected)
+
+
+async def test_a_file_locked_too_long_is_refused_and_works_again_afterwards(tmp_path: Path, url: str) -> None:
+    async with SqliteStore(url, busy_seconds=0.1) as store:
+        with locked(tmp_path / "runs.db"):
+            results = await asyncio.gather(
+                *(store.enqueue([one]) for one in rollouts(20)), return_exceptions=True
+            )
+        assert all(
+            isinstance(one, StoreError) and "is locked: another process" in str(one) for one in results
+        )
+        assert await store.enqueue(rollouts(20)) == 20
+
+
+async def test_a_lock_that_goes_in_time_is_waited_for(tmp_path: Path, url: str) -> None:
+    async with SqliteStore(url) as store:
+        with locked(tmp_path / "runs.db"):
+            adding = asyncio.create_task(store.enqueue(rollouts(1)))
+            await asyncio.sleep(0.1)
+            assert not adding.done()
+        assert await adding == 1
+
+
+async def test_a_full_disk_refuses_what_has_no_room_and_keeps_the_rest(url: str) -> None:
+    async with SqliteStore(url) as store:
+        await store.enqueue(rollouts(5))
+        await store._writer.run(lambda connection: connection.execute("PRAGMA max_page_count = 60").close())
+        small = [store.put_run(Run(id=f"run{i}")) for i in range(3)]
+        big = store.put_run(Run(id="big", config={"text": "x" * 1_000_000}))
+        *stored, refused = await asyncio.gather(*small, big, return_exceptions=True)
+        assert stored == [None] * 3
+        assert isinstance(refused, StoreError)
+        assert "has no room: free some disk space" in str(refused)
+        assert len(await store.list_runs()) == 3
+        assert len(await store.find_rollouts("run")) == 5
+
+
+async def test_a_value_the_file_can_not_hold_harms_no_other_of_the_same_moment(url: str) -> None:
+    def reward(text: str) -> Reward:
+        return Reward(rollout_id="r0", attempt=1, value=1.0, source=text)
+
+    async with SqliteStore(url) as store:
+        await store.enqueue(rollouts(1))
+        await store.lease("w", 1, 60)
+        texts = [str(i) for i in range(10)]
+        bad = reward("").model_copy(update={"source": "half a parrot \ud83e"})
+        adding = [store.add_reward(one) for one in [*map(reward, texts[:5]), bad, *map(reward, texts[5:])]]
+        results = await asyncio.gather(*adding, return_exceptions=True)
+        assert isinstance(results[5], StoreError)
+        assert "not whole Unicode" in str(results[5])
+        assert [one.source for one in (await store.get_rewards(["r0"]))["r0"]] == texts
+
+
+async def test_token_ids_out_of_range_are_refused_by_value(url: str) -> None:
+    call = Call(id="c", rollout_id="r0", attempt=1, agent="a", trained=True, started_at=1, ended_at=2)
+    async with SqliteStore(url) as store:
+        with pytest.raises(StoreError, match="-1 is not a token id"):
+            await store.add_call(call.model_copy(update={"prompt_ids": [1, -1]}))
+
+
+async def test_a_store_that_is_not_open_says_so(url: str) -> None:
+    store = SqliteStore(url)
+    with pytest.raises(StoreError, match="not open: use it inside `async with store`"):
+        await store.list_runs()
+    async with store:
+        pass
+    with pytest.raises(StoreError, match="not open"):
+        await store.enqueue(rollouts(1))
+
+
+async def test_what_was_handed_in_before_the_close_is_stored(url: str) -> None:
+    async with SqliteStore(url) as store:
+        adding = [asyncio.create_task(store.enqueue([one])) for one in rollouts(50)]
+        await asyncio.sleep(0)
+    assert await asyncio.gather(*adding) == [1] * 50
+
+
+async def test_a_lease_costs_the_same_however_many_rollouts_have_ended(url: str) -> None:
+    """No query of the queue may scan the table: each is answered from an index."""
+    plans = []
+    async with SqliteStore(url) as store:
+        for wanted in ("status = 'queued'", "status = 'queued' AND run_id = 'x'"):
+            plan = f"EXPLAIN QUERY PLAN SELECT * FROM rollouts WHERE {wanted} ORDER BY priority DESC, seq"
+            plans += await store._reader.run(partial(_rows, plan))
+    assert all("USING INDEX rollouts_queued" in str(plan[3]) for plan in plans)
+    assert not any("TEMP B-TREE" in str(plan[3]) for plan in plans)
+
+
+def _rows(query: str, connection: sqlite3.Connection) -> list[tuple[object, ...]]:
+    return connection.execute(query).fetchall()
