@@ -111,12 +111,11 @@ def success_table(before: Evaluation, after: Evaluation) -> Table:
         table.add_column(column, justify="left" if not column else "right")
     first, last = before.detail, after.detail
     names = sorted({*first["sampled"].by, *last["sampled"].by})
-    rows = [("all", before.sampled, after.sampled, before.greedy, after.greedy)]
-    rows += [
-        (name, *(part[kind].by.get(name, 0.0) for kind in ("sampled", "greedy") for part in (first, last)))
+    rows = {"all": [before.sampled, after.sampled, before.greedy, after.greedy]} | {
+        name: [part[kind].by.get(name, 0.0) for kind in ("sampled", "greedy") for part in (first, last)]
         for name in names
-    ]
-    for name, *values in rows:
+    }
+    for name, values in rows.items():
         tasks = str(last["sampled"].tasks) if name == "all" else ""
         table.add_row(name, tasks, *(f"{value:.2f}" for value in values))
     return table

@@ -58,7 +58,7 @@ class Loop:
         collect_seconds = time.perf_counter() - began
         if step == 0:
             check_patterns(
-                self.trainer.agents, count_agents(call for part in calls.values() for call in part)
+                self.trainer.patterns, count_agents(call for part in calls.values() for call in part)
             )
         usable = [r for r in rollouts if r.reward is not None]
         if not usable:

@@ -67,7 +67,7 @@ class Session:
         if (checkpoint := folder.latest_checkpoint()) is not None:
             await self.backend.load(checkpoint[1])
         tokens = Tokens(folder.secret())
-        gateway = Gateway(self.backend.upstream, self.store, tokens, agents=trainer.agents)
+        gateway = Gateway(self.backend.upstream, self.store, tokens, agents=trainer.patterns)
         server = await stack.enter_async_context(GatewayServer(gateway))
         stack.enter_context(instrument(self.plugins.who))
 
@@ -77,7 +77,7 @@ class Session:
                 attempt=attempt.number,
                 gateway_url=server.url,
                 token=tokens.issue(attempt.rollout, attempt.number),
-                agents=trainer.agents,
+                agents=trainer.patterns,
             )
 
         await self._start_runner(stack, scope_for)

@@ -45,7 +45,7 @@ class Trainer:
 
     model: str | Path = "tiny"
     """A transformers folder, or "tiny", the small model that ships with the package."""
-    agents: Sequence[str] | None = None
+    agents: Sequence[str] | str | None = None
     """Names or globs of the agents to train; None trains all."""
     algorithm: Algorithm = field(default_factory=GRPO)
     backend: Any = "local"
@@ -82,13 +82,17 @@ class Trainer:
         }.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be at least {least}")
-        if self.agents is not None:
-            patterns = (self.agents,) if isinstance(self.agents, str) else tuple(self.agents)
-            object.__setattr__(self, "agents", patterns)
-            if not patterns:
-                raise ConfigError("agents=[] trains nobody: give names or globs, or None to train all")
+        if self.agents is not None and not self.agents:
+            raise ConfigError("agents=[] trains nobody: give names or globs, or None to train all")
         if self.timeout is not None and self.timeout <= 0:
             raise ConfigError(f"timeout={self.timeout!r}: must be above 0 seconds, or None for no limit")
+
+    @property
+    def patterns(self) -> tuple[str, ...] | None:
+        """`agents` as a tuple; a single string is one pattern."""
+        if self.agents is None:
+            return None
+        return (self.agents,) if isinstance(self.agents, str) else tuple(self.agents)
 
     def fit(
         self,
@@ -152,7 +156,7 @@ async def _open_run(session: Session, train: list[Task]) -> Run:
         "train tasks": digest,
         "group_size": trainer.algorithm.group_size,
         "tasks_per_step": trainer.algorithm.tasks_per_step,
-        "agents": None if trainer.agents is None else list(trainer.agents),
+        "agents": None if trainer.patterns is None else list(trainer.patterns),
     }
     known = await session.store.find_run(folder.run_id)
     if known is not None:

@@ -1,0 +1,69 @@
+"""`kill -9` at any moment, then resume: no rollout lost, none counted twice."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import multiprocessing
+import random
+from collections import Counter
+from pathlib import Path
+
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.types import Status
+from tests.trainer import job
+
+KILLS = 20
+
+
+def test_twenty_kills_lose_no_rollout_and_count_none_twice(tmp_path):
+    seed = random.randrange(2**32)
+    folder = tmp_path / "run"
+    # a fresh interpreter forks the trainers: this one has threads of its own, which do not survive a fork
+    zygote = multiprocessing.get_context("spawn").Process(target=kill_and_resume, args=(folder, seed))
+    zygote.start()
+    zygote.join()
+    assert zygote.exitcode == 0, f"seed {seed}: the job did not come to its end after {KILLS} kills"
+    asyncio.run(check(folder, seed))
+
+
+def kill_and_resume(folder: Path, seed: int) -> None:
+    """Kill the job twenty times at random moments, then let it finish."""
+    for name in ("openai", "lightning_core.backends.local", "lightning_core.trainer.trainer"):
+        importlib.import_module(name)
+
+    draw = random.Random(seed)
+    for _ in range(KILLS):
+        if job.fork_fit(folder, kill_after=draw.uniform(0.2, 3.0)) == 0:
+            raise SystemExit("the job finished before it could be killed often enough")
+    if job.fork_fit(folder, kill_after=None) != 0:
+        raise SystemExit("the resumed job failed")
+
+
+async def check(folder: Path, seed: int) -> None:
+    """Every planned rollout was finished once and consumed by the one update of its step."""
+    async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
+        (run,) = await store.list_runs()
+        assert run.status == "finished", seed
+        rollouts = await store.find_rollouts(run.id, split="train")
+        per_step = job.TASKS_PER_STEP * job.GROUP_SIZE
+        assert Counter(r.step for r in rollouts) == dict.fromkeys(range(job.STEPS), per_step), seed
+        assert {r.status for r in rollouts} == {Status.SUCCEEDED}, seed
+        ids = [r.id for r in rollouts]
+        calls, rewards = await store.get_calls(ids), await store.get_rewards(ids)
+        for rollout in rollouts:
+            done = [c for c in calls[rollout.id] if c.status == "completed"]
+            assert Counter(c.agent for c in done) == {"writer": 1, "critic": 1}, (seed, rollout.id)
+            assert [r.value for r in rewards[rollout.id] if r.kind == "final"] == [rollout.reward], seed
+        metrics = await store.list_metrics(run.id)
+        assert [m.step for m in metrics] == list(range(job.STEPS)), seed
+        assert {m.values["rollouts"] for m in metrics} == {per_step}, seed
+        updates = [m for m in metrics if "policy_version" in m.values]
+        assert [m.values["policy_version"] for m in updates] == list(range(1, len(updates) + 1)), seed
+        on_policy = {m.step: m.values["policy_version"] - 1 for m in updates}
+        for rollout in rollouts:
+            if rollout.step in on_policy:
+                assert {c.policy_version for c in calls[rollout.id]} == {on_policy[rollout.step]}, (
+                    seed,
+                    rollout.id,
+                )
