@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..errors import GatewayError
 from .access import Access
-from .exchange import Exchange, Exchanges, disconnected
+from .exchange import Exchange, Exchanges, disconnected, stopped
 from .parameters import read_chat
 from .recording import Recording
 from .refusals import refusal_of
@@ -45,6 +45,11 @@ class ChatCompletions:
                 await self._stream(exchange, reply, send)
             else:
                 await self._answer(exchange, reply, send)
+        except asyncio.CancelledError:  # the server gives up on a client that does not read
+            exchange.abort(stopped())
+            await exchange.finished()
+            await self._exchanges.record(exchange)
+            raise
         finally:
             watch.cancel()
 

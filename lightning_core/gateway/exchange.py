@@ -71,7 +71,7 @@ class Exchange:
         generation = await self._upstream.chat(self.recording.body.request)
         recording, streamed = self.recording, self.recording.body.stream
         try:
-            recording.prompt_ids = generation.prompt_ids
+            recording.prompt_ids = list(generation.prompt_ids)
             async for delta in generation:
                 recording.add(delta)
                 recording.policy_version = generation.policy_version
@@ -103,7 +103,7 @@ class Exchanges:
         exchange.start()
 
     async def record(self, exchange: Exchange) -> Refusal | None:
-        """Store the finished call; afterwards its reply may be given. Returns why there is none.
+        """Store the finished call, once; afterwards its reply may be given. Returns why there is none.
 
         A reply that can't be stored is not given: its app sees an error instead.
         """

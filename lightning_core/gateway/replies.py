@@ -13,7 +13,7 @@ import orjson
 
 from .recording import ChoiceSoFar, Recording
 from .upstream import Delta
-from .wire import event
+from .wire import event, to_json
 
 
 class TokenText:
@@ -116,7 +116,7 @@ class Reply:
     def _choice(self, index: int, choice: ChoiceSoFar) -> dict[str, Any]:
         reply: dict[str, Any] = {
             "index": index,
-            "message": {**choice.message(), "refusal": None},
+            "message": orjson.Fragment(to_json({**choice.message(), "refusal": None})),
             "logprobs": self._logprobs(choice),
             "finish_reason": choice.finish_reason,
         }
@@ -148,7 +148,12 @@ class Reply:
         token_ids: list[int] | None = None,
         **fields: Any,
     ) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        choice = {
+            "index": index,
+            "delta": orjson.Fragment(to_json(delta)),
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
         if token_ids:
             choice["token_ids"] = token_ids
         if self._body.include_usage:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 import threading
 from typing import Final, Self
 
@@ -21,6 +22,7 @@ _BACKLOG: Final = 4096
 _KEEP_ALIVE_SECONDS: Final = 300
 """Longer than any client keeps an idle connection, so that it is never the server who closes one in use."""
 _STOP_SECONDS: Final = 1
+_OPEN_FILES: Final = 65_536
 
 
 class GatewayServer:
@@ -46,6 +48,7 @@ class GatewayServer:
         return self._url
 
     async def __aenter__(self) -> Self:
+        _allow_connections()
         listener = _listen(self._host, self._port)
         host, port = listener.getsockname()[:2]
         self._server = _Server(_config(self._gateway), self._gateway)
@@ -77,6 +80,15 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._gateway.abort()
         await super().shutdown(sockets)
+        await self._give_up_on_the_rest()
+
+    async def _give_up_on_the_rest(self) -> None:
+        """Connections that are still open belong to clients that do not read what they are sent."""
+        if tasks := tuple(self.server_state.tasks):  # cancelled by now; each still writes its record
+            await asyncio.wait(tasks, timeout=_STOP_SECONDS)
+        for connection in tuple(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
 
 
 def _config(gateway: Gateway) -> uvicorn.Config:
@@ -93,6 +105,18 @@ def _config(gateway: Gateway) -> uvicorn.Config:
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_STOP_SECONDS,
     )
+
+
+def _allow_connections() -> None:
+    """Raise this process's limit of open files: many systems start with 1024, one for each connection."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -6,6 +6,7 @@ response watches for disconnects with a task group of its own; here the gateway 
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import orjson
@@ -32,6 +33,14 @@ async def wait_disconnect(receive: Receive) -> None:
     """Return when the client has left; call it once the body was read."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def to_json(content: Any) -> bytes:
+    """JSON; half a surrogate pair (a model may write one into a tool's arguments) is escaped."""
+    try:
+        return orjson.dumps(content)
+    except orjson.JSONEncodeError:
+        return json.dumps(content).encode()
 
 
 async def send_json(send: Send, content: Any, *, status: int = 200, headers: Headers | None = None) -> None:

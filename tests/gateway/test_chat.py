@@ -129,6 +129,18 @@ async def test_tools_go_to_the_engine_and_tool_calls_come_back() -> None:
         assert (await house.one_call()).choices[0].message["tool_calls"] == [LOOK]
 
 
+async def test_half_a_surrogate_pair_in_a_tools_arguments_is_passed_on_escaped() -> None:
+    torn = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at":"\ud83d"}'}}
+    engine = ScriptedEngine(says=lambda request, choice: Line(tool_calls=[torn]))
+    async with open_house(engine) as house, httpx.AsyncClient(base_url=house.url) as web:
+        headers = {"authorization": f"Bearer {await house.rollout()}"}
+        for stream in (False, True):
+            body = {"messages": HELLO, "tools": TOOLS, "stream": stream}
+            reply = await web.post("/v1/chat/completions", json=body, headers=headers)
+            assert reply.status_code == 200
+            assert "\\ud83d" in reply.text
+
+
 async def test_a_model_that_must_not_call_tools_is_not_told_of_any(house: House) -> None:
     client = house.client(await house.rollout())
     await client.chat.completions.create(model="m", messages=HELLO, tools=TOOLS, tool_choice="none")

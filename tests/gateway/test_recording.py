@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import openai
+import orjson
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
@@ -18,7 +19,7 @@ from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.types import Call
 from tests.gateway.conftest import House, drain, open_house
-from tests.gateway.scripted import ScriptedEngine, until
+from tests.gateway.scripted import Line, ScriptedEngine, until
 
 HI: list[Any] = [{"role": "user", "content": "one two three four"}]
 BODY = {"model": "m", "messages": HI}
@@ -172,6 +173,25 @@ async def test_a_stopping_gateway_ends_open_calls_within_a_second_and_records_th
     calls = (await store.get_calls(["r1"]))["r1"]
     assert [call.status for call in calls] == ["cancelled", "cancelled"]
     assert engine.closed == 2
+
+
+async def test_a_client_that_never_reads_does_not_hold_up_a_stop_or_lose_its_record() -> None:
+    words = " ".join(f"word{i}" for i in range(1000))
+    engine = ScriptedEngine(says=lambda request, choice: Line(f"{words} {choice}"))
+    async with open_house(engine) as house:
+        store, token = house.store, await house.rollout()
+        body = orjson.dumps({**BODY, "stream": True, "logprobs": True, "n": 100})
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n"
+        host, port = house.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port), limit=1)
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        await until(lambda: engine.closed == 1)
+        assert await house.calls() == []
+        left = time.perf_counter()
+    assert time.perf_counter() - left < 2.0
+    writer.close()
+    (call,) = (await store.get_calls(["r1"]))["r1"]
+    assert call.choices[99].finish_reason == "stop"
 
 
 async def test_a_blocked_app_does_not_block_the_gateway(tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""The measured side of `benchmarks.gateway`: an engine that answers from memory, and a gateway in front.
+
+python -m benchmarks.gateway_server FOLDER serves until its input ends; each line it is given is
+answered with the CPU seconds that the process has used so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator
+
+from lightning_core.gateway.app import Gateway
+from lightning_core.gateway.server import GatewayServer
+from lightning_core.gateway.tokens import Tokens
+from lightning_core.gateway.upstream import ChatRequest, Delta
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.types import Rollout, Task
+
+PROMPT = 1000
+COMPLETION = 200
+ROLLOUT = Rollout(id="bench", run_id="bench", task=Task(input={}), group_id="bench", step=0)
+
+
+class CannedEngine:
+    """Gives the same reply at once, one delta for each token, as a real engine's steps do."""
+
+    model_name = "canned"
+
+    def __init__(self) -> None:
+        self.prompt_ids = [1000 + index for index in range(PROMPT)]
+        self.deltas = [Delta(0, [i], [-0.25 - i / 777], f"w{i} ") for i in range(COMPLETION - 1)]
+        self.deltas.append(Delta(0, [COMPLETION - 1], [-0.125], finish_reason="stop"))
+
+    async def chat(self, request: ChatRequest) -> CannedGeneration:
+        return CannedGeneration(list(self.prompt_ids), self.deltas)
+
+    def decode(self, token_id: int) -> str:
+        return f"w{token_id} "
+
+
+class CannedGeneration:
+    policy_version = 1
+
+    def __init__(self, prompt_ids: list[int], deltas: list[Delta]) -> None:
+        self.prompt_ids = prompt_ids
+        self._deltas = deltas
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        for delta in self._deltas:
+            yield delta
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def serve(folder: str) -> None:
+    """Serve until the input ends."""
+    tokens = Tokens(b"only for benchmarks")
+    async with SqliteStore(f"sqlite:///{folder}/runs.db") as store:
+        await store.enqueue([ROLLOUT])
+        await store.lease("bench", 1, 3600.0)
+        gateway = Gateway(CannedEngine(), store, tokens, agents=None)
+        async with GatewayServer(gateway) as server:
+            print(json.dumps({"url": server.url, "token": tokens.issue(ROLLOUT, 1)}), flush=True)
+            while await asyncio.to_thread(sys.stdin.readline):
+                print(time.process_time(), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(sys.argv[1]))
