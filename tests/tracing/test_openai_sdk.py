@@ -145,6 +145,14 @@ def test_an_absolute_address_is_routed_by_what_it_asks_for(gateway: ModelServer,
     assert [(seen.path, seen.query) for seen in gateway.seen] == [("/v1/chat/completions", "a=b")]
 
 
+@pytest.mark.usefixtures("tagging")
+def test_a_host_name_meant_for_tls_stays_behind(gateway: ModelServer) -> None:
+    with OpenAI(api_key="key", base_url="https://my_host/v1") as client:
+        assert "sni_hostname" in client._build_request(_options("/chat/completions")).extensions
+        with rollout_scope(scope_at(gateway)):
+            assert "sni_hostname" not in client._build_request(_options("/chat/completions")).extensions
+
+
 def by_chat(client: OpenAI, messages: object) -> None:
     client.chat.completions.create(model="any", messages=messages)  # type: ignore[call-overload]
 

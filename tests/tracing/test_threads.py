@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 
 import pytest
 
@@ -73,6 +74,7 @@ def test_a_worker_started_in_a_rollout_does_not_keep_it() -> None:
             assert pool.submit(seen).result() == ("r1", None)  # starts the worker
             with rollout_scope(scope("r2")):
                 assert pool.submit(seen).result() == ("r2", None)
+            assert Context().run(pool.submit, seen).result() == (None, None)  # r1 still runs
         assert pool.submit(seen).result() == (None, None)
 
 

@@ -115,19 +115,20 @@ def test_a_block_in_a_node_wins_and_one_around_the_graph_does_not(
     expect(gateway, {"node": 2, "block": 2, "leaf": 1}, rollouts=1)
 
 
-async def test_a_block_around_a_model_stream_leaves_the_next_call_alone(
+async def test_calls_made_while_a_stream_is_open_are_not_named_after_the_stream(
     gateway: ModelServer, llm: ChatOpenAI
 ) -> None:
-    inner = graph_of(leaf=apps.asking(llm, "leaf", False))
+    with OpenAI(api_key="none") as client:
+        inner = graph_of(leaf=lambda state: bare(client, "leaf", state["rollout"]))
 
-    def node(state: State) -> None:
-        for index, _ in enumerate(llm.stream(prompt(state, "node"))):
-            if index == 0:
-                inner.invoke(state)
-                with agent("block"):
-                    llm.invoke(prompt(state, "block"))
+        def node(state: State) -> None:
+            for index, _ in enumerate(llm.stream(prompt(state, "node"))):
+                if index == 0:
+                    inner.invoke(state)
+                    with agent("block"):
+                        llm.invoke(prompt(state, "block"))
 
-    await play(graph_of(node=node), gateway, "invoke")
+        await play(graph_of(node=node), gateway, "invoke")
     expect(gateway, {"node": 1, "leaf": 1, "block": 1})
 
 
