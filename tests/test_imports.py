@@ -1,0 +1,34 @@
+"""`import lightning_core` stays light: what is heavy is imported when it is first used."""
+
+import subprocess
+import sys
+
+import pytest
+
+import lightning_core
+
+HEAVY = ("torch", "transformers", "starlette", "uvicorn", "openai", "matplotlib", "sqlite3", "langchain_core")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import lightning_core",
+        "import lightning_core; lightning_core.Task, lightning_core.GRPO",
+        "import lightning_core, lightning_langgraph",
+    ],
+)
+def test_importing_does_not_import_what_is_heavy(statement):
+    code = f"{statement}\nimport sys\nprint([m for m in {HEAVY!r} if m in sys.modules])"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", lightning_core.__all__)
+def test_every_public_name_can_be_imported(name):
+    assert getattr(lightning_core, name).__doc__
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="Trainr"):
+        lightning_core.Trainr  # noqa: B018
