@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -212,15 +213,15 @@ async def test_a_damaged_file_is_refused_with_its_name(tmp_path: Path, url: str)
 
 
 @pytest.fixture
-def write_protected(tmp_path: Path, url: str) -> Iterator[str]:
-    """A store that another user may only read, in a folder that others may enter."""
-    asyncio.run(open_and_close(url))
-    for folder in tmp_path.parents[:2]:
-        folder.chmod(folder.stat().st_mode | 0o055)
-    (tmp_path / "runs.db").chmod(0o444)
-    tmp_path.chmod(0o555)
-    yield url
-    tmp_path.chmod(0o700)
+def write_protected() -> Iterator[str]:
+    """A store that another user may only read; not under tmp_path, which nobody else may enter."""
+    with TemporaryDirectory() as name:
+        folder, url = Path(name), f"sqlite:///{name}/runs.db"
+        asyncio.run(open_and_close(url))
+        (folder / "runs.db").chmod(0o444)
+        folder.chmod(0o555)
+        yield url
+        folder.chmod(0o700)
 
 
 async def test_a_file_that_may_not_be_written_is_refused(write_protected: str) -> None:
