@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m benchmarks` runs them all; each prints a table and writes JSON to `benchmarks/results/`."""
+"""Benchmarks, run by `python -m benchmarks`: each prints a table and writes JSON to `benchmarks/results/`."""
