@@ -74,13 +74,18 @@ class Store(Protocol):
         """In the order they were enqueued."""
 
     async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
-        """Those of the rollouts that are finished, once all are or `timeout` seconds have passed."""
+        """Those of the rollouts that are finished, once all are or `timeout` seconds have passed.
+
+        Raises NotFoundError for an id that was never enqueued.
+        """
 
     # what happened in them ----------------------------------------------------------------
     async def add_call(self, call: Call) -> None:
         """Record a call; a later try under the same (rollout, attempt, id) replaces the earlier one."""
 
-    async def add_reward(self, reward: Reward) -> None: ...
+    async def add_reward(self, reward: Reward) -> None:
+        """Record a reward; RewardError if it is not a finite number (as `finish` does)."""
+
     async def get_calls(self, rollout_ids: Iterable[str]) -> dict[str, list[Call]]:
         """Calls of the *last* attempt of each rollout, by the time they started. Every id is a key."""
 

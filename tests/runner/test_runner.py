@@ -413,6 +413,17 @@ async def test_a_rollout_longer_than_its_lease_stays_with_its_worker(store: Stor
     assert [one.attempts for one in finished] == [1, 1, 1]
 
 
+async def test_a_runner_that_was_held_up_keeps_what_nobody_took(store: Store) -> None:
+    async def solve(task: Task) -> float:
+        if task.input["i"] == 1:
+            time.sleep(0.5)  # noqa: ASYNC251  # the app blocks the loop, so no heartbeat can be sent
+        await asyncio.sleep(0.3)
+        return 1.0
+
+    finished = await run_all(solve, store, rollouts(3), concurrency=4, lease_seconds=0.3)
+    assert [(one.status, one.attempts) for one in finished] == [(Status.SUCCEEDED, 1)] * 3
+
+
 async def test_a_cancelled_rollout_is_stopped_and_forgotten(store: Store) -> None:
     stopped = asyncio.Event()
 
