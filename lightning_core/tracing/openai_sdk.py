@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from types import ModuleType, TracebackType
 from typing import Any
 from urllib.parse import quote
@@ -34,7 +35,11 @@ _DEFAULT_HOST = "api.openai.com"
 _OPENAI_KEYS = ("Bearer sk-", "Bearer eyJ", "Bearer workload-identity-auth")
 """An API key, an OAuth token, the placeholder of a workload identity."""
 _KEY_PREFIX = "stainless-python-retry-"
-_CREDENTIALS = ("api-key", "openai-organization", "openai-project", "cookie")
+_TAKEN_OUT = frozenset(
+    name.encode()
+    for name in ("host", "authorization", "api-key", "openai-organization", "openai-project", "cookie")
+)
+"""The headers of a routed request that are replaced or dropped: its address and its credentials."""
 _SERVED = re.compile(
     r"(?:.*/(?:v\d+|openai))?(?:/deployments/[^/]+)?(/(?:chat/completions|completions|responses|models)(?:/.*)?)"
 )
@@ -114,6 +119,8 @@ def _no_place(name: str) -> InstrumentationError:
 
 
 def _build_request(original: Callable[..., Any], users: list[Puller]) -> Callable[..., Any]:
+    parse = lru_cache(maxsize=64)(lambda url_type, address: url_type(address))
+
     def build_request(client: Any, options: Any, **kwargs: Any) -> Any:
         request = original(client, options, **kwargs)
         scope = current_scope()
@@ -121,7 +128,9 @@ def _build_request(original: Callable[..., Any], users: list[Puller]) -> Callabl
             who = innermost([current_agent(), *(user() for user in users)])
             agent = who.agent if who is not None else UNNAMED
             if scope.trains(agent) or _names_no_endpoint(client, request):
-                _point_at_gateway(request, scope, served[1])
+                url_type: Any = type(request.url)  # httpx's or httpx2's
+                request.url = parse(url_type, _address(request, scope, served[1]))
+                request.extensions.pop("sni_hostname", None)
                 _tag(request, scope, agent, _call_id(options))
         return request
 
@@ -130,8 +139,9 @@ def _build_request(original: Callable[..., Any], users: list[Puller]) -> Callabl
 
 def _path(url: str) -> str:
     """The path of an absolute or relative address, without its query."""
-    path = re.sub(r"^[a-z]+://[^/]*", "", url).partition("?")[0]
-    return "/" + path.lstrip("/")
+    if "://" in url:
+        url = url.partition("://")[2].partition("/")[2]
+    return "/" + url.partition("?")[0].lstrip("/")
 
 
 def _names_no_endpoint(client: Any, request: Any) -> bool:
@@ -141,21 +151,25 @@ def _names_no_endpoint(client: Any, request: Any) -> bool:
     return not request.headers.get("authorization", "").startswith(_OPENAI_KEYS)
 
 
-def _point_at_gateway(request: Any, scope: Scope, path: str) -> None:
-    query = request.url.params.remove("api-version")  # Azure's
-    address = f"{scope.gateway_url.rstrip('/')}/v1{path}" + (f"?{query}" if query else "")
-    request.url = type(request.url)(address)
-    request.headers["host"] = request.url.netloc.decode("ascii")
-    request.extensions.pop("sni_hostname", None)
+def _address(request: Any, scope: Scope, path: str) -> str:
+    address = f"{scope.gateway_url.rstrip('/')}/v1{path}"
+    if request.url.query:
+        query = request.url.params.remove("api-version")  # Azure's
+        address += f"?{query}" if query else ""
+    return address
 
 
 def _tag(request: Any, scope: Scope, agent: str, call: str) -> None:
-    for name in _CREDENTIALS:
-        request.headers.pop(name, None)
-    request.headers["authorization"] = f"Bearer {scope.token}"
-    request.headers[headers.ROLLOUT] = scope.rollout_id
-    request.headers[headers.AGENT] = headers.encode_agent(agent)
-    request.headers[headers.CALL] = call
+    kept = [item for item in request.headers.raw if item[0].lower() not in _TAKEN_OUT]
+    ours = {
+        "authorization": f"Bearer {scope.token}",
+        headers.ROLLOUT: scope.rollout_id,
+        headers.AGENT: headers.encode_agent(agent),
+        headers.CALL: call,
+    }
+    encoded = [(name.encode(), value.encode()) for name, value in ours.items()]
+    # Built once: setting a header searches through all of them, and that took most of the time here.
+    request.headers = type(request.headers)([(b"Host", request.url.netloc), *kept, *encoded])
 
 
 def _call_id(options: Any) -> str:

@@ -145,6 +145,7 @@ def test_an_absolute_address_is_routed_by_what_it_asks_for(gateway: ModelServer,
     assert [(seen.path, seen.query) for seen in gateway.seen] == [("/v1/chat/completions", "a=b")]
 
 
+@pytest.mark.skipif(openai.__version__.startswith("3."), reason="openai 3 sets no such name")
 @pytest.mark.usefixtures("tagging")
 def test_a_host_name_meant_for_tls_stays_behind(gateway: ModelServer) -> None:
     with OpenAI(api_key="key", base_url="https://my_host/v1") as client:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from langchain_openai import ChatOpenAI
@@ -59,3 +62,15 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
     with pytest.raises(AttributeError, match="LightningCallbak"):
         lightning_langgraph.LightningCallbak  # noqa: B018
+
+
+async def test_the_readmes_example_runs(gateway: ModelServer) -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    [block] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    example: dict[str, Any] = {}
+    exec(block.partition("trainer.fit(")[0], example)  # what follows trains for minutes
+    task = lightning_core.Task(input={"question": "Is it?", "answer": "it is done"})
+    with rollout_scope(scope_at(gateway)):
+        assert await example["solve"](task) == 1.0
+    assert tuple(example["trainer"].agents) == ("write",)
+    assert gateway.agents() == {"write": 1, "check": 1}
