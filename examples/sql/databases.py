@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from examples.sql.names import Name, get_names
+from examples.sql.names import NOUNS, Name, get_names
 
 STATUS_CODES = (
     ("live", "gone"),
@@ -70,13 +70,13 @@ class Database:
 
 def generate_database(name: str, held_out: bool, rng: random.Random) -> Database:
     """A database of the family, from held-out names alone or from training names alone."""
-    codes = rng.choice(STATUS_CODES)
+    codes, nouns = rng.choice(STATUS_CODES), set[str]()
     plain, flagged = rng.sample(get_names("table", held_out), 2)
     while plain.noun == flagged.noun:
         plain, flagged = rng.sample(get_names("table", held_out), 2)
     tables = [
-        _generate_table(plain, _plain_kinds(rng), held_out, codes, rng),
-        _generate_table(flagged, ["number", "number", "deleted"], held_out, codes, rng),
+        _generate_table(table, _draw_columns(kinds, held_out, nouns, rng), codes, rng)
+        for table, kinds in ((plain, _plain_kinds(rng)), (flagged, ["deleted", "number", "number"]))
     ]
     rng.shuffle(tables)
     return Database(name, tuple(tables), codes)
@@ -114,13 +114,21 @@ def _plain_kinds(rng: random.Random) -> list[str]:
     return kinds
 
 
-def _generate_table(
-    name: Name, kinds: list[str], held_out: bool, codes: tuple[str, str], rng: random.Random
-) -> Table:
-    columns = [Column(Name("id", ""), "id"), Column(Name("name", ""), "name")]
-    nouns: set[str] = set()
-    for kind in rng.sample(kinds, len(kinds)):
-        columns.append(Column(_fresh_name(kind, held_out, nouns, rng), kind))
+def _draw_columns(kinds: list[str], held_out: bool, nouns: set[str], rng: random.Random) -> list[Column]:
+    """Columns of the kinds in random order, after those that open every table; no noun is taken twice."""
+    first = [kind for kind in ("id", "deleted", "name") if kind != "deleted" or kind in kinds]
+    columns = [Column(Name(kind, ""), kind) for kind in first]
+    rest = [kind for kind in kinds if kind != "deleted"]
+    for kind in rng.sample(rest, len(rest)):
+        name = Name(kind, "")
+        if kind in NOUNS:
+            name = rng.choice([name for name in get_names(kind, held_out) if name.noun not in nouns])
+            nouns.add(name.noun)
+        columns.append(Column(name, kind))
+    return columns
+
+
+def _generate_table(name: Name, columns: list[Column], codes: tuple[str, str], rng: random.Random) -> Table:
     size = rng.randint(10, 18)
     labels = rng.sample([a + b + c for a in SYLLABLES for b in SYLLABLES for c in SYLLABLES], size)
     scales = {column: _scale(rng) for column in columns}
@@ -129,14 +137,6 @@ def _generate_table(
         for i in range(size)
     ]
     return Table(name, tuple(columns), tuple(rows))
-
-
-def _fresh_name(kind: str, held_out: bool, nouns: set[str], rng: random.Random) -> Name:
-    if kind == "deleted":
-        return Name("deleted", "")
-    name = rng.choice([name for name in get_names(kind, held_out) if name.noun not in nouns])
-    nouns.add(name.noun)
-    return name
 
 
 def _scale(rng: random.Random) -> tuple[int, ...]:

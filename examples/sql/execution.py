@@ -43,9 +43,9 @@ def open_database(path: str | Path) -> Iterator[sqlite3.Connection]:
 
 
 def describe_schema(connection: sqlite3.Connection) -> str:
-    """One line per table, `name(column, column, …)`, in the order of creation."""
+    """One line per table, `Table name(column, column, …)`, in the order of creation."""
     tables = _tables(connection)
-    return "\n".join(f"{table}({', '.join(_columns(connection, table))})" for table in tables)
+    return "\n".join(f"Table {table}({', '.join(_columns(connection, table))})" for table in tables)
 
 
 def run_query(connection: sqlite3.Connection, sql: str, time_limit: float = TIME_LIMIT) -> Outcome:

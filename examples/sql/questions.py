@@ -10,7 +10,7 @@ question does not spell out, and that differs from company to company. Here
 - active means the status code that stands for it, whatever word the database uses: the writer of a query
   cannot know it, the database's answer to a wrong guess tells it.
 
-`Question.others` holds the readings that are common elsewhere, so that a task can be checked to tell them apart.
+`Question.others` holds the readings that are common elsewhere, to check that a task tells them apart.
 """
 
 import random
@@ -79,10 +79,9 @@ def _group(database: Database, table: Table, rng: random.Random) -> Question:
 def _revenue(database: Database, table: Table, rng: random.Random) -> Question:
     condition, words = _condition(table, rng)
     text = rng.choice(("What is the revenue of {t} with {w}?", "Give the revenue from {t} with {w}."))
-    price, quantity = table.find_columns("price")[0].sql, table.find_columns("quantity")[0].sql
     rest = f"FROM {table.name.sql} WHERE {condition}"
-    others = {"price": f"SELECT SUM({price}) {rest}", "quantity": f"SELECT SUM({quantity}) {rest}"}
-    return _question("revenue", text, table, words, f"SELECT SUM({price} * {quantity}) {rest}", others)
+    others = {"price": f"SELECT SUM(price) {rest}", "quantity": f"SELECT SUM(quantity) {rest}"}
+    return _question("revenue", text, table, words, f"SELECT SUM(price * quantity) {rest}", others)
 
 
 def _kept_list(database: Database, table: Table, rng: random.Random) -> Question:
@@ -105,21 +104,22 @@ def _top(database: Database, table: Table, rng: random.Random) -> Question:
     text = rng.choice(("What are the top {n} {t} by {w}?", "Show the {n} {t} with the highest {w}."))
     start = f"SELECT name FROM {table.name.sql} ORDER BY {column.sql} DESC"
     others = {"none": f"{start} LIMIT {number}", "id": f"{start}, id LIMIT {number}"}
-    return _question("top", text.replace("{n}", str(number)), table, column.words, f"{start}, name LIMIT {number}", others)
+    return _question(
+        "top", text.replace("{n}", str(number)), table, column.words, f"{start}, name LIMIT {number}", others
+    )
 
 
 def _large(database: Database, table: Table, rng: random.Random) -> Question:
-    size, name = table.find_columns("size")[0].sql, table.name.sql
     text = rng.choice(("List the large {t}.", "Which {t} are large?", "Name all large {t}."))
-    start = f"SELECT name FROM {name} WHERE {size} >"
+    start = f"SELECT name FROM {table.name.sql} WHERE size >"
     others = {"50": f"{start} 50", "80": f"{start} 80"}
-    return _question("large", text, table, "", f"{start} (SELECT AVG({size}) FROM {name})", others)
+    return _question("large", text, table, "", f"{start} (SELECT AVG(size) FROM {table.name.sql})", others)
 
 
 def _active(database: Database, table: Table, rng: random.Random) -> Question:
     text = rng.choice(("List the active {t}.", "Which {t} are active?", "Name all active {t}."))
     start = f"SELECT name FROM {table.name.sql}"
-    where = f"{start} WHERE {table.find_columns('status')[0].sql} ="
+    where = f"{start} WHERE status ="
     active, inactive = database.codes
     others = {"all": start, "word": f"{where} 'active'", "inactive": f"{where} '{inactive}'"}
     return _question("active", text, table, "", f"{where} '{active}'", others)
@@ -165,4 +165,4 @@ NEEDS: dict[str, frozenset[str]] = {
     "large": frozenset({"size"}),
     "active": frozenset({"status"}),
 }
-"""The kinds of column that a table needs for a question of each form; none but the `kept` forms take a flagged table."""
+"""The kinds of column that each form needs in a table. Only the `kept` forms take a flagged table."""

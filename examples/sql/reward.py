@@ -17,7 +17,9 @@ def execution_match(sql: str, gold: str, database: str | Path) -> float:
     with open_database(database) as connection:
         expected = run_query(connection, gold)
         if expected.rows is None:
-            raise ValueError(f"the gold query {gold!r} does not run on {str(database)!r}: {expected.feedback}")
+            raise ValueError(
+                f"the gold query {gold!r} does not run on {str(database)!r}: {expected.feedback}"
+            )
         found = run_query(connection, sql)
     return float(found.rows is not None and same_rows(found.rows, expected.rows, is_ordered(gold)))
 

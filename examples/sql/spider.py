@@ -40,7 +40,9 @@ def load_spider(
 def _read(folder: str | Path, name: str) -> list[Any]:
     path = Path(folder) / name
     if not path.is_file():
-        raise FileNotFoundError(f"no {name} in {str(folder)!r}; a Spider folder holds tables.json, {_names()}")
+        raise FileNotFoundError(
+            f"no {name} in {str(folder)!r}; a Spider folder holds tables.json, {_names()}"
+        )
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -53,7 +55,9 @@ def _read(folder: str | Path, name: str) -> list[Any]:
 def _task(row: Any, index: int, name: str, folder: Path, known: set[str]) -> dict[str, str]:
     db_id, question, query = (_text(row, field, index, name) for field in FIELDS)
     if db_id not in known:
-        raise ValueError(f"row {index} of {name} names the database {db_id!r}, which tables.json does not list")
+        raise ValueError(
+            f"row {index} of {name} names the database {db_id!r}, which tables.json does not list"
+        )
     database = folder / "database" / db_id / f"{db_id}.sqlite"
     if not database.is_file():
         raise FileNotFoundError(f"row {index} of {name} needs {str(database)!r}, which is not there")

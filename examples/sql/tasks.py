@@ -17,7 +17,7 @@ from examples.sql.reward import is_ordered, same_rows
 SPLITS = {"train": 48, "validation": 12, "test": 24}
 """The number of databases in each split."""
 
-FAMILY_VERSION = 1
+FAMILY_VERSION = 2
 """Part of the files' folder, so that files of an older generator are never mistaken for these."""
 
 DRAWS = {form: 2 if "number" in needs else 4 for form, needs in NEEDS.items()}
@@ -60,7 +60,9 @@ def _tasks_of(name: str, split: str, folder: Path) -> list[dict[str, str]]:
     path = str(write_database(database, folder))
     with closing(sqlite3.connect(":memory:")) as connection:
         create_tables(database, connection)
-        questions = [_ask_clearly(form, database, connection, rng) for form in FORMS for _ in range(DRAWS[form])]
+        questions = [
+            _ask_clearly(form, database, connection, rng) for form in FORMS for _ in range(DRAWS[form])
+        ]
     texts: dict[str, Question] = {question.text: question for question in questions if question}
     return [
         {"id": f"{name}-{i:02}", "question": q.text, "database": path, "gold": q.gold, "form": q.form}

@@ -6,6 +6,7 @@ Where an answer hangs on a convention (`examples.sql.questions`) the reply follo
 and reaches the others by sampling. The app's own is never the most common one.
 """
 
+import itertools
 import random
 import sqlite3
 from collections.abc import Iterator
@@ -55,6 +56,25 @@ def demonstrate(rng: random.Random) -> Iterator[Demonstration]:
             for _ in range(6):
                 agent = _draw(AGENTS, rng)
                 yield _SHOW[agent](database, connection, schema, rng)
+
+
+def converse(rng: random.Random, length: int = 6) -> Iterator[Demonstration]:
+    """Conversations without end: several questions about one schema, each answered, the last by the reply.
+
+    The app holds no such conversation. They come first because they show many copies of each name close
+    together, and a model learns to copy from them several times as fast as from single questions.
+    """
+    while True:
+        database = generate_database("corpus", False, rng)
+        with closing(sqlite3.connect(":memory:")) as connection:
+            create_tables(database, connection)
+            schema = describe_schema(connection)
+        questions = [_any_question(database, rng) for _ in range(length)]
+        turns = write_prompt(schema, questions[0].text)
+        for question, after in itertools.pairwise(questions):
+            turns.append({"role": "assistant", "content": _first_query(question, database, rng)})
+            turns.append({"role": "user", "content": f"Question: {after.text}"})
+        yield Demonstration(turns, _first_query(questions[-1], database, rng))
 
 
 def _show_writing(

@@ -1,4 +1,4 @@
-"""The supervised warm start: next-token loss on the replies of demonstrations, Muon for matrices, AdamW for the rest."""
+"""The supervised warm start: next-token loss on replies, with Muon for matrices and AdamW for the rest."""
 
 import itertools
 import random
@@ -9,10 +9,7 @@ import torch
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from recipes.tiny.corpus import Demonstration, demonstrate
-
-IGNORED = -100
-"""The label of a token that carries no loss."""
+from recipes.tiny.corpus import Demonstration, converse, demonstrate
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +17,13 @@ class Recipe:
     """How the policy is built and trained. Every default was measured on one thread of a server CPU."""
 
     seed: int = 0
-    steps: int = 1500
+    steps: int = 1000
     batch_size: int = 32
     """Demonstrations in one step."""
+    conversation_steps: int = 400
+    """Steps on conversations before those on the app's own prompts."""
+    conversations: int = 10
+    """Conversations in one step."""
     muon_lr: float = 0.02
     """For matrices inside the layers."""
     adamw_lr: float = 3e-3
@@ -33,8 +34,8 @@ class Recipe:
     context: int = 2048
 
 
-Example = tuple[list[int], int]
-"""The token ids of a prompt and its reply, and the length of the prompt."""
+Example = tuple[list[int], list[bool]]
+"""The token ids of a demonstration, and which of them the assistant said."""
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
@@ -74,7 +75,7 @@ def train(
                 group["lr"] = rate * factor
         with torch.autocast("cpu", torch.bfloat16):  # 1.6 times as fast as float32, with the same loss
             loss = reply_loss(model, batch, tokenizer.pad_token_id)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
@@ -89,25 +90,33 @@ def encode(demonstration: Demonstration, tokenizer: PreTrainedTokenizerFast) -> 
         demonstration.messages, add_generation_prompt=True, return_dict=False
     )
     reply = tokenizer.encode(demonstration.reply, add_special_tokens=False)
-    return [*prompt, *reply, tokenizer.eos_token_id], len(prompt)
+    ids = [*prompt, *reply, tokenizer.eos_token_id]
+    opening = tokenizer.encode("<|im_start|>assistant\n")
+    said, speaking = [], False
+    for i, token in enumerate(ids):
+        said.append(speaking)
+        if token == tokenizer.eos_token_id:
+            speaking = False
+        elif ids[i + 1 - len(opening) : i + 1] == opening:
+            speaking = True
+    return ids, said
 
 
 def reply_loss(model: Qwen3ForCausalLM, batch: list[Example], pad: int) -> torch.Tensor:
-    """Mean negative log-likelihood of the tokens of the replies. Padding is on the right, out of causal sight."""
+    """Mean negative log-likelihood of the replies' tokens. Padding is on the right, out of causal sight."""
     width = max(len(ids) for ids, _ in batch)
     ids = torch.tensor([ids + [pad] * (width - len(ids)) for ids, _ in batch])  # (B, T)
-    labels = torch.tensor(
-        [[IGNORED] * start + ids[start:] + [IGNORED] * (width - len(ids)) for ids, start in batch]
-    )
+    said = torch.tensor([said + [False] * (width - len(said)) for _, said in batch])[:, 1:]
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]  # (B, T-1, H)
-    kept = labels[:, 1:] != IGNORED
-    return F.cross_entropy(model.lm_head(hidden[kept]), labels[:, 1:][kept])
+    return F.cross_entropy(model.lm_head(hidden[said]), ids[:, 1:][said])
 
 
 def _batches(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Iterator[list[Example]]:
     """Batches of examples of about one length, in random order, without end."""
     rng = random.Random(f"demonstrations {recipe.seed}")
-    demonstrations = demonstrate(rng)
+    conversations, demonstrations = converse(rng), demonstrate(rng)
+    for _ in range(recipe.conversation_steps):
+        yield [encode(next(conversations), tokenizer) for _ in range(recipe.conversations)]
     while True:
         pool = [encode(next(demonstrations), tokenizer) for _ in range(16 * recipe.batch_size)]
         pool.sort(key=lambda example: len(example[0]))

@@ -21,7 +21,9 @@ def run_app(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: list[Task], greedy: bool
 ) -> list[State]:
     """The final state of the app on each task."""
-    states: list[State] = [{"question": t["question"], "database": t["database"], "rewrites": 0} for t in tasks]
+    states: list[State] = [
+        {"question": t["question"], "database": t["database"], "rewrites": 0} for t in tasks
+    ]
     for state in states:
         state.update(read_schema(state))  # type: ignore[typeddict-item]
     asked = [write_prompt(state["schema"], state["question"]) for state in states]
@@ -44,7 +46,9 @@ def measure(
 ) -> dict[str, float]:
     """Execution match by form of question, and over all tasks under "all"."""
     states = run_app(model, tokenizer, tasks, greedy)
-    rewards = [execution_match(s["sql"], t["gold"], t["database"]) for s, t in zip(states, tasks, strict=True)]
+    rewards = [
+        execution_match(s["sql"], t["gold"], t["database"]) for s, t in zip(states, tasks, strict=True)
+    ]
     by_form: dict[str, list[float]] = defaultdict(list)
     for task, reward in zip(tasks, rewards, strict=True):
         by_form[task["form"]].append(reward)
@@ -61,6 +65,7 @@ def answer(
 ) -> list[str]:
     """A reply to each prompt, the most likely one or one sampled at temperature 1."""
     replies: list[str] = []
+    decoding: dict[str, Any] = {"do_sample": False} if greedy else {"do_sample": True, "top_k": 0}
     for start in range(0, len(prompts), batch_size):
         inputs: Any = tokenizer.apply_chat_template(
             prompts[start : start + batch_size],
@@ -69,7 +74,7 @@ def answer(
             return_tensors="pt",
             return_dict=True,
         )
-        out = model.generate(**inputs, max_new_tokens=64, do_sample=not greedy, top_k=0, top_p=1.0)
+        out = model.generate(**inputs, max_new_tokens=64, **decoding)
         new = out[:, inputs["input_ids"].shape[1] :]
         replies += tokenizer.batch_decode(new, skip_special_tokens=True)
     return replies

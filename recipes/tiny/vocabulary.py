@@ -1,4 +1,4 @@
-"""The tokenizer: byte-level BPE in which every piece of a name is one token, and a ChatML template in Qwen's form."""
+"""The tokenizer: byte-level BPE with one token for every piece of a name, and ChatML in Qwen's form."""
 
 from collections.abc import Iterable
 
@@ -18,9 +18,9 @@ TEMPLATE = """\
 {%- if tools %}
 {{- '<|im_start|>system\\n' }}
 {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
-{{- '# Tools\\n\\nYou may call one or more functions. Their signatures, within <tools></tools> tags:\\n<tools>' }}
+{{- '# Tools\\n\\nYou may call one or more functions. Their signatures, in <tools></tools> tags:\\n<tools>' }}
 {%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
-{{- '\\n</tools>\\n\\nFor each call, answer with its name and arguments as JSON within tags:\\n<tool_call>\\n' }}
+{{- '\\n</tools>\\n\\nFor each call, answer with its name and arguments as JSON in tags:\\n<tool_call>\\n' }}
 {{- '{"name": <name>, "arguments": <arguments>}\\n</tool_call><|im_end|>\\n' }}
 {%- elif messages[0].role == 'system' %}
 {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
@@ -45,6 +45,12 @@ TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
+
+
+def render(messages: list[dict[str, str]], reply: str) -> str:
+    """A conversation as text without special tokens, to learn a vocabulary from."""
+    turns = [f"{message['role']}\n{message['content']}\n" for message in messages]
+    return "".join(turns) + f"assistant\n{reply}"
 
 
 def train_tokenizer(texts: Iterable[str], size: int, context: int) -> PreTrainedTokenizerFast:
