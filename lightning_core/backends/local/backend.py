@@ -197,18 +197,19 @@ class LocalBackend:
         state = {
             "policy_version": self.policy_version,
             "updates": self._updates,
+            "optimizer_steps": parts.optimizer.steps,
             "model": str(self._source),
             "sampling": parts.upstream.sampling_state(),
         }
-        await self._work(lambda: parts.checkpoints.save(Path(folder), parts.optimizer.state(), state))
+        await self._work(lambda: parts.checkpoints.save(Path(folder), parts.optimizer.moments(), state))
 
     async def load(self, folder: Path) -> None:
         """Go on exactly where `save` was called. Raises ModelError if the folder does not fit."""
         parts = self._started
         await self._hold()
         try:
-            optimizer, state = await self._work(lambda: parts.checkpoints.load(Path(folder)))
-            parts.optimizer.load_state(optimizer)
+            moments, state = await self._work(lambda: parts.checkpoints.load(Path(folder)))
+            parts.optimizer.load(moments, state["optimizer_steps"])
             parts.upstream.load_sampling_state(state["sampling"])
             self._updates = state["updates"]
             await self._publish(state["policy_version"])

@@ -1,18 +1,18 @@
 """Checkpoints: a folder that appears whole or not at all.
 
-model/           a transformers folder (with LoRA: a peft adapter folder that names its base)
-optimizer.pt     AdamW's state and its step count
-state.json       policy version, update count, sampling state
+model/                a transformers folder (with LoRA: a peft adapter folder that names its base)
+moments.safetensors   AdamW's state
+state.json            policy version, counts, sampling state
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
 import tempfile
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from ...errors import ModelError
 from .policy import Policy
 
 WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
+MOMENTS, STATE = "moments.safetensors", "state.json"
 
 
 class Checkpoints:
@@ -34,7 +35,7 @@ class Checkpoints:
         self._policy = policy
         self._fixed: dict[str, bytes] | None = None
 
-    def save(self, folder: Path, optimizer: dict[str, Any], state: dict[str, Any]) -> None:
+    def save(self, folder: Path, moments: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
         """Write `folder`, replacing an older one of that name. Raises ModelError if the disk refuses."""
         folder = folder.absolute()
         partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
@@ -43,12 +44,10 @@ class Checkpoints:
             for left in folder.parent.glob(f".{folder.name}.*.partial"):
                 shutil.rmtree(left)  # by a process that was killed while it wrote
             (partial / "model").mkdir(parents=True)
-            for name, content in self._model_files().items():
-                _write(partial / "model" / name, content)
-            buffer = io.BytesIO()
-            torch.save(optimizer, buffer)
-            _write(partial / "optimizer.pt", buffer.getvalue())
-            _write(partial / "state.json", json.dumps(state).encode())
+            files = {f"model/{name}": content for name, content in self._model_files().items()}
+            files |= {MOMENTS: _bytes(moments), STATE: json.dumps(state).encode()}
+            with ThreadPoolExecutor(len(files)) as pool:  # each waits for the disk, so they wait together
+                list(pool.map(lambda name: _write(partial / name, files[name]), files))
             _swap(partial, folder)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
@@ -56,21 +55,21 @@ class Checkpoints:
                 f"can't write checkpoint {str(folder)!r}: {error}; free some space or choose another folder"
             ) from error
 
-    def load(self, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Put the folder's weights into the policy; returns (optimizer state, state).
+    def load(self, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Put the folder's weights into the policy; returns (moments, state).
 
         Raises ModelError naming the folder if a part is missing or does not fit.
         """
         try:
-            state = json.loads((folder / "state.json").read_text())
-            optimizer = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
+            state = json.loads((folder / STATE).read_text())
+            moments = load_file(folder / MOMENTS)
             self._put(folder / "model")
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise ModelError(
                 f"can't go on from checkpoint {str(folder)!r}: {error}; give a folder written by `save` "
                 "with the same model and the same lora options"
             ) from error
-        return optimizer, state
+        return moments, state
 
     def _put(self, folder: Path) -> None:
         policy = self._policy

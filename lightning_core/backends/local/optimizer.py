@@ -3,12 +3,10 @@ finite."""
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -163,23 +161,30 @@ class Optimizer:
     def _device(self) -> torch.device:
         return self._policy.parameters[0].device
 
-    def state(self) -> dict[str, Any]:
-        """What `load_state` needs to go on exactly."""
-        return {"adamw": self._adamw.state_dict(), "steps": self.steps}
+    def moments(self) -> dict[str, torch.Tensor]:
+        """AdamW's state, flat: with `steps` it is all that an exact continuation needs."""
+        states = self._adamw.state_dict()["state"]
+        return {f"{i}.{name}": value for i, state in states.items() for name, value in state.items()}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._adamw.load_state_dict(state["adamw"])
-        self.steps = int(state["steps"])
+    def load(self, moments: dict[str, torch.Tensor], steps: int) -> None:
+        """Go on from `moments()` and `steps`."""
+        states: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
+        for key, value in moments.items():
+            index, _, name = key.partition(".")
+            states[int(index)][name] = value.clone()
+        self._adamw.load_state_dict({**self._adamw.state_dict(), "state": dict(states)})
+        self.steps = steps
 
-    def _snapshot(self) -> tuple[list[torch.Tensor], dict[str, Any]]:
-        return [p.detach().clone() for p in self._policy.parameters], copy.deepcopy(self.state())
+    def _snapshot(self) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], int]:
+        weights = [p.detach().clone() for p in self._policy.parameters]
+        return weights, {name: value.clone() for name, value in self.moments().items()}, self.steps
 
     @torch.no_grad()
-    def _restore(self, before: tuple[list[torch.Tensor], dict[str, Any]]) -> None:
-        weights, state = before
+    def _restore(self, before: tuple[list[torch.Tensor], dict[str, torch.Tensor], int]) -> None:
+        weights, moments, steps = before
         for parameter, weight in zip(self._policy.parameters, weights, strict=True):
             parameter.copy_(weight)
-        self.load_state(state)
+        self.load(moments, steps)
 
 
 def _counts(packs: list[Pack], report: MergeReport) -> dict[str, float]:

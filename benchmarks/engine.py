@@ -1,0 +1,158 @@
+"""Engine tokens per second against `transformers.generate` at the same batch size: `python -m
+benchmarks.engine`.
+
+Random weights in the shape of the shipped model, one thread, requests whose prompts have 120 to 180 tokens.
+"equal": every reply has 40 tokens. "mixed": 20 to 60, as agents ask; generate runs each batch to its longest
+reply. "shared": mixed, and all prompts begin with the same 100 tokens. Each repeat runs all candidates after
+one another, so that what disturbs the machine disturbs them alike; a ratio is taken within a repeat.
+
+Left out: transformers' continuous batching (`generate_batch`). It runs on a CPU, at some 120 tokens/s here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from benchmarks.report import Row, publish
+from benchmarks.shapes import random_qwen3
+from lightning_core.backends.local.attention import use_plans
+from lightning_core.backends.local.completion import Completion, Options, Request
+from lightning_core.backends.local.decoder import Decoder, LlamaDecoder, NetworkDecoder
+from lightning_core.backends.local.engine import Engine, EngineOptions
+from lightning_core.backends.local.tuning import kv_shape
+
+CONTEXT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Prompts and how many tokens each reply has."""
+
+    prompts: list[list[int]]
+    replies: list[int]
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.replies)
+
+
+def make_load(kind: str, count: int, vocabulary: int, seed: int) -> Load:
+    """`count` requests of a kind: equal, mixed or shared."""
+    draw = random.Random(f"{kind}/{seed}")
+    common = [draw.randrange(5, vocabulary) for _ in range(100 if kind == "shared" else 0)]
+    prompts = [
+        common + [draw.randrange(5, vocabulary) for _ in range(draw.randrange(120, 180) - len(common))]
+        for _ in range(count)
+    ]
+    return Load(prompts, [40 if kind == "equal" else draw.randrange(20, 61) for _ in range(count)])
+
+
+def run_generate(network: PreTrainedModel, load: Load, batch: int) -> None:
+    """Left-padded static batches."""
+    for start in range(0, len(load.prompts), batch):
+        prompts = load.prompts[start : start + batch]
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
+        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+        new = max(load.replies[start : start + batch])
+        network.generate(
+            ids,
+            attention_mask=mask,
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=new,
+            min_new_tokens=new,
+            pad_token_id=0,
+        )
+
+
+def make_engine(decoder: Decoder, network: PreTrainedModel, batch: int) -> Engine:
+    """An engine that stops at no token, so that both sides make the same number."""
+    options = EngineOptions(max_batch=batch)
+    engine = Engine(decoder, kv_shape(network, torch.float32), frozenset(), options, 1)
+    engine.start()
+    return engine
+
+
+def run_engine(engine: Engine, load: Load) -> None:
+    """All requests at once, read to their end."""
+
+    async def one(index: int) -> None:
+        request = Request()
+        options = Options(max_tokens=load.replies[index], seed=str(index))
+        completion = Completion(load.prompts[index], options, request)
+        engine.submit(completion)
+        while not completion.finished:
+            await request.wait()
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(one(i) for i in range(len(load.prompts))))
+
+    asyncio.run(all_of_them())
+
+
+def speed(work: Callable[[], None], load: Load, *, cpu: bool) -> float:
+    """Sampled tokens per second: of this process's processors, or on the wall."""
+    now = time.process_time if cpu else time.perf_counter
+    started = now()
+    work()
+    return load.tokens / (now() - started)
+
+
+def measure(
+    folder: Path, kinds: list[str], batches: list[int], repeats: int, count: int, cpu: bool
+) -> list[Row]:
+    """A row for each kind and batch size; the engine starts every repeat with an empty prefix store."""
+    plain, planned = random_qwen3(folder), random_qwen3(folder)
+    use_plans(planned)
+    rows = []
+    for kind in kinds:
+        for batch in batches:
+            speeds: dict[str, list[float]] = {
+                name: [] for name in ("generate", "engine", "engine, general path")
+            }
+            for repeat in range(repeats):
+                load = make_load(kind, count, plain.config.vocab_size, repeat)
+                speeds["generate"].append(speed(partial(run_generate, plain, load, batch), load, cpu=cpu))
+                for name, decoder in (
+                    ("engine", LlamaDecoder(planned, torch.float32, CONTEXT)),
+                    ("engine, general path", NetworkDecoder(planned, torch.float32)),
+                ):
+                    engine = make_engine(decoder, planned, batch)
+                    speeds[name].append(speed(partial(run_engine, engine, load), load, cpu=cpu))
+                    engine.close()
+            rows.append(Row(f"{kind}, batch {batch}", "generate", speeds, "tokens/s"))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--batches", type=int, nargs="+", default=[8, 32, 64])
+    parser.add_argument("--kinds", nargs="+", default=["equal", "mixed", "shared"])
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="processor seconds, for a machine that is shared"
+    )
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as name:
+        rows = measure(Path(name), asked.kinds, asked.batches, asked.repeats, asked.requests, asked.cpu_time)
+    publish("engine", "Engine against transformers.generate", rows)
+
+
+if __name__ == "__main__":
+    main()
