@@ -56,7 +56,7 @@ class ModelServer:
     url: str = ""
     seen: list[Seen] = field(default_factory=list)
     gather: int = 0
-    """Hold all answers until so many requests wait at once (or 30 s have passed)."""
+    """Hold all answers until so many requests wait at once (or 90 s have passed)."""
     peak: int = 0
     """The most requests that waited at once."""
     _waiting: int = 0
@@ -97,7 +97,7 @@ class ModelServer:
         if self._waiting >= self.gather:
             self._together.set()
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(90):
                 await self._together.wait()
         except TimeoutError:
             self._together.set()

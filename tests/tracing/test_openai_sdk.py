@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import openai
 import pytest
@@ -286,7 +287,7 @@ def test_an_sdk_without_the_choke_point_is_refused_by_name(
         assert part in str(caught.value)
 
 
-def _options(url: str) -> object:
+def _options(url: str) -> Any:
     from openai._models import FinalRequestOptions
 
     return FinalRequestOptions.construct(

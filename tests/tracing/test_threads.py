@@ -30,7 +30,7 @@ def scope(rollout: str = "r1") -> Scope:
 def seen() -> tuple[str | None, str | None]:
     """The rollout and agent of the context this runs in."""
     here, who = current_scope(), current_agent()
-    return here and here.rollout_id, who and who.agent
+    return here.rollout_id if here else None, who.agent if who else None
 
 
 def in_thread(function: Callable[[], object]) -> object:
@@ -87,7 +87,12 @@ async def test_the_default_executor_of_a_loop_carries_them() -> None:
 
 def test_a_thread_that_outlives_its_rollout_belongs_to_none() -> None:
     ended, results = threading.Event(), []
-    thread = threading.Thread(target=lambda: (ended.wait(), results.append(seen())))
+
+    def outlive() -> None:
+        ended.wait()
+        results.append(seen())
+
+    thread = threading.Thread(target=outlive)
     with rollout_scope(scope()):
         thread.start()
     ended.set()

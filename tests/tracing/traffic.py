@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
 
@@ -36,12 +37,12 @@ async def open_clients() -> AsyncIterator[Clients]:
         ahttp = DefaultAsyncHttpxClient(limits=_unlimited(DefaultAsyncHttpxClient), verify=False)
         await stack.enter_async_context(ahttp)
         yield Clients(
-            OpenAI(api_key="none", http_client=http, timeout=120),
-            AsyncOpenAI(api_key="none", http_client=ahttp, timeout=120),
+            OpenAI(api_key="none", http_client=http, timeout=300),
+            AsyncOpenAI(api_key="none", http_client=ahttp, timeout=300),
         )
 
 
-def _unlimited(client: type) -> object:
+def _unlimited(client: type) -> Any:
     """The `Limits` of the HTTP library that this openai is built on (httpx or httpx2)."""
     library = __import__(next(base.__module__ for base in client.__mro__[1:]).partition(".")[0])
     return library.Limits(max_connections=None, max_keepalive_connections=None)
@@ -61,7 +62,7 @@ async def send(scope_for: Callable[[str], Scope], rollouts: int, calls: int, **m
     return rollouts * calls
 
 
-def _prompt(scope: Scope, name: str, number: int, marks: dict[str, object]) -> list[dict[str, str]]:
+def _prompt(scope: Scope, name: str, number: int, marks: dict[str, object]) -> Any:
     nonce = f"{scope.rollout_id}/{number}"
     # Every seventh call fails once, so that the SDK's own retry is among the traffic.
     fail = int(number % 7 == 0)
@@ -72,7 +73,7 @@ def _prompt(scope: Scope, name: str, number: int, marks: dict[str, object]) -> l
 def _call(client: OpenAI, scope: Scope, number: int, stream: bool, marks: dict[str, object]) -> None:
     name = AGENTS[number % len(AGENTS)]
     with agent(name):
-        answer = client.chat.completions.create(
+        answer: Any = client.chat.completions.create(
             model="any", messages=_prompt(scope, name, number, marks), stream=stream
         )
         for _ in answer if stream else ():
@@ -84,7 +85,7 @@ async def _acall(
 ) -> None:
     name = AGENTS[number % len(AGENTS)]
     with agent(name):
-        answer = await client.chat.completions.create(
+        answer: Any = await client.chat.completions.create(
             model="any", messages=_prompt(scope, name, number, marks), stream=stream
         )
         if stream:

@@ -173,12 +173,12 @@ def agent_in_node(llm: ChatOpenAI, aio: bool) -> Graph:
 
     def node(state: MessagesState) -> dict[str, Any]:
         sql.invoke({"messages": state["messages"]})
-        llm.invoke([HumanMessage(state["messages"][0].content + mark(agent="node"))])
+        llm.invoke([*state["messages"][:1], HumanMessage(mark(agent="node"))])
         return {}
 
     async def anode(state: MessagesState) -> dict[str, Any]:
         await sql.ainvoke({"messages": state["messages"]})
-        await llm.ainvoke([HumanMessage(state["messages"][0].content + mark(agent="node"))])
+        await llm.ainvoke([*state["messages"][:1], HumanMessage(mark(agent="node"))])
         return {}
 
     graph = StateGraph(MessagesState)

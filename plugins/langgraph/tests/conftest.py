@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from langchain_openai import ChatOpenAI
 from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
+from pydantic import SecretStr
 
 from lightning_core.plugins import load_plugins
 from lightning_core.tracing.openai_sdk import instrument
@@ -26,5 +27,5 @@ async def llm() -> AsyncIterator[ChatOpenAI]:
     with DefaultHttpxClient(verify=False) as http:
         async with DefaultAsyncHttpxClient(verify=False) as ahttp:
             yield ChatOpenAI(
-                model="any", api_key="none", http_client=http, http_async_client=ahttp, max_retries=2
+                model="any", api_key=SecretStr("none"), http_client=http, http_async_client=ahttp
             )

@@ -68,12 +68,11 @@ async def test_a_nodes_own_pool_is_named_after_it(gateway: ModelServer, llm: Cha
 
 
 async def test_every_retry_by_langchain_is_named(gateway: ModelServer, llm: ChatOpenAI) -> None:
-    once = llm.model_copy(update={"max_retries": 0})
     stubborn = ChatOpenAI(
         model="any",
-        api_key="none",
-        http_client=once.http_client,
-        http_async_client=once.http_async_client,
+        api_key=llm.openai_api_key,
+        http_client=llm.http_client,
+        http_async_client=llm.http_async_client,
         max_retries=0,
     ).with_retry(stop_after_attempt=3, wait_exponential_jitter=False)
 
