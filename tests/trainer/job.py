@@ -6,15 +6,15 @@ the training process, not how long Python takes to start.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
+import traceback
 from pathlib import Path
 
 import lightning_core as lightning
 
-STEPS, TASKS_PER_STEP, GROUP_SIZE = 10, 2, 4
+STEPS, TASKS_PER_STEP, GROUP_SIZE = 60, 2, 4
 CALLS_PER_ROLLOUT = 2
 
 
@@ -50,11 +50,12 @@ def fork_fit(folder: Path, kill_after: float | None) -> int:
     """Fit in a forked child, killed with SIGKILL after so many seconds; returns its wait status."""
     pid = os.fork()
     if pid == 0:
-        code = 1
-        with contextlib.suppress(BaseException):
+        try:
             fit(folder, resume=(folder / "lock").exists())
-            code = 0
-        os._exit(code)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
     if kill_after is not None:
         time.sleep(kill_after)
         os.kill(pid, signal.SIGKILL)

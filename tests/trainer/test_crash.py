@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import multiprocessing
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -33,9 +34,10 @@ def kill_and_resume(folder: Path, seed: int) -> None:
         importlib.import_module(name)
 
     draw = random.Random(seed)
-    for _ in range(KILLS):
-        if job.fork_fit(folder, kill_after=draw.uniform(0.2, 3.0)) == 0:
-            raise SystemExit("the job finished before it could be killed often enough")
+    for kill in range(KILLS):
+        status = job.fork_fit(folder, kill_after=draw.uniform(0.2, 3.0))
+        if not os.WIFSIGNALED(status):
+            raise SystemExit(f"kill {kill}: the job ended by itself, with status {status}")
     if job.fork_fit(folder, kill_after=None) != 0:
         raise SystemExit("the resumed job failed")
 
