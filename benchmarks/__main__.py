@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks import engine, gateway, imports, merging
+from benchmarks import engine, gateway, imports, merging, store, tagging
 
-for benchmark in (imports, gateway, engine, merging):
+for benchmark in (imports, tagging, gateway, engine, merging, store):
     print(f"\n== {benchmark.__name__} ==", flush=True)
     benchmark.main()

@@ -1,0 +1,175 @@
+"""The command as a person uses it: real processes, a real model, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import openai
+import pytest
+
+from lightning_core.cli import main
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).parent / "small_job.py"
+COMMAND = [sys.executable, "-m", "lightning_core.cli"]
+
+
+def run(*arguments: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160", **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a finished run, and what training said."""
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    done = run("train", SCRIPT, "--folder", folder, "--seed", 5)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stderr
+
+
+def test_train_leaves_a_policy_a_summary_and_a_curve(finished):
+    folder, said = finished
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["seed"], summary["steps"], summary["failures"]) == (5, 3, 0)
+    for part in ("before", "after"):
+        assert {"sampled", "greedy"} <= summary[part].keys()
+    assert summary["train_seconds"] > 0
+    assert summary["agents"]["writer"]["trained"] is True
+    assert summary["agents"]["critic"] == {
+        "trained": False,
+        "calls": 24,
+        "completion_tokens": summary["agents"]["critic"]["completion_tokens"],
+        "transitions_with_advantage": 0,
+    }
+    assert summary["versions"]["torch"]
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "policy" / "model.safetensors").exists()
+    assert "held-out success" in said
+    assert str(folder / "policy") in said.replace("\n", "")
+
+
+def test_runs_and_show_report_what_training_left(finished):
+    folder, _ = finished
+    listed = run("runs", folder.parent)
+    assert re.search(r"small .* 3 .* 5 ", listed.stdout), listed.stdout
+    shown = run("show", folder)
+    assert "3 steps" in shown.stdout
+    assert re.search(r"writer\s+│ yes", shown.stdout)
+    assert re.search(r"critic\s+│ no", shown.stdout)
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(finished):
+    folder, _ = finished
+    again = run("train", SCRIPT, "--folder", folder)
+    assert again.returncode == 1
+    assert "already holds a run" in again.stderr
+
+
+def test_resuming_with_another_seed_is_refused(finished):
+    folder, _ = finished
+    other = run("train", SCRIPT, "--folder", folder, "--resume", "--seed", 6)
+    assert other.returncode == 1
+    assert "another seed" in other.stderr
+
+
+def test_an_agent_nobody_has_seen_is_an_error_with_the_names_seen(tmp_path):
+    wrong = run("train", SCRIPT, "--folder", tmp_path / "run", "--agents", "writr,critic")
+    assert wrong.returncode == 1
+    assert "'writr'" in wrong.stderr
+    assert "'critic', 'writer'" in wrong.stderr
+
+
+def test_an_app_that_always_fails_stops_the_run_and_says_why(tmp_path):
+    broken = run("train", SCRIPT, "--folder", tmp_path / "run", SMALL_JOB_FAILS="1")
+    assert broken.returncode == 1
+    assert "TrainingError" in broken.stderr
+    assert "the app is broken today" in broken.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "nowhere.py"], "nowhere.py"),
+        (["train", SCRIPT, "--model", "/nowhere/model"], "/nowhere/model"),
+        (["train", SCRIPT, "--backend", "gpu"], "gpu"),
+        (["train", SCRIPT, "--store", "mysql://x"], "mysql"),
+        (["train", SCRIPT, "--resume", "--folder", "nowhere"], "nowhere"),
+        (["train", SCRIPT, "--steps", "-1"], "steps"),
+        (["show", "nowhere"], "nowhere"),
+    ],
+)
+def test_bad_input_is_one_message_that_names_it(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["agentlightning", *map(str, arguments)])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert words in capsys.readouterr().err
+
+
+def test_ctrl_c_is_clean_and_resume_goes_on(tmp_path):
+    folder = tmp_path / "run"
+    arguments = [*COMMAND, "train", str(SCRIPT), "--folder", str(folder), "--steps", "300"]
+    with subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        while not list((folder / "checkpoints").glob("step-*")):
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "--resume" in said
+    assert "Traceback" not in said
+    made = max(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))
+    resumed = run("train", SCRIPT, "--folder", folder, "--resume", "--steps", made + 2)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"resuming after step {made}" in resumed.stderr
+    assert json.loads((folder / "summary.json").read_text())["steps"] == made + 2
+
+
+def test_serve_answers_any_openai_client(tmp_path):
+    with subprocess.Popen(
+        [*COMMAND, "serve", "--port", "0"], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        url = ""
+        while not url:
+            line = process.stderr.readline()
+            assert line, "serve ended before it said where it listens"
+            found = re.search(r"OPENAI_BASE_URL=(\S+)", line)
+            url = found[1] if found else ""
+        with openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
+            reply = client.chat.completions.create(
+                model="policy", messages=[{"role": "user", "content": "hello"}], max_completion_tokens=4
+            )
+            assert reply.usage.completion_tokens <= 4
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+
+
+def test_plugins_lists_what_is_installed():
+    listed = run("plugins")
+    assert re.search(r"langgraph .* lightning_attach, lightning_who", listed.stdout), listed.stdout
+
+
+@pytest.mark.parametrize("verb", ["train", "serve", "runs", "show", "plugins"])
+def test_every_verb_explains_itself(verb, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["agentlightning", verb, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert len(capsys.readouterr().out) > 200
