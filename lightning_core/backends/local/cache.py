@@ -52,6 +52,11 @@ class Slots:
         self.flat_values = [v.view(-1, s.size) for v in self.values]
         self.head_offsets = torch.arange(s.heads, device=s.device) * capacity
 
+    @property
+    def row_bytes(self) -> int:
+        """Memory of one row at its present capacity."""
+        return self.capacity * self.shape.token_bytes
+
     def reserve(self, length: int) -> None:
         """Make room for sequences of `length` tokens, keeping what is there."""
         if length <= self.capacity:

@@ -1,9 +1,7 @@
 """The engine: one thread that samples for every request at once, step by step.
 
 Each step prefills prompts up to a budget of tokens and decodes one token of every reply under way, in one
-forward pass. Replies enter and leave between steps (continuous batching), first come first served. Rows 0 to
-B-1 decode; at most one more row holds a prompt that did not fit the last step's budget, so decoding reads one
-contiguous block.
+forward pass. Replies enter and leave between steps (continuous batching), first come first served.
 """
 
 from __future__ import annotations
@@ -24,7 +22,8 @@ from ...errors import GatewayError
 from .cache import Prefixes, Shape, Slots
 from .completion import Completion, Wakes
 from .decoder import Decoder
-from .plan import Run, StepPlan
+from .plan import StepPlan
+from .rows import Rows
 from .sampling import Draws, Sampler
 
 logger = logging.getLogger(__name__)
@@ -47,15 +46,6 @@ class EngineOptions:
     """How often the reader of a running reply is woken."""
 
 
-@dataclass(slots=True)
-class _Prompt:
-    """A row's prompt and how much of it is in the row."""
-
-    completion: Completion
-    row: int
-    done: int
-
-
 class Engine:
     """Samples replies in its own thread. Methods may be called from any thread."""
 
@@ -63,12 +53,15 @@ class Engine:
         self, decoder: Decoder, shape: Shape, stop_ids: frozenset[int], options: EngineOptions, threads: int
     ) -> None:
         self._decoder, self._stop_ids, self._options, self._threads = decoder, stop_ids, options, threads
-        self._slots = Slots(shape, options.max_batch)
-        self._prefixes = Prefixes(shape, max_bytes=options.prefix_bytes)
+        self._device = shape.device
+        self._rows = Rows(
+            Slots(shape, options.max_batch),
+            Prefixes(shape, max_bytes=options.prefix_bytes),
+            limit=options.max_batch,
+            max_bytes=options.slot_bytes,
+        )
         self._inbox: queue.SimpleQueue[Completion | Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: deque[Completion] = deque()
-        self._decoding: list[Completion] = []
-        self._partial: _Prompt | None = None
         self._sampler: Sampler | None = None
         self._wakes = Wakes(options.wake_seconds)
         self._held = False
@@ -83,12 +76,12 @@ class Engine:
     @property
     def hit_tokens(self) -> int:
         """Prompt tokens found in the prefix store."""
-        return self._prefixes.hit_tokens
+        return self._rows.prefixes.hit_tokens
 
     @property
     def running(self) -> int:
         """Rows in use."""
-        return len(self._decoding) + (self._partial is not None)
+        return len(self._rows)
 
     @property
     def waiting(self) -> int:
@@ -147,7 +140,7 @@ class Engine:
 
         def take() -> None:
             self._decoder.refresh(weights)
-            self._prefixes.clear()
+            self._rows.prefixes.clear()
             self.policy_version = policy_version
 
         return self.call(take)
@@ -196,154 +189,70 @@ class Engine:
             self._when_idle = []
 
     def _step(self) -> None:
-        self._drop_cancelled()
-        prompts = self._admit()
-        if not prompts and not self._decoding:
+        rows, budget = self._rows, self._options.prefill_tokens
+        if rows.drop_cancelled():
+            self._sampler = None
+        rows.admit(self._waiting, budget, self.policy_version, held=self._held)
+        if not len(rows):
             return
-        runs, finished = self._runs(prompts)
-        lengths = [len(c.prompt_ids) + len(c.ids) - 1 for c in self._decoding]
-        self._slots.reserve(max([n + 1 for n in lengths] + [r.start + r.count for r in runs]))
-        plan = StepPlan(self._slots, lengths, runs)
-        tokens = [c.ids[-1] for c in self._decoding]
-        keep = list(range(len(tokens)))
-        for prompt, run in zip(prompts, runs, strict=True):
+        runs, finished = rows.next_runs(budget)
+        lengths = rows.lengths()
+        rows.slots.reserve(max([n + 1 for n in lengths] + [r.start + r.count for r in runs]))
+        plan = StepPlan(rows.slots, lengths, runs)
+        tokens = [c.ids[-1] for c in rows.decoding]
+        keep = list(range(len(tokens)))  # rows of logits: every decoding reply, and each prompt's last token
+        for prompt, run in zip(rows.prompts, runs, strict=True):
             tokens += prompt.completion.prompt_ids[run.start : run.start + run.count]
-            if prompt in finished:
-                keep.append(len(tokens) - 1)
-        device = self._slots.shape.device
+            keep += [len(tokens) - 1] * (prompt.left == 0)
         logits = self._decoder.logits(
-            torch.tensor(tokens, device=device), plan.positions, plan, torch.tensor(keep, device=device)
+            torch.tensor(tokens, device=self._device),
+            plan.positions,
+            plan,
+            torch.tensor(keep, dtype=torch.int64, device=self._device),
         )
         self.steps += 1
         self.prefill_tokens += sum(run.count for run in runs)
-        self._partial = prompts[-1] if len(finished) < len(prompts) else None
-        self._promote(finished)
-        if self._decoding:
+        rows.promote(finished)
+        if finished:
+            self._sampler = None
+        if rows.decoding:
             self._take(self._draw(logits))
 
-    def _runs(self, prompts: list[_Prompt]) -> tuple[list[Run], list[_Prompt]]:
-        """This step's prompt tokens within the budget, and the prompts that it completes."""
-        left, runs, finished = self._options.prefill_tokens, [], []
-        for prompt in prompts:
-            count = min(left, len(prompt.completion.prompt_ids) - prompt.done)
-            runs.append(Run(prompt.row, prompt.done, count))
-            left -= count
-            prompt.done += count
-            if prompt.done == len(prompt.completion.prompt_ids):
-                finished.append(prompt)
-        return runs, finished
-
-    def _admit(self) -> list[_Prompt]:
-        """Prompts for this step, in order of arrival: the one left over, then new ones while budget lasts.
-
-        A prompt whose next block is being computed by another of this step waits for the next step and finds
-        it.
-        """
-        prompts = [self._partial] if self._partial else []
-        left = self._options.prefill_tokens - sum(len(p.completion.prompt_ids) - p.done for p in prompts)
-        computing = {self._missing(p.completion) for p in prompts} - {None}
-        deferred: list[Completion] = []
-        limit = self._row_limit()
-        while left > 0 and len(self._decoding) + len(prompts) < limit and self._waiting:
-            completion = self._waiting.popleft()
-            if completion.cancelled:
-                continue
-            if self._held and completion.request.policy_version is None:
-                deferred.append(completion)
-                continue
-            found, missing = self._prefixes.find(completion.prompt_ids)
-            if missing in computing:
-                deferred.append(completion)
-                continue
-            if missing is not None:
-                computing.add(missing)
-            row = len(self._decoding) + len(prompts)
-            self._slots.reserve(len(completion.prompt_ids) + 1)
-            done = self._prefixes.load(found, self._slots, row)
-            if completion.request.policy_version is None:
-                completion.request.policy_version = self.policy_version
-            prompts.append(_Prompt(completion, row, done))
-            left -= len(completion.prompt_ids) - done
-        self._waiting.extendleft(reversed(deferred))
-        return prompts
-
-    def _missing(self, completion: Completion) -> tuple[int, ...] | None:
-        return self._prefixes.find(completion.prompt_ids)[1]
-
-    def _row_limit(self) -> int:
-        row_bytes = self._slots.capacity * self._slots.shape.token_bytes
-        return max(1, min(self._options.max_batch, self._options.slot_bytes // row_bytes))
-
-    def _promote(self, finished: list[_Prompt]) -> None:
-        """Prompts that are complete start decoding; their rows follow the decoding ones in order."""
-        for prompt in finished:
-            self._prefixes.save(prompt.completion.prompt_ids, self._slots, prompt.row)
-            self._decoding.append(prompt.completion)
-            self._sampler = None
-
     def _draw(self, logits: torch.Tensor) -> Draws:
+        replies = self._rows.decoding
         if self._sampler is None:
-            options = [c.options for c in self._decoding]
-            self._sampler = Sampler(
-                [o.temperature for o in options],
-                [o.top_p for o in options],
-                [o.top_logprobs for o in options],
-                self._slots.shape.device,
-            )
-        return self._sampler.draw(logits, [c.random() for c in self._decoding])
+            self._sampler = Sampler([c.options for c in replies], self._device)
+        return self._sampler.draw(logits, [c.random() for c in replies])
 
     def _take(self, draws: Draws) -> None:
         """Append what was drawn, end what is finished, and wake the readers."""
+        replies = self._rows.decoding
         all_due = self._wakes.time_for_all(time.monotonic())
         ended = []
-        for row, completion in enumerate(self._decoding):
-            token = draws.ids[row]
+        for row, completion in enumerate(replies):
+            token, options = draws.ids[row], completion.options
             completion.logprobs.append(draws.logprobs[row])
-            if draws.best is not None and completion.options.top_logprobs:
-                completion.best.append(draws.best[row][: completion.options.top_logprobs])
+            if draws.best is not None and options.top_logprobs:
+                completion.best.append(draws.best[row][: options.top_logprobs])
             completion.ids.append(token)
             if token in self._stop_ids:
                 completion.finish_reason = "stop"
-            elif len(completion.ids) >= completion.options.max_tokens:
+            elif len(completion.ids) >= options.max_tokens:
                 completion.finish_reason = "length"
-            else:
-                if all_due or len(completion.ids) == 1:
-                    self._wakes.add(completion.request)
-                continue
-            ended.append(row)
-            self._wakes.add(completion.request)
-        self.sampled_tokens += len(self._decoding)
+            if completion.finish_reason is not None:
+                ended.append(row)
+            if all_due or len(completion.ids) == 1 or completion.finish_reason is not None:
+                self._wakes.add(completion.request)
+        self.sampled_tokens += len(replies)
         for row in reversed(ended):
-            self._leave(row)
-
-    def _leave(self, row: int) -> None:
-        """Free a decoding row: keep its blocks for a next turn, and close the gap with the last rows."""
-        completion = self._decoding[row]
-        ids = completion.prompt_ids + completion.ids[:-1]  # the last id was never run through the model
-        self._prefixes.save(ids, self._slots, row)
-        last = len(self._decoding) - 1
-        if row != last:
-            moved = self._decoding[last]
-            self._slots.move(last, row, len(moved.prompt_ids) + len(moved.ids) - 1)
-            self._decoding[row] = moved
-        self._decoding.pop()
-        if self._partial is not None:
-            self._slots.move(self._partial.row, last, self._partial.done)
-            self._partial.row = last
-        self._sampler = None
-
-    def _drop_cancelled(self) -> None:
-        for row in reversed(range(len(self._decoding))):
-            if self._decoding[row].cancelled:
-                self._leave(row)
-        if self._partial is not None and self._partial.completion.cancelled:
-            self._partial = None
+            self._rows.leave(row)
+            self._sampler = None
 
     def _fail_all(self, error: BaseException) -> None:
-        partial = [self._partial.completion] if self._partial else []
-        for completion in [*self._decoding, *partial, *self._waiting]:
+        for completion in [*self._rows.clear(), *self._waiting]:
             completion.error = error
             self._wakes.add(completion.request)
-        self._decoding, self._partial, self._sampler = [], None, None
+        self._rows.prefixes.clear()  # a block may have been entered and not filled
+        self._sampler = None
         self._waiting.clear()
         self._wakes.send()

@@ -83,39 +83,41 @@ class Optimizer:
 
     def _epoch(self, packs: list[Pack], algorithm: Algorithm) -> dict[str, float]:
         """One pass over the batch and one optimizer step."""
-        self._adamw.zero_grad(set_to_none=True)
-        sums: dict[str, float] = defaultdict(float)
-        gap = 0.0
-        for pack in packs:
-            tensors = to_tensors(pack, self._policy.groups, self._device)
-            entries, loss, metrics = self._loss(tensors, algorithm)
-            torch.autograd.backward(loss)
-            off = (entries.logprobs.detach() - entries.old_logprobs).abs()
-            gap = max(gap, float(off.max()))
-            for name, value in {
-                "loss": loss,
-                "gap": off.sum(),
-                "old": entries.old_logprobs.sum(),
-                **metrics,
-            }.items():
-                sums[name] += float(value.detach())
+        metrics = self.accumulate(packs, algorithm)
         norm = float(torch.nn.utils.clip_grad_norm_(self._policy.parameters, self._options.max_grad_norm))
-        if not math.isfinite(norm) or not math.isfinite(sums["loss"]):
+        if not math.isfinite(norm) or not math.isfinite(metrics["loss"]):
             self._adamw.zero_grad(set_to_none=True)
             raise TrainingError(
-                f"the gradient is not finite (norm {norm}, loss {sums['loss']}), so the weights were left as "
-                "they were; look for non-finite rewards or advantages, or lower the learning rate"
+                f"the gradient is not finite (norm {norm}, loss {metrics['loss']}), so the weights were left "
+                "as they were; look for non-finite rewards or advantages, or lower the learning rate"
             )
-        rate = self._step()
+        return {**metrics, "grad_norm": norm, "learning_rate": self._step()}
+
+    def accumulate(self, packs: list[Pack], algorithm: Algorithm) -> dict[str, float]:
+        """The gradient of the whole batch in the parameters' `grad`; returns the loss and its metrics.
+
+        `sampled_entropy` is minus the mean recorded logprob, an estimate of the entropy of what was sampled.
+        `logprob_gap_*` is how far the recorded logprobs are from those of this forward pass.
+        """
+        self._adamw.zero_grad(set_to_none=True)
+        sums: dict[str, float] = defaultdict(float)
+        old = gap = furthest = 0.0
+        for pack in packs:
+            entries, loss, metrics = self._loss(
+                to_tensors(pack, self._policy.groups, self._device), algorithm
+            )
+            torch.autograd.backward(loss)
+            for name, value in {"loss": loss, **metrics}.items():
+                sums[name] += float(value.detach())
+            apart = (entries.logprobs.detach() - entries.old_logprobs).abs()
+            old, gap = old + float(entries.old_logprobs.sum()), gap + float(apart.sum())
+            furthest = max(furthest, float(apart.max()))
         count = sum(len(pack.targets) for pack in packs)
-        sampled, distance = -sums.pop("old") / count, sums.pop("gap") / count
         return {
             **sums,
-            "grad_norm": norm,
-            "learning_rate": rate,
-            "sampled_entropy": sampled,
-            "logprob_gap_mean": distance,
-            "logprob_gap_max": gap,
+            "sampled_entropy": -old / count,
+            "logprob_gap_mean": gap / count,
+            "logprob_gap_max": furthest,
         }
 
     def _loss(

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .completion import Options
+
 BELOW_ONE = 1.0 - 2.0**-20
 """Keeps a point below the last cumulative sum in float32, where 0.99999999 would round to 1."""
 
@@ -25,17 +27,16 @@ class Draws:
 class Sampler:
     """The sampling settings of N rows as tensors; made anew only when the rows change."""
 
-    def __init__(
-        self, temperatures: list[float], top_ps: list[float], top_logprobs: list[int], device: torch.device
-    ) -> None:
+    def __init__(self, options: list[Options], device: torch.device) -> None:
         self._device = device
-        greedy = [t == 0.0 for t in temperatures]
+        greedy = [o.temperature == 0.0 for o in options]
         self._all_greedy, self._any_greedy = all(greedy), any(greedy)
         self._greedy = torch.tensor(greedy, device=device)[:, None]
-        scales = [1.0 if g else t for t, g in zip(temperatures, greedy, strict=True)]
+        scales = [o.temperature or 1.0 for o in options]
         self._scales = None if set(scales) == {1.0} else torch.tensor(scales, device=device)[:, None]
+        top_ps = [o.top_p for o in options]
         self._top_p = torch.tensor(top_ps, device=device)[:, None] if min(top_ps) < 1.0 else None
-        self._best = max(top_logprobs)
+        self._best = max(o.top_logprobs for o in options)
 
     def draw(self, logits: torch.Tensor, uniforms: list[float]) -> Draws:
         """logits (N, V), one number in [0, 1) for each row → the drawn ids.

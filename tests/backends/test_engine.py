@@ -1,0 +1,275 @@
+"""The engine's laws, on real models in a real thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from lightning_core.backends.local.attention import use_plans
+from lightning_core.backends.local.completion import Completion, Options, Request
+from lightning_core.backends.local.decoder import LlamaDecoder, NetworkDecoder, make_decoder
+from lightning_core.backends.local.engine import Engine, EngineOptions
+from lightning_core.backends.local.model import load_model
+from lightning_core.backends.local.tuning import kv_shape
+from lightning_core.errors import GatewayError
+from tests.backends.models import make_network
+from tests.backends.serving import ask, ask_all, plain_logprobs, serving, user
+
+
+def load_plain(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def start_engine(folder: Path, **options: Any) -> Engine:
+    """An engine that stops at no token."""
+    model = load_model(folder, device="cpu")
+    decoder = make_decoder(model.network, torch.float32, model.context)
+    engine = Engine(decoder, kv_shape(model.network, torch.float32), frozenset(), EngineOptions(**options), 1)
+    engine.start()
+    return engine
+
+
+async def read(completion: Completion) -> list[int]:
+    while not completion.finished:
+        await completion.request.wait()
+    if completion.error is not None:
+        raise completion.error
+    return completion.ids
+
+
+def submit(engine: Engine, prompt: list[int], tokens: int, **options: Any) -> Completion:
+    completion = Completion(prompt, Options(max_tokens=tokens, **options), Request())
+    engine.submit(completion)
+    return completion
+
+
+async def test_greedy_replies_equal_generate_token_by_token_with_mixed_lengths_and_reused_prefixes(
+    folder: Path,
+) -> None:
+    network = load_plain(folder)
+    texts = [
+        "hi",
+        "the lazy dog " * 9,
+        "the lazy dog " * 9 + "jumps",
+        "SELECT name " * 3,
+        "the lazy dog " * 4,
+    ]
+    async with serving(folder, max_batch=4) as backend:
+        for _ in range(2):
+            replies = await asyncio.gather(*(ask(backend, t, max_tokens=24, temperature=0.0) for t in texts))
+            for reply in replies:
+                prompt = torch.tensor([reply.prompt_ids])
+                wanted = network.generate(
+                    prompt,
+                    attention_mask=torch.ones_like(prompt),
+                    do_sample=False,
+                    max_new_tokens=24,
+                    pad_token_id=0,
+                )
+                assert reply.ids == wanted[0, prompt.shape[1] :].tolist()
+        assert backend.engine.hit_tokens > 100
+
+
+async def test_sampled_logprobs_equal_a_plain_forward_at_the_temperature(folder: Path) -> None:
+    network = load_plain(folder)
+    async with serving(folder) as backend:
+        for temperature in (1.0, 0.7, 1.8):
+            asked = [ask(backend, f"dog {i}", max_tokens=20, temperature=temperature) for i in range(6)]
+            for reply in await asyncio.gather(*asked):
+                wanted = plain_logprobs(network, reply.prompt_ids, reply.ids, temperature)
+                assert reply.logprobs == pytest.approx(wanted, abs=1e-4)
+
+
+async def test_logprobs_are_of_the_full_distribution_whatever_top_p_cuts_off(qwen: Path) -> None:
+    network = load_plain(qwen)
+    async with serving(qwen) as backend:
+        reply = await ask(backend, "fox", max_tokens=20, top_p=0.3)
+        assert reply.logprobs == pytest.approx(plain_logprobs(network, reply.prompt_ids, reply.ids), abs=1e-4)
+
+
+async def test_the_best_alternatives_are_ordered_and_hold_the_greedy_token(qwen: Path) -> None:
+    async with serving(qwen) as backend:
+        reply = await ask(backend, "fox", max_tokens=5, temperature=0.0, top_logprobs=3)
+        for token, logprob, best in zip(reply.ids, reply.logprobs, reply.best, strict=True):
+            assert len(best) == 3
+            assert best[0] == (token, pytest.approx(logprob, abs=1e-5))
+            assert [p for _, p in best] == sorted((p for _, p in best), reverse=True)
+
+
+async def test_a_seed_gives_the_same_reply_alone_and_in_company(qwen: Path) -> None:
+    async with serving(qwen) as backend:
+        alone = await ask(backend, "fox", max_tokens=16, seed=7)
+        company = [ask(backend, f"dog {i}", max_tokens=16) for i in range(9)]
+        again, other, *_ = await asyncio.gather(
+            ask(backend, "fox", max_tokens=16, seed=7), ask(backend, "fox", max_tokens=16, seed=8), *company
+        )
+        assert again.ids == alone.ids
+        assert other.ids != alone.ids
+
+
+async def test_choices_of_one_request_differ_and_each_is_complete(qwen: Path) -> None:
+    async with serving(qwen) as backend:
+        replies = await ask_all(backend, user("fox"), max_tokens=12, n=5, seed=1)
+        assert all(r.finish_reason in ("stop", "length") for r in replies)
+        assert len({tuple(r.ids) for r in replies}) > 1
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_the_fused_decoder_equals_the_network(kind: str) -> None:
+    network = make_network(kind, 300).eval()
+    use_plans(network)
+    tokens = torch.tensor([5, 9, 20, 7, 250, 33])
+    keep = torch.tensor([2, 5])
+    results = []
+    for decoder in (LlamaDecoder(network, torch.float32, 64), NetworkDecoder(network, torch.float32)):
+        plan = _Causal()
+        with torch.no_grad():
+            results.append(decoder.logits(tokens, torch.arange(6), plan, keep))
+    torch.testing.assert_close(results[0], results[1], atol=1e-4, rtol=1e-4)
+
+
+class _Causal:
+    """Plain causal attention over one sequence."""
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
+        out = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scale, enable_gqa=True
+        )
+        return out[0].transpose(0, 1)
+
+
+async def test_three_hundred_requests_are_served_in_order_of_arrival(qwen: Path) -> None:
+    engine = start_engine(qwen, max_batch=16, prefill_tokens=64)
+    order: list[int] = []
+
+    async def one(index: int) -> None:
+        await read(submit(engine, [5 + index % 7, 9, 11], 6, seed=str(index)))
+        order.append(index)
+
+    await asyncio.gather(*(one(i) for i in range(300)))
+    place = {index: at for at, index in enumerate(order)}
+    assert len(order) == 300
+    assert all(place[i] < place[j] for i in range(300) for j in range(i + 32, 300))
+    engine.close()
+
+
+async def test_a_long_prompt_does_not_stop_the_replies_under_way(qwen: Path) -> None:
+    engine = start_engine(qwen, prefill_tokens=16)
+    await asyncio.wrap_future(engine.hold())
+    short = submit(engine, [5, 6, 7], 20)
+    long = submit(engine, [8 + i % 50 for i in range(400)], 2)  # 26 steps of prefill
+    engine.release()
+    assert len(await read(long)) == 2
+    assert len(await read(short)) == 20
+    assert engine.steps == 27  # and not 20 more: the short reply was made meanwhile
+    engine.close()
+
+
+async def test_a_failing_step_ends_its_requests_with_the_error_and_the_next_are_served(qwen: Path) -> None:
+    engine = start_engine(qwen)
+    with pytest.raises(IndexError):
+        await read(submit(engine, [10**6], 3))
+    assert len(await read(submit(engine, [5], 3))) == 3
+    engine.close()
+
+
+async def test_a_prompt_over_several_steps_gives_what_it_gives_in_one(qwen: Path) -> None:
+    prompt = [8 + i * 7 % 90 for i in range(200)]
+    replies = []
+    for budget in (512, 48, 7):
+        engine = start_engine(qwen, prefill_tokens=budget)
+        company = [submit(engine, [9, 8 + i], 30, seed=str(i)) for i in range(5)]
+        replies.append(await read(submit(engine, prompt, 20, temperature=0.0)))
+        for completion in company:
+            await read(completion)
+        engine.close()
+    assert replies[0] == replies[1] == replies[2]
+
+
+async def test_a_cancelled_request_frees_its_row_for_the_next(qwen: Path) -> None:
+    async with serving(qwen, max_batch=1) as backend:
+        generation = await backend.upstream.chat(_request("first", max_tokens=400))
+        async for _ in generation:
+            break
+        waiting = await backend.upstream.chat(_request("never read", max_tokens=400))
+        await waiting.aclose()
+        await generation.aclose()
+        reply = await ask(backend, "second", max_tokens=4)
+        assert len(reply.ids) <= 4
+        assert backend.engine.running == backend.engine.waiting == 0
+
+
+def _request(text: str, **options: Any) -> Any:
+    from lightning_core.gateway.upstream import ChatRequest
+
+    return ChatRequest(user(text), **options)
+
+
+async def test_equal_prompts_of_a_group_are_computed_once(qwen: Path) -> None:
+    engine = start_engine(qwen)
+    prompt = [8 + i % 40 for i in range(97)]
+    await asyncio.gather(*(read(submit(engine, prompt, 3, seed=str(i))) for i in range(8)))
+    assert engine.prefill_tokens == 97 + 7  # the others find 96 tokens in whole blocks
+    engine.close()
+
+
+async def test_the_prefix_store_stays_within_its_memory_and_still_gives_right_replies(qwen: Path) -> None:
+    shape = kv_shape(load_model(qwen, device="cpu").network, torch.float32)
+    small, plain = (start_engine(qwen, prefix_bytes=b) for b in (5 * 16 * shape.token_bytes, 0))
+    prompts = [[5 + p, *(8 + i % (20 + p) for i in range(60))] for p in range(6)]
+    for _ in range(2):
+        for prompt in prompts:
+            wanted = await read(submit(plain, prompt, 20, temperature=0.0))
+            assert await read(submit(small, prompt, 20, temperature=0.0)) == wanted
+    assert plain.hit_tokens == 0
+    small.close()
+    plain.close()
+
+
+async def test_rows_grow_past_their_first_capacity_without_losing_a_token(qwen: Path) -> None:
+    network = load_plain(qwen)
+    engine = start_engine(qwen)
+    prompt = [5, 9, 12]
+    ids = await read(submit(engine, prompt, 400, temperature=0.0))
+    wanted = network.generate(
+        torch.tensor([prompt]), attention_mask=torch.ones(1, 3), do_sample=False, max_new_tokens=400,
+        eos_token_id=-1, pad_token_id=0,
+    )  # fmt: skip
+    assert ids == wanted[0, 3:].tolist()
+    engine.close()
+
+
+async def test_readers_on_several_event_loops_are_all_served(qwen: Path) -> None:
+    async with serving(qwen) as backend:
+        lengths: list[int] = []
+
+        def other_loop() -> None:
+            lengths.append(len(asyncio.run(ask(backend, "hello", max_tokens=5)).ids))
+
+        threads = [threading.Thread(target=other_loop) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            await asyncio.to_thread(thread.join)
+        assert len(lengths) == 4
+
+
+async def test_a_closed_engine_ends_its_requests_and_refuses_new_ones(qwen: Path) -> None:
+    engine = start_engine(qwen)
+    completion = submit(engine, [5, 6], 500)
+    while not completion.ids:
+        await completion.request.wait()
+    await asyncio.to_thread(engine.close)
+    with pytest.raises(GatewayError, match="closed"):
+        await read(completion)
+    with pytest.raises(GatewayError, match="not running"):
+        submit(engine, [5, 6], 5)
