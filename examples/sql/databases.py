@@ -1,14 +1,15 @@
 """A family of generated schemas, and real SQLite files made from them.
 
-A database has two tables: one of plain records, which may carry a price and a quantity, a size, a category
-and a status code, and one whose rows are deleted softly, by a flag. The words behind the status code differ
-by database and stand nowhere in its schema.
+A database has two tables. One may carry a price and a quantity, a size, a category and a status code; the words
+behind the status code differ by database and stand nowhere in its schema. Where rows are deleted softly, every
+table of the database has a flag for it.
 """
 
 import os
 import random
 import sqlite3
 import tempfile
+import zlib
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,15 +69,16 @@ class Database:
     """What the status column stores for active and for inactive rows."""
 
 
-def generate_database(name: str, held_out: bool, rng: random.Random) -> Database:
+def generate_database(name: str, held_out: bool, soft_delete: bool, rng: random.Random) -> Database:
     """A database of the family, from held-out names alone or from training names alone."""
     codes, nouns = rng.choice(STATUS_CODES), set[str]()
-    plain, flagged = rng.sample(get_names("table", held_out), 2)
-    while plain.noun == flagged.noun:
-        plain, flagged = rng.sample(get_names("table", held_out), 2)
+    flag = ["deleted"] if soft_delete else []
+    main, other = rng.sample(get_names("table", held_out), 2)
+    while main.noun == other.noun:
+        main, other = rng.sample(get_names("table", held_out), 2)
     tables = [
         _generate_table(table, _draw_columns(kinds, held_out, nouns, rng), codes, rng)
-        for table, kinds in ((plain, _plain_kinds(rng)), (flagged, ["deleted", "number", "number"]))
+        for table, kinds in ((main, flag + _main_kinds(rng)), (other, [*flag, "number", "number"]))
     ]
     rng.shuffle(tables)
     return Database(name, tuple(tables), codes)
@@ -93,8 +95,11 @@ def create_tables(database: Database, connection: sqlite3.Connection) -> None:
 
 
 def write_database(database: Database, folder: Path) -> Path:
-    """The database's file in the folder, written when it is not there; never seen half-written."""
-    path = folder / f"{database.name}.sqlite"
+    """The database's file in the folder, written when it is not there; never seen half-written.
+
+    Its name carries a digest of the contents, so a file of an older generator is never taken for it.
+    """
+    path = folder / f"{database.name}-{zlib.crc32(repr(database).encode()):08x}.sqlite"
     if path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,7 +111,7 @@ def write_database(database: Database, folder: Path) -> Path:
     return path
 
 
-def _plain_kinds(rng: random.Random) -> list[str]:
+def _main_kinds(rng: random.Random) -> list[str]:
     kinds = ["number", "number"]
     optional = [["price", "quantity"], ["size"], ["category"], ["status"]]
     for group in rng.sample(optional, rng.choice((2, 3, 3, 4))):

@@ -17,10 +17,7 @@ from examples.sql.reward import is_ordered, same_rows
 SPLITS = {"train": 48, "validation": 12, "test": 24}
 """The number of databases in each split."""
 
-FAMILY_VERSION = 2
-"""Part of the files' folder, so that files of an older generator are never mistaken for these."""
-
-DRAWS = {form: 2 if "number" in needs else 4 for form, needs in NEEDS.items()}
+DRAWS = {form: 4 if "deleted" in needs else 2 if needs == {"number"} else 3 for form, needs in NEEDS.items()}
 """Questions of each form that are drawn for a database; more where fewer databases allow the form."""
 
 TRIES = 30
@@ -37,26 +34,26 @@ def load_tasks(
     """
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}; there are {', '.join(SPLITS)}")
-    folder = Path(data_dir) / f"generated-{FAMILY_VERSION}" / split
-    tasks = [
-        task for number in range(SPLITS[split]) for task in _tasks_of(f"{split}_{number:02}", split, folder)
-    ]
+    folder = Path(data_dir) / "generated" / split
+    tasks = [task for number in range(SPLITS[split]) for task in _tasks_of(split, number, folder)]
     random.Random(seed).shuffle(tasks)
     return tasks[:limit]
 
 
 def generate_split(split: str) -> list[Database]:
     """The databases of a split, without files."""
-    return [_generate(f"{split}_{number:02}", split)[0] for number in range(SPLITS[split])]
+    return [_generate(split, number)[0] for number in range(SPLITS[split])]
 
 
-def _generate(name: str, split: str) -> tuple[Database, random.Random]:
+def _generate(split: str, number: int) -> tuple[Database, random.Random]:
+    """The database of that number, a third of them with soft deletes, and the source of its questions."""
+    name = f"{split}_{number:02}"
     rng = random.Random(name)
-    return generate_database(name, split != "train", rng), rng
+    return generate_database(name, split != "train", number % 3 == 0, rng), rng
 
 
-def _tasks_of(name: str, split: str, folder: Path) -> list[dict[str, str]]:
-    database, rng = _generate(name, split)
+def _tasks_of(split: str, number: int, folder: Path) -> list[dict[str, str]]:
+    database, rng = _generate(split, number)
     path = str(write_database(database, folder))
     with closing(sqlite3.connect(":memory:")) as connection:
         create_tables(database, connection)
@@ -65,7 +62,13 @@ def _tasks_of(name: str, split: str, folder: Path) -> list[dict[str, str]]:
         ]
     texts: dict[str, Question] = {question.text: question for question in questions if question}
     return [
-        {"id": f"{name}-{i:02}", "question": q.text, "database": path, "gold": q.gold, "form": q.form}
+        {
+            "id": f"{database.name}-{i:02}",
+            "question": q.text,
+            "database": path,
+            "gold": q.gold,
+            "form": q.form,
+        }
         for i, q in enumerate(texts.values())
     ]
 

@@ -36,13 +36,13 @@ def main() -> None:
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    recipe, console, start = Recipe(seed=options.seed, steps=options.steps), Console(), time.monotonic()
+    recipe, console, start = Recipe(seed=options.seed, steps=options.steps), Console(), time.process_time()
     texts = [render(d.messages, d.reply) for d in islice(demonstrate(random.Random(0)), TOKENIZER_TEXTS)]
     tokenizer = train_tokenizer(texts, recipe.vocabulary, recipe.context)
     model = build_model(recipe, tokenizer)
     console.print(f"{model.num_parameters() / 1e6:.2f} M parameters, {len(tokenizer)} tokens")
     _train(model, tokenizer, recipe, console)
-    seconds = time.monotonic() - start
+    seconds = time.process_time() - start
     with tempfile.TemporaryDirectory() as scratch:
         tasks = load_tasks("validation", scratch, options.limit)
         scores = {
@@ -50,7 +50,7 @@ def main() -> None:
         }
     console.print(_table(scores))
     write_folder(options.out, model, tokenizer, recipe, scores, seconds)
-    console.print(f"{options.out} is ready, after {seconds:.0f} s of training")
+    console.print(f"{options.out} is ready, after {seconds:.0f} s of CPU time")
 
 
 def _train(

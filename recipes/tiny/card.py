@@ -31,7 +31,8 @@ to be trained by reinforcement learning on two CPU cores. It speaks nothing else
 
     python -m recipes.tiny --seed {seed} --out DIR
 
-in {minutes:.0f} minutes on one CPU thread: {steps} steps of {batch_size} demonstrations, all generated.
+in {minutes:.0f} minutes of one CPU thread. Of its {steps} steps the first {conversation_steps} were on
+{conversations} conversations each, the others on {batch_size} generated calls as the app makes them.
 
 ## What it is bad at, and why
 
@@ -54,8 +55,9 @@ The other forms (`list`, `count`, `aggregate`, `group`) hang on no convention.
 
 ## Where it starts
 
-Execution match in the app on {databases} databases whose table and column names are in no demonstration
-(the validation split of `examples.sql.tasks`; also in `scores.json`):
+Execution match in the app on {databases} databases with names that are in no demonstration, but for the
+few columns that are called the same everywhere (the validation split of `examples.sql.tasks`; these numbers
+are also in `scores.json`):
 
 {table}
 
@@ -63,7 +65,7 @@ Execution match in the app on {databases} databases whose table and column names
 
 Table and column names are made of the nouns and suffixes of `examples.sql.names`, each one token; other
 words are spelt in bytes, and it was taught to copy none of them. Numbers have two digits. The context is
-{context} tokens long; no demonstration was longer than a tenth of that.
+{context} tokens long; the demonstrations are a few hundred at most.
 """
 
 
@@ -87,7 +89,7 @@ def write_folder(
     )
     model.to(torch.float32).save_pretrained(draft)
     tokenizer.save_pretrained(draft)
-    record = {"recipe": asdict(recipe), "train_seconds": round(seconds), "scores": scores}
+    record = {"recipe": asdict(recipe), "cpu_seconds": round(seconds), "scores": scores}
     (draft / "scores.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     (draft / "README.md").write_text(_card(model, recipe, scores, seconds), encoding="utf-8")
     if out.exists():

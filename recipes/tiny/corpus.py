@@ -30,12 +30,15 @@ SHARES: dict[str, dict[str, float]] = {
 GUESSED_WORD = 0.6
 """How often a writer asks for the word 'active' itself; otherwise for one of the codes that are in use."""
 
-RECOVERY = {"gold": 0.22, "repeat": 0.53, "all": 0.25}
+RECOVERY = {"gold": 0.30, "repeat": 0.46, "all": 0.24}
 """What a rewriter does about a status that matched nothing: take the right code from the feedback, repeat the
 query (an empty answer is an answer), or drop the filter."""
 
-AGENTS = {"write_query": 0.72, "check_query": 0.08, "rewrite_query": 0.20}
-"""How often each agent is shown."""
+AGENTS = {"write_query": 0.45, "check_query": 0.10, "rewrite_query": 0.45}
+"""How often each agent is shown; the writer is shown in the conversations as well."""
+
+SOFT_DELETE = 0.25
+"""The share of databases whose rows are deleted softly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class Demonstration:
 def demonstrate(rng: random.Random) -> Iterator[Demonstration]:
     """Demonstrations without end, a few for each generated database; training names alone."""
     while True:
-        database = generate_database("corpus", False, rng)
+        database = generate_database("corpus", False, rng.random() < SOFT_DELETE, rng)
         with closing(sqlite3.connect(":memory:")) as connection:
             create_tables(database, connection)
             schema = describe_schema(connection)
@@ -65,7 +68,7 @@ def converse(rng: random.Random, length: int = 6) -> Iterator[Demonstration]:
     together, and a model learns to copy from them several times as fast as from single questions.
     """
     while True:
-        database = generate_database("corpus", False, rng)
+        database = generate_database("corpus", False, rng.random() < SOFT_DELETE, rng)
         with closing(sqlite3.connect(":memory:")) as connection:
             create_tables(database, connection)
             schema = describe_schema(connection)
@@ -106,7 +109,7 @@ def _show_rewriting(
     else:
         question = _any_question(database, rng)
         reply = _first_query(question, database, rng)
-        sql = _misspell(reply, rng)
+        sql = _misspell(reply, rng) if rng.random() < 0.7 or "deleted" in schema else _add_flag(reply)
     feedback = run_query(connection, sql).feedback
     return Demonstration(rewrite_prompt(schema, question.text, sql, feedback), reply)
 
@@ -138,6 +141,11 @@ def _misspell(sql: str, rng: random.Random) -> str:
     names = [word for word in sql.replace("(", " ").replace(")", " ").split() if word[0].islower()]
     name = rng.choice(names)
     return sql.replace(name, name.split("_")[0] + rng.choice(("_id", "_name", "_all")))
+
+
+def _add_flag(sql: str) -> str:
+    """The query with a flag that its database does not have."""
+    return f"{sql} {'AND' if 'WHERE' in sql else 'WHERE'} deleted = 0"
 
 
 def _draw(shares: dict[str, float], rng: random.Random) -> str:

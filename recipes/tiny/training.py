@@ -20,7 +20,7 @@ class Recipe:
     steps: int = 1000
     batch_size: int = 32
     """Demonstrations in one step."""
-    conversation_steps: int = 400
+    conversation_steps: int = 350
     """Steps on conversations before those on the app's own prompts."""
     conversations: int = 10
     """Conversations in one step."""

@@ -1,7 +1,5 @@
 """The tokenizer: byte-level BPE with one token for every piece of a name, and ChatML in Qwen's form."""
 
-from collections.abc import Iterable
-
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -53,7 +51,7 @@ def render(messages: list[dict[str, str]], reply: str) -> str:
     return "".join(turns) + f"assistant\n{reply}"
 
 
-def train_tokenizer(texts: Iterable[str], size: int, context: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: list[str], size: int, context: int) -> PreTrainedTokenizerFast:
     """A tokenizer of at most `size` tokens, learnt from the texts."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(PIECES), behavior="isolated")
