@@ -1,8 +1,8 @@
 """A family of generated schemas, and real SQLite files made from them.
 
-A database has two tables. One may carry a price and a quantity, a size, a category and a status code; the words
-behind the status code differ by database and stand nowhere in its schema. Where rows are deleted softly, every
-table of the database has a flag for it.
+A database has two tables. One may carry a price and a quantity, a size, a category and a status code; the
+words behind the status code differ by database and stand nowhere in its schema. Where rows are deleted
+softly, every table of the database has a flag for it.
 """
 
 import os
