@@ -27,7 +27,9 @@ TAGS = ["<tool_call>", "</tool_call>"]
 TEMPLATE = """{%- if tools %}<|im_start|>tools
 {% for tool in tools %}{{ tool | tojson }}
 {% endfor %}<|im_end|>
-{% endif %}{%- for message in messages %}<|im_start|>{{ message.role }}
+{% endif %}{%- for message in messages %}
+{%- if message.role == 'narrator' %}{{ raise_exception('no role narrator') }}{%- endif -%}
+<|im_start|>{{ message.role }}
 {{ message.content }}{%- for call in message.tool_calls or [] %}
 <tool_call>
 {"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 
@@ -112,6 +113,6 @@ class Wakes:
     def send(self) -> None:
         """Wake the readers; one whose loop was closed has gone, and so has its interest."""
         for loop, requests in self._due.items():
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # a closed loop refuses
                 loop.call_soon_threadsafe(wake_all, requests)
         self._due = {}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -95,7 +96,7 @@ def _load(kind: Any, source: str, part: str, options: dict[str, Any]) -> Any:
     try:
         with _quiet():
             return kind.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise ModelError(
             f"can't read the {part} of model {source!r}: {error}; check that the folder is complete "
             "(config.json, model.safetensors, tokenizer.json)"

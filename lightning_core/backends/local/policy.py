@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import peft
 import torch
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from ...errors import ConfigError
 from .model import Model, parameter_count
@@ -94,13 +95,16 @@ class Policy:
 def _with_lora(network: PreTrainedModel, lora: LoraOptions) -> torch.nn.Module:
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     config = peft.LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
+        r=lora.rank,
+        fan_in_fan_out=any(isinstance(m, Conv1D) for m in network.modules()),
+        lora_alpha=lora.alpha,
+        target_modules=targets,
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
     )
     try:
-        with (
-            warnings.catch_warnings()
-        ):  # peft asks transformers by a name that transformers is leaving behind
-            warnings.simplefilter("ignore", FutureWarning)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft uses a name that transformers leaves behind
             wrapped: torch.nn.Module = peft.get_peft_model(network, config)
     except ValueError as error:
         raise ConfigError(f"lora targets {lora.targets!r} don't fit this model: {error}") from error

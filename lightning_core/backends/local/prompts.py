@@ -23,12 +23,12 @@ def render(
 
     Raises UnsupportedError for content that is not text, and for messages that the template refuses.
     """
-    plain = [plain_message(message) for message in messages]
     try:
+        plain = [plain_message(message) for message in messages]
         text = tokenizer.apply_chat_template(
             plain, tools=tools or None, add_generation_prompt=True, tokenize=False, **options
         )
-    except (TemplateError, TypeError, ValueError) as error:
+    except (TemplateError, TypeError, ValueError, AttributeError) as error:
         raise UnsupportedError(
             f"the model's chat template refuses these messages: {error}; change the messages or "
             "use another model"

@@ -1,0 +1,188 @@
+"""What the app sees of a reply: whole characters, no tags, no stop strings, clear refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_core.backends.local.prompts import plain_message
+from lightning_core.backends.local.text import StopStrings, TextStream
+from lightning_core.backends.local.toolcalls import ToolCalls
+from lightning_core.errors import ContextLengthError, UnsupportedError
+from tests.backends.models import make_tokenizer
+from tests.backends.serving import ask, serving, user
+
+CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Köln", "limit": 3}}\n</tool_call>'
+
+
+TOKENIZER = make_tokenizer().backend_tokenizer
+
+
+def read_tools(pieces: list[str]) -> tuple[str, list[tuple[str, object]]]:
+    tools, content, calls = ToolCalls(), "", []
+    for piece in pieces:
+        text, found = tools.feed(piece)
+        content += text
+        calls += [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in found]
+    return content + tools.flush(), calls
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
+def test_tool_calls_are_read_however_the_text_is_cut_and_tags_never_reach_the_content(size: int) -> None:
+    text = f"Let me look.\n{CALL}\n{CALL}\n"
+    content, calls = read_tools([text[i : i + size] for i in range(0, len(text), size)])
+    assert content == "Let me look."
+    assert calls == [("search", {"query": "Köln", "limit": 3})] * 2
+
+
+def test_text_before_a_tool_call_is_passed_on_before_the_call_is_complete() -> None:
+    assert ToolCalls().feed("Let me look.\n<tool_")[0] == "Let me look."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>{not json}</tool_call>",
+        '<tool_call>{"arguments": {}}</tool_call>',
+        '<tool_call>["search"]</tool_call>',
+        '<tool_call>{"name": "search", "arguments": 3}</tool_call>',
+        '<tool_call>{"name": "search", "argu',
+        "a < b and <tool",
+    ],
+)
+def test_what_is_no_tool_call_is_content_as_the_model_wrote_it(text: str) -> None:
+    assert read_tools(list(text)) == (text, [])
+
+
+def test_every_tool_call_has_an_id_of_its_own() -> None:
+    ids = [call["id"] for call in ToolCalls().feed(CALL * 20)[1]]
+    assert len(set(ids)) == 20
+    assert all(i.startswith("call_") for i in ids)
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=60))
+def test_text_comes_back_whole_and_never_with_half_a_character(text: str) -> None:
+    stream = TextStream(TOKENIZER, frozenset())
+    pieces = [stream.feed(i) for i in TOKENIZER.encode(text, add_special_tokens=False).ids]
+    assert "".join(pieces) == text
+    assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
+
+
+def test_hidden_tokens_have_no_text() -> None:
+    stream = TextStream(TOKENIZER, frozenset({2}))
+    ids = TOKENIZER.encode("fox").ids
+    assert "".join(stream.feed(i) for i in [*ids, 2, *ids, 2]) == "foxfox"
+
+
+@given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3))
+def test_text_ends_before_the_first_stop_string_however_it_is_cut(text: str, stops: list[str]) -> None:
+    scanner, seen, used = StopStrings(tuple(stops)), "", 0
+    for used, piece in enumerate(text, start=1):  # noqa: B007
+        seen += scanner.feed(piece)
+        if scanner.hit:
+            break
+    seen += scanner.flush()
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    first = min(ends, default=None)
+    assert scanner.hit == (first is not None)
+    if first is None:
+        assert seen == text
+    else:
+        assert used == first
+        assert text.startswith(seen)
+        assert not any(stop in seen for stop in stops)
+
+
+async def test_a_stop_string_ends_the_reply_and_its_tokens_stay_recorded(qwen: Path) -> None:
+    async with serving(qwen) as backend:
+        free = await ask(backend, "the lazy dog", max_tokens=40, seed=3)
+        stop = free.text[6:9]
+        reply = await ask(backend, "the lazy dog", max_tokens=40, seed=3, stop=(stop,))
+        assert reply.text == free.text[: free.text.index(stop)]
+        assert reply.finish_reason == "stop"
+        assert reply.ids == free.ids[: len(reply.ids)]
+        assert len(reply.logprobs) == len(reply.ids) < len(free.ids)
+
+
+async def test_special_tokens_are_recorded_and_have_no_text(qwen: Path) -> None:
+    async with serving(qwen) as backend:
+        replies = [await ask(backend, f"dog {i}", seed=i) for i in range(12)]
+        stopped = [reply for reply in replies if reply.finish_reason == "stop"]
+        assert stopped
+        assert all(reply.ids[-1] == 2 and "<|" not in reply.text for reply in stopped)
+
+
+async def test_the_last_delta_of_a_reply_says_why_it_ended(qwen: Path) -> None:
+    async with serving(qwen) as backend:
+        reply = await ask(backend, "fox", max_tokens=30, seed=1)
+        assert [d.finish_reason for d in reply.deltas[:-1]] == [None] * (len(reply.deltas) - 1)
+        assert reply.deltas[-1].finish_reason == ("length" if len(reply.ids) == 30 else "stop")
+
+
+async def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(qwen: Path) -> None:
+    async with serving(qwen, context=64) as backend:
+        with pytest.raises(
+            ContextLengthError, match=r"the prompt has \d+ tokens and the context of .* is 64"
+        ):
+            await ask(backend, "dog " * 100)
+        with pytest.raises(ContextLengthError, match=r"max_tokens is 60: together \d+.* 64; .* at most \d+"):
+            await ask(backend, "dog", max_tokens=60)
+        reply = await ask(backend, "dog", seed=5)
+        assert len(reply.prompt_ids) + len(reply.ids) <= 64
+
+
+async def test_a_reply_without_max_tokens_may_fill_the_context(qwen: Path) -> None:
+    async with serving(qwen, context=40) as backend:
+        replies = [await ask(backend, "dog", seed=i) for i in range(8)]
+        assert {len(r.prompt_ids) + len(r.ids) for r in replies if r.finish_reason == "length"} == {40}
+
+
+async def test_text_parts_are_joined_and_other_parts_refused_by_name(qwen: Path) -> None:
+    async with serving(qwen) as backend:
+        parts = [{"type": "text", "text": "the "}, {"type": "text", "text": "fox"}]
+        joined = await ask(backend, [{"role": "user", "content": parts}], max_tokens=3)
+        assert joined.prompt_ids == (await ask(backend, "the fox", max_tokens=3)).prompt_ids
+        with pytest.raises(UnsupportedError, match="'image_url'"):
+            await ask(backend, [{"role": "user", "content": [{"type": "image_url"}]}])
+
+
+def test_tool_arguments_reach_the_template_as_a_mapping() -> None:
+    message = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"a": 1}'}}],
+    }
+    plain = plain_message(message)
+    assert plain["content"] == ""
+    assert plain["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+
+
+def test_broken_tool_arguments_reach_the_template_as_they_are() -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": '{"a": '}}
+    plain = plain_message({"role": "assistant", "tool_calls": [call]})
+    assert plain["tool_calls"][0]["function"]["arguments"] == '{"a": '
+
+
+async def test_a_message_the_template_refuses_is_named(qwen: Path) -> None:
+    async with serving(qwen) as backend:
+        for message in ({"role": "narrator"}, {"role": "assistant", "tool_calls": [{"function": 3}]}):
+            with pytest.raises(UnsupportedError, match="chat template refuses"):
+                await ask(backend, [*user("hi"), message])
+
+
+async def test_a_tool_call_goes_into_history_as_the_model_would_write_it(qwen: Path) -> None:
+    async with serving(qwen) as backend:
+        call = {
+            "id": "call_1",
+            "type": "function",
+            "function": {"name": "search", "arguments": '{"query": "Paris", "limit": 3}'},
+        }
+        messages = [*user("hi"), {"role": "assistant", "content": None, "tool_calls": [call]}]
+        reply = await ask(backend, messages, max_tokens=1)
+        text = TOKENIZER.decode(reply.prompt_ids, skip_special_tokens=False)
+        wanted = '<tool_call>\n{"name": "search", "arguments": {"query": "Paris", "limit": 3}}\n</tool_call>'
+        assert wanted in text

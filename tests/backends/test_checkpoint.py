@@ -1,0 +1,110 @@
+"""Checkpoints go on exactly, appear whole, and are ordinary transformers folders."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lightning_core.backends.base import Batch
+from lightning_core.backends.local import LoraOptions
+from lightning_core.errors import ConfigError, ModelError
+from tests.backends.serving import ask, sample_batch, serving
+from tests.backends.test_update import Reinforce
+
+
+@pytest.mark.parametrize("lora", [None, LoraOptions(rank=4)])
+async def test_going_on_from_a_checkpoint_equals_never_having_stopped(
+    folder: Path, tmp_path: Path, lora: LoraOptions | None
+) -> None:
+    async with serving(folder, lora=lora, learning_rate=1e-2) as backend:
+        batch = await sample_batch(backend)
+        for step in range(2):
+            await backend.update(Batch(step, batch), Reinforce())
+            await backend.publish()
+        await backend.save(tmp_path / "checkpoint")
+        wanted = await ask(backend, "fox", max_tokens=12)
+        second = await sample_batch(backend)
+        metrics = await backend.update(Batch(2, second), Reinforce())
+        weights = {n: w.clone() for n, w in backend._started.policy.network.state_dict().items()}
+    async with serving(folder, lora=lora, learning_rate=1e-2, seed=99) as backend:
+        await backend.load(tmp_path / "checkpoint")
+        assert backend.policy_version == 2
+        reply = await ask(backend, "fox", max_tokens=12)
+        assert (reply.ids, reply.logprobs) == (wanted.ids, pytest.approx(wanted.logprobs, abs=1e-5))
+        assert reply.policy_version == 2
+        again = await backend.update(Batch(2, second), Reinforce())
+        assert (again["loss"], again["grad_norm"]) == (metrics["loss"], metrics["grad_norm"])
+        for name, weight in backend._started.policy.network.state_dict().items():
+            assert torch.equal(weight, weights[name]), name
+
+
+@pytest.mark.parametrize("lora", [None, LoraOptions(rank=4)])
+async def test_the_model_in_a_checkpoint_is_a_transformers_folder(
+    folder: Path, tmp_path: Path, lora: LoraOptions | None
+) -> None:
+    async with serving(folder, lora=lora, learning_rate=1e-2) as backend:
+        await backend.update(Batch(0, await sample_batch(backend)), Reinforce())
+        await backend.publish()
+        await backend.save(tmp_path / "checkpoint")
+        reply = await ask(backend, "fox", max_tokens=6, seed=1)
+    network = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint" / "model", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "checkpoint" / "model")
+    assert tokenizer.chat_template
+    with torch.no_grad():
+        logits = network.eval()(torch.tensor([reply.prompt_ids + reply.ids])).logits[0].log_softmax(-1)
+    at = len(reply.prompt_ids) - 1
+    wanted = [float(logits[at + k, token]) for k, token in enumerate(reply.ids)]
+    assert reply.logprobs == pytest.approx(wanted, abs=1e-4)
+
+
+async def test_a_trained_model_can_be_served_from_its_checkpoint(qwen: Path, tmp_path: Path) -> None:
+    async with serving(qwen) as backend:
+        await backend.save(tmp_path / "checkpoint")
+        wanted = await ask(backend, "fox", max_tokens=6, temperature=0.0)
+    async with serving(tmp_path / "checkpoint" / "model") as backend:
+        assert (await ask(backend, "fox", max_tokens=6, temperature=0.0)).ids == wanted.ids
+
+
+async def test_a_save_replaces_the_older_one_and_leaves_nothing_behind(qwen: Path, tmp_path: Path) -> None:
+    (tmp_path / ".checkpoint.dead.partial").mkdir()  # by a process that was killed while it saved
+    async with serving(qwen) as backend:
+        for _ in range(3):
+            await backend.save(tmp_path / "checkpoint")
+    assert os.listdir(tmp_path) == ["checkpoint"]
+
+
+async def test_a_save_that_fails_says_so_and_leaves_the_older_one(qwen: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    async with serving(qwen) as backend:
+        with pytest.raises(ModelError, match="can't write checkpoint"):
+            await backend.save(tmp_path / "file" / "checkpoint")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+async def test_a_folder_that_is_no_checkpoint_of_this_model_is_refused(
+    qwen: Path, llama: Path, tmp_path: Path
+) -> None:
+    async with serving(qwen) as backend:
+        await backend.save(tmp_path / "qwen")
+        with pytest.raises(ModelError, match=r"can't go on from checkpoint .*nowhere"):
+            await backend.load(tmp_path / "nowhere")
+        assert (await ask(backend, "still served", max_tokens=2)).policy_version == 0
+        shutil.copytree(tmp_path / "qwen", tmp_path / "torn")
+        (tmp_path / "torn" / "moments.safetensors").write_bytes(b"")
+        with pytest.raises(ModelError, match="torn"):
+            await backend.load(tmp_path / "torn")
+    async with serving(llama) as backend:
+        with pytest.raises(ModelError, match=r"don't fit|size mismatch"):
+            await backend.load(tmp_path / "qwen")
+
+
+async def test_what_needs_a_started_backend_says_so(qwen: Path) -> None:
+    from lightning_core.backends.local import LocalBackend
+
+    with pytest.raises(ConfigError, match=r"await backend\.start\(\) first"):
+        _ = LocalBackend(qwen).upstream

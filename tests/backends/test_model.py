@@ -1,0 +1,81 @@
+"""A model that can't be used is refused with what, which and what to do."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lightning_core.backends.local import LocalBackend
+from lightning_core.backends.local.model import load_model, tiny_folder
+from lightning_core.errors import ConfigError, ModelError
+from tests.backends.serving import serving
+
+
+@pytest.fixture
+def broken(qwen: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(qwen, tmp_path / "broken"))
+
+
+def test_a_folder_that_does_not_exist_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no model folder .*nowhere"):
+        LocalBackend(tmp_path / "nowhere")
+
+
+def test_a_folder_that_is_no_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        LocalBackend(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        ("model.safetensors", "weights"),
+        ("tokenizer.json", "tokenizer"),
+        ("chat_template.jinja", "no chat template"),
+    ],
+)
+def test_a_folder_with_a_part_missing_is_refused_by_that_part(broken: Path, missing: str, said: str) -> None:
+    (broken / missing).unlink()
+    with pytest.raises(ModelError, match=f"(?s){said}") as raised:
+        load_model(broken)
+    assert str(broken) in str(raised.value)
+
+
+def test_weights_that_are_damaged_are_refused(broken: Path) -> None:
+    (broken / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(ModelError, match="can't read the weights"):
+        load_model(broken)
+
+
+def test_a_context_beyond_the_models_is_refused(qwen: Path) -> None:
+    with pytest.raises(ModelError, match=r"context=513 .* 2 to 512"):
+        load_model(qwen, context=513)
+
+
+def test_the_stop_tokens_are_found_in_config_tokenizer_and_template(broken: Path) -> None:
+    (broken / "generation_config.json").write_text('{"eos_token_id": [0, 7]}')
+    assert load_model(broken).stop_ids == {0, 2, 7}
+
+
+@pytest.mark.parametrize(
+    "option", [{"dtype": "float8"}, {"max_batch": 0}, {"pack_tokens": 0}, {"threads": 0}]
+)
+def test_an_option_out_of_range_is_named(qwen: Path, option: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(option))):
+        LocalBackend(qwen, **option)  # type: ignore[arg-type]
+
+
+async def test_the_shipped_model_is_served_by_its_name() -> None:
+    assert (tiny_folder() / "config.json").is_file()
+    async with serving("tiny") as backend:  # type: ignore[arg-type]
+        assert backend.upstream.model_name == "tiny"
+
+
+async def test_threads_are_chosen_by_measuring(qwen: Path) -> None:
+    backend = LocalBackend(qwen)
+    await backend.start()
+    assert backend.tuning.decode_threads >= 1
+    assert backend.tuning.train_threads >= 1
+    await backend.close()

@@ -1,0 +1,313 @@
+"""The update's laws: merging changes no gradient, a bad gradient changes nothing, LoRA changes only LoRA."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from lightning_core.algorithms.base import Entries
+from lightning_core.algorithms.grpo import GRPO
+from lightning_core.backends.base import Batch
+from lightning_core.backends.local import LocalBackend, LoraOptions
+from lightning_core.backends.local.model import load_model
+from lightning_core.backends.local.optimizer import Optimizer, OptimizerOptions
+from lightning_core.backends.local.policy import Policy
+from lightning_core.errors import ConfigError, TrainingError, UnsupportedError
+from lightning_core.trajectories import key_of, make_packs, trained_transitions
+from lightning_core.types import Trajectory, Transition
+from tests.backends.serving import ask, sample_batch, serving
+
+
+@dataclass(frozen=True)
+class Reinforce:
+    """-sum of w A log p; `poison` multiplies the loss."""
+
+    poison: float = 1.0
+    epochs: int = 1
+    needs_reference: bool = False
+    name: str = "reinforce"
+    group_size: int = 2
+
+    def weigh(self, trajectories: tuple[Trajectory, ...]) -> dict[tuple[str, str, int], float]:
+        transitions = trained_transitions(trajectories)
+        return {key_of(t): 1.0 / (len(transitions) * len(t.completion_ids)) for t in transitions}
+
+    def loss(self, entries: Entries) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss = -(entries.weights * entries.advantages * entries.logprobs).sum() * self.poison
+        return loss, {"mean_weight": entries.weights.sum()}
+
+
+@dataclass(frozen=True)
+class Spoils(Reinforce):
+    """Fine in the first epoch, poison in the second."""
+
+    epochs: int = 2
+
+    def loss(self, entries: Entries) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        second = bool((entries.logprobs.detach() - entries.old_logprobs).abs().max() > 1e-3)
+        return entries.logprobs.sum() * (float("nan") if second else 1.0), {}
+
+
+def make_optimizer(folder: Path, lora: LoraOptions | None = None, **options: Any) -> tuple[Policy, Optimizer]:
+    policy = Policy(load_model(folder, device="cpu"), lora)
+    return policy, Optimizer(policy, OptimizerOptions(**options), source=str(folder))
+
+
+def gradients(policy: Policy) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None])
+
+
+def apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Relative distance."""
+    return float((a - b).norm() / b.norm())
+
+
+def interleaved(seed: int, rollouts: int = 3, calls: int = 7) -> tuple[Trajectory, ...]:
+    """A group of rollouts in which two sub-agents take turns, with retries, branches, changed histories."""
+    draw = random.Random(seed)
+
+    def tokens(least: int, most: int) -> list[int]:
+        return [draw.randrange(5, 300) for _ in range(draw.randrange(least, most))]
+
+    prompts = [tokens(5, 40), tokens(5, 12)]
+    batch = []
+    for r in range(rollouts):
+        histories, transitions = [list(p) for p in prompts], []
+        for c in range(calls):
+            agent = draw.randrange(2)
+            reply = tokens(1, 12)
+            transitions.append(
+                Transition(
+                    f"r{r}", f"c{c}", 0, f"a{agent}", True, list(histories[agent]), reply,
+                    [-draw.random() * 6 for _ in reply], 0,
+                    temperature=draw.choice([1.0, 1.0, 0.7]), advantage=draw.uniform(-1, 1),
+                )
+            )  # fmt: skip
+            kind = draw.random()
+            if kind < 0.6:
+                histories[agent] += reply + tokens(1, 8)
+            elif kind < 0.8:
+                histories[agent] += reply[:-1] + tokens(1, 8)
+        batch.append(Trajectory(f"r{r}", "g", "t", 0.0, tuple(transitions)))
+    return tuple(batch)
+
+
+def by_transformers(
+    folder: Path, batch: tuple[Trajectory, ...], algorithm: Any
+) -> tuple[float, torch.Tensor]:
+    """Loss and gradient, one plain forward pass for each transition: what everything else must equal."""
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    weights, total = algorithm.weigh(batch), torch.zeros(())
+    for t in trained_transitions(batch):
+        ids = torch.tensor([[*t.prompt_ids, *t.completion_ids]])
+        logits = network(ids).logits[0, len(t.prompt_ids) - 1 : -1] / t.temperature
+        count = len(t.completion_ids)
+        entries = Entries(
+            logprobs=logits.log_softmax(-1)[torch.arange(count), torch.tensor(t.completion_ids)],
+            old_logprobs=torch.tensor(t.logprobs),
+            advantages=torch.full((count,), t.advantage),
+            weights=torch.full((count,), weights[key_of(t)]),
+            sequences=torch.zeros(count, dtype=torch.int64),
+        )
+        total = total + algorithm.loss(entries)[0]
+    total.backward()
+    return float(total.detach()), torch.cat(
+        [p.grad.flatten() for p in network.parameters() if p.grad is not None]
+    )
+
+
+@pytest.mark.parametrize("algorithm", [Reinforce(), GRPO(truncation=None), GRPO(aggregation="rollout")])
+@pytest.mark.parametrize("seed", range(3))
+def test_merged_equals_unmerged_equals_one_by_one(folder: Path, algorithm: Any, seed: int) -> None:
+    batch = interleaved(seed)
+    wanted_loss, wanted = by_transformers(folder, batch, algorithm)
+    for merge, pack_tokens in ((True, 100_000), (True, 90), (False, 200)):
+        policy, optimizer = make_optimizer(folder)
+        packs = make_packs(batch, algorithm.weigh(batch), pack_tokens=pack_tokens, merge=merge)
+        metrics = optimizer.accumulate(packs, algorithm)
+        assert metrics["loss"] == pytest.approx(wanted_loss, rel=1e-5, abs=1e-6)
+        assert apart(gradients(policy), wanted) < 1e-5
+
+
+def test_merging_saves_the_tokens_it_reports(qwen: Path) -> None:
+    batch = interleaved(1)
+    merged = make_optimizer(qwen)[1].update(batch, Reinforce())
+    alone = make_optimizer(qwen, merge=False)[1].update(batch, Reinforce())
+    assert merged["forward_tokens"] < merged["unmerged_tokens"] == alone["forward_tokens"]
+    assert merged["merge_ratio"] == merged["unmerged_tokens"] / merged["forward_tokens"]
+    assert alone["merge_ratio"] == 1.0
+    assert merged["tokens"] == sum(len(t.completion_ids) for r in batch for t in r.transitions)
+    assert merged["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+
+
+async def test_recorded_logprobs_are_those_of_the_training_forward(folder: Path) -> None:
+    async with serving(folder) as backend:
+        metrics = await backend.update(Batch(0, await sample_batch(backend)), Reinforce())
+        assert metrics["logprob_gap_mean"] < 1e-4
+        assert metrics["logprob_gap_max"] < 1e-3
+        assert metrics["mean_weight"] == pytest.approx(1.0, abs=1e-5)
+
+
+async def test_an_update_raises_the_probability_of_what_was_praised(qwen: Path) -> None:
+    async with serving(qwen, learning_rate=1e-3, warmup_steps=1) as backend:
+        batch = await sample_batch(backend)
+        first = await backend.update(Batch(0, batch), Reinforce())
+        for step in range(1, 5):
+            last = await backend.update(Batch(step, batch), Reinforce())
+        assert last["loss"] < first["loss"] - 0.05
+
+
+async def test_requests_are_held_during_an_update_and_answered_by_the_new_version(qwen: Path) -> None:
+    async with serving(qwen) as backend:
+        batch = await sample_batch(backend)
+        running = asyncio.create_task(ask(backend, "before", max_tokens=30, seed=1))
+        while not backend.engine.running:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        update = asyncio.create_task(backend.update(Batch(0, batch), Reinforce()))
+        await asyncio.sleep(0)
+        held = asyncio.create_task(ask(backend, "during", max_tokens=4))
+        await update
+        await asyncio.sleep(0.05)
+        assert running.done()
+        assert not held.done()
+        assert await backend.publish() == backend.policy_version == 1
+        assert (await running).policy_version == 0
+        assert (await held).policy_version == 1
+
+
+async def test_published_weights_are_the_trained_ones(folder: Path) -> None:
+    async with serving(folder, learning_rate=1e-2, warmup_steps=1) as backend:
+        batch = await sample_batch(backend)
+        await backend.update(Batch(0, batch), Reinforce())
+        before = await _gap(backend)
+        await backend.update(Batch(1, await sample_batch_after_publish(backend)), Reinforce())
+        await backend.publish()
+        assert before < 1e-4
+
+
+async def sample_batch_after_publish(backend: LocalBackend) -> tuple[Trajectory, ...]:
+    await backend.publish()
+    return await sample_batch(backend)
+
+
+async def _gap(backend: LocalBackend) -> float:
+    """How far the engine, after publishing, is from the weights under training."""
+    metrics = await backend.update(Batch(0, await sample_batch_after_publish(backend)), Reinforce())
+    await backend.publish()
+    return metrics["logprob_gap_mean"]
+
+
+async def test_a_gradient_that_is_not_finite_changes_nothing_and_serving_goes_on(qwen: Path) -> None:
+    async with serving(qwen, learning_rate=1e-2) as backend:
+        batch = await sample_batch(backend)
+        await backend.update(Batch(0, batch), Reinforce())
+        await backend.publish()
+        reply = await ask(backend, "fox", max_tokens=8, temperature=0.0)
+        for poison in (float("nan"), float("inf")):
+            with pytest.raises(TrainingError, match="not finite"):
+                await backend.update(Batch(1, batch), Reinforce(poison=poison))
+        assert (await ask(backend, "fox", max_tokens=8, temperature=0.0)).ids == reply.ids
+        await backend.publish()  # the weights under training are as they were, too
+        assert (await ask(backend, "fox", max_tokens=8, temperature=0.0)).logprobs == reply.logprobs
+
+
+def test_a_bad_second_epoch_takes_the_first_one_back(qwen: Path) -> None:
+    policy, optimizer = make_optimizer(qwen, learning_rate=1e-2, warmup_steps=1)
+    optimizer.update(interleaved(0), Reinforce())
+    weights = [p.detach().clone() for p in policy.parameters]
+    moments = {name: value.clone() for name, value in optimizer.moments().items()}
+    batch = sampled_as_now(policy, optimizer)
+    with pytest.raises(TrainingError):
+        optimizer.update(batch, Spoils())
+    assert optimizer.steps == 1
+    assert all(torch.equal(a, b) for a, b in zip(policy.parameters, weights, strict=True))
+    assert all(torch.equal(value, moments[name]) for name, value in optimizer.moments().items())
+
+
+def sampled_as_now(policy: Policy, optimizer: Optimizer) -> tuple[Trajectory, ...]:
+    """One transition whose recorded logprob is that of the present weights."""
+    t = Transition("r", "c", 0, "a", True, [5, 6], [7], [0.0], 0, advantage=1.0)
+    batch = (Trajectory("r", "g", "t", 0.0, (t,)),)
+    packs = make_packs(batch, Reinforce().weigh(batch), pack_tokens=100)
+    logprob = -optimizer.accumulate(packs, Reinforce())["loss"]
+    return (replace(batch[0], transitions=(replace(t, logprobs=[logprob]),)),)
+
+
+def test_a_batch_without_anything_to_train_on_is_refused(qwen: Path) -> None:
+    t = Transition("r", "c", 0, "a", True, [5, 6], [7], [-1.0], 0)
+    with pytest.raises(TrainingError, match="no trained transition with an advantage"):
+        make_optimizer(qwen)[1].update((Trajectory("r", "g", "t", 0.0, (t,)),), Reinforce())
+
+
+@pytest.mark.parametrize("lora", [None, LoraOptions(rank=4)])
+def test_the_reference_is_the_start_whatever_was_trained_since(qwen: Path, lora: LoraOptions | None) -> None:
+    seen: list[torch.Tensor] = []
+
+    @dataclass(frozen=True)
+    class Looks(Reinforce):
+        needs_reference: bool = True
+
+        def loss(self, entries: Entries) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            assert entries.ref_logprobs is not None
+            seen.append(entries.ref_logprobs - entries.logprobs.detach())
+            return super().loss(entries)
+
+    _, optimizer = make_optimizer(qwen, lora, learning_rate=1e-2, warmup_steps=1)
+    batch = interleaved(2, rollouts=1)
+    for _ in range(3):
+        optimizer.update(batch, Looks())
+    assert seen[0].abs().max() < 1e-4
+    assert seen[1].abs().max() > 1e-3
+    assert seen[2].abs().max() > seen[1].abs().max()
+
+
+def test_the_learning_rate_warms_up_in_a_line(qwen: Path) -> None:
+    _, optimizer = make_optimizer(qwen, learning_rate=0.4, warmup_steps=4, max_grad_norm=1e-9)
+    rates = [optimizer.update(interleaved(0, 1, 1), Reinforce())["learning_rate"] for _ in range(5)]
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
+
+
+async def test_lora_trains_its_adapters_alone_and_serves_what_they_amount_to(qwen: Path) -> None:
+    async with serving(qwen, lora=LoraOptions(rank=4), learning_rate=1e-2, warmup_steps=1) as backend:
+        policy = backend._started.policy
+        base = {n: p.clone() for n, p in policy.network.named_parameters() if "lora_" not in n}
+        batch = await sample_batch(backend)
+        first = await ask(backend, "fox", max_tokens=8, seed=1)
+        for step in range(3):
+            await backend.update(Batch(step, batch), Reinforce())
+        await backend.publish()
+        after = await ask(backend, "fox", max_tokens=8, seed=1)
+        assert after.logprobs != first.logprobs
+        metrics = await backend.update(Batch(3, await sample_batch_after_publish(backend)), Reinforce())
+        assert metrics["logprob_gap_mean"] < 1e-4
+        named = dict(policy.network.named_parameters())
+        assert all(torch.equal(named[n], weight) for n, weight in base.items())
+        assert all("lora_" in n for n, p in named.items() if p.requires_grad)
+
+
+def test_lora_targets_that_do_not_exist_are_named(qwen: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing_like_it"):
+        make_optimizer(qwen, LoraOptions(targets=("nothing_like_it",)))
+
+
+def test_the_default_learning_rate_is_for_small_models_larger(qwen: Path) -> None:
+    assert make_optimizer(qwen)[1].learning_rate == 4e-4
+    assert make_optimizer(qwen, learning_rate=1e-5)[1].learning_rate == 1e-5
+
+
+def test_an_algorithm_without_a_loss_is_refused_by_name(qwen: Path) -> None:
+    @dataclass
+    class PromptSearch:
+        name: str = "prompt search"
+
+    algorithm: Any = PromptSearch()
+    with pytest.raises(UnsupportedError, match="prompt search"):
+        LocalBackend(qwen).check(algorithm)
+    LocalBackend(qwen).check(GRPO())

@@ -1,0 +1,205 @@
+"""The laws of packs: every token once, every entry at its place, every ancestor seen, nothing else seen."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_core.errors import TrainingError
+from lightning_core.trajectories import (
+    ABSENT,
+    CHANGED,
+    STOP_CHANGED,
+    Pack,
+    find_unmerged,
+    key_of,
+    make_packs,
+    report_merge,
+    trained_transitions,
+)
+from lightning_core.types import Trajectory, Transition
+
+
+def call(
+    name: str, prompt: list[int], completion: list[int], rollout: str = "r", **options: Any
+) -> Transition:
+    options = {"trained": True, "advantage": 1.0, "logprobs": [-1.0] * len(completion)} | options
+    return Transition(
+        rollout, name, 0, "a", prompt_ids=prompt, completion_ids=completion, policy_version=0, **options
+    )
+
+
+def rollout(*calls: Transition) -> Trajectory:
+    return Trajectory(calls[0].rollout_id, "g", "t", 1.0, calls)
+
+
+def pack_all(*trajectories: Trajectory, pack_tokens: int = 1000, merge: bool = True) -> list[Pack]:
+    weights = {key_of(t): 1.0 for trajectory in trajectories for t in trajectory.transitions}
+    return make_packs(trajectories, weights, pack_tokens=pack_tokens, merge=merge)
+
+
+def path_to(pack: Pack, index: int) -> list[int]:
+    """The tokens that the token at `index` sees, by the rule the attention uses."""
+    return [int(pack.tokens[j]) for j in range(index + 1) if index < pack.ends[j]]
+
+
+def test_two_turns_share_their_prefix_by_hand() -> None:
+    first = call("1", [1, 2], [3, 4], logprobs=[-0.1, -0.2])
+    second = call("2", [1, 2, 3, 4, 5], [6, 7], logprobs=[-0.3, -0.4], advantage=-2.0)
+    (pack,) = pack_all(rollout(first, second))
+    assert pack.tokens.tolist() == [1, 2, 3, 4, 5, 6]  # 7 is only a target
+    assert pack.positions.tolist() == [0, 1, 2, 3, 4, 5]
+    assert pack.ends.tolist() == [6] * 6
+    assert pack.parents.tolist() == [1, 2, 4, 5]
+    assert pack.targets.tolist() == [3, 4, 6, 7]
+    assert pack.logprobs.tolist() == pytest.approx([-0.1, -0.2, -0.3, -0.4])
+    assert pack.advantages.tolist() == [1.0, 1.0, -2.0, -2.0]
+    assert pack.sequences.tolist() == [0, 0, 1, 1]
+
+
+def test_branches_stand_side_by_side_and_do_not_see_each_other() -> None:
+    (pack,) = pack_all(rollout(call("1", [1, 2], [3, 4, 5]), call("2", [1, 2], [6, 7, 8])))
+    assert pack.tokens.tolist() == [1, 2, 3, 4, 6, 7]
+    assert pack.positions.tolist() == [0, 1, 2, 3, 2, 3]
+    assert pack.ends.tolist() == [6, 6, 4, 4, 6, 6]
+    assert path_to(pack, 5) == [1, 2, 6, 7]
+
+
+def test_rollouts_that_sampled_the_same_token_share_it_and_keep_their_own_entries() -> None:
+    one, two = (
+        rollout(call("1", [1, 2], [3, 4], rollout=r, advantage=a)) for r, a in (("x", 1.0), ("y", -1.0))
+    )
+    (pack,) = pack_all(one, two)
+    assert pack.tokens.tolist() == [1, 2, 3]
+    assert pack.targets.tolist() == [3, 4, 3, 4]
+    assert sorted(zip(pack.keys, pack.advantages[[0, 2]].tolist(), strict=True)) == [
+        (("x", "1", 0), 1.0),
+        (("y", "1", 0), -1.0),
+    ]
+
+
+def test_what_is_not_trained_has_no_advantage_or_no_weight_costs_nothing() -> None:
+    calls = [
+        call("trained", [1, 2], [3]),
+        call("other agent", [7, 8], [9], trained=False),
+        call("no advantage", [7, 8], [9], advantage=None),
+        call("empty", [7, 8], []),
+    ]
+    (pack,) = pack_all(rollout(*calls))
+    assert pack.tokens.tolist() == [1, 2]
+    assert make_packs([rollout(*calls)], {}, pack_tokens=10) == []
+
+
+def test_a_greedy_call_is_trained_at_temperature_one() -> None:
+    (pack,) = pack_all(rollout(call("1", [1], [2], temperature=0.0), call("2", [1], [3], temperature=0.5)))
+    assert pack.temperatures.tolist() == [1.0, 0.5]
+
+
+def test_a_call_without_prompt_or_with_too_few_logprobs_is_named() -> None:
+    with pytest.raises(TrainingError, match=r"'lonely'.* no prompt"):
+        pack_all(rollout(call("lonely", [], [1])))
+    with pytest.raises(TrainingError, match=r"'short'.* 2 completion ids but 1 logprobs"):
+        pack_all(rollout(call("short", [1], [2, 3], logprobs=[-1.0])))
+
+
+def random_rollout(draw: random.Random, name: str, prompts: list[list[int]]) -> Trajectory:
+    """Sub-agents that take turns, each on its own history; retries, branches and changed histories among
+    them."""
+    histories = [list(p) for p in prompts]
+    calls = []
+    for index in range(draw.randrange(1, 7)):
+        agent = draw.randrange(len(histories))
+        reply = [draw.randrange(4) for _ in range(draw.randrange(1, 5))]
+        logprobs = [-draw.random() for _ in reply]
+        options = {"trained": draw.random() < 0.8, "advantage": draw.choice([None, 0.0, 0.5, -1.5])}
+        calls.append(call(f"c{index}", list(histories[agent]), reply, name, logprobs=logprobs, **options))
+        kind = draw.random()
+        if kind < 0.6:
+            histories[agent] += [*reply, draw.randrange(4)]
+        elif kind < 0.8:
+            histories[agent] += reply[:-1] + [draw.randrange(4) for _ in range(2)]
+    return rollout(*calls)
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 10**9), st.sampled_from([5, 12, 40, 1000]), st.booleans())
+def test_every_entry_sees_exactly_its_own_prefix_and_none_is_lost(
+    seed: int, pack_tokens: int, merge: bool
+) -> None:
+    draw = random.Random(seed)
+    prompts = [[draw.randrange(4) for _ in range(draw.randrange(1, 6))] for _ in range(2)]
+    batch = [random_rollout(draw, f"r{i}", prompts) for i in range(draw.randrange(1, 4))]
+    packs = pack_all(*batch, pack_tokens=pack_tokens, merge=merge)
+    transitions = {key_of(t): t for t in trained_transitions(batch)}
+    assert sorted(key for pack in packs for key in pack.keys) == sorted(transitions)
+    for pack in packs:
+        assert len(pack.tokens) <= pack_tokens or len(pack.keys) == 1
+        for index in range(len(pack.tokens)):
+            assert len(path_to(pack, index)) == pack.positions[index] + 1
+        for number, key in enumerate(pack.keys):
+            t = transitions[key]
+            mine = np.flatnonzero(pack.sequences == number)
+            assert pack.targets[mine].tolist() == list(t.completion_ids)
+            assert pack.logprobs[mine].tolist() == pytest.approx(list(t.logprobs))
+            assert set(pack.advantages[mine].tolist()) == {t.advantage}
+            for k, entry in enumerate(mine):
+                seen = path_to(pack, int(pack.parents[entry]))
+                assert seen == [*t.prompt_ids, *t.completion_ids[:k]]
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 10**9))
+def test_a_merged_pack_holds_each_prefix_of_the_batch_once(seed: int) -> None:
+    draw = random.Random(seed)
+    batch = [random_rollout(draw, f"r{i}", [[1, 2, 3], [1, 0]]) for i in range(3)]
+    packs = pack_all(*batch, pack_tokens=10**6)
+    prefixes = {
+        tuple([*t.prompt_ids, *t.completion_ids[:-1]][:end])
+        for t in trained_transitions(batch)
+        for end in range(1, len(t.prompt_ids) + len(t.completion_ids))
+    }
+    assert sum(len(pack.tokens) for pack in packs) == len(prefixes)
+
+
+def test_the_report_counts_tokens_before_and_after() -> None:
+    batch = [rollout(call("1", [1, 2], [3, 4]), call("2", [1, 2, 3, 4, 5], [6, 7]))]
+    report = report_merge(batch, pack_all(*batch))
+    assert (report.tokens_before, report.tokens_after) == (3 + 6, 6)
+    assert report.ratio == 1.5
+    assert report.unmerged == ()
+
+
+@pytest.mark.parametrize(
+    ("second_prompt", "reason", "index"),
+    [
+        ([1, 2, 9, 4, 5, 8], ABSENT, 2),
+        ([1, 2, 3, 9, 5, 8], CHANGED, 3),
+        ([1, 2, 3, 4, 9, 8], STOP_CHANGED, 4),
+    ],
+)
+def test_a_history_that_differs_from_what_was_sampled_is_counted_with_its_first_token(
+    second_prompt: list[int], reason: str, index: int
+) -> None:
+    calls = [call("1", [1, 2], [3, 4, 5]), call("2", second_prompt, [6])]
+    (unmerged,) = find_unmerged(rollout(*calls))
+    assert (unmerged.call_id, unmerged.after) == ("2", "1")
+    assert (unmerged.reason, unmerged.index, unmerged.found) == (reason, index, 9)
+    assert unmerged.sampled == [1, 2, 3, 4, 5][index]
+    assert report_merge([rollout(*calls)], pack_all(rollout(*calls))).reasons == {reason: 1}
+
+
+def test_retries_branches_and_other_agents_are_not_failed_merges() -> None:
+    calls = [
+        call("1", [1, 2], [3, 4]),
+        call("retry", [1, 2], [5, 6]),
+        call("other agent", [8, 9], [3]),
+        call("after the first", [1, 2, 3, 4, 7], [6]),
+        call("after the retry", [1, 2, 5, 6, 7], [6]),
+        call("prefix only", [1, 2, 3], [4]),
+    ]
+    assert find_unmerged(rollout(*calls)) == []
