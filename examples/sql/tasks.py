@@ -48,7 +48,7 @@ def generate_split(split: str) -> list[Database]:
 def _generate(split: str, number: int) -> tuple[Database, random.Random]:
     """The database of that number, a third of them with soft deletes, and the source of its questions."""
     name = f"{split}_{number:02}"
-    rng = random.Random(name)
+    rng = random.Random(f"databases {name}")
     return generate_database(name, split != "train", number % 3 == 0, rng), rng
 
 

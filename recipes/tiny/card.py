@@ -88,6 +88,7 @@ def write_folder(
         pad_token_id=tokenizer.pad_token_id,
     )
     model.to(torch.float32).save_pretrained(draft)
+    tokenizer.backend_tokenizer.no_padding()  # a batch that was measured has left its padding there
     tokenizer.save_pretrained(draft)
     record = {"recipe": asdict(recipe), "cpu_seconds": round(seconds), "scores": scores}
     (draft / "scores.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -48,6 +48,7 @@ def test_the_recipe_writes_a_folder_that_loads(tmp_path: Path, monkeypatch: pyte
     assert set(json.loads((out / "scores.json").read_text())["scores"]) == {"greedy", "sampled"}
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
     assert not (out / "stale").exists()
+    assert json.loads((out / "tokenizer.json").read_text())["padding"] is None
 
 
 def test_the_apps_convention_is_never_the_most_common_one() -> None:
