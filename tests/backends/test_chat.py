@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_core.backends.local.chat import Choice, LocalGeneration
+from lightning_core.backends.local.completion import Completion, Options, Request
 from lightning_core.backends.local.prompts import plain_message
 from lightning_core.backends.local.text import StopStrings, TextStream
 from lightning_core.backends.local.toolcalls import ToolCalls
 from lightning_core.errors import ContextLengthError, UnsupportedError
+from lightning_core.gateway.upstream import ChatRequest
 from tests.backends.models import make_tokenizer
 from tests.backends.serving import ask, serving, user
 
@@ -186,3 +189,51 @@ async def test_a_tool_call_goes_into_history_as_the_model_would_write_it(qwen: P
         text = TOKENIZER.decode(reply.prompt_ids, skip_special_tokens=False)
         wanted = '<tool_call>\n{"name": "search", "arguments": {"query": "Paris", "limit": 3}}\n</tool_call>'
         assert wanted in text
+
+
+def scripted(text: str, *, cut: bool = False) -> Completion:
+    """A completion as the engine leaves it behind, its ids those of `text` and a stop token."""
+    completion = Completion([5], Options(max_tokens=500), Request())
+    completion.ids = TOKENIZER.encode(text, add_special_tokens=False).ids + [2] * (not cut)
+    completion.logprobs = [-1.0] * len(completion.ids)
+    completion.finish_reason = "length" if cut else "stop"
+    return completion
+
+
+@pytest.mark.parametrize(
+    ("text", "tools", "cut", "content", "calls", "reason"),
+    [
+        (f"Look.\n{CALL}", True, False, "Look.", 1, "tool_calls"),
+        (f"{CALL}\n{CALL}", True, False, "", 2, "tool_calls"),
+        (CALL, False, False, CALL, 0, "stop"),
+        (CALL[:30], True, True, CALL[:30], 0, "length"),
+        (f"{CALL}\n{CALL[:30]}", True, True, CALL[:30], 1, "length"),
+        ("<tool_call>{}</tool_call>", True, False, "<tool_call>{}</tool_call>", 0, "stop"),
+        ("Plain.", True, False, "Plain.", 0, "stop"),
+    ],
+)
+async def test_a_reply_is_read_as_content_calls_and_a_reason(
+    text: str, tools: bool, cut: bool, content: str, calls: int, reason: str
+) -> None:
+    completion = scripted(text, cut=cut)
+    request = ChatRequest(user("hi"), tools=[{"type": "function"}] if tools else None)
+    choice = Choice(0, completion, TextStream(TOKENIZER, frozenset({2})), request)
+    deltas = [d async for d in LocalGeneration([5], completion.request, [choice])]
+    assert "".join(d.text for d in deltas) == content
+    assert sum(len(d.tool_calls or []) for d in deltas) == calls
+    assert deltas[-1].finish_reason == reason
+    assert [i for d in deltas for i in d.token_ids] == completion.ids
+
+
+async def test_a_reply_whose_end_comes_after_its_last_token_still_ends() -> None:
+    completion = scripted("fox")
+    completion.finish_reason = None
+    choice = Choice(0, completion, TextStream(TOKENIZER, frozenset({2})), ChatRequest(user("hi")))
+    first = choice.advance()
+    assert first is not None
+    assert first.finish_reason is None
+    assert choice.advance() is None
+    completion.finish_reason = "stop"
+    last = choice.advance()
+    assert last is not None
+    assert (last.token_ids, last.finish_reason) == ([], "stop")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lightning_core.backends.local.attention import use_plans
+from lightning_core.backends.local.backend import SWITCH_SECONDS
 from lightning_core.backends.local.completion import Completion, Options, Request
 from lightning_core.backends.local.decoder import LlamaDecoder, NetworkDecoder, make_decoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
@@ -273,3 +275,12 @@ async def test_a_closed_engine_ends_its_requests_and_refuses_new_ones(qwen: Path
         await read(completion)
     with pytest.raises(GatewayError, match="not running"):
         submit(engine, [5, 6], 5)
+
+
+async def test_the_interpreters_switch_interval_is_the_engines_while_it_serves_and_no_longer(
+    qwen: Path,
+) -> None:
+    before = sys.getswitchinterval()
+    async with serving(qwen):
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
+    assert sys.getswitchinterval() == pytest.approx(before)

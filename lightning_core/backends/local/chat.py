@@ -43,7 +43,7 @@ class LocalUpstream:
             )
             completion = Completion(ids, options, shared)
             text = TextStream(self._tokenizer, self._hidden)
-            choices.append(_Choice(index, completion, text, request))
+            choices.append(Choice(index, completion, text, request))
             self._engine.submit(completion)
         return LocalGeneration(ids, shared, choices)
 
@@ -79,7 +79,7 @@ class LocalUpstream:
 class LocalGeneration:
     """A running chat completion (`gateway.upstream.Generation`)."""
 
-    def __init__(self, prompt_ids: list[int], request: Request, choices: list[_Choice]) -> None:
+    def __init__(self, prompt_ids: list[int], request: Request, choices: list[Choice]) -> None:
         self.prompt_ids = prompt_ids
         self._request, self._choices = request, choices
 
@@ -110,7 +110,7 @@ class LocalGeneration:
             choice.completion.cancel()
 
 
-class _Choice:
+class Choice:
     """What was read of one completion, as text and tool calls."""
 
     def __init__(self, index: int, completion: Completion, text: TextStream, request: ChatRequest) -> None:

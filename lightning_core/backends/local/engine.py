@@ -42,7 +42,7 @@ class EngineOptions:
     """Rows are only taken while their keys and values stay below this."""
     prefix_bytes: int = 1 << 28
     """Memory for reusable prompt prefixes; 0 turns reuse off."""
-    wake_seconds: float = 0.01
+    wake_seconds: float = 0.03
     """How often the reader of a running reply is woken."""
 
 

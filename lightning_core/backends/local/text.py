@@ -28,6 +28,9 @@ class TextStream:
 def held_back(text: str, wanted: tuple[str, ...]) -> int:
     """Length of the longest end of `text` that may be the beginning of one of `wanted`."""
     longest = max(map(len, wanted), default=1) - 1
+    tail = text[-longest:]
+    if not any(w[0] in tail for w in wanted):
+        return 0  # the common case, for each piece of every reply
     for length in range(min(longest, len(text)), 0, -1):
         if any(w.startswith(text[-length:]) for w in wanted):
             return length
