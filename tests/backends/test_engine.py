@@ -12,6 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from lightning_core.algorithms.grpo import GRPO
+from lightning_core.backends.base import Batch
 from lightning_core.backends.local.attention import use_plans
 from lightning_core.backends.local.backend import SWITCH_SECONDS
 from lightning_core.backends.local.completion import Completion, Options, Request
@@ -21,7 +23,7 @@ from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.tuning import kv_shape
 from lightning_core.errors import GatewayError
 from tests.backends.models import make_network
-from tests.backends.serving import ask, ask_all, plain_logprobs, serving, user
+from tests.backends.serving import ask, ask_all, plain_logprobs, sample_batch, serving, user
 
 
 def load_plain(folder: Path) -> Any:
@@ -248,6 +250,24 @@ async def test_rows_grow_past_their_first_capacity_without_losing_a_token(qwen: 
     )  # fmt: skip
     assert ids == wanted[0, 3:].tolist()
     engine.close()
+
+
+async def test_long_replies_leave_fewer_rows_within_the_memory_and_all_are_served(qwen: Path) -> None:
+    shape = kv_shape(load_model(qwen, device="cpu").network, torch.float32)
+    engine = start_engine(qwen, slot_bytes=4 * 256 * shape.token_bytes)
+    replies = [submit(engine, [5, 8 + i], 300, temperature=0.0) for i in range(6)]
+    alone = start_engine(qwen)
+    for i, reply in enumerate(replies):
+        assert await read(reply) == await read(submit(alone, [5, 8 + i], 300, temperature=0.0))
+    assert engine.most_running == 4
+    engine.close()
+    alone.close()
+
+
+async def test_bfloat16_serves_and_trains_near_enough(qwen: Path) -> None:
+    async with serving(qwen, dtype="bfloat16") as backend:
+        metrics = await backend.update(Batch(0, await sample_batch(backend)), GRPO())
+        assert 1e-4 < metrics["logprob_gap_mean"] < 0.2
 
 
 async def test_readers_on_several_event_loops_are_all_served(qwen: Path) -> None:

@@ -23,10 +23,12 @@ from .engine import Engine, EngineOptions
 from .model import check_folder, load_model
 from .optimizer import Optimizer, OptimizerOptions
 from .policy import LoraOptions, Policy
-from .tuning import Tuning, kv_shape, tune
+from .tuning import Tuning, kv_shape, memory_bytes, tune
 
 T = TypeVar("T")
 DTYPES = ("auto", "float32", "bfloat16")
+PREFIX_TOKENS = 1 << 17
+"""Tokens whose keys and values are kept for reuse at most, memory allowing: a training step's worth."""
 SWITCH_SECONDS = 0.0005
 """The interpreter's switch interval while a backend runs. The engine takes the interpreter lock some hundred
 times a step and waits for up to one interval each time: beside a thread that computes in Python without
@@ -89,7 +91,7 @@ class LocalBackend:
         self.policy_version = 0
         self._source, self._lora, self._seed = model, lora, seed
         self._context, self._device, self._dtype, self._threads = context, device, dtype, threads
-        self._engine_options = EngineOptions(max_batch=max_batch)
+        self._max_batch = max_batch
         self._options = OptimizerOptions(
             learning_rate=learning_rate,
             betas=betas,
@@ -155,11 +157,18 @@ class LocalBackend:
             policy = Policy(model, self._lora)
         tuning = tune(policy, serving, threads=self._threads, dtype=self._dtype)
         torch.set_num_threads(tuning.train_threads)  # of this worker thread only
+        shape = kv_shape(serving, tuning.decode_dtype)
+        memory = memory_bytes(serving.device)
+        options = EngineOptions(
+            max_batch=self._max_batch,
+            slot_bytes=memory // 8,
+            prefix_bytes=min(memory // 16, PREFIX_TOKENS * shape.token_bytes),
+        )
         engine = Engine(
             make_decoder(serving, tuning.decode_dtype, model.context),
-            kv_shape(serving, tuning.decode_dtype),
+            shape,
             model.stop_ids,
-            self._engine_options,
+            options,
             tuning.decode_threads,
         )
         return _Parts(
@@ -186,8 +195,8 @@ class LocalBackend:
         Raises TrainingError, with the weights as they were and requests served again, if it can't be made.
         """
         parts = self._started
-        await self._hold()
         try:
+            await self._hold()
             metrics = await self._work(lambda: parts.optimizer.update(batch.trajectories, algorithm))
         except BaseException:
             parts.engine.release()
@@ -215,8 +224,8 @@ class LocalBackend:
     async def load(self, folder: Path) -> None:
         """Go on exactly where `save` was called. Raises ModelError if the folder does not fit."""
         parts = self._started
-        await self._hold()
         try:
+            await self._hold()
             moments, state = await self._work(lambda: parts.checkpoints.load(Path(folder)))
             parts.optimizer.load(moments, state["optimizer_steps"])
             parts.upstream.load_sampling_state(state["sampling"])
@@ -230,8 +239,8 @@ class LocalBackend:
 
     async def _publish(self, policy_version: int) -> None:
         parts = self._started
-        await self._hold()
         try:
+            await self._hold()
             weights = await self._work(parts.policy.serving_weights)
             await asyncio.wrap_future(parts.engine.refresh(weights, policy_version))
             self.policy_version = policy_version

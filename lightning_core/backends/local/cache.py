@@ -30,19 +30,28 @@ class Shape:
 
 
 class Slots:
-    """A pool of rows, each the keys and values of one sequence from position 0; it grows by doubling.
+    """A pool of rows, each the keys and values of one sequence from position 0.
 
     `memory` is (layers, 2, rows, K, capacity, D): decoding reads rows 0 to B as one batch without a copy.
+    Rows get longer by doubling, and fewer where `max_bytes` asks for it.
     """
 
-    def __init__(self, shape: Shape, rows: int, *, capacity: int = 256) -> None:
+    def __init__(self, shape: Shape, limit: int, *, max_bytes: int, capacity: int = 256) -> None:
+        """At most `limit` rows, first of `capacity` tokens."""
         self.shape = shape
-        self.rows = rows
-        self._allocate(capacity)
+        self._limit, self._max_bytes, self._first_capacity = limit, max_bytes, capacity
+        self._allocate(capacity, in_use=0)
 
-    def _allocate(self, capacity: int) -> None:
+    def reset(self) -> None:
+        """Back to rows of the first length, while none is in use."""
+        if self.capacity != self._first_capacity:
+            self._allocate(self._first_capacity, in_use=0)
+
+    def _allocate(self, capacity: int, in_use: int) -> None:
         s = self.shape
         self.capacity = capacity
+        fit = self._max_bytes // (capacity * s.token_bytes)
+        self.rows = max(1, in_use, min(self._limit, fit))
         self.memory = torch.zeros(
             (s.layers, 2, self.rows, s.heads, capacity, s.size), dtype=s.dtype, device=s.device
         )
@@ -52,18 +61,13 @@ class Slots:
         self.flat_values = [v.view(-1, s.size) for v in self.values]
         self.head_offsets = torch.arange(s.heads, device=s.device) * capacity
 
-    @property
-    def row_bytes(self) -> int:
-        """Memory of one row at its present capacity."""
-        return self.capacity * self.shape.token_bytes
-
-    def reserve(self, length: int) -> None:
-        """Make room for sequences of `length` tokens, keeping what is there."""
+    def reserve(self, length: int, in_use: int) -> None:
+        """Make room for sequences of `length` tokens, keeping what is in the first `in_use` rows."""
         if length <= self.capacity:
             return
         old, kept = self.memory, self.capacity
-        self._allocate(max(2 * kept, -(-length // BLOCK) * BLOCK))
-        self.memory[..., :kept, :] = old
+        self._allocate(max(2 * kept, -(-length // BLOCK) * BLOCK), in_use)
+        self.memory[:, :, :in_use, :, :kept] = old[:, :, :in_use]
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of row `source` over row `target`."""

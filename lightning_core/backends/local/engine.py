@@ -39,7 +39,7 @@ class EngineOptions:
     prefill_tokens: int = 512
     """Prompt tokens in one step: how long a decoding reply waits for others' prompts."""
     slot_bytes: int = 1 << 30
-    """Rows are only taken while their keys and values stay below this."""
+    """Memory for the keys and values of replies under way; long ones leave fewer rows, at least one."""
     prefix_bytes: int = 1 << 28
     """Memory for reusable prompt prefixes; 0 turns reuse off."""
     wake_seconds: float = 0.03
@@ -55,10 +55,8 @@ class Engine:
         self._decoder, self._stop_ids, self._options, self._threads = decoder, stop_ids, options, threads
         self._device = shape.device
         self._rows = Rows(
-            Slots(shape, options.max_batch),
+            Slots(shape, options.max_batch, max_bytes=options.slot_bytes),
             Prefixes(shape, max_bytes=options.prefix_bytes),
-            limit=options.max_batch,
-            max_bytes=options.slot_bytes,
         )
         self._inbox: queue.SimpleQueue[Completion | Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: deque[Completion] = deque()
@@ -71,6 +69,7 @@ class Engine:
         self.sampled_tokens = 0
         self.prefill_tokens = 0
         self.steps = 0
+        self.most_running = 0
         self._thread = threading.Thread(target=self._run, name="lightning-engine", daemon=True)
 
     @property
@@ -140,7 +139,7 @@ class Engine:
 
         def take() -> None:
             self._decoder.refresh(weights)
-            self._rows.prefixes.clear()
+            self._rows.forget()
             self.policy_version = policy_version
 
         return self.call(take)
@@ -195,9 +194,10 @@ class Engine:
         rows.admit(self._waiting, budget, self.policy_version, held=self._held)
         if not len(rows):
             return
+        self.most_running = max(self.most_running, len(rows))
         runs, finished = rows.next_runs(budget)
         lengths = rows.lengths()
-        rows.slots.reserve(max([n + 1 for n in lengths] + [r.start + r.count for r in runs]))
+        rows.slots.reserve(max([n + 1 for n in lengths] + [r.start + r.count for r in runs]), len(rows))
         plan = StepPlan(rows.slots, lengths, runs)
         tokens = [c.ids[-1] for c in rows.decoding]
         keep = list(range(len(tokens)))  # rows of logits: every decoding reply, and each prompt's last token

@@ -30,10 +30,8 @@ class Prompt:
 class Rows:
     """The replies under way, and where their keys and values lie."""
 
-    def __init__(self, slots: Slots, prefixes: Prefixes, *, limit: int, max_bytes: int) -> None:
-        """At most `limit` rows, and no new ones while they would take more than `max_bytes`."""
+    def __init__(self, slots: Slots, prefixes: Prefixes) -> None:
         self.slots, self.prefixes = slots, prefixes
-        self._limit, self._max_bytes = limit, max_bytes
         self.decoding: list[Completion] = []
         """By row."""
         self.prompts: list[Prompt] = []
@@ -55,9 +53,8 @@ class Rows:
         budget -= sum(p.left for p in self.prompts)
         computing = {self.prefixes.find(p.completion.prompt_ids)[1] for p in self.prompts}
         deferred: list[Completion] = []
-        limit = max(1, min(self._limit, self._max_bytes // self.slots.row_bytes))
         try:
-            while waiting and budget > 0 and len(self) < limit:
+            while waiting and budget > 0 and len(self) < self.slots.rows:
                 completion = waiting.popleft()
                 if completion.cancelled:
                     continue
@@ -77,7 +74,7 @@ class Rows:
         """Give a reply the next row, with the blocks that are known; returns the tokens still to compute."""
         prompt = Prompt(completion, len(self), 0)
         self.prompts.append(prompt)  # before what may fail, so that it is never lost
-        self.slots.reserve(len(completion.prompt_ids) + 1)
+        self.slots.reserve(len(completion.prompt_ids) + 1, len(self))
         prompt.done = self.prefixes.load(found, self.slots, prompt.row)
         return prompt.left
 
@@ -121,6 +118,12 @@ class Rows:
             self.leave(row)
         self.prompts = [prompt for prompt in self.prompts if not prompt.completion.cancelled]
         return bool(rows)
+
+    def forget(self) -> None:
+        """Drop what older weights computed, and the length that rows have grown to."""
+        self.prefixes.clear()
+        if not len(self):
+            self.slots.reset()
 
     def clear(self) -> list[Completion]:
         """Free every row; returns what was in them."""

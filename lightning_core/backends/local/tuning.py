@@ -52,6 +52,16 @@ def kv_shape(network: PreTrainedModel, dtype: torch.dtype) -> Shape:
     )
 
 
+def memory_bytes(device: torch.device) -> int:
+    """Memory of the device, free or not; of the machine where the device shares it."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on every system
+        return 4 << 30
+
+
 def tune(policy: Policy, serving: PreTrainedModel, *, threads: int | None, dtype: str) -> Tuning:
     """Measure what was not decided by the caller: decoding with `serving`, the network without LoRA's layers.
 
@@ -112,7 +122,7 @@ def _best(work: Callable[[], None]) -> float:
 def _decode_step(network: PreTrainedModel, context: int, dtype: torch.dtype) -> Callable[[], None]:
     decoder = make_decoder(network, dtype, context)
     length = min(LENGTH, context - 1)
-    slots = Slots(kv_shape(network, dtype), BATCH, capacity=length + 1)
+    slots = Slots(kv_shape(network, dtype), BATCH, max_bytes=1 << 62, capacity=length + 1)
     tokens, keep = torch.zeros(BATCH, dtype=torch.int64), torch.arange(BATCH)
     device = slots.shape.device
 
