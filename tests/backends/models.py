@@ -58,7 +58,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def make_network(kind: str, vocabulary: int, *, seed: int = 0, hidden: int = 64) -> PreTrainedModel:
+def make_network(
+    kind: str, vocabulary: int, *, seed: int = 0, hidden: int = 64, **more: Any
+) -> PreTrainedModel:
     """Random weights, large enough that greedy decoding has no near ties."""
     torch.manual_seed(seed)
     common: dict[str, Any] = {
@@ -82,6 +84,7 @@ def make_network(kind: str, vocabulary: int, *, seed: int = 0, hidden: int = 64)
         "max_position_embeddings": 512,
         "initializer_range": 0.2,
         "tie_word_embeddings": kind == "qwen3",
+        **more,
     }
     return (
         Qwen3ForCausalLM(Qwen3Config(**common))

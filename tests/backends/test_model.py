@@ -6,10 +6,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from lightning_core.backends.local import LocalBackend
+from lightning_core.backends.local.attention import use_plans
+from lightning_core.backends.local.decoder import NetworkDecoder, make_decoder
 from lightning_core.backends.local.model import load_model, tiny_folder
-from lightning_core.errors import ConfigError, ModelError
+from lightning_core.errors import ConfigError, ModelError, UnsupportedError
+from tests.backends.models import make_network
 from tests.backends.serving import serving
 
 
@@ -79,3 +83,20 @@ async def test_threads_are_chosen_by_measuring(qwen: Path) -> None:
     assert backend.tuning.decode_threads >= 1
     assert backend.tuning.train_threads >= 1
     await backend.close()
+
+
+def test_attention_that_no_plan_knows_is_refused_at_start() -> None:
+    network = make_network(
+        "qwen3", 300, layer_types=["sliding_attention"] * 2, sliding_window=8, use_sliding_window=True
+    )
+    use_plans(network)
+    with pytest.raises(UnsupportedError, match="'sliding_window'"):
+        make_decoder(network, torch.float32, 64)
+
+
+def test_a_network_the_fused_decoder_gets_wrong_is_run_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    network = make_network("llama", 300)
+    network.model.layers[0].mlp.act_fn = torch.nn.GELU()  # its config still says silu
+    use_plans(network)
+    assert isinstance(make_decoder(network, torch.float32, 64), NetworkDecoder)
+    assert "taking the general one" in caplog.text

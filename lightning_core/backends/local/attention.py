@@ -73,3 +73,22 @@ def use_plans(network: PreTrainedModel) -> None:
             f"{type(network).__name__} does not let its attention function be chosen, so the local backend "
             "can't run it; use a Llama- or Qwen-like model"
         )
+
+
+def network_logits(
+    network: torch.nn.Module,
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    plan: Plan,
+    keep: torch.Tensor,
+) -> torch.Tensor:
+    """A forward pass over packed tokens: tokens and positions (T,), keep (N,) indices into them → logits (N,
+    V).
+
+    Only what is kept goes through the output layer.
+    """
+    out = network(
+        input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=keep, plan=plan
+    )
+    logits: torch.Tensor = out.logits[0]
+    return logits

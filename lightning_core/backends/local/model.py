@@ -146,3 +146,15 @@ def find_stop_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
 def parameter_count(network: torch.nn.Module) -> int:
     """Parameters, tied ones counted once."""
     return sum(p.numel() for p in network.parameters())
+
+
+def kv_heads(network: PreTrainedModel) -> int:
+    """Key/value heads of each layer."""
+    config = network.config
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+
+def head_size(network: PreTrainedModel) -> int:
+    """Size of one attention head."""
+    config = network.config
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)

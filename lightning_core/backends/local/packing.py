@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ...trajectories import Pack
+from .attention import network_logits
 
 CHUNK = 128
 """Query tokens that attend together; each chunk gathers only the keys that one of its tokens sees."""
@@ -104,18 +105,9 @@ def to_tensors(pack: Pack, groups: int, device: torch.device) -> Tensors:
 
 
 def entry_logprobs(network: torch.nn.Module, pack: Tensors) -> torch.Tensor:
-    """(E,) log-probability of each entry's token under `network` at the entry's temperature.
-
-    Only the rows in `keep` go through the output layer.
-    """
-    out = network(
-        input_ids=pack.tokens[None],
-        position_ids=pack.positions[None],
-        use_cache=False,
-        logits_to_keep=pack.keep,
-        plan=pack.plan,
-    )
-    logits = out.logits[0].float() / pack.scales[:, None]  # (U, V)
+    """(E,) log-probability of each entry's token under `network` at the entry's temperature."""
+    logits = network_logits(network, pack.tokens, pack.positions, pack.plan, pack.keep)
+    logits = logits.float() / pack.scales[:, None]  # (U, V)
     normaliser = logits.logsumexp(-1)
     chosen: torch.Tensor = logits[pack.rows, pack.targets] - normaliser[pack.rows]
     return chosen

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ...errors import ConfigError
-from .model import Model, parameter_count
+from .model import Model, kv_heads, parameter_count
 
 SMALL = 10_000_000
 
@@ -109,15 +109,3 @@ def _with_lora(network: PreTrainedModel, lora: LoraOptions) -> torch.nn.Module:
     except ValueError as error:
         raise ConfigError(f"lora targets {lora.targets!r} don't fit this model: {error}") from error
     return wrapped
-
-
-def kv_heads(network: PreTrainedModel) -> int:
-    """Key/value heads of each layer."""
-    config = network.config
-    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-
-
-def head_size(network: PreTrainedModel) -> int:
-    """Size of one attention head."""
-    config = network.config
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)

@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 
 from .cache import Shape, Slots
 from .decoder import make_decoder
-from .model import parameter_count
+from .model import head_size, kv_heads, parameter_count
 from .packing import TreePlan
 from .plan import StepPlan
-from .policy import Policy, head_size, kv_heads
+from .policy import Policy
 
 WORTH = 1.3
 """How many times faster an option must be than the plainer one: twice the threads leave the app one core
