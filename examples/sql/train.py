@@ -39,7 +39,7 @@ def main() -> None:
         model="tiny",
         agents=["write_query", "rewrite_query"],
         algorithm=lightning.GRPO(group_size=8, tasks_per_step=8),
-        steps=40,
+        steps=60,
         breakdown="form",
     )
     trainer.fit(solve, train=train, validation=held_out[: options.held_out_tasks])

@@ -55,7 +55,7 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        return re.sub(r"[^A-Za-z0-9_.]", "_", self.path.resolve().name)
+        return re.sub(r"[^A-Za-z0-9_.-]", "_", self.path.resolve().name)
 
     @property
     def checkpoints(self) -> Path:
