@@ -11,20 +11,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .algorithms.grpo import GRPO as GRPO
-    from .backends.local import LocalBackend as LocalBackend
-    from .backends.local import LoraOptions as LoraOptions
-    from .errors import LightningError as LightningError
-    from .hookspecs import hookimpl as hookimpl
-    from .plugins import attach as attach
-    from .runner import FailurePolicy as FailurePolicy
-    from .tracing.scope import agent as agent
-    from .trainer.trainer import Trainer as Trainer
-    from .types import Call as Call
-    from .types import Rollout as Rollout
-    from .types import Task as Task
-    from .types import Trajectory as Trajectory
-    from .types import Transition as Transition
+    from lightning_core.algorithms.grpo import GRPO as GRPO
+    from lightning_core.backends.local import LocalBackend as LocalBackend
+    from lightning_core.backends.local import LoraOptions as LoraOptions
+    from lightning_core.errors import LightningError as LightningError
+    from lightning_core.hookspecs import hookimpl as hookimpl
+    from lightning_core.plugins import attach as attach
+    from lightning_core.runner import FailurePolicy as FailurePolicy
+    from lightning_core.tracing.scope import agent as agent
+    from lightning_core.trainer.trainer import Trainer as Trainer
+    from lightning_core.types import Call as Call
+    from lightning_core.types import Rollout as Rollout
+    from lightning_core.types import Task as Task
+    from lightning_core.types import Trajectory as Trajectory
+    from lightning_core.types import Transition as Transition
 
 __version__ = "0.1.0"
 

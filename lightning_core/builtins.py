@@ -5,7 +5,7 @@ Only names and paths: a part is imported when it is first asked for.
 
 from __future__ import annotations
 
-from .hookspecs import Register, hookimpl
+from lightning_core.hookspecs import Register, hookimpl
 
 
 @hookimpl

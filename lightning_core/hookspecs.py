@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import pluggy
 
-from .types import Who
+from lightning_core.types import Who
 
 PROJECT = "lightning_core"
 hookspec = pluggy.HookspecMarker(PROJECT)

@@ -16,10 +16,10 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import pluggy
 
-from . import __version__, builtins, hookspecs
-from .errors import ConfigError, PluginError
-from .hookspecs import PROJECT
-from .types import Who
+from lightning_core import __version__, builtins, hookspecs
+from lightning_core.errors import ConfigError, PluginError
+from lightning_core.hookspecs import PROJECT
+from lightning_core.types import Who
 
 log = logging.getLogger(__name__)
 

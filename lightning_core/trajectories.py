@@ -20,13 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import TrainingError
-from .types import Trajectory, Transition
+from lightning_core.errors import TrainingError
+from lightning_core.types import Key, Trajectory, Transition
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
-Key = tuple[str, str, int]
-"""A transition's address: (rollout_id, call_id, choice)."""
 
 ABSENT = "reply absent"
 CHANGED = "reply changed"
@@ -99,11 +97,6 @@ class MergeReport:
         return dict(Counter(u.reason for u in self.unmerged))
 
 
-def key_of(transition: Transition) -> Key:
-    """The transition's address."""
-    return transition.rollout_id, transition.call_id, transition.choice
-
-
 def trained_transitions(trajectories: Iterable[Trajectory]) -> list[Transition]:
     """Those that carry loss: of a trained agent, with an advantage, with at least one sampled token."""
     return [
@@ -129,7 +122,7 @@ def make_packs(
     for a transition without a prompt, or whose logprobs do not match its tokens.
     """
     rows = sorted(
-        (_row(t) for t in trained_transitions(trajectories) if key_of(t) in weights), key=lambda r: r.order
+        (_row(t) for t in trained_transitions(trajectories) if t.key in weights), key=lambda r: r.order
     )
     packs: list[Pack] = []
     walk = _Walk()
@@ -150,7 +143,7 @@ def report_merge(trajectories: Sequence[Trajectory], packs: Sequence[Pack]) -> M
     before = sum(
         len(t.prompt_ids) + len(t.completion_ids) - 1
         for t in trained_transitions(trajectories)
-        if key_of(t) in kept
+        if t.key in kept
     )
     after = sum(len(pack.tokens) for pack in packs)
     return MergeReport(before, after, tuple(u for t in trajectories for u in find_unmerged(t)))
@@ -264,10 +257,10 @@ class _Walk:
             targets=_join([t.completion_ids for t in transitions], np.int64),
             logprobs=_join([t.logprobs for t in transitions], np.float32),
             advantages=spread([t.advantage or 0.0 for t in transitions]),
-            weights=spread([weights[key_of(t)] for t in transitions]),
+            weights=spread([weights[t.key] for t in transitions]),
             temperatures=spread([t.temperature or 1.0 for t in transitions]),
             sequences=np.repeat(np.arange(len(lengths)), lengths),
-            keys=tuple(key_of(t) for t in transitions),
+            keys=tuple(t.key for t in transitions),
         )
 
 

@@ -191,6 +191,10 @@ class Metrics(Record):
     created_at: float = Field(default_factory=time.time)
 
 
+Key = tuple[str, str, int]
+"""The address of a transition: (rollout_id, call_id, choice)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Transition:
     """A call as an MDP step: state `prompt_ids`, action `completion_ids`."""
@@ -210,6 +214,11 @@ class Transition:
     """Sum of the intermediate rewards addressed to this call; the final reward is the trajectory's."""
     advantage: float | None = None
     """None = not assigned yet; 0.0 = assigned zero."""
+
+    @property
+    def key(self) -> Key:
+        """Its address."""
+        return self.rollout_id, self.call_id, self.choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from lightning_core.trajectories import (
     STOP_CHANGED,
     Pack,
     find_unmerged,
-    key_of,
     make_packs,
     report_merge,
     trained_transitions,
@@ -39,7 +38,7 @@ def rollout(*calls: Transition) -> Trajectory:
 
 
 def pack_all(*trajectories: Trajectory, pack_tokens: int = 1000, merge: bool = True) -> list[Pack]:
-    weights = {key_of(t): 1.0 for trajectory in trajectories for t in trajectory.transitions}
+    weights = {t.key: 1.0 for trajectory in trajectories for t in trajectory.transitions}
     return make_packs(trajectories, weights, pack_tokens=pack_tokens, merge=merge)
 
 
@@ -135,7 +134,7 @@ def test_every_entry_sees_exactly_its_own_prefix_and_none_is_lost(
     prompts = [[draw.randrange(4) for _ in range(draw.randrange(1, 6))] for _ in range(2)]
     batch = [random_rollout(draw, f"r{i}", prompts) for i in range(draw.randrange(1, 4))]
     packs = pack_all(*batch, pack_tokens=pack_tokens, merge=merge)
-    transitions = {key_of(t): t for t in trained_transitions(batch)}
+    transitions = {t.key: t for t in trained_transitions(batch)}
     assert sorted(key for pack in packs for key in pack.keys) == sorted(transitions)
     for pack in packs:
         assert len(pack.tokens) <= pack_tokens or len(pack.keys) == 1

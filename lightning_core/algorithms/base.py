@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ..types import Trajectory
+from lightning_core.types import Key, Trajectory
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ class Algorithm(Protocol):
     def epochs(self) -> int:
         """Passes over each batch."""
 
-    def weigh(self, trajectories: tuple[Trajectory, ...]) -> dict[tuple[str, str, int], float]:
+    def weigh(self, trajectories: tuple[Trajectory, ...]) -> dict[Key, float]:
         """The weight of one token of each trained transition, keyed (rollout_id, call_id, choice)."""
 
     def loss(self, entries: Entries) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -25,10 +25,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ..credit.base import key_of
-from ..errors import ConfigError
-from ..types import Trajectory
-from .base import Entries
+from lightning_core.algorithms.base import Entries
+from lightning_core.errors import ConfigError
+from lightning_core.types import Key, Trajectory
 
 if TYPE_CHECKING:
     import torch
@@ -81,11 +80,11 @@ class GRPO:
     def needs_reference(self) -> bool:
         return self.kl > 0
 
-    def weigh(self, trajectories: tuple[Trajectory, ...]) -> dict[tuple[str, str, int], float]:
+    def weigh(self, trajectories: tuple[Trajectory, ...]) -> dict[Key, float]:
         """The weight of one token of each transition with loss, keyed (rollout_id, call_id, choice)."""
         rollouts = [
             {
-                key_of(t): len(t.completion_ids)
+                t.key: len(t.completion_ids)
                 for t in trajectory.transitions
                 if t.trained and t.advantage is not None
             }
@@ -106,7 +105,7 @@ class GRPO:
 
     def loss(self, entries: Entries) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The formula above over E entries; metrics are weighted sums, so they add up over micro-batches."""
-        from . import losses
+        from lightning_core.algorithms import losses
 
         anchor = entries.old_logprobs if self.truncation is None else entries.logprobs.detach()
         surrogate, clipped = losses.clipped_surrogate(

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ..algorithms.base import Algorithm
-from ..gateway.upstream import Upstream
-from ..types import Trajectory
+from lightning_core.algorithms.base import Algorithm
+from lightning_core.gateway.upstream import Upstream
+from lightning_core.types import Trajectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,3 +1,3 @@
 """The `agentlightning` command."""
 
-from .app import main as main
+from lightning_core.cli.app import main as main

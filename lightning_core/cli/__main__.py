@@ -1,5 +1,5 @@
 """`python -m lightning_core.cli` is the command `agentlightning`."""
 
-from .app import main
+from lightning_core.cli.app import main
 
 main()

@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..errors import LightningError
-from . import runs as run_views
-from .serving import serve_model
-from .training import train_script
+from lightning_core.cli import runs as run_views
+from lightning_core.cli.serving import serve_model
+from lightning_core.cli.training import train_script
+from lightning_core.errors import LightningError
 
 app = typer.Typer(
     name="agentlightning",

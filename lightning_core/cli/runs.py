@@ -8,12 +8,12 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from ..errors import ConfigError
-from ..plugins import load_plugins
-from ..stores.sqlite import SqliteStore
-from ..trainer.display import agent_table, success_table
-from ..trainer.report import terminal_curve
-from ..trainer.summary import Summary
+from lightning_core.errors import ConfigError
+from lightning_core.plugins import load_plugins
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.trainer.display import agent_table, success_table
+from lightning_core.trainer.report import terminal_curve
+from lightning_core.trainer.summary import Summary
 
 
 def list_runs(folder: Path) -> None:

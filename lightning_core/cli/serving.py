@@ -8,12 +8,12 @@ import signal
 
 from rich.console import Console
 
-from ..gateway.app import Gateway
-from ..gateway.server import GatewayServer
-from ..gateway.tokens import Tokens
-from ..plugins import load_plugins
-from ..trainer.session import make_backend, open_store
-from ..trainer.trainer import Trainer
+from lightning_core.gateway.app import Gateway
+from lightning_core.gateway.server import GatewayServer
+from lightning_core.gateway.tokens import Tokens
+from lightning_core.plugins import load_plugins
+from lightning_core.trainer.session import make_backend, open_store
+from lightning_core.trainer.trainer import Trainer
 
 
 async def serve_model(model: str, backend_name: str, store_url: str, host: str, port: int) -> None:

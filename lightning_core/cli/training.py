@@ -12,8 +12,8 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from ..errors import ConfigError
-from ..trainer.trainer import overrides
+from lightning_core.errors import ConfigError
+from lightning_core.trainer.trainer import overrides
 
 
 def train_script(

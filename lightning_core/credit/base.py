@@ -16,10 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..types import Trajectory, Transition
+from lightning_core.types import Key, Trajectory
 
-Key = tuple[str, str, int]
-"""(rollout_id, call_id, choice) of a transition."""
 Credit = Callable[[Sequence[Trajectory]], dict[Key, float]]
 
 EPSILON = 1e-6
@@ -35,11 +33,6 @@ class CreditReport:
     """Groups in which no transition got an advantage: their rollouts were all equally good."""
     transitions: Counter[str] = field(default_factory=Counter)
     """Transitions with an advantage, per agent."""
-
-
-def key_of(transition: Transition) -> Key:
-    """The identity of a transition."""
-    return transition.rollout_id, transition.call_id, transition.choice
 
 
 def total_return(trajectory: Trajectory) -> float:
@@ -79,8 +72,7 @@ def _with_advantages(
     trajectory: Trajectory, advantages: dict[Key, float], agents: Counter[str]
 ) -> Trajectory:
     credited = tuple(
-        replace(transition, advantage=advantages.get(key_of(transition)))
-        for transition in trajectory.transitions
+        replace(transition, advantage=advantages.get(transition.key)) for transition in trajectory.transitions
     )
     agents.update(t.agent for t in credited if t.trained and t.advantage is not None)
     return replace(trajectory, transitions=credited)

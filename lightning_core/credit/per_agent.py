@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..types import Trajectory
-from .base import Key, key_of, normalise, total_return
+from lightning_core.credit.base import normalise, total_return
+from lightning_core.types import Key, Trajectory
 
 
 def per_agent(group: Sequence[Trajectory]) -> dict[Key, float]:
@@ -33,5 +33,5 @@ def per_agent(group: Sequence[Trajectory]) -> dict[Key, float]:
         normalised = normalise([total_return(group[i]) for i in rollouts])
         if normalised is not None:
             of_rollout = dict(zip(rollouts, normalised, strict=True))
-            advantages.update({key_of(t): of_rollout[i] for i, t in acted})
+            advantages.update({t.key: of_rollout[i] for i, t in acted})
     return advantages

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..types import Trajectory
-from .base import Key, key_of, normalise, total_return
+from lightning_core.credit.base import normalise, total_return
+from lightning_core.types import Key, Trajectory
 
 
 def uniform(group: Sequence[Trajectory]) -> dict[Key, float]:
@@ -24,7 +24,7 @@ def uniform(group: Sequence[Trajectory]) -> dict[Key, float]:
     if advantages is None:
         return {}
     return {
-        key_of(transition): advantage
+        transition.key: advantage
         for trajectory, advantage in zip(members, advantages, strict=True)
         for transition in trajectory.transitions
         if transition.trained

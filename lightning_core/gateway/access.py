@@ -18,12 +18,12 @@ from typing import Any, Final
 
 from starlette.types import Scope
 
-from ..errors import AccessError
-from ..tracing.headers import AGENT, CALL, ROLLOUT, decode_agent
-from ..tracing.scope import matches
-from ..types import UNNAMED, Sampling
-from .refusals import Refusal
-from .tokens import PREFIX, Grant, Tokens
+from lightning_core.errors import AccessError
+from lightning_core.gateway.refusals import Refusal
+from lightning_core.gateway.tokens import PREFIX, Grant, Tokens
+from lightning_core.tracing.headers import AGENT, CALL, ROLLOUT, decode_agent
+from lightning_core.tracing.scope import matches
+from lightning_core.types import UNNAMED, Sampling
 
 AUTHORIZATION: Final = "authorization"
 

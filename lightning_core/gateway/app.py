@@ -11,14 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..errors import GatewayError
-from ..stores.base import Store
-from .access import Access
-from .chat import ChatCompletions
-from .exchange import Exchanges
-from .refusals import Refusal, refusal_of
-from .tokens import Tokens
-from .upstream import Upstream
+from lightning_core.errors import GatewayError
+from lightning_core.gateway.access import Access
+from lightning_core.gateway.chat import ChatCompletions
+from lightning_core.gateway.exchange import Exchanges
+from lightning_core.gateway.refusals import Refusal, refusal_of
+from lightning_core.gateway.tokens import Tokens
+from lightning_core.gateway.upstream import Upstream
+from lightning_core.stores.base import Store
 
 _OF_ROLLOUT: Final = "/rollouts/{rollout_id}/agents/{agent:path}"
 """Base URL of an agent of a rollout; the name may hold slashes once it is decoded."""

@@ -6,15 +6,22 @@ import asyncio
 
 from starlette.types import Receive, Scope, Send
 
-from ..errors import GatewayError
-from .access import Access
-from .exchange import Exchange, Exchanges, disconnected, stopped
-from .parameters import read_chat
-from .recording import Recording
-from .refusals import refusal_of
-from .replies import Reply, TokenText
-from .upstream import Upstream
-from .wire import event, read_body, send_events, send_json, start_events, wait_disconnect
+from lightning_core.errors import GatewayError
+from lightning_core.gateway.access import Access
+from lightning_core.gateway.exchange import Exchange, Exchanges, disconnected, stopped
+from lightning_core.gateway.parameters import read_chat
+from lightning_core.gateway.recording import Recording
+from lightning_core.gateway.refusals import refusal_of
+from lightning_core.gateway.replies import Reply, TokenText
+from lightning_core.gateway.upstream import Upstream
+from lightning_core.gateway.wire import (
+    event,
+    read_body,
+    send_events,
+    send_json,
+    start_events,
+    wait_disconnect,
+)
 
 
 class ChatCompletions:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from ..stores.base import Store
-from ..types import CallStatus
-from .recording import Recording
-from .refusals import Refusal, refusal_of, unrecorded
-from .upstream import Delta, Upstream
+from lightning_core.gateway.recording import Recording
+from lightning_core.gateway.refusals import Refusal, refusal_of, unrecorded
+from lightning_core.gateway.upstream import Delta, Upstream
+from lightning_core.stores.base import Store
+from lightning_core.types import CallStatus
 
 log = logging.getLogger(__name__)
 

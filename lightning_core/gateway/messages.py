@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from .refusals import Refusal, invalid, unsupported
+from lightning_core.gateway.refusals import Refusal, invalid, unsupported
 
 _ROLES: Final = frozenset(("system", "developer", "user", "assistant", "tool"))
 _TEXT_PARTS: Final = frozenset(("text", "refusal"))

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import orjson
 
-from ..types import Sampling
-from .messages import read_messages, read_tools
-from .refusals import Refusal, invalid, unsupported
-from .upstream import ChatRequest
+from lightning_core.gateway.messages import read_messages, read_tools
+from lightning_core.gateway.refusals import Refusal, invalid, unsupported
+from lightning_core.gateway.upstream import ChatRequest
+from lightning_core.types import Sampling
 
 _SERVED: Final = frozenset(
     (

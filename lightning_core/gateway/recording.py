@@ -9,11 +9,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import GatewayError
-from ..types import Call, CallStatus, Choice
-from .access import Caller
-from .parameters import ChatBody
-from .upstream import Delta
+from lightning_core.errors import GatewayError
+from lightning_core.gateway.access import Caller
+from lightning_core.gateway.parameters import ChatBody
+from lightning_core.gateway.upstream import Delta
+from lightning_core.types import Call, CallStatus, Choice
 
 
 @dataclass(slots=True)

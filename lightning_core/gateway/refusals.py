@@ -10,8 +10,8 @@ from typing import Any
 
 from starlette.types import Send
 
-from ..errors import AccessError, ContextLengthError, GatewayError, UnsupportedError
-from .wire import send_json
+from lightning_core.errors import AccessError, ContextLengthError, GatewayError, UnsupportedError
+from lightning_core.gateway.wire import send_json
 
 
 class Refusal(GatewayError):

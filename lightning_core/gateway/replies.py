@@ -11,9 +11,9 @@ from typing import Any
 
 import orjson
 
-from .recording import ChoiceSoFar, Recording
-from .upstream import Delta
-from .wire import event, to_json
+from lightning_core.gateway.recording import ChoiceSoFar, Recording
+from lightning_core.gateway.upstream import Delta
+from lightning_core.gateway.wire import event, to_json
 
 
 class TokenText:

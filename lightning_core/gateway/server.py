@@ -15,8 +15,8 @@ from typing import Final, Self
 
 import uvicorn
 
-from ..errors import GatewayError
-from .app import Gateway
+from lightning_core.errors import GatewayError
+from lightning_core.gateway.app import Gateway
 
 _BACKLOG: Final = 4096
 _KEEP_ALIVE_SECONDS: Final = 300

@@ -16,8 +16,8 @@ from hashlib import sha256
 
 import orjson
 
-from ..errors import AccessError, ConfigError
-from ..types import Rollout, Sampling
+from lightning_core.errors import AccessError, ConfigError
+from lightning_core.types import Rollout, Sampling
 
 PREFIX = "lt-"
 """Every token starts so; an API key of another house does not."""

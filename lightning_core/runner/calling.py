@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
-from ..types import Task
+from lightning_core.types import Task
 
 Solve = Callable[[Task], Any]
 """Runs the app once on a task and returns (or is awaited for) the reward."""

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import ConfigError
-from ..types import Attempt
+from lightning_core.errors import ConfigError
+from lightning_core.types import Attempt
 
 
 @dataclass(frozen=True, slots=True)

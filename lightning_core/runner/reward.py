@@ -8,8 +8,8 @@ from collections.abc import Callable
 from decimal import Decimal
 from numbers import Real
 
-from ..errors import RewardError
-from ..types import Task
+from lightning_core.errors import RewardError
+from lightning_core.types import Task
 
 
 def to_reward(value: object, task: Task, solve: Callable[..., object]) -> float:

@@ -16,14 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError, LeaseLostError, RewardError, StoreError
-from ..stores.base import Store
-from ..tracing.scope import Scope, rollout_scope
-from ..types import Attempt, Rollout
-from .calling import Outcome, Solve, start
-from .failure import describe
-from .policy import FailurePolicy
-from .reward import to_reward
+from lightning_core.errors import ConfigError, LeaseLostError, RewardError, StoreError
+from lightning_core.runner.calling import Outcome, Solve, start
+from lightning_core.runner.failure import describe
+from lightning_core.runner.policy import FailurePolicy
+from lightning_core.runner.reward import to_reward
+from lightning_core.stores.base import Store
+from lightning_core.tracing.scope import Scope, rollout_scope
+from lightning_core.types import Attempt, Rollout
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from ..types import Attempt, Call, Metrics, ResourceVersion, Reward, Rollout, Run, Status
+from lightning_core.types import Attempt, Call, Metrics, ResourceVersion, Reward, Rollout, Run, Status
 
 
 class Store(Protocol):

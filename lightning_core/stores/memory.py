@@ -8,10 +8,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from ..errors import ConfigError, NotFoundError
-from ..types import Attempt, Call, Metrics, ResourceVersion, Reward, Rollout, Run, Status
-from . import rules
-from .waiting import Waiters
+from lightning_core.errors import ConfigError, NotFoundError
+from lightning_core.stores import rules
+from lightning_core.stores.waiting import Waiters
+from lightning_core.types import Attempt, Call, Metrics, ResourceVersion, Reward, Rollout, Run, Status
 
 
 class MemoryStore:

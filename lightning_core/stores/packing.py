@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from ..errors import StoreError
-from ..types import Choice
+from lightning_core.errors import StoreError
+from lightning_core.types import Choice
 
 
 def dump_json(value: Any) -> bytes:

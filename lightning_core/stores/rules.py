@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 
-from ..errors import LeaseLostError, RewardError, StoreError
-from ..types import Attempt, Reward, Rollout, Status
+from lightning_core.errors import LeaseLostError, RewardError, StoreError
+from lightning_core.types import Attempt, Reward, Rollout, Status
 
 LEASE_EXPIRED = "lease expired"
 

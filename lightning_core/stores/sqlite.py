@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
-from ..errors import NotFoundError
-from ..types import Attempt, Call, Metrics, ResourceVersion, Reward, Rollout, Run, Status
-from . import rules, sqlite_queue
-from . import sqlite_rows as rows
-from .sqlite_file import path_of
-from .sqlite_thread import SqliteThread
-from .waiting import Waiters
+from lightning_core.errors import NotFoundError
+from lightning_core.stores import rules, sqlite_queue
+from lightning_core.stores import sqlite_rows as rows
+from lightning_core.stores.sqlite_file import path_of
+from lightning_core.stores.sqlite_thread import SqliteThread
+from lightning_core.stores.waiting import Waiters
+from lightning_core.types import Attempt, Call, Metrics, ResourceVersion, Reward, Rollout, Run, Status
 
 T = TypeVar("T")
 

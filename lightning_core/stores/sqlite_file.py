@@ -11,7 +11,7 @@ import sqlite3
 import time
 from pathlib import Path
 
-from ..errors import ConfigError, StoreError
+from lightning_core.errors import ConfigError, StoreError
 
 SCHEMA_VERSION = 1
 

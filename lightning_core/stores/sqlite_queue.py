@@ -8,10 +8,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Sequence
 
-from ..types import Attempt, Rollout, Status
-from . import rules
-from .packing import dump_json
-from .sqlite_rows import ROLLOUT, to_rollout
+from lightning_core.stores import rules
+from lightning_core.stores.packing import dump_json
+from lightning_core.stores.sqlite_rows import ROLLOUT, to_rollout
+from lightning_core.types import Attempt, Rollout, Status
 
 SAVE = (
     "UPDATE rollouts SET status = ?, attempts = ?, max_attempts = ?, reward = ?, error = ?, finished_at = ?,"

@@ -8,8 +8,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-from ..types import Attempt, Call, Metrics, ResourceVersion, Reward, Rollout, Run, Sampling, Status, Task
-from .packing import (
+from lightning_core.stores.packing import (
     dump_json,
     load_json,
     pack_choices,
@@ -17,6 +16,18 @@ from .packing import (
     plain,
     unpack_choices,
     unpack_ids,
+)
+from lightning_core.types import (
+    Attempt,
+    Call,
+    Metrics,
+    ResourceVersion,
+    Reward,
+    Rollout,
+    Run,
+    Sampling,
+    Status,
+    Task,
 )
 
 Row = tuple[Any, ...]

@@ -18,8 +18,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from ..errors import LightningError, StoreError
-from .sqlite_file import connect, in_words
+from lightning_core.errors import LightningError, StoreError
+from lightning_core.stores.sqlite_file import connect, in_words
 
 T = TypeVar("T")
 Operation = Callable[[sqlite3.Connection], T]

@@ -19,12 +19,12 @@ from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
-from ..errors import InstrumentationError
-from ..types import UNNAMED, Who
-from . import headers, threads
-from .importing import WhenImported
-from .patching import patch
-from .scope import Scope, current_agent, current_scope
+from lightning_core.errors import InstrumentationError
+from lightning_core.tracing import headers, threads
+from lightning_core.tracing.importing import WhenImported
+from lightning_core.tracing.patching import patch
+from lightning_core.tracing.scope import Scope, current_agent, current_scope
+from lightning_core.types import UNNAMED, Who
 
 Puller = Callable[[], Who | None]
 """Answers "who is calling right now?"; see `Plugins.who`."""

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from ..types import Who
+from lightning_core.types import Who
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from contextvars import Context, copy_context
 from threading import Thread
 from typing import Any
 
-from .patching import patch
-from .scope import current_scope
+from lightning_core.tracing.patching import patch
+from lightning_core.tracing.scope import current_scope
 
 
 def install() -> Callable[[], None]:

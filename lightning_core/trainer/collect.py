@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..errors import TokenIdsError, UnknownAgentError
-from ..tracing.scope import matches
-from ..types import Call, Reward, Rollout, Trajectory, Transition
+from lightning_core.errors import TokenIdsError, UnknownAgentError
+from lightning_core.tracing.scope import matches
+from lightning_core.types import Call, Reward, Rollout, Trajectory, Transition
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..types import Rollout
-from .summary import Evaluation, Summary
+from lightning_core.trainer.summary import Evaluation, Summary
+from lightning_core.types import Rollout
 
 
 class Display:

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import ConfigError, StoreError
+from lightning_core.errors import ConfigError, StoreError
 
 CHECKPOINT = re.compile(r"step-(\d{6})")
 

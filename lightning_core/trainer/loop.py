@@ -8,15 +8,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from ..backends.base import Batch
-from ..credit.base import Credit, CreditReport, assign
-from ..errors import TrainingError
-from ..types import Call, Metrics, ResourceVersion, Rollout, Task, Trajectory
-from .collect import check_patterns, count_agents, to_trajectory
-from .display import Display
-from .plan import plan_evaluation, plan_training, tasks_of_step
-from .session import Session, failures
-from .summary import Evaluation, evaluation
+from lightning_core.backends.base import Batch
+from lightning_core.credit.base import Credit, CreditReport, assign
+from lightning_core.errors import TrainingError
+from lightning_core.trainer.collect import check_patterns, count_agents, to_trajectory
+from lightning_core.trainer.display import Display
+from lightning_core.trainer.plan import plan_evaluation, plan_training, tasks_of_step
+from lightning_core.trainer.session import Session, failures
+from lightning_core.trainer.summary import Evaluation, evaluation
+from lightning_core.types import Call, Metrics, ResourceVersion, Rollout, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..errors import TaskError
-from ..types import Rollout, Sampling, Split, Task
+from lightning_core.errors import TaskError
+from lightning_core.types import Rollout, Sampling, Split, Task
 
 EVALUATIONS = {"sampled": Sampling(temperature=1.0), "greedy": Sampling(temperature=0.0)}
 """The two ways a policy is evaluated."""

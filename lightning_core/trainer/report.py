@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..stores.base import Store
-from ..types import Call, Metrics, Rollout
-from .folder import RunFolder
-from .summary import AgentSummary, Evaluation, Summary, evaluation, versions
+from lightning_core.stores.base import Store
+from lightning_core.trainer.folder import RunFolder
+from lightning_core.trainer.summary import AgentSummary, Evaluation, Summary, evaluation, versions
+from lightning_core.types import Call, Metrics, Rollout
 
 
 async def find_evaluation(store: Store, run_id: str, step: int, breakdown: str | None) -> Evaluation | None:

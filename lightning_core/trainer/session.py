@@ -11,21 +11,21 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-from ..backends.base import Backend
-from ..errors import TrainingError
-from ..gateway.app import Gateway
-from ..gateway.server import GatewayServer
-from ..gateway.tokens import Tokens
-from ..plugins import Plugins, load_plugins
-from ..runner import Runner
-from ..stores.base import Store
-from ..tracing.openai_sdk import instrument
-from ..tracing.scope import Scope
-from ..types import Attempt, Call, Reward, Rollout, Status
-from .folder import RunFolder
+from lightning_core.backends.base import Backend
+from lightning_core.errors import TrainingError
+from lightning_core.gateway.app import Gateway
+from lightning_core.gateway.server import GatewayServer
+from lightning_core.gateway.tokens import Tokens
+from lightning_core.plugins import Plugins, load_plugins
+from lightning_core.runner import Runner
+from lightning_core.stores.base import Store
+from lightning_core.tracing.openai_sdk import instrument
+from lightning_core.tracing.scope import Scope
+from lightning_core.trainer.folder import RunFolder
+from lightning_core.types import Attempt, Call, Reward, Rollout, Status
 
 if TYPE_CHECKING:
-    from .trainer import Trainer
+    from lightning_core.trainer.trainer import Trainer
 
 Solve = Callable[..., Any]
 """The user's function: takes a Task, runs the app once, returns the reward; may be async."""

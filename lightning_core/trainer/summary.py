@@ -10,8 +10,8 @@ from statistics import fmean
 
 from pydantic import Field
 
-from ..types import Call, Record, Rollout
-from .plan import EVALUATIONS
+from lightning_core.trainer.plan import EVALUATIONS
+from lightning_core.types import Call, Record, Rollout
 
 PACKAGES = ("agent-lightning-core", "torch", "transformers", "openai", "langgraph", "langchain-core")
 

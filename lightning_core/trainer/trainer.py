@@ -13,18 +13,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..algorithms.base import Algorithm
-from ..algorithms.grpo import GRPO
-from ..errors import ConfigError
-from ..runner import FailurePolicy
-from ..types import Run, Task
-from .display import Display
-from .folder import RunFolder
-from .loop import Loop
-from .plan import make_tasks
-from .report import terminal_curve, transcripts, write_report
-from .session import Session, Solve
-from .summary import Summary
+from lightning_core.algorithms.base import Algorithm
+from lightning_core.algorithms.grpo import GRPO
+from lightning_core.errors import ConfigError
+from lightning_core.runner import FailurePolicy
+from lightning_core.trainer.display import Display
+from lightning_core.trainer.folder import RunFolder
+from lightning_core.trainer.loop import Loop
+from lightning_core.trainer.plan import make_tasks
+from lightning_core.trainer.report import terminal_curve, transcripts, write_report
+from lightning_core.trainer.session import Session, Solve
+from lightning_core.trainer.summary import Summary
+from lightning_core.types import Run, Task
 
 _overrides: ContextVar[Mapping[str, Any] | None] = ContextVar("lightning_overrides", default=None)
 

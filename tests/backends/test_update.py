@@ -20,7 +20,7 @@ from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.optimizer import Optimizer, OptimizerOptions
 from lightning_core.backends.local.policy import Policy
 from lightning_core.errors import ConfigError, TrainingError, UnsupportedError
-from lightning_core.trajectories import key_of, make_packs, trained_transitions
+from lightning_core.trajectories import make_packs, trained_transitions
 from lightning_core.types import Trajectory, Transition
 from tests.backends.serving import ask, sample_batch, serving
 
@@ -37,7 +37,7 @@ class Reinforce:
 
     def weigh(self, trajectories: tuple[Trajectory, ...]) -> dict[tuple[str, str, int], float]:
         transitions = trained_transitions(trajectories)
-        return {key_of(t): 1.0 / (len(transitions) * len(t.completion_ids)) for t in transitions}
+        return {t.key: 1.0 / (len(transitions) * len(t.completion_ids)) for t in transitions}
 
     def loss(self, entries: Entries) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         loss = -(entries.weights * entries.advantages * entries.logprobs).sum() * self.poison
@@ -113,7 +113,7 @@ def by_transformers(
             logprobs=logits.log_softmax(-1)[torch.arange(count), torch.tensor(t.completion_ids)],
             old_logprobs=torch.tensor(t.logprobs),
             advantages=torch.full((count,), t.advantage),
-            weights=torch.full((count,), weights[key_of(t)]),
+            weights=torch.full((count,), weights[t.key]),
             sequences=torch.zeros(count, dtype=torch.int64),
         )
         total = total + algorithm.loss(entries)[0]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_core.credit.base import assign, key_of
+from lightning_core.credit.base import assign
 from lightning_core.credit.per_agent import per_agent
 from lightning_core.credit.uniform import uniform
 from lightning_core.types import Trajectory, Transition
@@ -123,7 +123,7 @@ def test_advantages_do_not_depend_on_the_reward_s_origin_or_unit(method, rewards
 
 def test_every_transition_has_its_own_key():
     group = [rollout(0, 1.0, "a", "a"), rollout(1, 0.0, "a")]
-    assert len({key_of(t) for trajectory in group for t in trajectory.transitions}) == 3
+    assert len({t.key for trajectory in group for t in trajectory.transitions}) == 3
 
 
 def _fields(transition: Transition) -> dict[str, object]:

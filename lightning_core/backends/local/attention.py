@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
-from ...errors import ModelError, UnsupportedError
+from lightning_core.errors import ModelError, UnsupportedError
 
 NAME = "lightning_core"
 UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")

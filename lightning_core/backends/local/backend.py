@@ -13,17 +13,17 @@ from typing import TypeVar
 
 import torch
 
-from ...algorithms.base import Algorithm
-from ...errors import ConfigError, UnsupportedError
-from ..base import Batch
-from .chat import LocalUpstream
-from .checkpoint import Checkpoints
-from .decoder import make_decoder
-from .engine import Engine, EngineOptions
-from .model import check_folder, load_model
-from .optimizer import Optimizer, OptimizerOptions
-from .policy import LoraOptions, Policy
-from .tuning import Tuning, kv_shape, memory_bytes, tune
+from lightning_core.algorithms.base import Algorithm
+from lightning_core.backends.base import Batch
+from lightning_core.backends.local.chat import LocalUpstream
+from lightning_core.backends.local.checkpoint import Checkpoints
+from lightning_core.backends.local.decoder import make_decoder
+from lightning_core.backends.local.engine import Engine, EngineOptions
+from lightning_core.backends.local.model import check_folder, load_model
+from lightning_core.backends.local.optimizer import Optimizer, OptimizerOptions
+from lightning_core.backends.local.policy import LoraOptions, Policy
+from lightning_core.backends.local.tuning import Tuning, kv_shape, memory_bytes, tune
+from lightning_core.errors import ConfigError, UnsupportedError
 
 T = TypeVar("T")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -32,7 +32,7 @@ PREFIX_TOKENS = 1 << 17
 SWITCH_SECONDS = 0.0005
 """The interpreter's switch interval while a backend runs. The engine takes the interpreter lock some hundred
 times a step and waits for up to one interval each time: beside a thread that computes in Python without
-pause, the default of 5 ms left it a tenth of the tokens per second that this one does."""
+pause, the default of 5 ms left it 140 to 1,600 tokens per second, 1 ms about 2,000 and 0.2 ms 2,300 to 3,000."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ import random
 from collections.abc import AsyncIterator
 from typing import Any
 
-from ...errors import ContextLengthError
-from ...gateway.upstream import ChatRequest, Delta
-from .completion import Completion, Options, Request
-from .engine import Engine
-from .model import Model
-from .prompts import render
-from .text import StopStrings, TextStream
-from .toolcalls import CLOSE, OPEN, ToolCalls
+from lightning_core.backends.local.completion import Completion, Options, Request
+from lightning_core.backends.local.engine import Engine
+from lightning_core.backends.local.model import Model
+from lightning_core.backends.local.prompts import render
+from lightning_core.backends.local.text import StopStrings, TextStream
+from lightning_core.backends.local.toolcalls import CLOSE, OPEN, ToolCalls
+from lightning_core.errors import ContextLengthError
+from lightning_core.gateway.upstream import ChatRequest, Delta
 
 
 class LocalUpstream:

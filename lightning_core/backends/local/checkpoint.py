@@ -21,8 +21,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from ...errors import ModelError
-from .policy import Policy
+from lightning_core.backends.local.policy import Policy
+from lightning_core.errors import ModelError
 
 WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
 MOMENTS, STATE = "moments.safetensors", "state.json"

@@ -18,9 +18,9 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from .attention import Plan, network_logits
-from .model import kv_heads
-from .packing import TreePlan
+from lightning_core.backends.local.attention import Plan, network_logits
+from lightning_core.backends.local.model import kv_heads
+from lightning_core.backends.local.packing import TreePlan
 
 logger = logging.getLogger(__name__)
 

@@ -18,13 +18,13 @@ from typing import TypeVar
 
 import torch
 
-from ...errors import GatewayError
-from .cache import Prefixes, Shape, Slots
-from .completion import Completion, Wakes
-from .decoder import Decoder
-from .plan import StepPlan
-from .rows import Rows
-from .sampling import Draws, Sampler
+from lightning_core.backends.local.cache import Prefixes, Shape, Slots
+from lightning_core.backends.local.completion import Completion, Wakes
+from lightning_core.backends.local.decoder import Decoder
+from lightning_core.backends.local.plan import StepPlan
+from lightning_core.backends.local.rows import Rows
+from lightning_core.backends.local.sampling import Draws, Sampler
+from lightning_core.errors import GatewayError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from ...errors import ModelError
-from .attention import use_plans
+from lightning_core.backends.local.attention import use_plans
+from lightning_core.errors import ModelError
 
 TINY = "tiny"
 DEFAULT_CONTEXT = 4096

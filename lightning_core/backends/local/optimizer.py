@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ...algorithms.base import Algorithm, Entries
-from ...errors import TrainingError
-from ...trajectories import MergeReport, Pack, make_packs, report_merge
-from ...types import Trajectory
-from .model import load_model
-from .packing import Tensors, entry_logprobs, to_tensors
-from .policy import Policy
+from lightning_core.algorithms.base import Algorithm, Entries
+from lightning_core.backends.local.model import load_model
+from lightning_core.backends.local.packing import Tensors, entry_logprobs, to_tensors
+from lightning_core.backends.local.policy import Policy
+from lightning_core.errors import TrainingError
+from lightning_core.trajectories import MergeReport, Pack, make_packs, report_merge
+from lightning_core.types import Trajectory
 
 
 @dataclass(frozen=True, slots=True)

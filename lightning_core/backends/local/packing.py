@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ...trajectories import Pack
-from .attention import network_logits
+from lightning_core.backends.local.attention import network_logits
+from lightning_core.trajectories import Pack
 
 CHUNK = 128
 """Query tokens that attend together; each chunk gathers only the keys that one of its tokens sees."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from .cache import Slots
+from lightning_core.backends.local.cache import Slots
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ...errors import ConfigError
-from .model import Model, kv_heads, parameter_count
+from lightning_core.backends.local.model import Model, kv_heads, parameter_count
+from lightning_core.errors import ConfigError
 
 SMALL = 10_000_000
 

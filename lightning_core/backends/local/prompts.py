@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from ...errors import UnsupportedError
+from lightning_core.errors import UnsupportedError
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from .cache import Prefixes, Slots
-from .completion import Completion
-from .plan import Run
+from lightning_core.backends.local.cache import Prefixes, Slots
+from lightning_core.backends.local.completion import Completion
+from lightning_core.backends.local.plan import Run
 
 
 @dataclass(slots=True)

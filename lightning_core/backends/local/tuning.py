@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from .cache import Shape, Slots
-from .decoder import make_decoder
-from .model import head_size, kv_heads, parameter_count
-from .packing import TreePlan
-from .plan import StepPlan
-from .policy import Policy
+from lightning_core.backends.local.cache import Shape, Slots
+from lightning_core.backends.local.decoder import make_decoder
+from lightning_core.backends.local.model import head_size, kv_heads, parameter_count
+from lightning_core.backends.local.packing import TreePlan
+from lightning_core.backends.local.plan import StepPlan
+from lightning_core.backends.local.policy import Policy
 
 WORTH = 1.3
 """How many times faster an option must be than the plainer one: twice the threads leave the app one core

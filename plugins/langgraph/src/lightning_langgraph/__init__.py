@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .callback import LightningCallback
+    from lightning_langgraph.callback import LightningCallback
 
 __all__ = ["LightningCallback"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "LightningCallback":
-        from .callback import LightningCallback
+        from lightning_langgraph.callback import LightningCallback
 
         return LightningCallback
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

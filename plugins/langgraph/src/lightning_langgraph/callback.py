@@ -8,7 +8,7 @@ from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 
-from .runs import Runs
+from lightning_langgraph.runs import Runs
 
 
 class LightningCallback(BaseCallbackHandler):

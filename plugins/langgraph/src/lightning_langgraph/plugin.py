@@ -7,8 +7,7 @@ from typing import Any
 
 from lightning_core.hookspecs import hookimpl
 from lightning_core.types import Who
-
-from .runs import innermost
+from lightning_langgraph.runs import innermost
 
 
 @hookimpl
@@ -26,6 +25,6 @@ def lightning_attach(target: Any) -> Any:
     base = sys.modules.get("langchain_core.runnables.base")
     if base is None or not isinstance(target, base.Runnable):
         return None
-    from .callback import LightningCallback
+    from lightning_langgraph.callback import LightningCallback
 
     return target.with_config(callbacks=[LightningCallback()])

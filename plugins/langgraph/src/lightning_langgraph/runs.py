@@ -20,8 +20,7 @@ from uuid import UUID
 
 from lightning_core.tracing.scope import enter_order
 from lightning_core.types import Who
-
-from .naming import agent_name, scope_key
+from lightning_langgraph.naming import agent_name, scope_key
 
 FRAMEWORK = "langgraph"
 
