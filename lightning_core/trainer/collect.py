@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lightning_core.errors import TokenIdsError, UnknownAgentError
@@ -82,17 +82,18 @@ def count_agents(calls: Iterable[Call]) -> dict[str, AgentCounts]:
     return {name: AgentCounts(number[name], trained[name], tokens[name]) for name in sorted(number)}
 
 
-def check_patterns(agents: tuple[str, ...] | None, seen: Mapping[str, AgentCounts]) -> None:
-    """Raise UnknownAgentError for a pattern that none of the agents seen matches."""
-    names = ", ".join(repr(name) for name in seen) or "none at all"
-    for pattern in agents or ():
-        if not any(matches(name, (pattern,)) for name in seen):
-            raise UnknownAgentError(
-                f"agents={list(agents or ())!r}: no call of the first batch came from {pattern!r}. "
-                f"Agents seen: {names}. Use one of these names, or a glob that matches them"
-            )
+def check_patterns(agents: tuple[str, ...] | None, seen: Iterable[str]) -> None:
+    """Raise UnknownAgentError for a pattern that none of the agents seen matches, or if none was seen."""
+    seen = sorted(seen)
+    names = ", ".join(map(repr, seen))
     if not seen:
         raise UnknownAgentError(
             "the first batch made no LLM call through the gateway: does the app use the OpenAI SDK, "
             "and does it run inside the function given to fit()?"
         )
+    for pattern in agents or ():
+        if not any(matches(name, (pattern,)) for name in seen):
+            raise UnknownAgentError(
+                f"agents={list(agents or ())!r}: no call so far came from {pattern!r}. "
+                f"Agents seen: {names}. Use one of these names, or a glob that matches them"
+            )

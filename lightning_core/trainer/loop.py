@@ -37,6 +37,8 @@ class Loop:
         self.trainer = session.trainer
         self.run_id = session.folder.run_id
         self._skipped = 0
+        self._seen: set[str] = set()
+        """Agents that have made a call since this process began."""
 
     async def run(self, first: int) -> None:
         """Steps `first` to the last one, with the evaluations due before, between and after them."""
@@ -56,10 +58,9 @@ class Loop:
         rollouts = await self.collect(step)
         calls, rewards = await self.session.records(rollouts)
         collect_seconds = time.perf_counter() - began
+        self._see(calls)
         if step == 0:
-            check_patterns(
-                self.trainer.patterns, count_agents(call for part in calls.values() for call in part)
-            )
+            check_patterns(self.trainer.patterns, self._seen)
         usable = [r for r in rollouts if r.reward is not None]
         if not usable:
             raise TrainingError(
@@ -132,9 +133,13 @@ class Loop:
         self.display.collecting("evaluation", len(rollouts))
         finished = await self.session.run(rollouts)
         calls, _ = await self.session.records(finished)
+        self._see(calls)
         result = evaluation(step, finished, calls, self.trainer.breakdown)
         self.display.evaluated(result)
         return result
+
+    def _see(self, calls: Mapping[str, Sequence[Call]]) -> None:
+        self._seen.update(call.agent for part in calls.values() for call in part)
 
     def _credit(self) -> Credit:
         credit: Credit = self.session.plugins.part("credit", self.trainer.algorithm.credit)

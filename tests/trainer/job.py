@@ -14,11 +14,11 @@ from pathlib import Path
 
 import lightning_core as lightning
 
-STEPS, TASKS_PER_STEP, GROUP_SIZE = 60, 2, 4
+TASKS_PER_STEP, GROUP_SIZE = 2, 4
 CALLS_PER_ROLLOUT = 2
 
 
-def fit(folder: Path, *, resume: bool, steps: int = STEPS) -> None:
+def fit(folder: Path, *, resume: bool, steps: int) -> None:
     """Train; each rollout makes one call as `writer` and one as `critic`."""
     import openai
 
@@ -46,12 +46,12 @@ def fit(folder: Path, *, resume: bool, steps: int = STEPS) -> None:
     ).fit(solve, train=[{"question": f"List the boats with speed above {n}."} for n in range(7)])
 
 
-def fork_fit(folder: Path, kill_after: float | None) -> int:
+def fork_fit(folder: Path, *, steps: int, kill_after: float | None) -> int:
     """Fit in a forked child, killed with SIGKILL after so many seconds; returns its wait status."""
     pid = os.fork()
     if pid == 0:
         try:
-            fit(folder, resume=(folder / "lock").exists())
+            fit(folder, resume=(folder / "lock").exists(), steps=steps)
         except BaseException:
             traceback.print_exc()
             os._exit(1)

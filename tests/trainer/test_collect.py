@@ -78,4 +78,4 @@ def test_a_pattern_that_no_call_matched_is_an_error_with_the_names_seen():
     with pytest.raises(UnknownAgentError, match=r"'rewrite_query'.*'check_query', 'write_query'"):
         check_patterns(("write_*", "rewrite_query"), seen)
     with pytest.raises(UnknownAgentError, match="no LLM call"):
-        check_patterns(None, {})
+        check_patterns(None, set())
