@@ -58,7 +58,7 @@ def train(warm: str, model: str, seed: int, tasks: int) -> Path:
     if not (folder / "summary.json").exists():
         command = [sys.executable, "-m", "lightning_core.cli", "train", "examples/sql/train.py"]
         command += ["--model", model, "--seed", str(seed), "--folder", str(folder)]
-        command += ["--resume"] if (folder / "lock").exists() else []
+        command += ["--resume"] if (folder / "run.json").exists() else []
         command += ["--", "--held-out", "test", "--held-out-tasks", str(tasks)]
         subprocess.run(command, check=True)
     return folder

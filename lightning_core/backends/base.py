@@ -24,6 +24,8 @@ class Backend(Protocol):
     """Serves the policy, takes a batch, publishes new weights."""
 
     name: str
+    model: str
+    """The folder or name of the model it starts from."""
     policy_version: int
 
     @property

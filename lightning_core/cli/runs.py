@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -10,9 +11,10 @@ from rich.table import Table
 
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
-from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.display import agent_table, success_table
+from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.report import terminal_curve
+from lightning_core.trainer.session import open_store
 from lightning_core.trainer.summary import Summary
 
 
@@ -21,7 +23,7 @@ def list_runs(folder: Path) -> None:
     table = Table(title=f"runs in {folder}")
     for column in ("run", "steps", "seed", "sampled", "greedy", "seconds"):
         table.add_column(column, justify="left" if column == "run" else "right")
-    found = sorted((path.parent for path in folder.glob("*/lock")), reverse=True)
+    found = sorted((path.parent for path in folder.glob("*/run.json")), reverse=True)
     for path in found:
         summary = find_summary(path)
         if summary is None:
@@ -48,15 +50,18 @@ def list_runs(folder: Path) -> None:
 async def show_run(path: Path) -> None:
     """Curve, success and agents of one run, finished or not."""
     console = Console()
-    database = path / "store.db"
-    if not (path / "lock").exists():
-        raise ConfigError(f"{str(path)!r} is not a run's folder; `agentlightning runs` lists the runs")
-    if database.exists():
-        async with SqliteStore(f"sqlite:///{database}") as store:
-            for run in await store.list_runs():
-                metrics = await store.list_metrics(run.id)
-                console.print(f"run {run.id}: {run.status}, {len(metrics)} steps")
-                console.print(terminal_curve(metrics), markup=False, highlight=False)
+    try:
+        address = json.loads((path / "run.json").read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(
+            f"{str(path)!r} is not a run's folder; `agentlightning runs` lists the runs"
+        ) from None
+    store_url = address["store"] or RunFolder(path, resume=True).store_url
+    async with open_store(store_url, load_plugins()) as store:
+        run = await store.find_run(address["run"])
+        metrics = await store.list_metrics(address["run"])
+    console.print(f"run {address['run']}: {run.status if run else 'not begun'}, {len(metrics)} steps")
+    console.print(terminal_curve(metrics), markup=False, highlight=False)
     summary = find_summary(path)
     if summary is None:
         console.print("not finished: no summary yet")

@@ -39,7 +39,7 @@ def train_script(
 
 def newest_run(folder: Path) -> Path:
     """The run last written to among those of a folder."""
-    stores = sorted(folder.glob("*/lock"), key=lambda path: path.stat().st_mtime)
+    stores = sorted(folder.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
     if not stores:
         raise ConfigError(f"there is no run to resume in {str(folder)!r}; give one with --folder")
     return stores[-1].parent

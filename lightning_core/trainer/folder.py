@@ -41,7 +41,7 @@ class RunFolder:
         except OSError:
             self._lock.close()
             raise ConfigError(f"another trainer is running in {str(self.path)!r}") from None
-        if not self._resume and (self.path / "store.db").exists():
+        if not self._resume and self.address_file.exists():
             self.__exit__()
             raise ConfigError(
                 f"{str(self.path)!r} already holds a run: resume it with resume=True (--resume), "
@@ -69,6 +69,11 @@ class RunFolder:
     @property
     def store_url(self) -> str:
         return f"sqlite:///{self.path / 'store.db'}"
+
+    @property
+    def address_file(self) -> Path:
+        """Says under which id and in which store the run is kept; null is the folder's own."""
+        return self.path / "run.json"
 
     def secret(self) -> bytes:
         """The key that signs this run's API tokens; made once."""

@@ -27,7 +27,7 @@ async def find_evaluation(store: Store, run_id: str, step: int, breakdown: str |
     return evaluation(step, rollouts, calls, breakdown)
 
 
-async def summarise(store: Store, folder: RunFolder, trainer: Any) -> Summary:
+async def summarise(store: Store, folder: RunFolder, trainer: Any, model: str) -> Summary:
     """The run as it stands in the store."""
     metrics = await store.list_metrics(folder.run_id)
     totals: Counter[str] = Counter()
@@ -38,7 +38,7 @@ async def summarise(store: Store, folder: RunFolder, trainer: Any) -> Summary:
         folder=str(folder.path),
         steps=len(metrics),
         seed=trainer.seed,
-        model=str(trainer.model),
+        model=model,
         before=await find_evaluation(store, folder.run_id, 0, trainer.breakdown),
         after=await find_evaluation(store, folder.run_id, trainer.steps, trainer.breakdown),
         train_seconds=totals["step_seconds"],
@@ -120,7 +120,7 @@ def terminal_curve(metrics: Sequence[Metrics]) -> str:
     plotext.plot([entry.step + 1 for entry in metrics], rewards, marker="braille")
     plotext.title("reward (mean of five steps)")
     plotext.xlabel("step")
-    return str(plotext.build())
+    return str(plotext.uncolorize(plotext.build()))
 
 
 def running_mean(values: Sequence[float], width: int = 5) -> list[float]:
@@ -167,9 +167,9 @@ def _escape(text: str) -> str:
     return escape(text)
 
 
-async def write_report(store: Store, folder: RunFolder, trainer: Any) -> Summary:
+async def write_report(store: Store, folder: RunFolder, trainer: Any, model: str) -> Summary:
     """Write `summary.json`, `curve.png` and `policy/`; returns the summary."""
-    summary = await summarise(store, folder, trainer)
+    summary = await summarise(store, folder, trainer, model)
     metrics = await store.list_metrics(folder.run_id)
     folder.write_json("summary.json", summary.model_dump(mode="json"))
     plot_curve(metrics, summary, folder.path / "curve.png")

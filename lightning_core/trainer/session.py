@@ -59,6 +59,7 @@ class Session:
         trainer, folder = self.trainer, self.folder
         self.plugins = load_plugins()
         store_url = trainer.store or folder.store_url
+        folder.write_json(folder.address_file.name, {"run": folder.run_id, "store": trainer.store})
         self.store = await stack.enter_async_context(open_store(store_url, self.plugins))
         self.backend = make_backend(trainer, self.plugins)
         self.backend.check(trainer.algorithm)

@@ -49,7 +49,7 @@ class Trainer:
     """Names or globs of the agents to train; None trains all."""
     algorithm: Algorithm = field(default_factory=GRPO)
     backend: Any = "local"
-    """A backend's name, or a backend object."""
+    """A backend's name, or a backend object, which then has the model instead of `model`."""
     store: str | None = None
     """URL of the store; by default an SQLite file in the run's folder."""
     steps: int = 40
@@ -136,7 +136,7 @@ async def _fit(
             loop = Loop(session, display, train, validation)
             try:
                 await loop.run(first)
-                summary = await write_report(session.store, folder, trainer)
+                summary = await write_report(session.store, folder, trainer, session.backend.model)
                 curve = terminal_curve(await session.store.list_metrics(run.id))
                 shown = await transcripts(session.store, run.id, trainer.steps)
             except BaseException as problem:
@@ -161,6 +161,11 @@ async def _open_run(session: Session, train: list[Task]) -> Run:
     }
     known = await session.store.find_run(folder.run_id)
     if known is not None:
+        if known.folder != str(folder.path.resolve()):
+            raise ConfigError(
+                f"the store already holds a run {folder.run_id!r}, of folder {known.folder!r}; "
+                "runs that share a store need folders of different names"
+            )
         changed = {name for name, value in plan.items() if known.config.get(name) != value}
         if changed:
             raise ConfigError(

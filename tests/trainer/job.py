@@ -51,7 +51,7 @@ def fork_fit(folder: Path, *, steps: int, kill_after: float | None) -> int:
     pid = os.fork()
     if pid == 0:
         try:
-            fit(folder, resume=(folder / "lock").exists(), steps=steps)
+            fit(folder, resume=(folder / "run.json").exists(), steps=steps)
         except BaseException:
             traceback.print_exc()
             os._exit(1)

@@ -19,7 +19,7 @@ def test_a_second_trainer_on_the_same_folder_is_refused(tmp_path):
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
     with RunFolder(tmp_path / "run", resume=False) as folder:
-        (folder.path / "store.db").touch()
+        folder.address_file.touch()
     with pytest.raises(ConfigError, match="--resume"), RunFolder(tmp_path / "run", resume=False):
         pass
 

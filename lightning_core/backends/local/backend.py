@@ -89,7 +89,8 @@ class LocalBackend:
             if value is not None and value < 1:
                 raise ConfigError(f"{option}={value!r} must be at least 1")
         self.policy_version = 0
-        self._source, self._lora, self._seed = model, lora, seed
+        self.model = str(model)
+        self._lora, self._seed = lora, seed
         self._context, self._device, self._dtype, self._threads = context, device, dtype, threads
         self._max_batch = max_batch
         self._options = OptimizerOptions(
@@ -105,6 +106,10 @@ class LocalBackend:
         self._worker = ThreadPoolExecutor(1, "lightning-optimizer")
         self._updates = 0
         self._switch_seconds = sys.getswitchinterval()
+
+    def __repr__(self) -> str:
+        rate = self._options.learning_rate
+        return f"LocalBackend({self.model!r}, learning_rate={rate!r}, lora={self._lora!r})"
 
     @property
     def upstream(self) -> LocalUpstream:
@@ -149,7 +154,7 @@ class LocalBackend:
             sys.setswitchinterval(min(SWITCH_SECONDS, self._switch_seconds))
 
     def _build(self) -> _Parts:
-        model = load_model(self._source, context=self._context, device=self._device)
+        model = load_model(self.model, context=self._context, device=self._device)
         # what serves is plain, without LoRA's layers
         serving = copy.deepcopy(model.network) if self._lora else model.network
         with torch.random.fork_rng():
@@ -176,9 +181,7 @@ class LocalBackend:
             tuning=tuning,
             engine=engine,
             upstream=LocalUpstream(model, engine, seed=self._seed),
-            optimizer=Optimizer(
-                policy, self._options, source=str(self._source), bfloat16=tuning.train_bfloat16
-            ),
+            optimizer=Optimizer(policy, self._options, source=self.model, bfloat16=tuning.train_bfloat16),
             checkpoints=Checkpoints(policy),
         )
 
@@ -216,7 +219,7 @@ class LocalBackend:
             "policy_version": self.policy_version,
             "updates": self._updates,
             "optimizer_steps": parts.optimizer.steps,
-            "model": str(self._source),
+            "model": self.model,
             "sampling": parts.upstream.sampling_state(),
         }
         await self._work(lambda: parts.checkpoints.save(Path(folder), parts.optimizer.moments(), state))
