@@ -23,7 +23,7 @@ $(READY): pyproject.toml plugins/langgraph/pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: $(READY)
-	$(BIN)/agentlightning train examples/sql/train.py --folder $(DEMO)-$$(date +%Y%m%d-%H%M%S)
+	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(BIN)/agentlightning train examples/sql/train.py --folder $(DEMO)-$$(date +%Y%m%d-%H%M%S)
 
 test: $(READY)
 	$(BIN)/pytest -n 2 --dist loadfile
@@ -38,7 +38,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks
 
 results: $(READY)
-	$(BIN)/python -m benchmarks.sql
+	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(BIN)/python -m benchmarks.sql
 
 tiny: $(READY)
 	$(BIN)/python -m recipes.tiny --seed 0 --out lightning_core/models/tiny

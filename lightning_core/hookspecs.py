@@ -44,7 +44,7 @@ def lightning_register_stores(register: Register) -> None:
 
 @hookspec
 def lightning_register_backends(register: Register) -> None:
-    """Add backends: `register(name, "module:Class")`; the class is called with `model=`."""
+    """Add backends: `register(name, "module:Class")`; the class is called with `model=` and `seed=`."""
 
 
 @hookspec

@@ -211,7 +211,7 @@ class Transition:
     policy_version: int
     temperature: float = 1.0
     reward: float = 0.0
-    """Sum of the intermediate rewards addressed to this call; the final reward is the trajectory's."""
+    """Sum of the intermediate rewards addressed to this call; each choice of a call bears the same."""
     advantage: float | None = None
     """None = not assigned yet; 0.0 = assigned zero."""
 
@@ -231,6 +231,8 @@ class Trajectory:
     reward: float
     """The final reward of the rollout."""
     transitions: tuple[Transition, ...]
+    intermediate: float = 0.0
+    """Sum of all intermediate rewards of the rollout, whether or not their calls became transitions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--held-out-tasks", type=int, default=100, help="how many (default: 100)")
     options = parser.parse_args()
     if options.data:
-        train, held_out = (load_spider(options.data, split) for split in ("train", "dev"))
+        train, held_out = (load_spider(split, options.data) for split in ("train", "validation"))
     else:
         train, held_out = (load_tasks(split, ".data/sql") for split in ("train", options.held_out))
     trainer = lightning.Trainer(

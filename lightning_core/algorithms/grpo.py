@@ -47,6 +47,7 @@ class GRPO:
     """Name of the credit method; with one trained agent per_agent and uniform are the same."""
     clip_low: float = 0.2
     clip_high: float = 0.28
+    """The clip acts on the ratio to the recorded policy, so only with `truncation=None`."""
     aggregation: Aggregation = "token"
     kl: float = 0.0
     """Weight of the divergence from the starting weights; 0 needs no reference model."""
@@ -66,6 +67,11 @@ class GRPO:
             "truncation": self.truncation is None or self.truncation >= 1,
             "epochs": self.epochs >= 1 and (self.epochs == 1 or self.truncation is None),
         }
+        if self.truncation is not None and (self.clip_low, self.clip_high) != (0.2, 0.28):
+            raise ConfigError(
+                f"GRPO's clip_low={self.clip_low!r} and clip_high={self.clip_high!r} would do nothing with "
+                f"truncation={self.truncation!r}: set truncation=None to clip the ratio instead"
+            )
         for option, holds in checks.items():
             if not holds:
                 raise ConfigError(

@@ -51,5 +51,8 @@ class Backend(Protocol):
         """Write weights (as a transformers folder), optimizer state and version; atomic: the folder
         appears whole or not at all."""
 
+    async def export(self, folder: Path) -> None:
+        """Write the policy as it serves, as a plain transformers folder (LoRA merged into the weights)."""
+
     async def load(self, folder: Path) -> None:
         """Go on from a folder written by `save`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -50,13 +49,11 @@ def list_runs(folder: Path) -> None:
 async def show_run(path: Path) -> None:
     """Curve, success and agents of one run, finished or not."""
     console = Console()
-    try:
-        address = json.loads((path / "run.json").read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(
-            f"{str(path)!r} is not a run's folder; `agentlightning runs` lists the runs"
-        ) from None
-    store_url = address["store"] or RunFolder(path, resume=True).store_url
+    folder = RunFolder(path, resume=True)
+    address = folder.read_address()
+    if address is None:
+        raise ConfigError(f"{str(path)!r} is not a run's folder; `agentlightning runs` lists the runs")
+    store_url = address["store"] or folder.store_url
     async with open_store(store_url, load_plugins()) as store:
         run = await store.find_run(address["run"])
         metrics = await store.list_metrics(address["run"])

@@ -27,7 +27,8 @@ async def serve_model(model: str, backend_name: str, store_url: str, host: str, 
             tokens = Tokens(secrets.token_bytes(32))
             gateway = Gateway(backend.upstream, store, tokens, agents=None, anonymous=True)
             async with GatewayServer(gateway, host, port) as server:
-                console.print(f"serving {model!r}; set OPENAI_BASE_URL={server.url}/v1 (Ctrl-C ends)")
+                variables = f"OPENAI_BASE_URL={server.url}/v1 OPENAI_API_KEY=none"
+                console.print(f"serving {model!r}; set {variables} (Ctrl-C ends)", soft_wrap=True)
                 await interrupted()
         finally:
             await backend.close()

@@ -27,13 +27,18 @@ def train_script(
         chosen["resume"] = True
         chosen["folder"] = chosen.get("folder") or newest_run(Path("runs"))
     sys.argv = [str(script), *arguments]
-    # as `python -m` has it: the folder one stands in comes first, so that the script's own project is found
-    sys.path.insert(0, os.getcwd())
+    # what `python SCRIPT` and `python -m` would find, both
+    sys.path[:0] = [str(script.parent.resolve()), os.getcwd()]
+    for name in ("no_proxy", "NO_PROXY"):  # the gateway is on this machine, whatever proxy leads outside
+        os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
     with overrides(chosen):
         try:
             runpy.run_path(str(script), run_name="__main__")
         except KeyboardInterrupt:
-            Console(stderr=True).print("stopped; go on with the same command and --resume")
+            folder = chosen.get("folder") or newest_run(Path("runs"))
+            Console(stderr=True).print(
+                f"stopped; go on with the same settings and --resume --folder {folder}", soft_wrap=True
+            )
             raise typer.Exit(130) from None
 
 

@@ -36,8 +36,8 @@ class CreditReport:
 
 
 def total_return(trajectory: Trajectory) -> float:
-    """Final reward plus the intermediate rewards of all calls: G = R + sum of r."""
-    return trajectory.reward + sum(transition.reward for transition in trajectory.transitions)
+    """Final reward plus all intermediate rewards, each counted once: G = R + sum of r."""
+    return trajectory.reward + trajectory.intermediate
 
 
 def normalise(returns: Sequence[float]) -> list[float] | None:

@@ -101,8 +101,10 @@ def _request(body: dict[str, Any], sampling: Sampling | None) -> ChatRequest:
     top_p = _number(body, "top_p", 0.0, 1.0)
     if top_p == 0.0:
         raise invalid("top_p", "top_p must be above 0")
+    seed = _integer(body, "seed")
     if sampling is not None:
-        temperature, top_p = sampling.temperature, sampling.top_p
+        # a seed of the app's own would make every member of a group say the same
+        temperature, top_p, seed = sampling.temperature, sampling.top_p, None
     longest = _integer(body, "max_completion_tokens", 1)
     return ChatRequest(
         messages=read_messages(body.get("messages")),
@@ -112,7 +114,7 @@ def _request(body: dict[str, Any], sampling: Sampling | None) -> ChatRequest:
         temperature=1.0 if temperature is None else temperature,
         top_p=1.0 if top_p is None else top_p,
         stop=_stop(body.get("stop")),
-        seed=_integer(body, "seed"),
+        seed=seed,
         top_logprobs=_top_logprobs(body),
         extra=_mapping(body, "chat_template_kwargs") or {},
     )

@@ -43,6 +43,7 @@ def to_trajectory(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Rew
         task_id=rollout.task.id,
         reward=rollout.reward,
         transitions=tuple(transitions),
+        intermediate=sum(reward.value for reward in rewards if reward.kind == "intermediate"),
     )
 
 

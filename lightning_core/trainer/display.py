@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from rich.console import Console
@@ -31,7 +30,6 @@ class Display:
         self._training: TaskID | None = None
         self._phase: TaskID | None = None
         self._recent: list[float] = []
-        self._phase_began = 0.0
 
     def __enter__(self) -> Display:
         self._progress.start()
@@ -53,7 +51,6 @@ class Display:
 
     def collecting(self, what: str, total: int) -> None:
         """`total` rollouts are being waited for."""
-        self._phase_began = time.perf_counter()
         if self._phase is not None:
             self._progress.reset(self._phase, total=total, description=f"  {what}", note="rollouts")
 

@@ -25,7 +25,7 @@ class RunFolder:
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> RunFolder:
-        if self._resume and not self.path.is_dir():
+        if self._resume and not (self.path / "lock").exists():
             raise ConfigError(
                 f"there is no run to resume in {str(self.path)!r}; `agentlightning runs` lists them"
             )
@@ -55,6 +55,10 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
+        """The id the run was begun with; for a new run, the folder's name."""
+        address = self.read_address()
+        if address is not None:
+            return str(address["run"])
         return re.sub(r"[^A-Za-z0-9_.-]", "_", self.path.resolve().name)
 
     @property
@@ -74,6 +78,18 @@ class RunFolder:
     def address_file(self) -> Path:
         """Says under which id and in which store the run is kept; null is the folder's own."""
         return self.path / "run.json"
+
+    def read_address(self) -> dict[str, Any] | None:
+        """{"run": id, "store": URL or null}; None before the run was opened."""
+        try:
+            address: dict[str, Any] = json.loads(self.address_file.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return address
+
+    def write_address(self, store: str | None) -> None:
+        """Say under which id and in which store the run is kept; None is the folder's own."""
+        self.write_json(self.address_file.name, {"run": self.run_id, "store": store})
 
     def secret(self) -> bytes:
         """The key that signs this run's API tokens; made once."""
@@ -110,8 +126,11 @@ class RunFolder:
 def write_atomically(path: Path, content: bytes) -> None:
     """The file holds the old content or the new, never a part of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as problem:
+        raise StoreError(f"can't write {str(path)!r}: {problem}; free some space, then resume") from problem

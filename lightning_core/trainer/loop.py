@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import Counter
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from lightning_core.backends.base import Batch
-from lightning_core.credit.base import Credit, CreditReport, assign
+from lightning_core.credit.base import CreditReport, assign
 from lightning_core.errors import TrainingError
 from lightning_core.trainer.collect import check_patterns, count_agents, to_trajectory
 from lightning_core.trainer.display import Display
@@ -39,6 +40,8 @@ class Loop:
         self._skipped = 0
         self._seen: set[str] = set()
         """Agents that have made a call since this process began."""
+        self._ended = time.perf_counter()
+        """When the step, or the evaluation, before this one ended."""
 
     async def run(self, first: int) -> None:
         """Steps `first` to the last one, with the evaluations due before, between and after them."""
@@ -58,51 +61,49 @@ class Loop:
         rollouts = await self.collect(step)
         calls, rewards = await self.session.records(rollouts)
         collect_seconds = time.perf_counter() - began
+        _check_any_reward(rollouts, f"step {step}; fix the cause and resume")
         self._see(calls)
         if step == 0:
             check_patterns(self.trainer.patterns, self._seen)
-        usable = [r for r in rollouts if r.reward is not None]
-        if not usable:
-            raise TrainingError(
-                f"all {len(rollouts)} rollouts of step {step} failed; the first said:\n{rollouts[0].error}"
-            )
-        trajectories = [to_trajectory(r, calls[r.id], rewards[r.id]) for r in usable]
-        credited, report = assign(trajectories, self._credit())
+        trajectories = [
+            to_trajectory(r, calls[r.id], rewards[r.id]) for r in rollouts if r.reward is not None
+        ]
+        credited, report = assign(trajectories, self.session.credit)
         metrics = await self.update(step, credited)
-        await self.session.store.put_metrics(
-            Metrics(
-                run_id=self.run_id,
-                step=step,
-                values={
-                    **_numbers(rollouts, calls, report),
-                    **metrics,
-                    "collect_seconds": collect_seconds,
-                    "step_seconds": time.perf_counter() - began,
-                },
-            )
-        )
+        seconds = {"collect_seconds": collect_seconds, "step_seconds": time.perf_counter() - self._ended}
+        values = {**_numbers(rollouts, calls, report), **metrics, **seconds}
+        await self.session.store.put_metrics(Metrics(run_id=self.run_id, step=step, values=values))
+        self._ended = time.perf_counter()
         await self.checkpoint(step + 1)
         tokens = sum(len(t.completion_ids) for trajectory in trajectories for t in trajectory.transitions)
         reward = fmean(trajectory.reward for trajectory in trajectories)
         self.display.step_done(reward, len(failures(rollouts)), tokens / collect_seconds)
 
     async def collect(self, step: int) -> list[Rollout]:
-        """The rollouts of a step, all finished."""
-        algorithm = self.trainer.algorithm
-        tasks = tasks_of_step(self.train_tasks, step, algorithm.tasks_per_step, self.trainer.seed)
-        attempts = 1 + self.trainer.on_failure.retries
-        rollouts = plan_training(self.run_id, step, tasks, algorithm.group_size, attempts)
-        self.display.collecting(f"step {step + 1}", len(rollouts))
-        return await self.session.run(rollouts)
+        """The rollouts of a step, all finished; on resume, anew if every one of them had failed before."""
+        algorithm, trainer = self.session.algorithm, self.trainer
+        tasks = tasks_of_step(self.train_tasks, step, algorithm.tasks_per_step, trainer.seed)
+        for retry in itertools.count():
+            rollouts = plan_training(
+                self.run_id, step, tasks, algorithm.group_size, trainer.on_failure.max_attempts, retry
+            )
+            self.display.collecting(f"step {step + 1}", len(rollouts))
+            finished, new = await self.session.run(rollouts)
+            if new or any(rollout.reward is not None for rollout in finished):
+                break
+        return finished
 
     async def update(self, step: int, credited: list[Trajectory]) -> dict[str, float]:
         """Update and publish; an update that can't be made is skipped and counted, a few times."""
         backend = self.session.backend
         if not credited:
+            self.display.note(
+                f"step {step + 1}: in every group all rollouts were equally good; nothing to learn"
+            )
             return {"skipped_updates": 1.0}
         self.display.updating(f"step {step + 1}")
         try:
-            metrics = await backend.update(Batch(step, tuple(credited)), self.trainer.algorithm)
+            metrics = await backend.update(Batch(step, tuple(credited)), self.session.algorithm)
         except TrainingError as problem:
             self._skipped += 1
             logger.warning("step %d: update skipped: %s", step, problem)
@@ -129,21 +130,30 @@ class Loop:
         """The validation tasks under the policy as it is after `step` updates."""
         if not self.validation:
             return None
-        rollouts = plan_evaluation(self.run_id, step, self.validation, 1 + self.trainer.on_failure.retries)
+        rollouts = plan_evaluation(self.run_id, step, self.validation, self.trainer.on_failure.max_attempts)
         self.display.collecting("evaluation", len(rollouts))
-        finished = await self.session.run(rollouts)
+        finished, _ = await self.session.run(rollouts)
+        if step == 0:
+            _check_any_reward(
+                finished, "the first evaluation; fix the cause and start anew in another folder"
+            )
         calls, _ = await self.session.records(finished)
         self._see(calls)
         result = evaluation(step, finished, calls, self.trainer.breakdown)
         self.display.evaluated(result)
+        self._ended = time.perf_counter()
         return result
 
     def _see(self, calls: Mapping[str, Sequence[Call]]) -> None:
         self._seen.update(call.agent for part in calls.values() for call in part)
 
-    def _credit(self) -> Credit:
-        credit: Credit = self.session.plugins.part("credit", self.trainer.algorithm.credit)
-        return credit
+
+def _check_any_reward(rollouts: Sequence[Rollout], where: str) -> None:
+    """Raise TrainingError with the app's own error if not one rollout came to a reward."""
+    if all(rollout.reward is None for rollout in rollouts):
+        raise TrainingError(
+            f"all {len(rollouts)} rollouts failed in {where}. The first said:\n{rollouts[0].error}"
+        )
 
 
 def _numbers(

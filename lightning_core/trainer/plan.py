@@ -56,15 +56,16 @@ def tasks_of_step(tasks: Sequence[Task], step: int, count: int, seed: int) -> li
 
 
 def plan_training(
-    run_id: str, step: int, tasks: Sequence[Task], group_size: int, max_attempts: int
+    run_id: str, step: int, tasks: Sequence[Task], group_size: int, max_attempts: int, retry: int = 0
 ) -> list[Rollout]:
-    """`group_size` rollouts of each task, sampled from the policy itself."""
+    """`group_size` rollouts of each task, sampled from the policy itself; each `retry` has ids of its own."""
+    name = f"{run_id}-t{step}" + (f"r{retry}" if retry else "")
     return [
         Rollout(
-            id=f"{run_id}-t{step}-{place}-{member}",
+            id=f"{name}-{place}-{member}",
             run_id=run_id,
             task=task,
-            group_id=f"{run_id}-t{step}-{place}",
+            group_id=f"{name}-{place}",
             step=step,
             split="train",
             max_attempts=max_attempts,

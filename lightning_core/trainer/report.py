@@ -6,7 +6,6 @@ interrupted, and `agentlightning show` can report on any run again.
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.summary import AgentSummary, Evaluation, Summary, evaluation, versions
-from lightning_core.types import Call, Metrics, Rollout
+from lightning_core.types import Call, Metrics, Rollout, Status
 
 
 async def find_evaluation(store: Store, run_id: str, step: int, breakdown: str | None) -> Evaluation | None:
@@ -41,6 +40,13 @@ async def summarise(store: Store, folder: RunFolder, trainer: Any, model: str) -
         model=model,
         before=await find_evaluation(store, folder.run_id, 0, trainer.breakdown),
         after=await find_evaluation(store, folder.run_id, trainer.steps, trainer.breakdown),
+        between=[
+            found
+            for step in range(
+                trainer.evaluate_every or trainer.steps, trainer.steps, trainer.evaluate_every or 1
+            )
+            if (found := await find_evaluation(store, folder.run_id, step, trainer.breakdown)) is not None
+        ],
         train_seconds=totals["step_seconds"],
         rollouts=int(totals["rollouts"]),
         failures=int(totals["failures"]),
@@ -74,17 +80,6 @@ def _agents(metrics: Sequence[Metrics]) -> dict[str, AgentSummary]:
     }
 
 
-def export_policy(folder: RunFolder) -> None:
-    """Put the newest checkpoint's model where a person looks for it."""
-    latest = folder.latest_checkpoint()
-    if latest is not None and (latest[1] / "model").is_dir():
-        staging = folder.path / ".policy"
-        shutil.rmtree(staging, ignore_errors=True)
-        shutil.copytree(latest[1] / "model", staging)
-        shutil.rmtree(folder.policy, ignore_errors=True)
-        staging.rename(folder.policy)
-
-
 def plot_curve(metrics: Sequence[Metrics], summary: Summary, path: Path) -> None:
     """Mean training reward per step, its running mean, and the held-out success before and after."""
     from matplotlib.figure import Figure
@@ -96,12 +91,12 @@ def plot_curve(metrics: Sequence[Metrics], summary: Summary, path: Path) -> None
     axes.plot(steps, rewards, color="0.75", label="reward of each step's rollouts")
     axes.plot(steps, running_mean(rewards), color="C0", label="mean of five steps")
     for kind, style in (("sampled", "s"), ("greedy", "o")):
-        points = [(e.step, getattr(e, kind)) for e in (summary.before, summary.after) if e is not None]
+        points = [(e.step, getattr(e, kind)) for e in (summary.before, *summary.between, summary.after) if e]
         if points:
             axes.plot(*zip(*points, strict=True), style, linestyle=":", label=f"held out, {kind}")
-    axes.set(
-        xlabel="step", ylabel="mean reward", title=f"{summary.run} (seed {summary.seed})", ylim=(-0.02, 1.02)
-    )
+    axes.set(xlabel="step", ylabel="mean reward", title=f"{summary.run} (seed {summary.seed})")
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, -0.02), max(high, 1.02))
     axes.legend()
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
@@ -134,7 +129,7 @@ async def transcripts(store: Store, run_id: str, last: int) -> str:
     before = {r.task.id: r for r in await _greedy(store, run_id, 0)}
     for after in await _greedy(store, run_id, last):
         first = before.get(after.task.id)
-        if first is not None and not first.reward and after.reward:
+        if first is not None and solved(after) and not solved(first):
             calls = await store.get_calls([first.id, after.id])
             parts = [
                 f"[bold]{name}[/bold] (reward {r.reward or 0:.0f})\n" + "\n".join(map(_line, calls[r.id]))
@@ -142,6 +137,11 @@ async def transcripts(store: Store, run_id: str, last: int) -> str:
             ]
             return f"[bold]one task[/bold] {_escape(_shown(after))}\n" + "\n".join(parts)
     return ""
+
+
+def solved(rollout: Rollout) -> bool:
+    """Whether it succeeded with a reward above 0."""
+    return rollout.status is Status.SUCCEEDED and (rollout.reward or 0.0) > 0
 
 
 async def _greedy(store: Store, run_id: str, step: int) -> list[Rollout]:
@@ -168,10 +168,9 @@ def _escape(text: str) -> str:
 
 
 async def write_report(store: Store, folder: RunFolder, trainer: Any, model: str) -> Summary:
-    """Write `summary.json`, `curve.png` and `policy/`; returns the summary."""
+    """Write `summary.json` and `curve.png`; returns the summary."""
     summary = await summarise(store, folder, trainer, model)
     metrics = await store.list_metrics(folder.run_id)
     folder.write_json("summary.json", summary.model_dump(mode="json"))
     plot_curve(metrics, summary, folder.path / "curve.png")
-    export_policy(folder)
     return summary

@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
+from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Backend
-from lightning_core.errors import TrainingError
+from lightning_core.credit.base import Credit
+from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
@@ -37,6 +39,8 @@ class Session:
     store: Store
     backend: Backend
     plugins: Plugins
+    algorithm: Algorithm
+    credit: Credit
 
     def __init__(self, trainer: Trainer, folder: RunFolder, solve: Solve) -> None:
         self.trainer = trainer
@@ -58,11 +62,15 @@ class Session:
     async def _open(self, stack: AsyncExitStack) -> None:
         trainer, folder = self.trainer, self.folder
         self.plugins = load_plugins()
-        store_url = trainer.store or folder.store_url
-        folder.write_json(folder.address_file.name, {"run": folder.run_id, "store": trainer.store})
-        self.store = await stack.enter_async_context(open_store(store_url, self.plugins))
+        self.algorithm = (
+            self.plugins.part("algorithm", trainer.algorithm)()
+            if isinstance(trainer.algorithm, str)
+            else trainer.algorithm
+        )
+        self.credit = self.plugins.part("credit", self.algorithm.credit)
+        self.store = await stack.enter_async_context(open_store(self._store_url(), self.plugins))
         self.backend = make_backend(trainer, self.plugins)
-        self.backend.check(trainer.algorithm)
+        self.backend.check(self.algorithm)
         stack.push_async_callback(self.backend.close)
         await self.backend.start()
         if (checkpoint := folder.latest_checkpoint()) is not None:
@@ -82,6 +90,16 @@ class Session:
             )
 
         await self._start_runner(stack, scope_for)
+
+    def _store_url(self) -> str:
+        """The store of a resumed run is the one it was begun with."""
+        given, address = self.trainer.store, self.folder.read_address()
+        if address is not None and given not in (None, address["store"]):
+            raise ConfigError(
+                f"run {self.folder.run_id!r} was begun with store {address['store'] or 'of its folder'!r}, "
+                f"not {given!r}; resume it without `store`"
+            )
+        return str(given or (address or {}).get("store") or self.folder.store_url)
 
     async def _start_runner(self, stack: AsyncExitStack, scope_for: Callable[[Attempt], Scope]) -> None:
         worker = f"{self.folder.run_id}/embedded"
@@ -105,17 +123,19 @@ class Session:
 
         stack.push_async_callback(stop)
 
-    async def run(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Enqueue the rollouts (those already known are left as they are) and wait until all are finished."""
-        await self.store.enqueue(rollouts)
-        ids = [rollout.id for rollout in rollouts]
-        waiting = asyncio.create_task(self.store.wait_finished(ids))
+    async def run(self, rollouts: Sequence[Rollout]) -> tuple[list[Rollout], bool]:
+        """Enqueue the rollouts and wait until all are finished; says too whether any of them was new.
+
+        Those already known are left as they are.
+        """
+        new = await self.store.enqueue(rollouts)
+        waiting = asyncio.create_task(self.store.wait_finished([rollout.id for rollout in rollouts]))
         try:
             await asyncio.wait({waiting, self._serving}, return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
                 await self._serving
                 raise TrainingError("the runner stopped before the rollouts were finished")
-            return await waiting
+            return await waiting, new > 0
         finally:
             waiting.cancel()
 
@@ -135,12 +155,16 @@ def open_store(url: str, plugins: Plugins) -> Store:
 
 def make_backend(trainer: Trainer, plugins: Plugins) -> Backend:
     """The backend named or given by the trainer's settings."""
-    backend: Backend = (
-        plugins.part("backend", trainer.backend)(model=trainer.model, seed=trainer.seed)
-        if isinstance(trainer.backend, str)
-        else trainer.backend
-    )
-    return backend
+    if isinstance(trainer.backend, str):
+        backend: Backend = plugins.part("backend", trainer.backend)(model=trainer.model, seed=trainer.seed)
+        return backend
+    given: Backend = trainer.backend
+    if str(trainer.model) not in ("tiny", given.model):
+        raise ConfigError(
+            f"model={str(trainer.model)!r} and a backend object with model {given.model!r}: "
+            "give the model to the backend alone"
+        )
+    return given
 
 
 def failures(rollouts: Sequence[Rollout]) -> list[Rollout]:

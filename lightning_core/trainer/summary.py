@@ -11,7 +11,7 @@ from statistics import fmean
 from pydantic import Field
 
 from lightning_core.trainer.plan import EVALUATIONS
-from lightning_core.types import Call, Record, Rollout
+from lightning_core.types import Call, Record, Rollout, Status
 
 PACKAGES = ("agent-lightning-core", "torch", "transformers", "openai", "langgraph", "langchain-core")
 
@@ -68,8 +68,10 @@ class Summary(Record):
     model: str
     before: Evaluation | None = None
     after: Evaluation | None = None
+    between: list[Evaluation] = Field(default_factory=list)
+    """Evaluations asked for by `evaluate_every`."""
     train_seconds: float
-    """Wall time of collecting and updating, evaluations left out, over all sessions of the run."""
+    """Wall time of all steps as last made: collecting, updating, saving; evaluations left out."""
     rollouts: int
     failures: int
     zero_variance_groups: int
@@ -81,7 +83,7 @@ class Summary(Record):
 
 def score(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], breakdown: str | None) -> Score:
     """How well the rollouts of one evaluation did."""
-    rewards = {rollout.id: rollout.reward or 0.0 for rollout in rollouts}
+    rewards = {r.id: (r.reward or 0.0) if r.status is Status.SUCCEEDED else 0.0 for r in rollouts}
     parts: defaultdict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
         if breakdown is not None:
@@ -93,7 +95,7 @@ def score(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], brea
     return Score(
         success=fmean(rewards.values()),
         tasks=len(rollouts),
-        failures=sum(rollout.error is not None for rollout in rollouts),
+        failures=sum(rollout.status is not Status.SUCCEEDED for rollout in rollouts),
         by={name: fmean(values) for name, values in sorted(parts.items())},
         agents={
             agent: AgentScore(

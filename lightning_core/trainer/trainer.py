@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.algorithms.grpo import GRPO
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, StoreError
 from lightning_core.runner import FailurePolicy
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.loop import Loop
+from lightning_core.trainer.opening import open_run
 from lightning_core.trainer.plan import make_tasks
 from lightning_core.trainer.report import terminal_curve, transcripts, write_report
 from lightning_core.trainer.session import Session, Solve
 from lightning_core.trainer.summary import Summary
-from lightning_core.types import Run, Task
+from lightning_core.types import Task
 
 _overrides: ContextVar[Mapping[str, Any] | None] = ContextVar("lightning_overrides", default=None)
 
@@ -47,7 +48,8 @@ class Trainer:
     """A transformers folder, or "tiny", the small model that ships with the package."""
     agents: Sequence[str] | str | None = None
     """Names or globs of the agents to train; None trains all."""
-    algorithm: Algorithm = field(default_factory=GRPO)
+    algorithm: Algorithm | str = field(default_factory=GRPO)
+    """An algorithm with its options, or the name of one with its defaults."""
     backend: Any = "local"
     """A backend's name, or a backend object, which then has the model instead of `model`."""
     store: str | None = None
@@ -75,14 +77,17 @@ class Trainer:
     """Show progress on the terminal (standard error)."""
 
     def __post_init__(self) -> None:
-        for name, least in {
+        counts = {
             "steps": 0,
             "concurrency": 1,
             "checkpoint_every": 1,
             "keep_checkpoints": 1,
-        }.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: must be at least {least}")
+            "evaluate_every": 1,
+        }
+        for name, least in counts.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name}={value!r}: must be at least {least}")
         if self.agents is not None and not self.agents:
             raise ConfigError("agents=[] trains nobody: give names or globs, or None to train all")
         if self.timeout is not None and self.timeout <= 0:
@@ -114,6 +119,8 @@ class Trainer:
         tasks = make_tasks(train, "train"), make_tasks(validation, "validation")
         if not tasks[0] and trainer.steps:
             raise ConfigError("train is empty: give at least one task")
+        if trainer.breakdown is not None and not all(trainer.breakdown in task.input for task in tasks[1]):
+            raise ConfigError(f"breakdown={trainer.breakdown!r} is not a field of every validation task")
         if trainer.resume and trainer.folder is None:
             raise ConfigError("resume=True needs folder=..., the folder of the run to go on with")
         path = Path(trainer.folder or Path("runs") / time.strftime("%Y%m%d-%H%M%S"))
@@ -129,54 +136,31 @@ async def _fit(
         display.note(f"run {folder.run_id} in {folder.path}")
         async with Session(trainer, folder, solve) as session:
             session.on_rollout = display.rollout_done
-            run = await _open_run(session, train)
+            run = await open_run(session, train, validation)
             checkpoint = folder.latest_checkpoint()
             first = checkpoint[0] if checkpoint else 0
+            if first > trainer.steps:
+                raise ConfigError(f"{first} steps are made already: resume with steps={first} or more")
             display.begin(first)
             loop = Loop(session, display, train, validation)
             try:
                 await loop.run(first)
                 summary = await write_report(session.store, folder, trainer, session.backend.model)
+                await session.backend.export(folder.policy)
                 curve = terminal_curve(await session.store.list_metrics(run.id))
                 shown = await transcripts(session.store, run.id, trainer.steps)
             except BaseException as problem:
                 status = "stopped" if isinstance(problem, asyncio.CancelledError) else "failed"
                 await asyncio.shield(session.store.put_run(run.model_copy(update={"status": status})))
+                if isinstance(problem, OSError):
+                    raise StoreError(
+                        f"can't write the run's folder {str(folder.path)!r}: {problem}; "
+                        "free some space, then resume"
+                    ) from problem
                 raise
             await session.store.put_run(run.model_copy(update={"status": "finished"}))
     display.finish(summary, folder.path, curve, shown)
     return summary
-
-
-async def _open_run(session: Session, train: list[Task]) -> Run:
-    """The run's record; a resumed run must plan the same rollouts as it did before."""
-    trainer, folder = session.trainer, session.folder
-    digest = hashlib.blake2b("".join(task.id for task in train).encode(), digest_size=8).hexdigest()
-    plan: dict[str, Any] = {
-        "seed": trainer.seed,
-        "train tasks": digest,
-        "group_size": trainer.algorithm.group_size,
-        "tasks_per_step": trainer.algorithm.tasks_per_step,
-        "agents": None if trainer.patterns is None else list(trainer.patterns),
-    }
-    known = await session.store.find_run(folder.run_id)
-    if known is not None:
-        if known.folder != str(folder.path.resolve()):
-            raise ConfigError(
-                f"the store already holds a run {folder.run_id!r}, of folder {known.folder!r}; "
-                "runs that share a store need folders of different names"
-            )
-        changed = {name for name, value in plan.items() if known.config.get(name) != value}
-        if changed:
-            raise ConfigError(
-                f"run {folder.run_id!r} can't be resumed with another {', '.join(sorted(changed))}; "
-                "give the same as before, or start a new run in another folder"
-            )
-    run = Run(id=folder.run_id, config=plan, folder=str(folder.path.resolve()))
-    if known is not None:
-        run = run.model_copy(update={"created_at": known.created_at})
-    await session.store.put_run(run)
-    return run
 
 
 def _run(main: Any) -> Summary:
@@ -186,19 +170,28 @@ def _run(main: Any) -> Summary:
     except RuntimeError:
         result: Summary = asyncio.run(main)
         return result
-    outcome: list[Summary] = []
-    problem: list[BaseException] = []
+    running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
+    outcome: Future[Summary] = Future()
+
+    async def announced() -> Summary:
+        running.set_result((asyncio.get_running_loop(), cast("asyncio.Task[Any]", asyncio.current_task())))
+        summary: Summary = await main
+        return summary
 
     def target() -> None:
         try:
-            outcome.append(asyncio.run(main))
-        except BaseException as error:
-            problem.append(error)
+            outcome.set_result(asyncio.run(announced()))
+        except BaseException as problem:
+            outcome.set_exception(problem)
 
     context = copy_context()
     thread = threading.Thread(target=lambda: context.run(target), name="lightning-fit")
     thread.start()
-    thread.join()
-    if problem:
-        raise problem[0]
-    return outcome[0]
+    try:
+        thread.join()
+    except BaseException:  # the notebook's cell was interrupted: end the training, then let go of its folder
+        loop, task = running.result()
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+        raise
+    return outcome.result()

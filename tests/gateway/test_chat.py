@@ -92,10 +92,12 @@ async def test_only_trained_agents_sample_as_the_rollout_says() -> None:
         token = await house.rollout(sampling=Sampling(temperature=0.0, top_p=0.5))
         for agent in ("writer", "judge"):
             client = house.client(token, agent=agent)
-            await client.chat.completions.create(model="m", messages=HELLO, temperature=0.7, top_p=0.9)
+            await client.chat.completions.create(
+                model="m", messages=HELLO, temperature=0.7, top_p=0.9, seed=42
+            )
         first, second = house.engine.requests
-        assert (first.temperature, first.top_p) == (0.0, 0.5)
-        assert (second.temperature, second.top_p) == (0.7, 0.9)
+        assert (first.temperature, first.top_p, first.seed) == (0.0, 0.5, None)
+        assert (second.temperature, second.top_p, second.seed) == (0.7, 0.9, 42)
         writer, judge = await house.calls()
         assert (writer.agent, writer.trained, writer.temperature) == ("writer", True, 0.0)
         assert (judge.agent, judge.trained, judge.temperature) == ("judge", False, 0.7)
@@ -194,14 +196,12 @@ async def test_every_served_parameter_reaches_the_engine(house: House) -> None:
         messages=HELLO,
         max_completion_tokens=2,
         max_tokens=9,
-        seed=3,
         stop=["\n", "END"],
         extra_body={"chat_template_kwargs": {"enable_thinking": False}},
     )
     assert house.engine.requests[0] == ChatRequest(
         messages=HELLO,
         max_tokens=2,
-        seed=3,
         stop=("\n", "END"),
         temperature=1.0,
         extra={"enable_thinking": False},

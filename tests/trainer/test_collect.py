@@ -64,6 +64,16 @@ def test_intermediate_rewards_go_to_the_call_they_are_addressed_to():
     assert [t.reward for t in trajectory.transitions] == pytest.approx([-0.3, 0.0])
 
 
+def test_an_intermediate_reward_counts_once_however_many_choices_its_call_has():
+    choices = [Choice(index=i, completion_ids=[i], logprobs=[-1.0]) for i in range(4)]
+    rewards = [
+        Reward(rollout_id="r", attempt=1, value=-0.1, kind="intermediate", call_id="c1"),
+        Reward(rollout_id="r", attempt=1, value=-0.2, kind="intermediate", call_id="cancelled"),
+    ]
+    calls = [call(1, choices=choices), call(2, id="cancelled", status="cancelled")]
+    assert to_trajectory(rollout, calls, rewards).intermediate == pytest.approx(-0.3)
+
+
 def test_a_trained_call_without_token_ids_is_refused_by_name():
     bare = [Choice(message={"content": "hello"})]
     with pytest.raises(TokenIdsError, match=r"'c1'.*'writer'"):

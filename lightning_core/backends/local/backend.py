@@ -191,6 +191,9 @@ class LocalBackend:
             await asyncio.to_thread(self._parts.engine.close)
             sys.setswitchinterval(self._switch_seconds)
         self._worker.shutdown()
+        # as new: the object may be started again, from its model
+        self._worker = ThreadPoolExecutor(1, "lightning-optimizer")
+        self._parts, self.policy_version, self._updates = None, 0, 0
 
     async def update(self, batch: Batch, algorithm: Algorithm) -> dict[str, float]:
         """One update. Waits for the replies under way, and keeps new requests waiting until `publish`.
@@ -223,6 +226,11 @@ class LocalBackend:
             "sampling": parts.upstream.sampling_state(),
         }
         await self._work(lambda: parts.checkpoints.save(Path(folder), parts.optimizer.moments(), state))
+
+    async def export(self, folder: Path) -> None:
+        """Write a plain transformers folder, replacing an older one. Raises ModelError if the disk won't."""
+        parts = self._started
+        await self._work(lambda: parts.checkpoints.export(Path(folder)))
 
     async def load(self, folder: Path) -> None:
         """Go on exactly where `save` was called. Raises ModelError if the folder does not fit."""

@@ -37,23 +37,14 @@ class Checkpoints:
 
     def save(self, folder: Path, moments: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
         """Write `folder`, replacing an older one of that name. Raises ModelError if the disk refuses."""
-        folder = folder.absolute()
-        partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            for left in folder.parent.glob(f".{folder.name}.*.partial"):
-                shutil.rmtree(left)  # by a process that was killed while it wrote
-            (partial / "model").mkdir(parents=True)
-            files = {f"model/{name}": content for name, content in self._model_files().items()}
-            files |= {MOMENTS: _bytes(moments), STATE: json.dumps(state).encode()}
-            with ThreadPoolExecutor(len(files)) as pool:  # each waits for the disk, so they wait together
-                list(pool.map(lambda name: _write(partial / name, files[name]), files))
-            _swap(partial, folder)
-        except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise ModelError(
-                f"can't write checkpoint {str(folder)!r}: {error}; free some space or choose another folder"
-            ) from error
+        files = {f"model/{name}": content for name, content in self._model_files().items()}
+        _write_folder(folder, files | {MOMENTS: _bytes(moments), STATE: json.dumps(state).encode()})
+
+    def export(self, folder: Path) -> None:
+        """Write the policy as it serves as a transformers folder. Raises ModelError if the disk refuses."""
+        policy = self._policy
+        weights = {n: w for n, w in policy.serving_weights().items() if n not in policy.tied_names}
+        _write_folder(folder, {**_plain_files(policy), WEIGHTS: _bytes(weights)})
 
     def load(self, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Put the folder's weights into the policy; returns (moments, state).
@@ -98,18 +89,49 @@ def _bytes(weights: dict[str, torch.Tensor]) -> bytes:
 
 
 def _fixed_files(policy: Policy) -> dict[str, bytes]:
-    """The files of a model folder that training does not change, by name."""
+    """The files of a checkpoint's model folder that training does not change, by name."""
+    if policy.lora is None:
+        return _plain_files(policy)
+    with tempfile.TemporaryDirectory() as name:
+        assert isinstance(policy.network, peft.PeftModel)
+        policy.model.tokenizer.save_pretrained(name)
+        policy.network.peft_config["default"].save_pretrained(name)
+        return _read_files(Path(name))
+
+
+def _plain_files(policy: Policy) -> dict[str, bytes]:
+    """Tokenizer and configuration of the model itself, by name."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         policy.model.tokenizer.save_pretrained(folder)
-        if policy.lora is None:
-            policy.base.config.save_pretrained(folder)
-            if policy.base.generation_config is not None:
-                policy.base.generation_config.save_pretrained(folder)
-        else:
-            assert isinstance(policy.network, peft.PeftModel)
-            policy.network.peft_config["default"].save_pretrained(folder)
-        return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+        policy.base.config.save_pretrained(folder)
+        if policy.base.generation_config is not None:
+            policy.base.generation_config.save_pretrained(folder)
+        return _read_files(folder)
+
+
+def _read_files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+
+def _write_folder(folder: Path, files: dict[str, bytes]) -> None:
+    """The folder with these files, replacing an older one: whole, or not at all."""
+    folder = folder.absolute()
+    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for left in folder.parent.glob(f".{folder.name}.*.partial"):
+            shutil.rmtree(left)  # by a process that was killed while it wrote
+        for name in files:
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(len(files)) as pool:  # each waits for the disk, so they wait together
+            list(pool.map(lambda name: _write(partial / name, files[name]), files))
+        _swap(partial, folder)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise ModelError(
+            f"can't write model folder {str(folder)!r}: {error}; free some space or choose another folder"
+        ) from error
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -107,6 +107,8 @@ class Engine:
         future: Future[T] = Future()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(work())
             except Exception as error:
@@ -184,7 +186,8 @@ class Engine:
         self._wakes.send()
         if self._when_idle and not self.running and not self._may_admit():
             for future in self._when_idle:
-                future.set_result(None)
+                if future.set_running_or_notify_cancel():
+                    future.set_result(None)
             self._when_idle = []
 
     def _step(self) -> None:

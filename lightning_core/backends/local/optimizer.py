@@ -73,7 +73,9 @@ class Optimizer:
         try:
             for epoch in range(algorithm.epochs):
                 done = self._epoch(packs, algorithm)
-                metrics = {**done, **metrics} if epoch else done
+                # how far the recorded logprobs are off can be seen only before the first step
+                gap = {name: value for name, value in metrics.items() if name.startswith("logprob_gap")}
+                metrics = {**done, **gap} if epoch else done
         except TrainingError:
             if before is not None:
                 self._restore(before)

@@ -1,0 +1,69 @@
+"""Opening a run: the record that says what it is, and the refusal to go on with anything else."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from lightning_core.errors import ConfigError
+from lightning_core.trainer.session import Session
+from lightning_core.types import Run, Task
+
+
+async def open_run(session: Session, train: Sequence[Task], validation: Sequence[Task]) -> Run:
+    """Record the run as running and let its folder say where it is kept.
+
+    A resumed run must plan the same rollouts as before and evaluate the same tasks, or its numbers would
+    compare different things: anything else raises ConfigError.
+    """
+    folder, store = session.folder, session.store
+    plan = _plan(session, train, validation)
+    known = await store.find_run(folder.run_id)
+    run = Run(id=folder.run_id, config=plan, folder=str(folder.path.resolve()))
+    if known is not None:
+        _check(session, known, plan)
+        run = run.model_copy(update={"created_at": known.created_at})
+    elif folder.latest_checkpoint() is not None:
+        raise ConfigError(
+            f"{str(folder.path)!r} holds checkpoints of a run that its store does not know; "
+            "resume it with the store it was begun with"
+        )
+    await store.put_run(run)
+    folder.write_address(session.trainer.store)
+    return run
+
+
+def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -> dict[str, Any]:
+    trainer = session.trainer
+    return {
+        "seed": trainer.seed,
+        "model": session.backend.model,
+        "train tasks": _digest(train),
+        "validation tasks": _digest(validation),
+        "group_size": session.algorithm.group_size,
+        "tasks_per_step": session.algorithm.tasks_per_step,
+        "agents": None if trainer.patterns is None else list(trainer.patterns),
+    }
+
+
+def _digest(tasks: Sequence[Task]) -> str:
+    content = hashlib.blake2b(digest_size=8)
+    for task in tasks:
+        content.update(task.model_dump_json().encode() + b"\n")
+    return content.hexdigest()
+
+
+def _check(session: Session, known: Run, plan: dict[str, Any]) -> None:
+    folder, trainer = session.folder, session.trainer
+    if not trainer.resume or (trainer.store and known.folder != str(folder.path.resolve())):
+        raise ConfigError(
+            f"the store already holds a run {folder.run_id!r}, of folder {known.folder!r}; resume it "
+            "(--resume), or give this run a folder of another name"
+        )
+    changed = sorted(name for name, value in plan.items() if known.config.get(name) != value)
+    if changed:
+        raise ConfigError(
+            f"run {folder.run_id!r} can't be resumed with another {', '.join(changed)}; "
+            "give the same as before, or start a new run in another folder"
+        )
