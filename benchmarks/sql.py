@@ -132,7 +132,8 @@ def table(folders: list[Path], summaries: list[Summary]) -> str:
             column.append(value)
         shown = " | ".join(f"{value:.3f}" for value in cells)
         lines.append(f"| {folder.name} | {shown} | {summary.train_seconds:.0f} s |")
-    seconds = spread([summary.train_seconds for summary in summaries])
+    times = [summary.train_seconds for summary in summaries]
+    seconds = f"{fmean(times):.0f} ± {stdev(times):.0f}" if len(times) > 1 else f"{times[0]:.0f}"
     lines.append(f"| **mean ± sd** | {' | '.join(map(spread, columns))} | {seconds} s |")
     return "\n".join(lines)
 

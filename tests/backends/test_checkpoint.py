@@ -81,7 +81,7 @@ async def test_a_save_replaces_the_older_one_and_leaves_nothing_behind(qwen: Pat
 async def test_a_save_that_fails_says_so_and_leaves_the_older_one(qwen: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     async with serving(qwen) as backend:
-        with pytest.raises(ModelError, match="can't write checkpoint"):
+        with pytest.raises(ModelError, match="can't write model folder"):
             await backend.save(tmp_path / "file" / "checkpoint")
     assert os.listdir(tmp_path) == ["file"]
 
