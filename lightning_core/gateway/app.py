@@ -13,8 +13,10 @@ from starlette.routing import Route
 
 from lightning_core.errors import GatewayError
 from lightning_core.gateway.access import Access
-from lightning_core.gateway.chat import ChatCompletions
+from lightning_core.gateway.chat import Chat
+from lightning_core.gateway.endpoint import Endpoint
 from lightning_core.gateway.exchange import Exchanges
+from lightning_core.gateway.logprobs import TokenText
 from lightning_core.gateway.refusals import Refusal, refusal_of
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.gateway.upstream import Upstream
@@ -46,7 +48,9 @@ class Gateway:
 
     def app(self) -> Starlette:
         """The ASGI application."""
-        chat = ChatCompletions(self._upstream, self._access, self._exchanges)
+        tokens, model = TokenText(self._upstream.decode), self._upstream.model_name
+        parts = self._upstream, self._access, self._exchanges
+        chat = Endpoint(Chat(tokens, model), *parts)
         routes = [Route("/healthz", self._health)]
         for base in ("", _OF_ROLLOUT):
             routes.append(Route(f"{base}/v1/chat/completions", chat, methods=["POST"]))

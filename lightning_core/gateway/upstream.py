@@ -47,6 +47,8 @@ class Delta:
     """For each id the best alternatives as (id, logprob), if they were asked for."""
     finish_reason: str | None = None
     """"stop", "length" or "tool_calls" on the last delta of the choice."""
+    stop: str | None = None
+    """Beside the finish reason "stop": which of the request's stop texts it was; None if none of them."""
 
 
 class Generation(Protocol):

@@ -91,7 +91,7 @@ def test_text_ends_before_the_first_stop_string_however_it_is_cut(text: str, sto
     seen += scanner.flush()
     ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
     first = min(ends, default=None)
-    assert scanner.hit == (first is not None)
+    assert (scanner.hit is not None) == (first is not None)
     if first is None:
         assert seen == text
     else:

@@ -9,7 +9,7 @@ import openai
 import orjson
 import pytest
 
-from lightning_core.gateway.parameters import read_chat
+from lightning_core.gateway.chat import read_chat
 from lightning_core.gateway.refusals import Refusal
 from tests.gateway.conftest import House, open_house
 from tests.gateway.scripted import ScriptedEngine

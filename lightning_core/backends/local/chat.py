@@ -135,7 +135,7 @@ class Choice:
         for token_id in new:
             self._seen += 1
             text += self._stops.feed(self._text.feed(token_id))
-            if self._stops.hit:
+            if self._stops.hit is not None:
                 reason = "stop"
                 self.completion.cancel()
                 break
@@ -159,6 +159,7 @@ class Choice:
             tool_calls=calls or None,
             top_logprobs=best,
             finish_reason=reason,
+            stop=self._stops.hit if reason == "stop" else None,
         )
 
 
