@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from lightning_core.errors import GatewayError
 from lightning_core.gateway.access import Access
@@ -18,6 +19,7 @@ from lightning_core.gateway.endpoint import Endpoint
 from lightning_core.gateway.exchange import Exchanges
 from lightning_core.gateway.logprobs import TokenText
 from lightning_core.gateway.refusals import Refusal, refusal_of
+from lightning_core.gateway.responses import Responses
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.gateway.upstream import Upstream
 from lightning_core.stores.base import Store
@@ -50,10 +52,13 @@ class Gateway:
         """The ASGI application."""
         tokens, model = TokenText(self._upstream.decode), self._upstream.model_name
         parts = self._upstream, self._access, self._exchanges
-        chat = Endpoint(Chat(tokens, model), *parts)
+        endpoints: dict[str, ASGIApp] = {
+            "/v1/chat/completions": Endpoint(Chat(tokens, model), *parts),
+            "/v1/responses": Endpoint(Responses(model), *parts),
+        }
         routes = [Route("/healthz", self._health)]
         for base in ("", _OF_ROLLOUT):
-            routes.append(Route(f"{base}/v1/chat/completions", chat, methods=["POST"]))
+            routes += [Route(base + path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
             routes.append(Route(f"{base}/v1/models", self._models))
         return Starlette(
             routes=routes,
@@ -85,7 +90,7 @@ def _refuse(request: Request, error: Exception) -> Response:
 def _refuse_http(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     asked = f"{request.method} {request.url.path}"
-    served = "POST /v1/chat/completions and GET /v1/models"
+    served = "POST /v1/chat/completions and /v1/responses, and GET /v1/models"
     code = "method_not_allowed" if status == 405 else "unknown_endpoint"
     refusal = Refusal(f"{asked} is not served here; served are {served}", status=status, code=code)
     return _json(refusal.body(), status)

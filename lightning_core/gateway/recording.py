@@ -68,6 +68,16 @@ class ChoiceSoFar:
         """All of its tool calls."""
         return [part for part in self.parts if not isinstance(part, str)]
 
+    def blocks(self) -> list[str | dict[str, Any]]:
+        """Its texts, each whole, and its tool calls, in the order written."""
+        blocks: list[str | dict[str, Any]] = []
+        for part in self.parts:
+            if isinstance(part, str) and blocks and isinstance(blocks[-1], str):
+                blocks[-1] += part
+            else:
+                blocks.append(part)
+        return blocks
+
     def message(self) -> dict[str, Any]:
         """The assistant message the app is given."""
         text, calls = self.text, self.tool_calls

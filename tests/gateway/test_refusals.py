@@ -159,8 +159,8 @@ async def test_a_body_that_is_no_json_object_is_refused(house: House, web: httpx
 
 async def test_what_is_not_served_says_so(house: House, web: httpx.AsyncClient) -> None:
     client = house.client(await house.rollout())
-    with pytest.raises(openai.NotFoundError, match="/v1/responses is not served here") as caught:
-        await client.responses.create(model="m", input="hi")
+    with pytest.raises(openai.NotFoundError, match="/v1/moderations is not served here") as caught:
+        await client.moderations.create(model="m", input="hi")
     assert caught.value.code == "unknown_endpoint"
     with pytest.raises(openai.NotFoundError, match="/v1/embeddings"):
         await client.embeddings.create(model="m", input="hi")
