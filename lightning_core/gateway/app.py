@@ -14,7 +14,9 @@ from starlette.types import ASGIApp
 
 from lightning_core.errors import GatewayError
 from lightning_core.gateway.access import Access
+from lightning_core.gateway.anthropic import Anthropic
 from lightning_core.gateway.chat import Chat
+from lightning_core.gateway.completions import Completions
 from lightning_core.gateway.endpoint import Endpoint
 from lightning_core.gateway.exchange import Exchanges
 from lightning_core.gateway.logprobs import TokenText
@@ -54,7 +56,9 @@ class Gateway:
         parts = self._upstream, self._access, self._exchanges
         endpoints: dict[str, ASGIApp] = {
             "/v1/chat/completions": Endpoint(Chat(tokens, model), *parts),
+            "/v1/completions": Endpoint(Completions(tokens, model), *parts),
             "/v1/responses": Endpoint(Responses(model), *parts),
+            "/v1/messages": Endpoint(Anthropic(model), *parts),
         }
         routes = [Route("/healthz", self._health)]
         for base in ("", _OF_ROLLOUT):

@@ -27,7 +27,7 @@ from lightning_core.gateway.fields import (
 )
 from lightning_core.gateway.logprobs import TokenText
 from lightning_core.gateway.messages import read_messages, read_tools
-from lightning_core.gateway.recording import ChoiceSoFar, Recording
+from lightning_core.gateway.recording import ChoiceSoFar, Recording, by_choice
 from lightning_core.gateway.refusals import Refusal, invalid
 from lightning_core.gateway.upstream import ChatRequest, Delta
 from lightning_core.gateway.wire import event, to_json
@@ -89,6 +89,7 @@ class Chat:
     """The dialect."""
 
     name = "chat"
+    prompt = "messages"
 
     def __init__(self, tokens: TokenText, default_model: str) -> None:
         self._tokens = tokens
@@ -186,10 +187,7 @@ class ChatReply:
 
     def pieces(self, deltas: Iterable[Delta]) -> bytes:
         """What the deltas add to the reply, at most one chunk for each choice."""
-        fresh: dict[int, ChoiceSoFar] = {}
-        for delta in deltas:
-            fresh.setdefault(delta.choice, ChoiceSoFar()).add(delta)
-        return b"".join(self._piece(index, choice) for index, choice in fresh.items())
+        return b"".join(self._piece(index, choice) for index, choice in by_choice(deltas).items())
 
     def ending(self) -> bytes:
         """The finish reasons, the usage if it was asked for, and the end mark."""

@@ -16,7 +16,7 @@ from lightning_core.errors import GatewayError
 from lightning_core.gateway.access import Access, Caller
 from lightning_core.gateway.exchange import Exchange, Exchanges, disconnected, stopped
 from lightning_core.gateway.recording import Body, Recording
-from lightning_core.gateway.refusals import Refusal, refusal_of
+from lightning_core.gateway.refusals import CONTEXT_LENGTH, Refusal, refusal_of
 from lightning_core.gateway.upstream import Delta, Upstream
 from lightning_core.gateway.wire import read_body, send_events, send_json, start_events, wait_disconnect
 
@@ -47,6 +47,8 @@ class Dialect(Protocol[AnyBody]):
 
     name: str
     """As it is recorded: `Call.dialect`."""
+    prompt: str
+    """The field that holds the prompt, for errors about it."""
 
     def read(self, content: bytes, caller: Caller) -> AnyBody:
         """The request in `content`. The caller's sampling, where given, takes the place of the app's own.
@@ -127,6 +129,8 @@ class Endpoint(Generic[AnyBody]):
             await self._refuse(failure, send)
 
     async def _refuse(self, refusal: Refusal, send: Send) -> None:
+        if refusal.code == CONTEXT_LENGTH:
+            refusal.param = self._dialect.prompt
         await send_json(send, self._dialect.error(refusal), status=refusal.status)
 
 

@@ -18,6 +18,10 @@ class TokenText:
         self._decode = decode
         self._heads: dict[int, bytes] = {}
 
+    def text(self, token: int) -> str:
+        """The text of one token; a part of a character is told by a replacement mark."""
+        return self._decode(token)
+
     def logprobs(
         self, ids: Sequence[int], logprobs: Sequence[float], tops: Sequence[Sequence[tuple[int, float]]]
     ) -> orjson.Fragment:

@@ -6,6 +6,7 @@ The ids and log-probabilities are those of the engine's deltas, never computed a
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -84,6 +85,14 @@ class ChoiceSoFar:
         if calls:
             return {"role": "assistant", "content": text or None, "tool_calls": calls}
         return {"role": "assistant", "content": text}
+
+
+def by_choice(deltas: Iterable[Delta]) -> dict[int, ChoiceSoFar]:
+    """What the deltas add to each choice."""
+    fresh: dict[int, ChoiceSoFar] = {}
+    for delta in deltas:
+        fresh.setdefault(delta.choice, ChoiceSoFar()).add(delta)
+    return fresh
 
 
 class Recording:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from lightning_core.gateway.messages import read_content, read_tools
-from lightning_core.gateway.refusals import Refusal, invalid, unsupported
+from lightning_core.gateway.refusals import invalid, missing, unsupported
 
 _ROLES: Final = ("assistant", "developer", "system", "user")
 _TEXT_PARTS: Final = MappingProxyType({"input_text": "text", "output_text": "text", "refusal": "refusal"})
@@ -70,14 +70,14 @@ def _add_tool_call(messages: list[dict[str, Any]], item: dict[str, Any], param: 
 def _content(item: dict[str, Any], name: str, param: str) -> str:
     content = read_content(item.get(name), f"{param}.{name}", _TEXT_PARTS)
     if content is None:
-        raise _missing(f"{param}.{name}")
+        raise missing(f"{param}.{name}")
     return content
 
 
 def _text(item: dict[str, Any], name: str, param: str) -> str:
     value = item.get(name)
     if value is None:
-        raise _missing(f"{param}.{name}")
+        raise missing(f"{param}.{name}")
     if not isinstance(value, str):
         raise invalid(f"{param}.{name}", f"{param}.{name} must be a string, not {type(value).__name__}")
     return value
@@ -96,10 +96,6 @@ def _function(tool: Any, param: str) -> dict[str, Any]:
         raise unsupported(param, f"{param} has the type {kind!r}; only functions are supported")
     told = ("name", "description", "parameters")
     return {"type": "function", "function": {name: tool[name] for name in told if tool.get(name) is not None}}
-
-
-def _missing(param: str) -> Refusal:
-    return Refusal(f"{param} is missing", code="missing_required_parameter", param=param)
 
 
 def read_text_format(body: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from lightning_core.gateway.recording import ChoiceSoFar, Recording
+from lightning_core.gateway.recording import Recording, by_choice
 from lightning_core.gateway.refusals import Refusal
 from lightning_core.gateway.upstream import Delta
 from lightning_core.gateway.wire import typed_event
@@ -49,12 +49,10 @@ class ResponseReply:
 
     def pieces(self, deltas: Iterable[Delta]) -> bytes:
         """The events of what was just sampled."""
-        fresh = ChoiceSoFar()
-        for delta in deltas:
-            fresh.add(delta)
         return b"".join(
             self._text_piece(block) if isinstance(block, str) else self._close() + self._call(block)
-            for block in fresh.blocks()
+            for choice in by_choice(deltas).values()
+            for block in choice.blocks()
         )
 
     def ending(self) -> bytes:

@@ -72,6 +72,7 @@ class Responses:
     """The dialect."""
 
     name = "responses"
+    prompt = "input"
 
     def __init__(self, default_model: str) -> None:
         self._default_model = default_model

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One chat completion as the engine sees it; everything the engine can't do was refused before."""
+    """One completion as the engine sees it; everything the engine can't do was refused before."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
@@ -28,6 +28,8 @@ class ChatRequest:
     top_logprobs: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
     """Further template arguments (`chat_template_kwargs`)."""
+    prompt: str | list[int] | None = None
+    """A prompt as it stands, text or token ids, in place of messages and their template."""
 
 
 @dataclass(frozen=True, slots=True)

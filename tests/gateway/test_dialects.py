@@ -41,6 +41,18 @@ SPEAKERS = {
         lambda reply: str(reply["choices"][0]["message"]["content"]),
         lambda reply: str(reply["error"]["code"]),
     ),
+    "anthropic": Speaker(
+        "/v1/messages",
+        lambda text: {"model": "m", "messages": messages(text), "max_tokens": 100},
+        lambda reply: str(reply["content"][0]["text"]),
+        lambda reply: str(reply["error"]["type"]),
+    ),
+    "completions": Speaker(
+        "/v1/completions",
+        lambda text: {"model": "m", "prompt": text},
+        lambda reply: str(reply["choices"][0]["text"]),
+        lambda reply: str(reply["error"]["code"]),
+    ),
     "responses": Speaker(
         "/v1/responses",
         lambda text: {"model": "m", "input": text},
@@ -200,6 +212,8 @@ async def test_a_prompt_longer_than_the_context_is_the_apps_error_and_is_recorde
             reply = await ask(house, dialect, token, stream=stream)
             assert reply.status_code == 400
             assert "the prompt has 4 tokens" in reply.text
+            if param := reply.json()["error"].get("param"):
+                assert param in SPEAKERS[dialect].body(SAID)
         assert [call.status for call in await house.calls()] == ["failed", "failed"]
 
 
