@@ -1,4 +1,4 @@
-"""The gateway: an OpenAI-compatible server that records every call with its exact token ids."""
+"""The gateway: a server of OpenAI's and Anthropic's APIs that records every call with its exact token ids."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ from lightning_core.gateway.tokens import Tokens
 from lightning_core.gateway.upstream import Upstream
 from lightning_core.stores.base import Store
 
+_CHAT: Final = "/v1/chat/completions"
+_COMPLETIONS: Final = "/v1/completions"
+_RESPONSES: Final = "/v1/responses"
+_MESSAGES: Final = "/v1/messages"
+_SERVED: Final = (_CHAT, _COMPLETIONS, _RESPONSES, _MESSAGES)
 _OF_ROLLOUT: Final = "/rollouts/{rollout_id}/agents/{agent:path}"
 """Base URL of an agent of a rollout; the name may hold slashes once it is decoded."""
 
@@ -55,14 +60,15 @@ class Gateway:
         tokens, model = TokenText(self._upstream.decode), self._upstream.model_name
         parts = self._upstream, self._access, self._exchanges
         endpoints: dict[str, ASGIApp] = {
-            "/v1/chat/completions": Endpoint(Chat(tokens, model), *parts),
-            "/v1/completions": Endpoint(Completions(tokens, model), *parts),
-            "/v1/responses": Endpoint(Responses(model), *parts),
-            "/v1/messages": Endpoint(Anthropic(model), *parts),
+            _CHAT: Endpoint(Chat(tokens, model), *parts),
+            _COMPLETIONS: Endpoint(Completions(tokens, model), *parts),
+            _RESPONSES: Endpoint(Responses(model), *parts),
+            _MESSAGES: Endpoint(Anthropic(model), *parts),
         }
         routes = [Route("/healthz", self._health)]
         for base in ("", _OF_ROLLOUT):
             routes += [Route(base + path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
+            routes.append(Route(f"{base}/v1/embeddings", self._embeddings, methods=["POST"]))
             routes.append(Route(f"{base}/v1/models", self._models))
         return Starlette(
             routes=routes,
@@ -81,6 +87,16 @@ class Gateway:
         model = {"id": self._upstream.model_name, "object": "model", "created": 0, "owned_by": "lightning"}
         return _json({"object": "list", "data": [model]})
 
+    async def _embeddings(self, request: Request) -> Response:
+        self._access.admit(request.scope)
+        raise Refusal(
+            f"embeddings are not served: {self._upstream.model_name!r} is a language model under training, "
+            "whose weights change at each step, so that vectors of two steps could not be compared; send "
+            "embeddings to an embedding model, with a client whose base_url is that model's server",
+            status=404,
+            code="unsupported_endpoint",
+        )
+
 
 def _json(content: dict[str, Any], status: int = 200) -> Response:
     return Response(orjson.dumps(content), status_code=status, media_type="application/json")
@@ -94,7 +110,7 @@ def _refuse(request: Request, error: Exception) -> Response:
 def _refuse_http(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     asked = f"{request.method} {request.url.path}"
-    served = "POST /v1/chat/completions and /v1/responses, and GET /v1/models"
+    served = f"POST {', '.join(_SERVED)} and GET /v1/models"
     code = "method_not_allowed" if status == 405 else "unknown_endpoint"
     refusal = Refusal(f"{asked} is not served here; served are {served}", status=status, code=code)
     return _json(refusal.body(), status)
