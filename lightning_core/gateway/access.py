@@ -7,6 +7,7 @@ Two forms say the same. Headers, added by the instrumented SDK:
 
 or a base URL, for programs that can't be touched: `/rollouts/{rollout_id}/agents/{agent}/v1`. Where
 both name an agent the header wins: the path speaks for a whole program, the header for one call.
+Anthropic's clients send the token as `x-api-key`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from lightning_core.tracing.scope import matches
 from lightning_core.types import UNNAMED, Sampling
 
 AUTHORIZATION: Final = "authorization"
+API_KEY: Final = "x-api-key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Access:
         headers = _headers(scope["headers"])
         path: dict[str, Any] = scope.get("path_params", {})
         claims = {name for name in (path.get("rollout_id"), headers.get(ROLLOUT)) if name}
-        grant = self._grant(headers.get(AUTHORIZATION, ""), claims)
+        grant = self._grant(_token(headers), claims)
         agent = decode_agent(headers.get(AGENT, "")) or path.get("agent") or UNNAMED
         trained = grant is not None and matches(agent, self._agents)
         return Caller(
@@ -71,12 +73,13 @@ class Access:
             sampling=grant.sampling if grant and trained else None,
         )
 
-    def _grant(self, authorization: str, claims: set[str]) -> Grant | None:
-        token = authorization[7:].strip() if authorization[:7].lower() == "bearer " else ""
+    def _grant(self, token: str, claims: set[str]) -> Grant | None:
         if self._anonymous and not claims and not token.startswith(PREFIX):
             return None
         if not token:
-            raise AccessError("the request has no API key; send its rollout's token as Authorization: Bearer")
+            raise AccessError(
+                "the request has no API key; send its rollout's token as Authorization: Bearer or x-api-key"
+            )
         grant = self._tokens.read(token)
         for rollout_id in claims:
             if rollout_id != grant.rollout_id:
@@ -89,7 +92,16 @@ class Access:
         return grant
 
 
-_NAMES: Final = MappingProxyType({name.encode(): name for name in (AUTHORIZATION, ROLLOUT, AGENT, CALL)})
+_NAMES: Final = MappingProxyType(
+    {name.encode(): name for name in (AUTHORIZATION, API_KEY, ROLLOUT, AGENT, CALL)}
+)
+
+
+def _token(headers: dict[str, str]) -> str:
+    """The API key; of two, the one that is a token."""
+    authorization, key = headers.get(AUTHORIZATION, ""), headers.get(API_KEY, "").strip()
+    bearer = authorization[7:].strip() if authorization[:7].lower() == "bearer " else ""
+    return key if not bearer or (key.startswith(PREFIX) and not bearer.startswith(PREFIX)) else bearer
 
 
 def _headers(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The gateway: an OpenAI-compatible server that records every call with its exact token ids."""
+"""The gateway: a server of OpenAI's and Anthropic's APIs that records every call with its exact token ids."""
 
 from __future__ import annotations
 
@@ -10,16 +10,27 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from lightning_core.errors import GatewayError
 from lightning_core.gateway.access import Access
-from lightning_core.gateway.chat import ChatCompletions
+from lightning_core.gateway.anthropic import Anthropic
+from lightning_core.gateway.chat import Chat
+from lightning_core.gateway.completions import Completions
+from lightning_core.gateway.endpoint import Endpoint
 from lightning_core.gateway.exchange import Exchanges
+from lightning_core.gateway.logprobs import TokenText
 from lightning_core.gateway.refusals import Refusal, refusal_of
+from lightning_core.gateway.responses import Responses
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.gateway.upstream import Upstream
 from lightning_core.stores.base import Store
 
+_CHAT: Final = "/v1/chat/completions"
+_COMPLETIONS: Final = "/v1/completions"
+_RESPONSES: Final = "/v1/responses"
+_MESSAGES: Final = "/v1/messages"
+_SERVED: Final = (_CHAT, _COMPLETIONS, _RESPONSES, _MESSAGES)
 _OF_ROLLOUT: Final = "/rollouts/{rollout_id}/agents/{agent:path}"
 """Base URL of an agent of a rollout; the name may hold slashes once it is decoded."""
 
@@ -46,10 +57,18 @@ class Gateway:
 
     def app(self) -> Starlette:
         """The ASGI application."""
-        chat = ChatCompletions(self._upstream, self._access, self._exchanges)
+        tokens, model = TokenText(self._upstream.decode), self._upstream.model_name
+        parts = self._upstream, self._access, self._exchanges
+        endpoints: dict[str, ASGIApp] = {
+            _CHAT: Endpoint(Chat(tokens, model), *parts),
+            _COMPLETIONS: Endpoint(Completions(tokens, model), *parts),
+            _RESPONSES: Endpoint(Responses(model), *parts),
+            _MESSAGES: Endpoint(Anthropic(model), *parts),
+        }
         routes = [Route("/healthz", self._health)]
         for base in ("", _OF_ROLLOUT):
-            routes.append(Route(f"{base}/v1/chat/completions", chat, methods=["POST"]))
+            routes += [Route(base + path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
+            routes.append(Route(f"{base}/v1/embeddings", self._embeddings, methods=["POST"]))
             routes.append(Route(f"{base}/v1/models", self._models))
         return Starlette(
             routes=routes,
@@ -68,6 +87,16 @@ class Gateway:
         model = {"id": self._upstream.model_name, "object": "model", "created": 0, "owned_by": "lightning"}
         return _json({"object": "list", "data": [model]})
 
+    async def _embeddings(self, request: Request) -> Response:
+        self._access.admit(request.scope)
+        raise Refusal(
+            f"embeddings are not served: {self._upstream.model_name!r} is a language model under training, "
+            "whose weights change at each step, so that vectors of two steps could not be compared; send "
+            "embeddings to an embedding model, with a client whose base_url is that model's server",
+            status=404,
+            code="unsupported_endpoint",
+        )
+
 
 def _json(content: dict[str, Any], status: int = 200) -> Response:
     return Response(orjson.dumps(content), status_code=status, media_type="application/json")
@@ -81,7 +110,7 @@ def _refuse(request: Request, error: Exception) -> Response:
 def _refuse_http(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     asked = f"{request.method} {request.url.path}"
-    served = "POST /v1/chat/completions and GET /v1/models"
+    served = f"POST {', '.join(_SERVED)} and GET /v1/models"
     code = "method_not_allowed" if status == 405 else "unknown_endpoint"
     refusal = Refusal(f"{asked} is not served here; served are {served}", status=status, code=code)
     return _json(refusal.body(), status)

@@ -6,12 +6,14 @@ Content given in parts is joined by newlines, as vLLM does for templates that ex
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from lightning_core.gateway.refusals import Refusal, invalid, unsupported
 
-_ROLES: Final = frozenset(("system", "developer", "user", "assistant", "tool"))
-_TEXT_PARTS: Final = frozenset(("text", "refusal"))
+_ROLES: Final = ("assistant", "developer", "system", "tool", "user")
+_TEXT_PARTS: Final = MappingProxyType({"text": "text", "refusal": "refusal"})
 _NOT_CARRIED: Final = ("audio", "function_call")
 
 
@@ -29,32 +31,33 @@ def _message(message: Any, param: str) -> dict[str, Any]:
     if role == "function":
         raise unsupported(f"{param}.role", "the role 'function' is not supported; use the role 'tool'")
     if role not in _ROLES:
-        raise invalid(f"{param}.role", f"{param}.role must be one of {sorted(_ROLES)}, not {role!r}")
+        raise invalid(f"{param}.role", f"{param}.role must be one of {_ROLES}, not {role!r}")
     for name in _NOT_CARRIED:
         if message.get(name) is not None:
             raise unsupported(f"{param}.{name}", f"{param}.{name} is not supported; leave it out")
-    content = _content(message.get("content"), f"{param}.content")
+    content = read_content(message.get("content"), f"{param}.content", _TEXT_PARTS)
     if content is None and role != "assistant":
         raise invalid(f"{param}.content", f"{param}.content is missing")
     role = "system" if role == "developer" else role
     return {**message, "role": role, "content": content}
 
 
-def _content(value: Any, param: str) -> str | None:
+def read_content(value: Any, param: str, parts: Mapping[str, str]) -> str | None:
+    """Content as text; `parts` gives the field that holds the text of each type of part."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise invalid(param, f"{param} must be a string or a list of parts, not {type(value).__name__}")
-    return "\n".join(_part(part, f"{param}[{index}]") for index, part in enumerate(value))
+    return "\n".join(_part(part, f"{param}[{index}]", parts) for index, part in enumerate(value))
 
 
-def _part(part: Any, param: str) -> str:
+def _part(part: Any, param: str, parts: Mapping[str, str]) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in _TEXT_PARTS:
+    if not isinstance(kind, str) or kind not in parts:
         raise unsupported(param, f"{param} has the type {kind!r}; this model reads text only")
-    text = part.get(kind)
+    text = part.get(parts[kind])
     if not isinstance(text, str):
-        raise invalid(param, f"{param}.{kind} must be a string")
+        raise invalid(param, f"{param}.{parts[kind]} must be a string")
     return text
 
 

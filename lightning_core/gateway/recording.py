@@ -6,14 +6,31 @@ The ids and log-probabilities are those of the engine's deltas, never computed a
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from lightning_core.errors import GatewayError
 from lightning_core.gateway.access import Caller
-from lightning_core.gateway.parameters import ChatBody
-from lightning_core.gateway.upstream import Delta
+from lightning_core.gateway.upstream import ChatRequest, Delta
 from lightning_core.types import Call, CallStatus, Choice
+
+
+class Body(Protocol):
+    """What a request says in any dialect."""
+
+    @property
+    def raw(self) -> dict[str, Any]:
+        """As it was sent."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def request(self) -> ChatRequest:
+        """What the engine is asked."""
+
+    @property
+    def stream(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -23,36 +40,68 @@ class ChoiceSoFar:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    parts: list[str | dict[str, Any]] = field(default_factory=list)
+    """Pieces of text and tool calls, in the order written."""
     finish_reason: str | None = None
+    stop: str | None = None
+    """The stop text that ended it."""
 
     def add(self, delta: Delta) -> None:
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
         if delta.text:
-            self.text.append(delta.text)
+            self.parts.append(delta.text)
         if delta.tool_calls:
-            self.tool_calls += delta.tool_calls
+            self.parts += delta.tool_calls
         if delta.top_logprobs:
             self.top_logprobs += delta.top_logprobs
         if delta.finish_reason:
             self.finish_reason = delta.finish_reason
+            self.stop = delta.stop
+
+    @property
+    def text(self) -> str:
+        """All of its text."""
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def tool_calls(self) -> list[dict[str, Any]]:
+        """All of its tool calls."""
+        return [part for part in self.parts if not isinstance(part, str)]
+
+    def blocks(self) -> list[str | dict[str, Any]]:
+        """Its texts, each whole, and its tool calls, in the order written."""
+        blocks: list[str | dict[str, Any]] = []
+        for part in self.parts:
+            if isinstance(part, str) and blocks and isinstance(blocks[-1], str):
+                blocks[-1] += part
+            else:
+                blocks.append(part)
+        return blocks
 
     def message(self) -> dict[str, Any]:
         """The assistant message the app is given."""
-        text = "".join(self.text)
-        if self.tool_calls:
-            return {"role": "assistant", "content": text or None, "tool_calls": self.tool_calls}
+        text, calls = self.text, self.tool_calls
+        if calls:
+            return {"role": "assistant", "content": text or None, "tool_calls": calls}
         return {"role": "assistant", "content": text}
+
+
+def by_choice(deltas: Iterable[Delta]) -> dict[int, ChoiceSoFar]:
+    """What the deltas add to each choice."""
+    fresh: dict[int, ChoiceSoFar] = {}
+    for delta in deltas:
+        fresh.setdefault(delta.choice, ChoiceSoFar()).add(delta)
+    return fresh
 
 
 class Recording:
     """One call so far."""
 
-    def __init__(self, caller: Caller, body: ChatBody) -> None:
+    def __init__(self, caller: Caller, body: Body, dialect: str) -> None:
         self.caller = caller
         self.body = body
+        self.dialect = dialect
         self.started_at = time.time()
         self.prompt_ids: list[int] | None = None
         self.policy_version: int | None = None
@@ -61,6 +110,14 @@ class Recording:
     def add(self, delta: Delta) -> None:
         """Take in a piece of a choice."""
         self.choices[delta.choice].add(delta)
+
+    @property
+    def tokens_read(self) -> int:
+        return len(self.prompt_ids or ())
+
+    @property
+    def tokens_written(self) -> int:
+        return sum(len(choice.token_ids) for choice in self.choices)
 
     def check_finished(self) -> None:
         """Raise GatewayError if the engine stopped in the middle of a choice."""
@@ -77,7 +134,7 @@ class Recording:
             attempt=self.caller.attempt,
             agent=self.caller.agent,
             trained=self.caller.trained,
-            dialect="chat",
+            dialect=self.dialect,
             model=self.body.model,
             request=self.body.raw,
             prompt_ids=self.prompt_ids,

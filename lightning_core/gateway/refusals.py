@@ -6,12 +6,14 @@ The SDKs raise a typed exception from the status and retry 5xx by themselves, so
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from starlette.types import Send
 
 from lightning_core.errors import AccessError, ContextLengthError, GatewayError, UnsupportedError
 from lightning_core.gateway.wire import send_json
+
+CONTEXT_LENGTH: Final = "context_length_exceeded"
 
 
 class Refusal(GatewayError):
@@ -52,6 +54,11 @@ def invalid(param: str, message: str) -> Refusal:
     return Refusal(message, code="invalid_value", param=param)
 
 
+def missing(param: str) -> Refusal:
+    """A field that must be given."""
+    return Refusal(f"{param} is missing", code="missing_required_parameter", param=param)
+
+
 def unrecorded(error: Exception) -> Refusal:
     """A reply that could not be stored, and is therefore not given."""
     return Refusal(
@@ -70,7 +77,7 @@ def refusal_of(error: BaseException) -> Refusal:
         case AccessError():
             return Refusal(str(error), status=401, code="invalid_api_key", kind="authentication_error")
         case ContextLengthError():
-            return Refusal(str(error), code="context_length_exceeded", param="messages")
+            return Refusal(str(error), code=CONTEXT_LENGTH)
         case UnsupportedError():
             return Refusal(str(error), code="unsupported_value")
         case _:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One chat completion as the engine sees it; everything the engine can't do was refused before."""
+    """One completion as the engine sees it; everything the engine can't do was refused before."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
@@ -28,6 +28,8 @@ class ChatRequest:
     top_logprobs: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
     """Further template arguments (`chat_template_kwargs`)."""
+    prompt: str | list[int] | None = None
+    """A prompt as it stands, text or token ids, in place of messages and their template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class Delta:
     """For each id the best alternatives as (id, logprob), if they were asked for."""
     finish_reason: str | None = None
     """"stop", "length" or "tool_calls" on the last delta of the choice."""
+    stop: str | None = None
+    """Beside the finish reason "stop": which of the request's stop texts it was; None if none of them."""
 
 
 class Generation(Protocol):

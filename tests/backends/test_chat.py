@@ -91,7 +91,7 @@ def test_text_ends_before_the_first_stop_string_however_it_is_cut(text: str, sto
     seen += scanner.flush()
     ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
     first = min(ends, default=None)
-    assert scanner.hit == (first is not None)
+    assert (scanner.hit is not None) == (first is not None)
     if first is None:
         assert seen == text
     else:
@@ -237,3 +237,25 @@ async def test_a_reply_whose_end_comes_after_its_last_token_still_ends() -> None
     last = choice.advance()
     assert last is not None
     assert (last.token_ids, last.finish_reason) == ([], "stop")
+
+
+async def test_a_raw_prompt_is_sampled_from_as_it_stands(qwen: Path) -> None:
+    async with serving(qwen) as backend:
+        ids = TOKENIZER.encode("the lazy dog").ids
+        text = await ask(backend, [], prompt="the lazy dog", max_tokens=5, temperature=0.0)
+        tokens = await ask(backend, [], prompt=ids, max_tokens=5, temperature=0.0)
+        assert text.prompt_ids == tokens.prompt_ids == ids
+        assert text.ids == tokens.ids
+        for unknown in (-1, 10**6):
+            with pytest.raises(UnsupportedError, match=f"token id {unknown}"):
+                await ask(backend, [], prompt=[unknown])
+
+
+async def test_the_stop_string_that_ended_a_reply_is_told(qwen: Path) -> None:
+    async with serving(qwen) as backend:
+        free = await ask(backend, "the lazy dog", max_tokens=40, seed=3)
+        stop = free.text[6:9]
+        reply = await ask(backend, "the lazy dog", max_tokens=40, seed=3, stop=("never said", stop))
+        assert [delta.stop for delta in reply.deltas if delta.finish_reason] == [stop]
+        cut = await ask(backend, "the lazy dog", max_tokens=2, seed=3, stop=("never said",))
+        assert cut.deltas[-1].stop is None

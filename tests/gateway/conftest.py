@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import httpx
 import openai
 import pytest
-from openai.types.chat import ChatCompletionChunk
 
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
@@ -19,6 +19,8 @@ from lightning_core.stores.base import Store
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.types import Call, Rollout, Sampling, Task
 from tests.gateway.scripted import ScriptedEngine
+
+Said = TypeVar("Said")
 
 
 @dataclass
@@ -86,7 +88,7 @@ async def open_house(
             await opener.close()
 
 
-async def drain(stream: openai.AsyncStream[ChatCompletionChunk], chunks: list[ChatCompletionChunk]) -> None:
+async def drain(stream: AsyncIterable[Said], chunks: list[Said]) -> None:
     """Put all that a stream says into `chunks`, up to its error if it ends in one."""
     async for chunk in stream:
         chunks.append(chunk)

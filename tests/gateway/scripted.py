@@ -21,6 +21,8 @@ class Line:
 
     text: str = ""
     tool_calls: list[dict[str, Any]] | None = None
+    stop: str | None = None
+    """The stop text that ends it."""
 
 
 async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
@@ -34,7 +36,7 @@ async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
 
 def echo(request: ChatRequest, choice: int) -> Line:
     """Repeat the last message; choices after the first say which they are."""
-    words = str(request.messages[-1]["content"])
+    words = str(request.prompt or request.messages[-1]["content"])
     return Line(words if choice == 0 else f"{words} {choice}")
 
 
@@ -83,6 +85,8 @@ class ScriptedEngine:
         return self.words[token_id]
 
     def prompt_ids(self, request: ChatRequest) -> list[int]:
+        if request.prompt is not None:
+            return self.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
         return [token for message in request.messages for token in self.encode(str(message["content"]))]
 
     def encode(self, text: str) -> list[int]:
@@ -146,6 +150,7 @@ class ScriptedGeneration:
             [END],
             [logprob(END)],
             tool_calls=line.tool_calls,
+            stop=line.stop,
             top_logprobs=top,
             finish_reason="tool_calls" if line.tool_calls else "stop",
         )

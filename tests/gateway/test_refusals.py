@@ -9,7 +9,7 @@ import openai
 import orjson
 import pytest
 
-from lightning_core.gateway.parameters import read_chat
+from lightning_core.gateway.chat import read_chat
 from lightning_core.gateway.refusals import Refusal
 from tests.gateway.conftest import House, open_house
 from tests.gateway.scripted import ScriptedEngine
@@ -159,15 +159,23 @@ async def test_a_body_that_is_no_json_object_is_refused(house: House, web: httpx
 
 async def test_what_is_not_served_says_so(house: House, web: httpx.AsyncClient) -> None:
     client = house.client(await house.rollout())
-    with pytest.raises(openai.NotFoundError, match="/v1/responses is not served here") as caught:
-        await client.responses.create(model="m", input="hi")
+    with pytest.raises(openai.NotFoundError, match="/v1/moderations is not served here") as caught:
+        await client.moderations.create(model="m", input="hi")
     assert caught.value.code == "unknown_endpoint"
-    with pytest.raises(openai.NotFoundError, match="/v1/embeddings"):
-        await client.embeddings.create(model="m", input="hi")
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/models"):
+        assert path in str(caught.value)
     reply = await web.get("/v1/chat/completions")
     assert reply.status_code == 405
     assert reply.json()["error"]["code"] == "method_not_allowed"
     assert (await web.get("/nothing")).json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_embeddings_are_refused_with_the_reason(house: House, web: httpx.AsyncClient) -> None:
+    client = house.client(await house.rollout(), base="/rollouts/r1/agents/a/v1")
+    with pytest.raises(openai.NotFoundError, match="could not be compared; send embeddings to") as caught:
+        await client.embeddings.create(model="m", input="hi")
+    assert caught.value.code == "unsupported_endpoint"
+    assert (await web.post("/v1/embeddings")).status_code == 401
 
 
 def refused(fields: dict[str, Any]) -> Refusal:

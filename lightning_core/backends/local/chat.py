@@ -9,7 +9,7 @@ from typing import Any
 from lightning_core.backends.local.completion import Completion, Options, Request
 from lightning_core.backends.local.engine import Engine
 from lightning_core.backends.local.model import Model
-from lightning_core.backends.local.prompts import render
+from lightning_core.backends.local.prompts import raw_ids, render
 from lightning_core.backends.local.text import StopStrings, TextStream
 from lightning_core.backends.local.toolcalls import CLOSE, OPEN, ToolCalls
 from lightning_core.errors import ContextLengthError
@@ -28,7 +28,7 @@ class LocalUpstream:
 
     async def chat(self, request: ChatRequest) -> LocalGeneration:
         """Put the choices in line. Raises ContextLengthError or UnsupportedError before that."""
-        ids = render(self._model.tokenizer, request.messages, request.tools, request.extra)
+        ids = self._prompt(request)
         room = self._room(len(ids), request.max_tokens)
         seed = self._random.getrandbits(64) if request.seed is None else request.seed
         shared = Request()
@@ -46,6 +46,12 @@ class LocalUpstream:
             choices.append(Choice(index, completion, text, request))
             self._engine.submit(completion)
         return LocalGeneration(ids, shared, choices)
+
+    def _prompt(self, request: ChatRequest) -> list[int]:
+        tokenizer = self._model.tokenizer
+        if request.prompt is None:
+            return render(tokenizer, request.messages, request.tools, request.extra)
+        return raw_ids(tokenizer, request.prompt, self._model.network.config.vocab_size)
 
     def decode(self, token_id: int) -> str:
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
@@ -135,7 +141,7 @@ class Choice:
         for token_id in new:
             self._seen += 1
             text += self._stops.feed(self._text.feed(token_id))
-            if self._stops.hit:
+            if self._stops.hit is not None:
                 reason = "stop"
                 self.completion.cancel()
                 break
@@ -159,6 +165,7 @@ class Choice:
             tool_calls=calls or None,
             top_logprobs=best,
             finish_reason=reason,
+            stop=self._stops.hit if reason == "stop" else None,
         )
 
 

@@ -37,6 +37,22 @@ def render(
     return ids
 
 
+def raw_ids(tokenizer: PreTrainedTokenizerBase, prompt: str | list[int], vocabulary: int) -> list[int]:
+    """Token ids of a prompt that needs no template; text begins as the tokenizer has every text begin.
+
+    Raises UnsupportedError for an id that the model, of so many tokens, does not have.
+    """
+    if isinstance(prompt, str):
+        ids: list[int] = tokenizer.backend_tokenizer.encode(prompt).ids
+        return ids
+    for token_id in prompt:
+        if not 0 <= token_id < vocabulary:
+            raise UnsupportedError(
+                f"the prompt holds the token id {token_id}; the model's go from 0 to {vocabulary - 1}"
+            )
+    return list(prompt)
+
+
 def plain_message(message: dict[str, Any]) -> dict[str, Any]:
     """A message as templates expect it: content as text, tool arguments as a mapping, a known role."""
     plain = {key: value for key, value in message.items() if value is not None}

@@ -43,17 +43,19 @@ class StopStrings:
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = tuple(s for s in stops if s)
         self._held = ""
-        self.hit = False
+        self.hit: str | None = None
+        """The stop string that was complete first."""
 
     def feed(self, text: str) -> str:
         """The text that can't be part of a stop string any more."""
         if not self._stops:
             return text
         text = self._held + text
-        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self.hit, self._held = True, ""
-            return text[: min(found)]
+            self._held = ""
+            at, self.hit = min(found)
+            return text[:at]
         keep = len(text) - held_back(text, self._stops)
         self._held = text[keep:]
         return text[:keep]

@@ -1,0 +1,146 @@
+"""Reading the fields of a request: each is honoured, harmless, or refused by name.
+
+Every dialect names the fields that it serves, those that are harmless (they change nothing in what the
+model samples: labels, caching, priority), and those of which only neutral values, which ask for nothing,
+can be honoured. Any other field is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+
+from lightning_core.gateway.refusals import Refusal, invalid, unsupported
+from lightning_core.types import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The fields that a dialect knows."""
+
+    served: frozenset[str]
+    harmless: frozenset[str]
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """Options that only these values of can be honoured: those that ask for nothing."""
+
+    def read(self, content: bytes) -> dict[str, Any]:
+        """The JSON object in `content`. Raises Refusal for a field that can't be honoured."""
+        body = _object(content)
+        for name, value in body.items():
+            if name not in self.served and name not in self.harmless:
+                self._refuse_unless_neutral(name, value)
+        return body
+
+    def _refuse_unless_neutral(self, name: str, value: Any) -> None:
+        if value is None or value in self.neutral.get(name, ()):
+            return
+        if name in self.neutral:
+            raise unsupported(
+                name, f"{name} = {short(value)} is not supported by this engine; leave {name} out"
+            )
+        raise Refusal(
+            f"{name!r} is not a parameter of this endpoint; leave it out",
+            code="unknown_parameter",
+            param=name,
+        )
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    try:
+        body = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise Refusal(f"the request body is not JSON: {error}", code="invalid_json") from error
+    if not isinstance(body, dict):
+        raise Refusal("the request body must be a JSON object", code="invalid_json")
+    return body
+
+
+def temperature_and_top_p(
+    body: dict[str, Any], sampling: Sampling | None, hottest: float = 2.0
+) -> tuple[float, float]:
+    """How to sample: as the app asks, or as `sampling` says where it is given."""
+    temperature = number(body, "temperature", 0.0, hottest)
+    top_p = number(body, "top_p", 0.0, 1.0)
+    if top_p == 0.0:
+        raise invalid("top_p", "top_p must be above 0")
+    if sampling is not None:
+        return sampling.temperature, sampling.top_p
+    return 1.0 if temperature is None else temperature, 1.0 if top_p is None else top_p
+
+
+def seed(body: dict[str, Any], sampling: Sampling | None) -> int | None:
+    """The app's own seed; none where `sampling` is given, or every member of a group would say the same."""
+    given = integer(body, "seed")
+    return given if sampling is None else None
+
+
+def stop_texts(body: dict[str, Any], name: str) -> tuple[str, ...]:
+    """Texts that end a reply."""
+    value = body.get(name)
+    stop = [value] if isinstance(value, str) else (value or [])
+    if not isinstance(stop, list) or not all(isinstance(text, str) and text for text in stop):
+        raise invalid(name, f"{name} must be a string or a list of non-empty strings, not {short(value)}")
+    return tuple(stop)
+
+
+def text(body: dict[str, Any], name: str) -> str | None:
+    """A string; None if it was not given."""
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise invalid(name, f"{name} must be a string, not {short(value)}")
+    return value
+
+
+def integer(body: dict[str, Any], name: str, least: int | None = None, most: int | None = None) -> int | None:
+    """An integer within its bounds; None if it was not given."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise invalid(name, f"{name} must be an integer, not {short(value)}")
+    _check_range(name, value, least, most)
+    return value
+
+
+def number(body: dict[str, Any], name: str, least: float, most: float) -> float | None:
+    """A number within its bounds; None if it was not given."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise invalid(name, f"{name} must be a number, not {short(value)}")
+    _check_range(name, value, least, most)
+    return float(value)
+
+
+def _check_range(name: str, value: float, least: float | None, most: float | None) -> None:
+    if least is not None and value < least:
+        raise invalid(name, f"{name} must be at least {least}, not {value}")
+    if most is not None and value > most:
+        raise invalid(name, f"{name} must be at most {most}, not {value}")
+
+
+def flag(body: dict[str, Any], name: str) -> bool:
+    """A boolean, false unless given."""
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise invalid(name, f"{name} must be true or false, not {short(value)}")
+    return bool(value)
+
+
+def mapping(body: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """An object; None if it was not given."""
+    value = body.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise invalid(name, f"{name} must be an object, not {short(value)}")
+    return value
+
+
+def short(value: Any) -> str:
+    """A value as an error message quotes it."""
+    quoted = repr(value)
+    return quoted if len(quoted) <= 80 else quoted[:79] + "…"

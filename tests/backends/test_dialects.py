@@ -1,0 +1,91 @@
+"""The same conversation is the same prompt, token for token, whatever dialect it is told in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from lightning_core.gateway.app import Gateway
+from lightning_core.gateway.server import GatewayServer
+from lightning_core.gateway.tokens import Tokens
+from lightning_core.stores.memory import MemoryStore
+from lightning_core.types import Call, Rollout, Task
+from tests.backends.serving import serving
+
+SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}}
+ARGUMENTS = '{"at": "Köln"}'
+FUNCTION = {"name": "look", "description": "Look at it.", "parameters": SCHEMA}
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": ARGUMENTS}}
+
+CHAT: dict[str, Any] = {
+    "messages": [
+        {"role": "system", "content": "be kind"},
+        {"role": "user", "content": "where"},
+        {"role": "assistant", "content": "let me", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "here"},
+    ],
+    "tools": [{"type": "function", "function": FUNCTION}],
+    "max_tokens": 2,
+}
+RESPONSES: dict[str, Any] = {
+    "instructions": "be kind",
+    "input": [
+        {"role": "user", "content": "where"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "let me"}]},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": ARGUMENTS},
+        {"type": "function_call_output", "call_id": "c1", "output": "here"},
+    ],
+    "tools": [{"type": "function", "strict": True, **FUNCTION}],
+    "max_output_tokens": 2,
+}
+MESSAGES: dict[str, Any] = {
+    "system": "be kind",
+    "messages": [
+        {"role": "user", "content": "where"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "text", "text": "let me"},
+                {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": "Köln"}},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "here"}]},
+    ],
+    "tools": [{"name": "look", "description": "Look at it.", "input_schema": SCHEMA}],
+    "max_tokens": 2,
+}
+
+
+async def asked(folder: Path, bodies: list[tuple[str, dict[str, Any]]]) -> list[Call]:
+    """The calls that these requests were recorded as."""
+    store, tokens = MemoryStore(), Tokens(b"0123456789abcdef")
+    rollout = Rollout(id="r1", run_id="run", task=Task(input={"q": 1}), group_id="g", step=0)
+    await store.enqueue([rollout])
+    await store.lease("worker", 1, 60.0)
+    headers = {"authorization": f"Bearer {tokens.issue(rollout, 1)}"}
+    async with (
+        serving(folder) as backend,
+        GatewayServer(Gateway(backend.upstream, store, tokens, agents=None)) as server,
+        httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60) as web,
+    ):
+        for path, body in bodies:
+            reply = await web.post(path, json={"model": "m", **body})
+            assert reply.status_code == 200, reply.text
+    return (await store.get_calls(["r1"]))["r1"]
+
+
+async def test_a_conversation_is_one_prompt_in_every_dialect(qwen: Path) -> None:
+    chat, responses, messages = await asked(
+        qwen,
+        [("/v1/chat/completions", CHAT), ("/v1/responses", RESPONSES), ("/v1/messages", MESSAGES)],
+    )
+    assert chat.prompt_ids
+    assert responses.prompt_ids == messages.prompt_ids == chat.prompt_ids
+
+
+async def test_a_raw_prompt_of_ids_is_recorded_as_it_was_sent(qwen: Path) -> None:
+    (call,) = await asked(qwen, [("/v1/completions", {"prompt": [7, 5, 9], "max_tokens": 2})])
+    assert call.prompt_ids == [7, 5, 9]
+    assert len(call.choices[0].completion_ids or []) in (1, 2)

@@ -1,0 +1,76 @@
+"""Anthropic's own SDK reads what the gateway says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.gateway.conftest import House, open_house
+from tests.gateway.scripted import Line, ScriptedEngine
+from tests.gateway.test_anthropic import LOOKS, TOOL
+
+anthropic = pytest.importorskip("anthropic")
+
+ASKED: dict[str, Any] = {
+    "model": "m",
+    "max_tokens": 50,
+    "messages": [{"role": "user", "content": "one two three"}],
+}
+
+
+def client(house: House, token: str, agent: str = "writer") -> Any:
+    """Anthropic's client as a program that can't be touched would make it: from base URL and key alone."""
+    base = f"{house.url}/rollouts/r1/agents/{agent}"
+    return anthropic.AsyncAnthropic(base_url=base, api_key=token, max_retries=0)
+
+
+async def test_a_message_a_stream_and_a_tool_use_are_read() -> None:
+    def says(request: Any, choice: int) -> Line:
+        return Line("let me", LOOKS) if request.tools else Line("three")
+
+    async with open_house(ScriptedEngine(says=says)) as house, client(house, await house.rollout()) as asker:
+        message = await asker.messages.create(**ASKED)
+        assert (message.content[0].text, message.stop_reason) == ("three", "end_turn")
+        assert (message.usage.input_tokens, message.usage.output_tokens) == (3, 2)
+        whole = await asker.messages.create(**ASKED, tools=[TOOL])
+        async with asker.messages.stream(**ASKED, tools=[TOOL]) as stream:
+            text = "".join([piece async for piece in stream.text_stream])
+            streamed = await stream.get_final_message()
+        assert text == "let me"
+        assert [block.type for block in streamed.content] == ["text", "tool_use", "tool_use"]
+        assert streamed.content[2].input == {"at": 1}
+        kept = {"content", "stop_reason", "stop_sequence", "usage", "role", "model"}
+        assert streamed.model_dump(include=kept) == whole.model_dump(include=kept)
+        results = [
+            {"type": "tool_result", "tool_use_id": block.id, "content": "seen"}
+            for block in whole.content
+            if block.type == "tool_use"
+        ]
+        turns = [
+            *ASKED["messages"],
+            {"role": "assistant", "content": whole.content},
+            {"role": "user", "content": results},
+        ]
+        await asker.messages.create(**{**ASKED, "messages": turns}, tools=[TOOL])
+        calls = await house.calls()
+        assert {(call.agent, call.dialect, call.status) for call in calls} == {
+            ("writer", "anthropic", "completed")
+        }
+        assert house.engine.requests[-1].messages[1] == calls[1].choices[0].message
+
+
+async def test_errors_are_the_sdks_exceptions() -> None:
+    async with open_house(ScriptedEngine(fails_after=2, delay=0.01)) as house:
+        token = await house.rollout()
+        async with client(house, token) as asker:
+            with pytest.raises(anthropic.BadRequestError, match="top_k = 5"):
+                await asker.messages.create(**ASKED, extra_body={"top_k": 5})
+            with pytest.raises(anthropic.InternalServerError, match="out of memory"):
+                await asker.messages.create(**ASKED)
+            stream = await asker.messages.create(**ASKED, stream=True)
+            with pytest.raises(anthropic.APIStatusError, match="out of memory"):
+                [event async for event in stream]
+        async with client(house, "sk-ant-x") as asker:
+            with pytest.raises(anthropic.AuthenticationError):
+                await asker.messages.create(**ASKED)

@@ -1,0 +1,148 @@
+"""Raw completions through the gateway, as the OpenAI SDK reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import orjson
+import pytest
+from openai.types import Completion
+
+from lightning_core.gateway.access import Caller
+from lightning_core.gateway.completions import Completions
+from lightning_core.gateway.logprobs import TokenText
+from lightning_core.gateway.refusals import Refusal
+from lightning_core.gateway.upstream import ChatRequest
+from tests.gateway.conftest import House, drain, open_house
+from tests.gateway.scripted import END, Line, ScriptedEngine, logprob
+
+CALLER = Caller("c", "a", True, "r1", 1, None)
+
+
+async def test_every_served_parameter_reaches_the_engine() -> None:
+    async with open_house(agents=("another",)) as house:
+        client = house.client(await house.rollout())
+        reply = await client.completions.create(
+            model="gpt-x",
+            prompt="once upon a time",
+            n=2,
+            max_tokens=3,
+            temperature=0.5,
+            top_p=0.9,
+            stop="\n",
+            seed=3,
+            logprobs=1,
+        )
+        assert house.engine.requests[0] == ChatRequest(
+            messages=[],
+            prompt="once upon a time",
+            n=2,
+            max_tokens=3,
+            temperature=0.5,
+            top_p=0.9,
+            stop=("\n",),
+            seed=3,
+            top_logprobs=1,
+        )
+        call = await house.one_call()
+        assert call.prompt_ids == house.engine.encode("once upon a time")
+        assert [choice.text for choice in reply.choices] == ["once upon a", "once upon a"]
+        assert [choice.finish_reason for choice in reply.choices] == ["length", "length"]
+        assert (reply.id, reply.object, reply.model) == (f"cmpl-{call.id}", "text_completion", "gpt-x")
+        assert reply.usage is not None
+        assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (4, 6)
+
+
+async def test_a_prompt_of_token_ids_reaches_the_engine_untouched() -> None:
+    async with open_house(ScriptedEngine(says=lambda request, choice: Line("ok"))) as house:
+        client = house.client(await house.rollout())
+        for prompt in ([3, 1, 2], [[3, 1, 2]]):
+            await client.completions.create(model="m", prompt=prompt)
+        assert [call.prompt_ids for call in await house.calls()] == [[3, 1, 2], [3, 1, 2]]
+        assert house.engine.requests[0].max_tokens == 16
+
+
+async def test_logprobs_come_in_the_form_of_completions(house: House) -> None:
+    client = house.client(await house.rollout())
+    whole = await client.completions.create(model="m", prompt="a bc d", logprobs=1)
+    stream = await client.completions.create(model="m", prompt="a bc d", logprobs=1, stream=True)
+    chunks: list[Completion] = []
+    await drain(stream, chunks)
+    said = [*house.engine.encode("a bc d"), END]
+    logprobs = whole.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == ["a", "bc", "d", "<end>"]
+    assert logprobs.token_logprobs == [logprob(token) for token in said]
+    assert logprobs.text_offset == [0, 1, 3, 4]
+    assert logprobs.top_logprobs is not None
+    assert logprobs.top_logprobs[0] == {"a": logprob(said[0]), "<end>": -9.0}
+    parts = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
+    assert [token for part in parts for token in part.tokens or []] == logprobs.tokens
+    assert [offset for part in parts for offset in part.text_offset or []] == logprobs.text_offset
+
+
+async def test_chunks_come_in_openais_order(house: House) -> None:
+    client = house.client(await house.rollout())
+    stream = await client.completions.create(
+        model="m",
+        prompt="one two three",
+        n=2,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"return_token_ids": True},
+    )
+    chunks: list[Completion] = []
+    await drain(stream, chunks)
+    *pieces, usage = chunks
+    texts = ["", ""]
+    ids: list[list[int]] = [[], []]
+    for chunk in pieces:
+        choice = chunk.choices[0]
+        texts[choice.index] += choice.text
+        ids[choice.index] += (choice.model_extra or {})["token_ids"]
+    assert texts == ["one two three", "one two three 1"]
+    assert ids == [choice.completion_ids for choice in (await house.one_call()).choices]
+    assert [chunk.choices[0].finish_reason for chunk in pieces[-2:]] == ["stop", "stop"]
+    assert {chunk.choices[0].finish_reason for chunk in pieces[:-2]} == {None}
+    assert usage.choices == []
+    assert usage.usage is not None
+    assert usage.usage.total_tokens == 3 + 4 + 5
+
+
+async def test_an_engine_that_fails_midway_ends_the_stream_with_the_error() -> None:
+    async with open_house(ScriptedEngine(fails_after=2, delay=0.01)) as house:
+        client = house.client(await house.rollout())
+        stream = await client.completions.create(model="m", prompt="one two three", stream=True)
+        chunks: list[Completion] = []
+        with pytest.raises(openai.APIError, match="out of memory"):
+            await drain(stream, chunks)
+        assert "".join(chunk.choices[0].text for chunk in chunks) == "one two"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"prompt": ["a", "b"]}, "prompt", "unsupported_value"),
+        ({"prompt": [[1], [2]]}, "prompt", "unsupported_value"),
+        ({"echo": True}, "echo", "unsupported_value"),
+        ({"best_of": 2}, "best_of", "unsupported_value"),
+        ({"suffix": "x"}, "suffix", "unsupported_value"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_value"),
+        ({"prompt": ""}, "prompt", "invalid_value"),
+        ({"prompt": []}, "prompt", "invalid_value"),
+        ({"prompt": None}, "prompt", "invalid_value"),
+        ({"prompt": [1, "a"]}, "prompt", "invalid_value"),
+        ({"prompt": [True]}, "prompt", "invalid_value"),
+        ({"prompt": {"a": 1}}, "prompt", "invalid_value"),
+        ({"logprobs": 6}, "logprobs", "invalid_value"),
+        ({"logprobs": True}, "logprobs", "invalid_value"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"messages": []}, "messages", "unknown_parameter"),
+    ],
+)
+def test_what_can_not_be_honoured_is_refused_by_name(fields: dict[str, Any], param: str, code: str) -> None:
+    dialect = Completions(TokenText(str), "m")
+    with pytest.raises(Refusal, match=param) as caught:
+        dialect.read(orjson.dumps({"model": "m", "prompt": "hi", **fields}), CALLER)
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)

@@ -1,0 +1,391 @@
+"""The Responses API through the gateway, as the OpenAI SDK reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import orjson
+import pytest
+from openai.types.responses import ResponseStreamEvent
+
+from lightning_core.gateway.access import Caller
+from lightning_core.gateway.conversations import Conversations, Turn, messages_of
+from lightning_core.gateway.refusals import Refusal
+from lightning_core.gateway.responses import Responses
+from lightning_core.gateway.upstream import ChatRequest
+from tests.gateway.conftest import House, drain, open_house
+from tests.gateway.scripted import END, Line, ScriptedEngine, logprob
+
+TOOL: Any = {
+    "type": "function",
+    "name": "look",
+    "description": "Look at it.",
+    "parameters": {"type": "object"},
+    "strict": True,
+}
+LOOKS: list[dict[str, Any]] = [
+    {"id": f"call_{i}", "type": "function", "function": {"name": "look", "arguments": f'{{"at":{i}}}'}}
+    for i in range(2)
+]
+CALLER = Caller("c", "a", True, "r1", 1, None)
+
+
+def looking() -> ScriptedEngine:
+    """An engine that says a word and calls two tools, until it is shown what they gave."""
+
+    def says(request: ChatRequest, choice: int) -> Line:
+        seen = request.messages[-1]["role"] == "tool"
+        return Line("seen it") if seen else Line("let me", LOOKS)
+
+    return ScriptedEngine(says=says)
+
+
+async def test_a_response_is_the_engines_and_is_recorded_with_its_exact_ids(house: House) -> None:
+    client = house.client(await house.rollout(), agent="writer")
+    response = await client.responses.create(
+        model="gpt-x", input="hello there you", instructions="be kind", metadata={"a": "b"}
+    )
+    call = await house.one_call()
+    said = [*house.engine.encode("hello there you"), END]
+    assert response.output_text == "hello there you"
+    assert (response.id, response.status, response.model) == (f"resp_{call.id}", "completed", "gpt-x")
+    assert response.metadata == {"a": "b"}
+    assert response.usage is not None
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (5, 4)
+    assert response.usage.total_tokens == 9
+    assert (call.dialect, call.agent, call.status, call.policy_version) == (
+        "responses",
+        "writer",
+        "completed",
+        7,
+    )
+    assert call.prompt_ids == house.engine.encode("be kind hello there you")
+    assert call.choices[0].completion_ids == said
+    assert call.choices[0].logprobs == [logprob(token) for token in said]
+    assert call.request["input"] == "hello there you"
+    assert type(call).model_validate(call.model_dump()) == call
+
+
+async def test_every_served_parameter_reaches_the_engine() -> None:
+    async with open_house(agents=("another",)) as house:
+        client = house.client(await house.rollout())
+        response = await client.responses.create(
+            model="m",
+            input=[
+                {"role": "developer", "content": "be kind"},
+                {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a b c"}]},
+            ],
+            tools=[TOOL],
+            max_output_tokens=2,
+            temperature=0.5,
+            top_p=0.9,
+            extra_body={"chat_template_kwargs": {"enable_thinking": False}},
+        )
+    function = {name: TOOL[name] for name in ("name", "description", "parameters")}
+    assert house.engine.requests[0] == ChatRequest(
+        messages=[{"role": "system", "content": "be kind"}, {"role": "user", "content": "a b c"}],
+        tools=[{"type": "function", "function": function}],
+        max_tokens=2,
+        temperature=0.5,
+        top_p=0.9,
+        extra={"enable_thinking": False},
+    )
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.output_text == "a b"
+
+
+async def test_options_that_ask_for_nothing_are_accepted(house: House) -> None:
+    client = house.client(await house.rollout())
+    await client.responses.create(
+        model="m",
+        input="hi",
+        background=False,
+        truncation="disabled",
+        include=["reasoning.encrypted_content"],
+        parallel_tool_calls=False,
+        reasoning={"effort": None},
+        text={"format": {"type": "text"}, "verbosity": "medium"},
+        tool_choice="auto",
+        user="u",
+        service_tier="auto",
+        max_tool_calls=3,
+    )
+    assert len(house.engine.requests) == 1
+
+
+async def test_a_reply_with_tool_calls_comes_back_as_one_message() -> None:
+    async with open_house(looking()) as house:
+        client = house.client(await house.rollout())
+        asked: list[Any] = [{"role": "user", "content": "where"}]
+        first = await client.responses.create(model="m", input=asked, tools=[TOOL])
+        assert [item.type for item in first.output] == ["message", "function_call", "function_call"]
+        calls = [item for item in first.output if item.type == "function_call"]
+        assert [(call.call_id, call.arguments) for call in calls] == [
+            ("call_0", '{"at":0}'),
+            ("call_1", '{"at":1}'),
+        ]
+        results: list[Any] = [
+            {"type": "function_call_output", "call_id": call.call_id, "output": f"saw {call.call_id}"}
+            for call in calls
+        ]
+        whole = [*asked, *(item.model_dump() for item in first.output), *results]
+        second = await client.responses.create(model="m", input=whole, tools=[TOOL])
+        third = await client.responses.create(
+            model="m", input=results, tools=[TOOL], previous_response_id=first.id
+        )
+        assert second.output_text == third.output_text == "seen it"
+        recorded = (await house.calls())[0].choices[0].message
+        assert house.engine.requests[1].messages == [
+            *asked,
+            recorded,
+            {"role": "tool", "tool_call_id": "call_0", "content": "saw call_0"},
+            {"role": "tool", "tool_call_id": "call_1", "content": "saw call_1"},
+        ]
+        assert house.engine.requests[2].messages == house.engine.requests[1].messages
+
+
+async def test_text_around_a_tool_call_is_one_message_to_the_engine(house: House) -> None:
+    client = house.client(await house.rollout())
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    said: Any = [
+        {"role": "assistant", "content": "one "},
+        call,
+        {"role": "assistant", "content": [{"type": "output_text", "text": "two"}]},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "x"}]},
+    ]
+    await client.responses.create(model="m", input=said)
+    function = {"name": "look", "arguments": "{}"}
+    assert house.engine.requests[0].messages == [
+        {
+            "role": "assistant",
+            "content": "one two",
+            "tool_calls": [{"id": "c", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "x"},
+    ]
+
+
+async def test_streamed_events_come_in_openais_order() -> None:
+    async with open_house(looking()) as house:
+        client = house.client(await house.rollout())
+        stream = await client.responses.create(model="m", input="where", tools=[TOOL], stream=True)
+        events = [event async for event in stream]
+        call_events = [
+            "response.output_item.added",
+            "response.function_call_arguments.delta",
+            "response.function_call_arguments.done",
+            "response.output_item.done",
+        ]
+        kinds = [event.type for event in events]
+        deltas = kinds.count("response.output_text.delta")
+        assert deltas >= 1
+        assert kinds == [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.content_part.added",
+            *["response.output_text.delta"] * deltas,
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            *call_events,
+            *call_events,
+            "response.completed",
+        ]
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        done = [event.item for event in events if event.type == "response.output_item.done"]
+        last = events[-1]
+        assert last.type == "response.completed"
+        assert last.response.output == done
+        assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == "let me"
+        assert [event.output_index for event in events if event.type == "response.output_item.added"] == [
+            0,
+            1,
+            2,
+        ]
+
+
+async def test_a_streamed_response_is_the_whole_one_in_pieces() -> None:
+    async with open_house(looking()) as house:
+        client = house.client(await house.rollout())
+        async with client.responses.stream(model="m", input="where", tools=[TOOL]) as stream:
+            async for _ in stream:
+                pass
+            streamed = await stream.get_final_response()
+        whole = await client.responses.create(model="m", input="where", tools=[TOOL])
+        calls = await house.calls()
+        assert calls[0].choices == calls[1].choices
+        ids = [call.id for call in calls]
+        ours = [item.model_dump(exclude={"id", "parsed_arguments"}) for item in whole.output]
+        theirs = [item.model_dump(exclude={"id", "parsed_arguments"}) for item in streamed.output]
+        for item in theirs:
+            for part in item.get("content", []):
+                part.pop("parsed")
+        assert theirs == ours
+        assert [streamed.id, whole.id] == [f"resp_{call_id}" for call_id in ids]
+        assert streamed.usage == whole.usage
+
+
+async def test_a_stream_that_is_cut_or_empty_ends_as_its_whole_reply_does() -> None:
+    for line, limit, status, said in (
+        (Line("a b c"), 2, "incomplete", "a b"),
+        (Line(""), None, "completed", ""),
+    ):
+        async with open_house(ScriptedEngine(says=lambda request, choice, line=line: line)) as house:
+            client = house.client(await house.rollout())
+            fields: dict[str, Any] = {"model": "m", "input": "hi", "max_output_tokens": limit}
+            whole = await client.responses.create(**fields)
+            stream: Any = await client.responses.create(**fields, stream=True)
+            last = [event async for event in stream][-1]
+            assert last.type == f"response.{status}"
+            for response in (whole, last.response):
+                assert (response.status, response.output_text) == (status, said)
+                assert [item.status for item in response.output] == [status]
+
+
+async def test_a_conversation_goes_on_without_the_earlier_instructions(house: House) -> None:
+    client = house.client(await house.rollout())
+    first = await client.responses.create(model="m", input="one", instructions="be kind")
+    second = await client.responses.create(
+        model="m", input="two", instructions="be brief", previous_response_id=first.id
+    )
+    await client.responses.create(model="m", input="three", previous_response_id=second.id)
+    branch = await client.responses.create(model="m", input="other", previous_response_id=first.id)
+    assert branch.previous_response_id == first.id
+    begun = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "one"}]
+    turns = [{"role": "user", "content": "two"}, {"role": "assistant", "content": "two"}]
+    asked = [request.messages for request in house.engine.requests]
+    assert asked[1] == [{"role": "system", "content": "be brief"}, *begun, turns[0]]
+    assert asked[2] == [*begun, *turns, {"role": "user", "content": "three"}]
+    assert asked[3] == [*begun, {"role": "user", "content": "other"}]
+    prompts = [call.prompt_ids for call in await house.calls()]
+    assert prompts[2] == house.engine.encode("one one two two three")
+
+
+async def test_a_response_that_is_not_remembered_is_a_404_that_says_so(house: House) -> None:
+    client = house.client(await house.rollout())
+    kept = await client.responses.create(model="m", input="one")
+    unkept = await client.responses.create(model="m", input="one", store=False)
+    assert unkept.store is False
+    other = house.client(await house.rollout("r2"))
+    for asker, response_id in ((client, unkept.id), (client, "resp_x"), (other, kept.id)):
+        with pytest.raises(openai.NotFoundError, match="send the whole conversation") as caught:
+            await asker.responses.create(model="m", input="two", previous_response_id=response_id)
+        assert caught.value.code == "previous_response_not_found"
+        assert caught.value.param == "previous_response_id"
+    assert len(house.engine.requests) == 2
+
+
+async def test_a_reply_that_failed_is_not_gone_on_from() -> None:
+    async with open_house(ScriptedEngine(fails_after=1)) as house:
+        token = await house.rollout()
+        client = house.client(token)
+        with pytest.raises(openai.InternalServerError):
+            await client.responses.create(model="m", input="a b", extra_headers={"x-lightning-call": "c"})
+        house.engine.fails_after = None
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.create(model="m", input="b", previous_response_id="resp_c")
+
+
+def test_conversations_are_bounded_and_the_least_recently_used_go_first() -> None:
+    kept = Conversations(attempts=2, responses=2)
+    turn = Turn(None, ({"role": "user", "content": "x"},))
+    for name in ("a", "b"):
+        kept.keep(("r1", 1), name, turn)
+    kept.get(("r1", 1), "a")
+    kept.keep(("r1", 1), "c", Turn(turn, ({"role": "user", "content": "y"},)))
+    with pytest.raises(Refusal):
+        kept.get(("r1", 1), "b")
+    assert [m["content"] for m in messages_of(kept.get(("r1", 1), "c"))] == ["x", "y"]
+    kept.keep(("r2", 1), "a", turn)
+    kept.get(("r1", 1), "a")
+    kept.keep(("r1", 2), "a", turn)
+    assert kept.get(("r1", 1), "a") is turn
+    with pytest.raises(Refusal):
+        kept.get(("r2", 1), "a")
+
+
+async def test_an_engine_that_fails_midway_ends_the_stream_with_the_error() -> None:
+    async with open_house(ScriptedEngine(fails_after=2, delay=0.01)) as house:
+        client = house.client(await house.rollout())
+        stream = await client.responses.create(model="m", input="one two three", stream=True)
+        events: list[ResponseStreamEvent] = []
+        with pytest.raises(openai.APIError, match="out of memory") as caught:
+            await drain(stream, events)
+        assert caught.value.code == "engine_failed"
+        said = [event.delta for event in events if event.type == "response.output_text.delta"]
+        assert "".join(said) == "one two"
+        assert (await house.one_call()).status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"verbosity": "high"}}, "text.verbosity"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"include": ["message.output_text.logprobs"]}, "include[0]"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "look"}}, "tool_choice"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input[0]"),
+        ({"input": [{"type": ["message"]}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": []}]}]}, "input[0].content[0]"),
+    ],
+)
+def test_an_option_that_no_engine_here_honours_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    refusal = refused(fields)
+    assert (refusal.status, refusal.code, refusal.param) == (400, "unsupported_value", param)
+    assert param in str(refusal)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"input": None}, "input", "invalid_value"),
+        ({"input": []}, "input", "invalid_value"),
+        ({"input": ["hi"]}, "input[0]", "invalid_value"),
+        ({"input": [{"role": ["user"], "content": "x"}]}, "input[0].role", "invalid_value"),
+        ({"input": [{"role": "user"}]}, "input[0].content", "missing_required_parameter"),
+        ({"input": [{"type": "function_call"}]}, "input[0].name", "missing_required_parameter"),
+        ({"input": [{"type": "function_call", "name": 5}]}, "input[0].name", "invalid_value"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "c"}]},
+            "input[0].output",
+            "missing_required_parameter",
+        ),
+        ({"tools": [{"type": "function"}]}, "tools[0]", "missing_required_parameter"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),
+        ({"temperature": 2.5}, "temperature", "invalid_value"),
+        ({"store": 1}, "store", "invalid_value"),
+        ({"include": "x"}, "include", "invalid_value"),
+        ({"text": "json"}, "text", "invalid_value"),
+        ({"instructions": []}, "instructions", "invalid_value"),
+        ({"metadata": []}, "metadata", "invalid_value"),
+        ({"previous_response_id": 5}, "previous_response_id", "invalid_value"),
+        ({"seed": 1}, "seed", "unknown_parameter"),
+    ],
+)
+def test_a_value_that_the_api_does_not_allow_is_refused_by_name(
+    fields: dict[str, Any], param: str, code: str
+) -> None:
+    refusal = refused(fields)
+    assert (refusal.status, refusal.code, refusal.param) == (400, code, param)
+    assert param.partition("[")[0] in str(refusal)
+
+
+def refused(fields: dict[str, Any]) -> Refusal:
+    """The refusal of a request with these fields."""
+    with pytest.raises(Refusal) as caught:
+        Responses("m").read(orjson.dumps({"model": "m", "input": "hi", **fields}), CALLER)
+    return caught.value
