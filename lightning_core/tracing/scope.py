@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -84,6 +84,20 @@ def rollout_scope(scope: Scope) -> Iterator[Scope]:
     finally:
         opened.running = False
         _scope.reset(token)
+
+
+@contextmanager
+def rollout_of(context: Context) -> Iterator[None]:
+    """Everything called inside belongs to the rollout of `context`, and only while that one runs.
+
+    For frameworks that do the work in another context than the one it was asked for in.
+    """
+    before = _scope.get()
+    _scope.set(context.get(_scope))
+    try:
+        yield
+    finally:
+        _scope.set(before)  # no token: what a framework never finished may be closed in another context
 
 
 @contextmanager

@@ -1,9 +1,18 @@
 from __future__ import annotations
 
+from contextvars import copy_context
+
 import pytest
 
 from lightning_core.tracing.headers import decode_agent, encode_agent
-from lightning_core.tracing.scope import Scope, agent, current_agent, current_scope, rollout_scope
+from lightning_core.tracing.scope import (
+    Scope,
+    agent,
+    current_agent,
+    current_scope,
+    rollout_of,
+    rollout_scope,
+)
 
 
 def scope(agents: tuple[str, ...] | None = None) -> Scope:
@@ -31,6 +40,21 @@ def test_a_scope_can_be_opened_again() -> None:
     for _ in range(2):
         with rollout_scope(scope()):
             assert current_scope() == scope()
+
+
+def test_work_for_another_context_is_in_its_rollout_as_long_as_that_runs() -> None:
+    nowhere = copy_context()
+    with rollout_scope(Scope("r2", 1, "http://gateway", "token")) as other:
+        asked = copy_context()
+        with rollout_of(nowhere):
+            assert current_scope() is None
+        assert current_scope() is other
+        with rollout_scope(scope()) as here:
+            with rollout_of(asked):
+                assert current_scope() is other
+            assert current_scope() is here
+    with rollout_of(asked):
+        assert current_scope() is None
 
 
 def test_an_inner_block_is_entered_later_than_an_outer_one() -> None:
