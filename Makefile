@@ -17,9 +17,9 @@ help:
 	@echo "make tiny     make the shipped policy anew from its recipe"
 	@echo "make clean    remove environments, caches and runs"
 
-$(READY): pyproject.toml plugins/langgraph/pyproject.toml constraints.txt
+$(READY): pyproject.toml plugins/langgraph/pyproject.toml plugins/autogen/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]" -e plugins/langgraph
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]" -e plugins/langgraph -e plugins/autogen
 	@touch $(READY)
 
 demo: $(READY)
