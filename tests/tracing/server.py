@@ -42,7 +42,7 @@ class Seen:
     def tagged(self) -> Tagged:
         agent = self.headers.get(AGENT)
         return Tagged(
-            marks=read_marks(self.body),
+            marks=read_marks(_as_chat(self.path, self.body)),
             rollout=self.headers.get(ROLLOUT),
             agent=decode_agent(agent) if agent is not None else None,
             call=self.headers.get(CALL),
@@ -75,7 +75,7 @@ class ModelServer:
 
     async def answer(self, request: Request) -> Response:
         body = await request.json() if request.method == "POST" else {}
-        marks = read_marks(body)
+        marks = read_marks(_as_chat(request.url.path, body))
         failed = self._fails(marks)
         self.seen.append(
             Seen(request.url.path, request.url.query, dict(request.headers), body, 500 if failed else 200)
@@ -128,9 +128,10 @@ def serving(gather: int = 0) -> Iterator[ModelServer]:
 def _reply(path: str, body: Mapping[str, Any], marks: Mapping[str, str]) -> Response:
     if path.endswith("/models"):
         return JSONResponse({"object": "list", "data": []})
+    chat = _as_chat(path, body)
+    message = _message(chat.get("messages", ()), marks, _required(body))
     if path.endswith("/responses"):
-        return JSONResponse(_response_object())
-    message = _message(body.get("messages", ()), marks)
+        return _respond(message, bool(body.get("stream")))
     if body.get("stream"):
         return StreamingResponse(_events(message), media_type="text/event-stream")
     choice = {"index": 0, "message": message, "finish_reason": _finish(message)}
@@ -138,7 +139,24 @@ def _reply(path: str, body: Mapping[str, Any], marks: Mapping[str, str]) -> Resp
     return JSONResponse({**_envelope("chat.completion"), "choices": [choice], "usage": usage})
 
 
-def _message(history: Any, marks: Mapping[str, str]) -> Message:
+def _as_chat(path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A Responses request as the chat messages it stands for; any other as it is."""
+    if not path.endswith("/responses") or isinstance(body.get("input"), str):
+        return body
+    messages = [{"role": "system", "content": body.get("instructions")}]
+    for item in body.get("input", ()):
+        called = item.get("type") == "function_call"
+        messages.append({"tool_calls": [{"function": item}]} if called else item)
+    return {"messages": messages}
+
+
+def _required(body: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The arguments that each tool must be given; all are taken to be strings."""
+    tools = [tool.get("function", tool) for tool in body.get("tools") or ()]
+    return {tool["name"]: (tool.get("parameters") or {}).get("required", []) for tool in tools}
+
+
+def _message(history: Any, marks: Mapping[str, str], required: Mapping[str, list[str]]) -> Message:
     steps = [step.split("+") for step in marks.get("calls", "").split(",") if step]
     names = {name for step in steps for name in step}
     asked = [
@@ -149,13 +167,14 @@ def _message(history: Any, marks: Mapping[str, str]) -> Message:
     ]
     for step in steps:
         if not asked:
-            return {"role": "assistant", "content": None, "tool_calls": [_call(name) for name in step]}
+            calls = [_call(name, required.get(name, [])) for name in step]
+            return {"role": "assistant", "content": None, "tool_calls": calls}
         asked = asked[len(step) :]
     return {"role": "assistant", "content": "it is done"}
 
 
-def _call(name: str) -> Message:
-    function = {"name": name, "arguments": "{}"}
+def _call(name: str, required: list[str]) -> Message:
+    function = {"name": name, "arguments": json.dumps(dict.fromkeys(required, "asked"))}
     return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
 
 
@@ -184,17 +203,53 @@ def _envelope(kind: str) -> Message:
     return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": 0, "model": "played"}
 
 
-def _response_object() -> Message:
-    text = {"type": "output_text", "text": "it is done", "annotations": []}
-    output = {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [text]}
+def _respond(message: Message, stream: bool) -> Response:
+    response = _response_object(message)
+    if stream:
+        return StreamingResponse(_response_events(response), media_type="text/event-stream")
+    return JSONResponse(response)
+
+
+async def _response_events(response: Message) -> AsyncIterator[str]:
+    events: list[Message] = [
+        {"type": "response.created", "response": {**response, "status": "in_progress", "output": []}}
+    ]
+    for index, item in enumerate(response["output"]):
+        events.append({"type": "response.output_item.added", "output_index": index, "item": item})
+        events.append({"type": "response.output_item.done", "output_index": index, "item": item})
+    events.append({"type": "response.completed", "response": response})
+    for number, event in enumerate(events):
+        yield f"event: {event['type']}\n" + _event({**event, "sequence_number": number})
+        await asyncio.sleep(0)
+
+
+def _response_object(message: Message) -> Message:
     return {
         "id": f"resp_{uuid.uuid4().hex}",
         "object": "response",
         "created_at": 0,
         "model": "played",
         "status": "completed",
-        "output": [output],
+        "output": _output_items(message),
         "parallel_tool_calls": True,
         "tool_choice": "auto",
         "tools": [],
     }
+
+
+def _output_items(message: Message) -> list[Message]:
+    if calls := message.get("tool_calls"):
+        return [
+            {"type": "function_call", "id": f"fc_{call['id']}", "call_id": call["id"], **call["function"]}
+            for call in calls
+        ]
+    text = {"type": "output_text", "text": message["content"], "annotations": []}
+    return [
+        {
+            "type": "message",
+            "id": f"msg_{uuid.uuid4().hex}",
+            "role": "assistant",
+            "status": "completed",
+            "content": [text],
+        }
+    ]

@@ -1,0 +1,86 @@
+"""Handoffs, agents as tools and guardrails: however they are run, each call carries its own agent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from agents import RunConfig
+
+from plugins.openai_agents.tests import tracing
+from plugins.openai_agents.tests.apps import CALLS, Build, everything, handoffs, member
+from plugins.openai_agents.tests.playing import DIALECTS, ENTRANCES, Dialect, Entrance, expect, play
+from plugins.openai_agents.tests.tracing import Recorder
+from tests.tracing.server import ModelServer
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES)
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("build", CALLS)
+async def test_every_call_is_named(
+    gateway: ModelServer, build: Build, dialect: Dialect, entrance: Entrance
+) -> None:
+    await play(build, gateway, entrance, dialect)
+    expect(gateway, CALLS[build])
+
+
+@pytest.mark.parametrize("entrance", ["run_streamed", "run_sync in threads"])
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    ("change", "traced"),
+    [
+        (tracing.as_it_is, True),
+        (tracing.disabled, False),
+        (tracing.no_processors, False),
+        (tracing.own_before, True),
+        (tracing.own_after, True),
+        (tracing.own_around, True),
+        (tracing.own_after_and_disabled, False),
+        (tracing.own_after_and_installed_again, True),
+        (tracing.nothing_installed, True),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+async def test_whatever_the_app_does_about_tracing(
+    gateway: ModelServer,
+    recorder: Recorder,
+    change: Callable[[Recorder], None],
+    traced: bool,
+    dialect: Dialect,
+    entrance: Entrance,
+) -> None:
+    change(recorder)
+    await play(everything, gateway, entrance, dialect)
+    expect(gateway, CALLS[everything])
+    spans = Counter(dict.fromkeys(CALLS[everything], 16) if traced else {})
+    assert Counter(recorder.agents) == spans
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES)
+async def test_with_tracing_off_for_the_run(
+    gateway: ModelServer, recorder: Recorder, entrance: Entrance
+) -> None:
+    await play(everything, gateway, entrance, "responses", config=RunConfig(tracing_disabled=True))
+    expect(gateway, CALLS[everything])
+    assert recorder.agents == []
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("entrance", ["run_streamed", "run_sync in threads"])
+async def test_the_sdks_retries_keep_the_call_id(
+    gateway: ModelServer, entrance: Entrance, dialect: Dialect
+) -> None:
+    await play(lambda model: member(model, "writer", {"fail": 2}), gateway, entrance, dialect)
+    assert [seen.status for seen in gateway.seen].count(500) == 32
+    expect(gateway, {"writer": 3})
+
+
+async def test_half_of_the_rollouts_may_trace_and_the_other_half_not(gateway: ModelServer) -> None:
+    off = RunConfig(tracing_disabled=True)
+    await asyncio.gather(
+        play(handoffs, gateway, "run", "chat"),
+        play(handoffs, gateway, "run_streamed", "responses", config=off),
+    )
+    expect(gateway, CALLS[handoffs], rollouts=32)
