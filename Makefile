@@ -17,9 +17,11 @@ help:
 	@echo "make tiny     make the shipped policy anew from its recipe"
 	@echo "make clean    remove environments, caches and runs"
 
-$(READY): pyproject.toml plugins/langgraph/pyproject.toml plugins/autogen/pyproject.toml constraints.txt
+PLUGINS := langgraph autogen openai_agents
+
+$(READY): pyproject.toml constraints.txt $(PLUGINS:%=plugins/%/pyproject.toml)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]" -e plugins/langgraph -e plugins/autogen
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]" $(PLUGINS:%=-e plugins/%)
 	@touch $(READY)
 
 demo: $(READY)

@@ -7,7 +7,8 @@ import pytest
 
 import lightning_core
 
-HEAVY = ("torch", "transformers", "starlette", "uvicorn", "openai", "matplotlib", "sqlite3", "langchain_core")
+HEAVY = ("torch", "transformers", "starlette", "uvicorn", "openai", "matplotlib", "sqlite3")
+FRAMEWORKS = ("langchain_core", "autogen_core", "agents")
 
 
 @pytest.mark.parametrize(
@@ -16,10 +17,12 @@ HEAVY = ("torch", "transformers", "starlette", "uvicorn", "openai", "matplotlib"
         "import lightning_core",
         "import lightning_core; lightning_core.Task, lightning_core.GRPO",
         "import lightning_core, lightning_langgraph",
+        "import lightning_core, lightning_autogen",
+        "import lightning_core, lightning_openai_agents; lightning_openai_agents.install()",
     ],
 )
 def test_importing_does_not_import_what_is_heavy(statement):
-    code = f"{statement}\nimport sys\nprint([m for m in {HEAVY!r} if m in sys.modules])"
+    code = f"{statement}\nimport sys\nprint([m for m in {HEAVY + FRAMEWORKS!r} if m in sys.modules])"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "[]"
 
