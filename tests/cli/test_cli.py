@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -125,7 +126,9 @@ def test_bad_input_is_one_message_that_names_it(arguments, words, tmp_path, monk
 def test_ctrl_c_is_clean_and_resume_goes_on(tmp_path):
     folder = tmp_path / "run"
     arguments = [*COMMAND, "train", str(SCRIPT), "--folder", str(folder), "--steps", "300"]
-    with subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+    # a shell that starts the tests in the background lets them ignore Ctrl-C, and what they start as well
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=heed) as process:
         while not list((folder / "checkpoints").glob("step-*")):
             assert process.poll() is None, process.stderr.read() if process.stderr else ""
             time.sleep(0.05)
