@@ -28,7 +28,7 @@ demo: $(READY)
 	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(BIN)/agentlightning train examples/sql/train.py --folder $(DEMO)-$$(date +%Y%m%d-%H%M%S)
 
 test: $(READY)
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 2 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff check .
