@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from lightning_core.testing.server import ModelServer, serving
 from lightning_core.tracing.openai_sdk import instrument
-from tests.tracing.server import ModelServer, serving
 
 
 @pytest.fixture

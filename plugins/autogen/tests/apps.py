@@ -16,7 +16,7 @@ from autogen_core import AgentRuntime, CancellationToken
 from autogen_core.models import UserMessage
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-from tests.tracing.truth import mark
+from lightning_core.testing.truth import mark
 
 App = Any
 MANAGER = "SelectorGroupChatManager"

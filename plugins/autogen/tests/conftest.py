@@ -7,9 +7,9 @@ from autogen_ext.models.openai import OpenAIChatCompletionClient
 from lightning_autogen import detach
 
 from lightning_core.plugins import load_plugins
+from lightning_core.testing.server import ModelServer, serving
 from lightning_core.tracing.openai_sdk import instrument
 from plugins.autogen.tests.playing import open_client
-from tests.tracing.server import ModelServer, serving
 
 
 @pytest.fixture

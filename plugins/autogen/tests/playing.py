@@ -14,9 +14,9 @@ from autogen_ext.models.openai import OpenAIChatCompletionClient
 from lightning_autogen import attach
 from openai import DefaultAsyncHttpxClient
 
+from lightning_core.testing.server import ModelServer
 from lightning_core.tracing.scope import Scope, rollout_scope
 from plugins.autogen.tests.apps import Build, Kit
-from tests.tracing.server import ModelServer
 
 Entrance = Literal["run", "run_stream"]
 Place = Literal["tasks", "threads"]

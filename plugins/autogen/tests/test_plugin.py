@@ -22,11 +22,11 @@ from lightning_autogen.steps import host_name
 
 import lightning_core
 from lightning_core.plugins import load_plugins
+from lightning_core.testing.server import ModelServer
 from lightning_core.tracing.scope import rollout_scope
 from plugins.autogen.tests import apps
 from plugins.autogen.tests.apps import Kit
 from plugins.autogen.tests.playing import expect, scope_at
-from tests.tracing.server import ModelServer
 
 TOUCHED = (
     *(ChatAgent, BaseChatAgent, AssistantAgent, BaseAgent, SingleThreadedAgentRuntime),

@@ -20,12 +20,12 @@ from autogen_core.models import UserMessage
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 from lightning_autogen import attach
 
+from lightning_core.testing.server import ModelServer, serving
+from lightning_core.testing.truth import mark, read_marks
 from lightning_core.tracing.scope import agent, rollout_scope
 from plugins.autogen.tests import apps
 from plugins.autogen.tests.apps import Kit
 from plugins.autogen.tests.playing import ENTRANCES, ROLLOUTS, Entrance, enter, expect, open_client, scope_at
-from tests.tracing.server import ModelServer, serving
-from tests.tracing.truth import mark, read_marks
 
 
 @asynccontextmanager

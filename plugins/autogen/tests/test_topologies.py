@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
+from lightning_core.testing.server import ModelServer
 from plugins.autogen.tests import apps
 from plugins.autogen.tests.playing import ENTRANCES, ROLLOUTS, Entrance, expect, play
-from tests.tracing.server import ModelServer
 
 
 @pytest.mark.parametrize(("entrance", "stream"), [("run", False), ("run_stream", True)])

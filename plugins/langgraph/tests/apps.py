@@ -16,7 +16,7 @@ from langgraph.types import Send
 from langgraph_supervisor import create_supervisor
 from langgraph_swarm import create_handoff_tool, create_swarm
 
-from tests.tracing.truth import mark
+from lightning_core.testing.truth import mark
 
 Graph = Any
 Node = Callable[..., Any]

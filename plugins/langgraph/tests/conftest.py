@@ -8,8 +8,8 @@ from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
 from pydantic import SecretStr
 
 from lightning_core.plugins import load_plugins
+from lightning_core.testing.server import ModelServer, serving
 from lightning_core.tracing.openai_sdk import instrument
-from tests.tracing.server import ModelServer, serving
 
 
 @pytest.fixture

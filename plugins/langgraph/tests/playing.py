@@ -10,9 +10,9 @@ from typing import Any, Literal
 from langchain_core.messages import HumanMessage
 from lightning_langgraph import LightningCallback
 
+from lightning_core.testing.server import ModelServer
+from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import Scope, rollout_scope
-from tests.tracing.server import ModelServer
-from tests.tracing.truth import mark
 
 Entrance = Literal["invoke", "stream", "ainvoke", "astream"]
 ENTRANCES: tuple[Entrance, ...] = ("invoke", "stream", "ainvoke", "astream")

@@ -17,13 +17,13 @@ from langgraph.graph import START, StateGraph
 from lightning_langgraph import LightningCallback
 from openai import OpenAI
 
+from lightning_core.testing.server import ModelServer
+from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import agent, current_scope, rollout_scope
 from lightning_core.types import UNNAMED
 from plugins.langgraph.tests import apps
 from plugins.langgraph.tests.apps import State, prompt
 from plugins.langgraph.tests.playing import ENTRANCES, expect, given, play, scope_at
-from tests.tracing.server import ModelServer
-from tests.tracing.truth import mark
 
 
 def graph_of(**nodes: Callable[..., Any]) -> Any:

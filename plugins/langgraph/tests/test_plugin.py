@@ -13,10 +13,10 @@ from langchain_openai import ChatOpenAI
 
 import lightning_core
 from lightning_core.plugins import load_plugins
+from lightning_core.testing.server import ModelServer
 from lightning_core.tracing.scope import rollout_scope
 from plugins.langgraph.tests import apps
 from plugins.langgraph.tests.playing import expect, given, scope_at
-from tests.tracing.server import ModelServer
 
 
 def test_it_is_found_by_its_entry_point_and_runs_in_lock_step_with_the_core() -> None:

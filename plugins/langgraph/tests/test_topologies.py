@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from langchain_openai import ChatOpenAI
 
+from lightning_core.testing.server import ModelServer
 from plugins.langgraph.tests import apps
 from plugins.langgraph.tests.playing import ENTRANCES, Entrance, expect, play
-from tests.tracing.server import ModelServer
 
 PARALLEL = {"north": 1, "east": 1, "south": 1, "west": 1, "join": 1}
 BOSS = {"boss": 3, "librarian": 1, "clerk": 2, "look_up": 1, "summarise": 1}

@@ -20,7 +20,7 @@ from agents import (
     input_guardrail,
 )
 
-from tests.tracing.truth import mark
+from lightning_core.testing.truth import mark
 
 Build = Callable[[Model], Agent[str]]
 

@@ -9,10 +9,10 @@ from agents.tracing.provider import DefaultTraceProvider
 from lightning_openai_agents import install, uninstall
 
 from lightning_core.plugins import load_plugins
+from lightning_core.testing.server import ModelServer, serving
 from lightning_core.tracing.openai_sdk import instrument
 from plugins.openai_agents.tests.playing import open_model
 from plugins.openai_agents.tests.tracing import Recorder
-from tests.tracing.server import ModelServer, serving
 
 
 @pytest.fixture

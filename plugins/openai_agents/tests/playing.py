@@ -12,9 +12,9 @@ from typing import Literal
 from agents import Agent, Model, OpenAIChatCompletionsModel, OpenAIResponsesModel, RunConfig, Runner
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+from lightning_core.testing.server import ModelServer
 from lightning_core.tracing.scope import Scope, rollout_scope
 from plugins.openai_agents.tests.apps import Build
-from tests.tracing.server import ModelServer
 
 Dialect = Literal["chat", "responses"]
 DIALECTS: tuple[Dialect, ...] = ("chat", "responses")

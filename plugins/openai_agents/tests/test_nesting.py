@@ -26,14 +26,14 @@ from agents import (
 )
 from openai import OpenAI
 
+from lightning_core.testing.server import ModelServer
+from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import agent, current_scope, rollout_scope
 from lightning_core.types import UNNAMED
 from plugins.openai_agents.tests import tracing
 from plugins.openai_agents.tests.apps import CALLS, look_up, member
 from plugins.openai_agents.tests.playing import DIALECTS, ENTRANCES, arun, expect, open_model, play, scope_at
 from plugins.openai_agents.tests.tracing import Recorder
-from tests.tracing.server import ModelServer
-from tests.tracing.truth import mark
 
 
 def bare(client: OpenAI, name: str, rollout: str = "r1") -> None:

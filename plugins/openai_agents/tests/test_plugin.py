@@ -17,11 +17,11 @@ from lightning_openai_agents.provider import NamingProvider
 
 import lightning_core
 from lightning_core.plugins import load_plugins
+from lightning_core.testing.server import ModelServer
 from lightning_core.tracing.scope import rollout_scope
 from plugins.openai_agents.tests.apps import member
 from plugins.openai_agents.tests.playing import arun, expect, scope_at
 from plugins.openai_agents.tests.tracing import OwnProvider, Recorder
-from tests.tracing.server import ModelServer
 
 
 def python(program: str, folder: Path) -> None:

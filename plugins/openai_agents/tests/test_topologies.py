@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 from agents import RunConfig
 
+from lightning_core.testing.server import ModelServer
 from plugins.openai_agents.tests import tracing
 from plugins.openai_agents.tests.apps import CALLS, Build, everything, handoffs, member
 from plugins.openai_agents.tests.playing import DIALECTS, ENTRANCES, Dialect, Entrance, expect, play
 from plugins.openai_agents.tests.tracing import Recorder
-from tests.tracing.server import ModelServer
 
 
 @pytest.mark.parametrize("entrance", ENTRANCES)

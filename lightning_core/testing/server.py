@@ -23,8 +23,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from lightning_core.testing.truth import Tagged, mistakes, read_marks
 from lightning_core.tracing.headers import AGENT, CALL, ROLLOUT, decode_agent
-from tests.tracing.truth import Tagged, mistakes, read_marks
 
 Message = dict[str, Any]
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
 
+from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import Scope, agent, rollout_scope
-from tests.tracing.truth import mark
 
 AGENTS = ("planner", "write query", "relecteur-éà", "检查/员")
 _CLIENTS = 4
