@@ -73,7 +73,7 @@ class AnthropicReply:
 
     def _message(self, content: list[dict[str, Any]], **end: Any) -> dict[str, Any]:
         return {
-            "id": f"msg_{self._recording.caller.call_id}",
+            "id": self._recording.reply_id,
             "type": "message",
             "role": "assistant",
             "model": self._model,

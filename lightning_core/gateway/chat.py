@@ -156,7 +156,7 @@ class ChatReply:
         self._tokens = tokens
         self._body = body
         self._frame: dict[str, Any] = {
-            "id": f"chatcmpl-{recording.caller.call_id}",
+            "id": recording.reply_id,
             "object": "chat.completion.chunk" if self._body.stream else "chat.completion",
             "created": int(recording.started_at),
             "model": self._body.model or default_model,

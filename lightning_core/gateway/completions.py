@@ -139,7 +139,7 @@ class CompletionReply:
         self._body = body
         self._tokens = tokens
         self._frame: dict[str, Any] = {
-            "id": f"cmpl-{recording.caller.call_id}",
+            "id": recording.reply_id,
             "object": "text_completion",
             "created": int(recording.started_at),
             "model": model,

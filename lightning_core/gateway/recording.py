@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Final, Protocol
 
 from lightning_core.errors import GatewayError
 from lightning_core.gateway.access import Caller
@@ -95,6 +96,11 @@ def by_choice(deltas: Iterable[Delta]) -> dict[int, ChoiceSoFar]:
     return fresh
 
 
+_REPLY_ID_PREFIX: Final = MappingProxyType(
+    {"chat": "chatcmpl-", "completions": "cmpl-", "responses": "resp_", "anthropic": "msg_"}
+)
+
+
 class Recording:
     """One call so far."""
 
@@ -110,6 +116,11 @@ class Recording:
     def add(self, delta: Delta) -> None:
         """Take in a piece of a choice."""
         self.choices[delta.choice].add(delta)
+
+    @property
+    def reply_id(self) -> str:
+        """The id of the reply, as the app is given it."""
+        return _REPLY_ID_PREFIX[self.dialect] + self.caller.call_id
 
     @property
     def tokens_read(self) -> int:
@@ -145,6 +156,7 @@ class Recording:
             error=error,
             started_at=self.started_at,
             ended_at=time.time(),
+            response_id=self.reply_id,
         )
 
 

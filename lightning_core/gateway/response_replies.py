@@ -22,7 +22,7 @@ class ResponseReply:
     def __init__(self, recording: Recording, model: str, remember: Callable[[str], None] | None) -> None:
         """`remember` is given the response's id once the reply is complete."""
         self._recording = recording
-        self._id = f"resp_{recording.caller.call_id}"
+        self._id = recording.reply_id
         self._remember = remember
         self._asked = _echo(recording, model)
         self._output: list[dict[str, Any]] = []

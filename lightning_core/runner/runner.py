@@ -23,7 +23,7 @@ from lightning_core.runner.policy import FailurePolicy
 from lightning_core.runner.reward import to_reward
 from lightning_core.stores.base import Store
 from lightning_core.tracing.scope import Scope, rollout_scope
-from lightning_core.types import Attempt, Rollout
+from lightning_core.types import Attempt, Call, Rollout
 
 log = logging.getLogger(__name__)
 
@@ -157,9 +157,10 @@ class Runner:
 
     # one rollout --------------------------------------------------------------------------
     async def _occupy(self, slot: _Slot) -> None:
-        with rollout_scope(self.scope_for(slot.attempt)):
+        with rollout_scope(self.scope_for(slot.attempt)) as scope:
             outcome = await self._run(slot)
         if outcome is not None:
+            await self._keep(scope)
             await self._record(slot, outcome)
 
     async def _run(self, slot: _Slot) -> Outcome | None:
@@ -193,6 +194,12 @@ class Runner:
             f"{took} and could not be stopped, so it was left running on its own: give the app's clients "
             "a time-out of their own, or make the function async and let cancellation through"
         )
+
+    async def _keep(self, scope: Scope) -> None:
+        """Store what was seen of the attempt in this process."""
+        seen = list(scope.seen)
+        await asyncio.gather(*(self.store.add_call(one) for one in seen if isinstance(one, Call)))
+        await self.store.add_events([one for one in seen if not isinstance(one, Call)])
 
     async def _record(self, slot: _Slot, outcome: Outcome) -> None:
         attempt = slot.attempt

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from lightning_core.types import Attempt, Call, Metrics, ResourceVersion, Reward, Rollout, Run, Status
+from lightning_core.types import Attempt, Call, Event, Metrics, ResourceVersion, Reward, Rollout, Run, Status
 
 
 class Store(Protocol):
@@ -86,11 +86,18 @@ class Store(Protocol):
     async def add_reward(self, reward: Reward) -> None:
         """Record a reward; RewardError if it is not a finite number (as `finish` does)."""
 
+    async def add_events(self, events: Sequence[Event]) -> None:
+        """Record tool runs and spans, all or none; one under a known (rollout, attempt, kind, id)
+        replaces the earlier."""
+
     async def get_calls(self, rollout_ids: Iterable[str]) -> dict[str, list[Call]]:
         """Calls of the *last* attempt of each rollout, by the time they started. Every id is a key."""
 
     async def get_rewards(self, rollout_ids: Iterable[str]) -> dict[str, list[Reward]]:
         """Rewards of the last attempt of each rollout, in the order given. Every id is a key."""
+
+    async def get_events(self, rollout_ids: Iterable[str]) -> dict[str, list[Event]]:
+        """Events of the last attempt of each rollout, by the time they started. Every id is a key."""
 
     # what is learnt -----------------------------------------------------------------------
     async def put_resource(self, version: ResourceVersion) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from lightning_core.errors import ConfigError, NotFoundError
 from lightning_core.stores import rules
 from lightning_core.stores.waiting import Waiters
-from lightning_core.types import Attempt, Call, Metrics, ResourceVersion, Reward, Rollout, Run, Status
+from lightning_core.types import Attempt, Call, Event, Metrics, ResourceVersion, Reward, Rollout, Run, Status
 
 
 class MemoryStore:
@@ -36,6 +36,7 @@ class MemoryStore:
         """A heap of (lease_until, rollout id); entries older than the lease are skipped."""
         self._calls: defaultdict[tuple[str | None, int | None], dict[str, Call]] = defaultdict(dict)
         self._rewards: defaultdict[tuple[str, int], list[Reward]] = defaultdict(list)
+        self._events: defaultdict[tuple[str, int], dict[tuple[str, str], Event]] = defaultdict(dict)
         self._resources: defaultdict[tuple[str, str], dict[int, ResourceVersion]] = defaultdict(dict)
         self._metrics: defaultdict[str, dict[int, Metrics]] = defaultdict(dict)
 
@@ -157,6 +158,11 @@ class MemoryStore:
         with self._lock:
             self._rewards[reward.rollout_id, reward.attempt].append(reward)
 
+    async def add_events(self, events: Sequence[Event]) -> None:
+        with self._lock:
+            for event in events:
+                self._events[event.rollout_id, event.attempt][event.kind, event.id] = event
+
     async def get_calls(self, rollout_ids: Iterable[str]) -> dict[str, list[Call]]:
         with self._lock:
             calls = {i: list(self._calls.get(self._last_attempt(i), {}).values()) for i in rollout_ids}
@@ -165,6 +171,11 @@ class MemoryStore:
     async def get_rewards(self, rollout_ids: Iterable[str]) -> dict[str, list[Reward]]:
         with self._lock:
             return {i: list(self._rewards.get(self._last_attempt(i), ())) for i in rollout_ids}
+
+    async def get_events(self, rollout_ids: Iterable[str]) -> dict[str, list[Event]]:
+        with self._lock:
+            events = {i: list(self._events.get(self._last_attempt(i), {}).values()) for i in rollout_ids}
+        return {i: sorted(found, key=lambda event: event.started_at) for i, found in events.items()}
 
     # what is learnt -----------------------------------------------------------------------
     async def put_resource(self, version: ResourceVersion) -> None:

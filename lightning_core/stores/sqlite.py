@@ -19,7 +19,7 @@ from lightning_core.stores import sqlite_rows as rows
 from lightning_core.stores.sqlite_file import path_of
 from lightning_core.stores.sqlite_thread import SqliteThread
 from lightning_core.stores.waiting import Waiters
-from lightning_core.types import Attempt, Call, Metrics, ResourceVersion, Reward, Rollout, Run, Status
+from lightning_core.types import Attempt, Call, Event, Metrics, ResourceVersion, Reward, Rollout, Run, Status
 
 T = TypeVar("T")
 
@@ -182,6 +182,12 @@ class SqliteStore:
         rules.check_reward(reward.rollout_id, reward.value)
         await self._insert("rewards", rows.REWARD, rows.reward_row(reward))
 
+    async def add_events(self, events: Sequence[Event]) -> None:
+        statement = rows.insert("events", rows.EVENT, otherwise="OR REPLACE")
+        values = [rows.event_row(event) for event in events]
+        if values:
+            await self._writer.run(lambda connection: connection.executemany(statement, values).close())
+
     async def get_calls(self, rollout_ids: Iterable[str]) -> dict[str, list[Call]]:
         calls: dict[str, list[Call]] = {rollout_id: [] for rollout_id in rollout_ids}
         query = f"SELECT {rows.of('item', rows.CALL)} FROM calls{OF_LAST_ATTEMPT} item.started_at, item.rowid"
@@ -195,6 +201,14 @@ class SqliteStore:
         for reward in await self._select(rows.to_reward, query, sqlite_queue.json_list(rewards)):
             rewards[reward.rollout_id].append(reward)
         return rewards
+
+    async def get_events(self, rollout_ids: Iterable[str]) -> dict[str, list[Event]]:
+        events: dict[str, list[Event]] = {rollout_id: [] for rollout_id in rollout_ids}
+        columns = rows.of("item", rows.EVENT)
+        query = f"SELECT {columns} FROM events{OF_LAST_ATTEMPT} item.started_at, item.rowid"
+        for event in await self._select(rows.to_event, query, sqlite_queue.json_list(events)):
+            events[event.rollout_id].append(event)
+        return events
 
     # what is learnt -----------------------------------------------------------------------
     async def put_resource(self, version: ResourceVersion) -> None:

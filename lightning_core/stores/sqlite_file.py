@@ -13,7 +13,13 @@ from pathlib import Path
 
 from lightning_core.errors import ConfigError, StoreError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+EVENTS = (
+    "CREATE TABLE events (rollout_id TEXT NOT NULL, attempt INTEGER NOT NULL, kind TEXT NOT NULL,"
+    " id TEXT NOT NULL, started_at REAL NOT NULL, body BLOB NOT NULL,"
+    " PRIMARY KEY (rollout_id, attempt, kind, id))"
+)
 
 SCHEMA = (
     "CREATE TABLE schema_version (version INTEGER NOT NULL)",
@@ -35,18 +41,29 @@ SCHEMA = (
     " agent TEXT NOT NULL, trained INTEGER NOT NULL, dialect TEXT NOT NULL, model TEXT NOT NULL,"
     " temperature REAL NOT NULL, policy_version INTEGER, status TEXT NOT NULL, error TEXT,"
     " started_at REAL NOT NULL, ended_at REAL NOT NULL, request BLOB NOT NULL, prompt_ids BLOB,"
-    " choices BLOB NOT NULL, completion_ids BLOB NOT NULL, logprobs BLOB NOT NULL,"
+    " choices BLOB NOT NULL, completion_ids BLOB NOT NULL, logprobs BLOB NOT NULL, response_id TEXT,"
+    " endpoint TEXT,"
     " PRIMARY KEY (rollout_id, attempt, id))",
     "CREATE TABLE rewards (rollout_id TEXT NOT NULL, attempt INTEGER NOT NULL, value REAL NOT NULL,"
     " kind TEXT NOT NULL, agent TEXT, call_id TEXT, source TEXT NOT NULL, reason TEXT,"
     " created_at REAL NOT NULL)",
     "CREATE INDEX rewards_of_attempt ON rewards (rollout_id, attempt)",
+    EVENTS,
     "CREATE TABLE resources (run_id TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL,"
     " kind TEXT NOT NULL, uri TEXT NOT NULL, parent INTEGER, metrics BLOB NOT NULL,"
     " created_at REAL NOT NULL, PRIMARY KEY (run_id, name, version))",
     "CREATE TABLE metrics (run_id TEXT NOT NULL, step INTEGER NOT NULL, numbers BLOB NOT NULL,"
     " created_at REAL NOT NULL, PRIMARY KEY (run_id, step))",
 )
+
+MIGRATIONS = {
+    1: (
+        "ALTER TABLE calls ADD COLUMN response_id TEXT",
+        "ALTER TABLE calls ADD COLUMN endpoint TEXT",
+        EVENTS,
+    )
+}
+"""What leads from each older schema version to the next."""
 
 
 def path_of(url: str) -> Path:
@@ -104,10 +121,11 @@ def _prepare(connection: sqlite3.Connection, path: Path, busy_seconds: float) ->
     # In WAL mode NORMAL survives the death of any process at any moment; only a power loss or a
     # kernel crash may undo the last transactions (never damage the file). FULL costs an fsync each.
     connection.execute("PRAGMA synchronous = NORMAL")
-    if _version(connection) is None:
+    if _version(connection) in (None, *MIGRATIONS):
         connection.execute("BEGIN IMMEDIATE")
         if _version(connection) is None:  # another process may have been first
             _create(connection, path)
+        _migrate(connection)
         connection.execute("COMMIT")
     version = _version(connection)
     if version != SCHEMA_VERSION:
@@ -152,3 +170,10 @@ def _create(connection: sqlite3.Connection, path: Path) -> None:
     for statement in SCHEMA:
         connection.execute(statement)
     connection.execute("INSERT INTO schema_version VALUES (?)", (SCHEMA_VERSION,))
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    while (version := _version(connection)) is not None and version in MIGRATIONS:
+        for statement in MIGRATIONS[version]:
+            connection.execute(statement)
+        connection.execute("UPDATE schema_version SET version = ?", (version + 1,))

@@ -8,6 +8,8 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from lightning_core.stores.packing import (
     dump_json,
     load_json,
@@ -20,6 +22,7 @@ from lightning_core.stores.packing import (
 from lightning_core.types import (
     Attempt,
     Call,
+    Event,
     Metrics,
     ResourceVersion,
     Reward,
@@ -31,6 +34,7 @@ from lightning_core.types import (
 )
 
 Row = tuple[Any, ...]
+_EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 
 ROLLOUT = (
     "id, run_id, task, group_id, step, split, sampling, priority, max_attempts, status, attempts,"
@@ -38,8 +42,10 @@ ROLLOUT = (
 )
 CALL = (
     "rollout_id, attempt, id, agent, trained, dialect, model, temperature, policy_version, status, error,"
-    " started_at, ended_at, request, prompt_ids, choices, completion_ids, logprobs"
+    " started_at, ended_at, request, prompt_ids, choices, completion_ids, logprobs, response_id,"
+    " endpoint"
 )
+EVENT = "rollout_id, attempt, kind, id, started_at, body"
 REWARD = "rollout_id, attempt, value, kind, agent, call_id, source, reason, created_at"
 RUN = "id, config, folder, status, created_at"
 RESOURCE = "run_id, name, version, kind, uri, parent, metrics, created_at"
@@ -120,6 +126,8 @@ def call_row(call: Call) -> Row:
         dump_json(call.request),
         pack_ids(call.prompt_ids),
         *pack_choices(call.choices),
+        call.response_id,
+        call.endpoint,
     )
 
 
@@ -142,7 +150,19 @@ def to_call(row: Row) -> Call:
         request=load_json(row[13]),
         prompt_ids=unpack_ids(row[14]),
         choices=unpack_choices(row[15], row[16], row[17]),
+        response_id=row[18],
+        endpoint=row[19],
     )
+
+
+def event_row(event: Event) -> Row:
+    body = dump_json(event.model_dump())
+    return event.rollout_id, event.attempt, event.kind, event.id, event.started_at, body
+
+
+def to_event(row: Row) -> Event:
+    """From the columns of `EVENT`, in that order."""
+    return _EVENT.validate_python(load_json(row[5]))
 
 
 def reward_row(reward: Reward) -> Row:

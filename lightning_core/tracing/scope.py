@@ -11,10 +11,10 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from lightning_core.types import Who
+from lightning_core.types import Call, Event, Who
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,9 @@ class Scope:
     """The API key of this attempt: it opens this rollout and no other."""
     agents: tuple[str, ...] | None = None
     """Names or globs of the agents being trained; None trains all."""
+    seen: list[Call | Event] = field(default_factory=list, compare=False, repr=False)
+    """What was noticed of the attempt in this process, beside what the gateway records: the runner
+    stores it when the attempt ends. Appended to from any thread."""
 
     def trains(self, agent: str) -> bool:
         return matches(agent, self.agents)
@@ -67,6 +70,13 @@ def current_scope() -> Scope | None:
     """
     opened = _scope.get()
     return opened.scope if opened is not None and opened.running else None
+
+
+def report(what: Call | Event) -> None:
+    """Have something stored with the rollout running in this context; outside of one it is dropped."""
+    scope = current_scope()
+    if scope is not None:
+        scope.seen.append(what)
 
 
 def current_agent() -> Who | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -18,8 +20,9 @@ from lightning_core.runner import FailurePolicy, Runner
 from lightning_core.stores.base import Store
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.tracing.scope import Scope, current_scope
-from lightning_core.types import Attempt, Rollout, Status, Task
+from lightning_core.tracing.scope import Scope, current_scope, report
+from lightning_core.tracing.tools import report_tool
+from lightning_core.types import Attempt, Call, Rollout, Status, Task, ToolEvent
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -465,3 +468,80 @@ async def test_each_rollout_that_ended_for_good_is_told_once(store: Store) -> No
 
     finished = await run_all(solve, store, rollouts(3, max_attempts=2), on_finished=told.append)
     assert sorted(told, key=lambda one: one.id) == finished
+
+
+async def test_what_was_seen_in_an_attempt_is_stored_before_its_end_is_known(store: Store) -> None:
+    threads: list[threading.Thread] = []
+
+    async def solve(task: Task) -> float:
+        report_tool("look", agent="a", framework="x", arguments={"at": task.input["i"]}, tool_call_id="c1")
+        scope = current_scope()
+        assert scope is not None
+        late = copy_context()
+
+        def linger() -> None:
+            time.sleep(0.2)
+            late.run(report_tool, "late", agent="a", framework="x")
+
+        threads.append(threading.Thread(target=linger))
+        threads[-1].start()
+        times = {"started_at": 1.0, "ended_at": 2.0}
+        report(
+            Call(
+                id="h",
+                rollout_id=scope.rollout_id,
+                attempt=1,
+                agent="b",
+                trained=False,
+                endpoint="u",
+                **times,
+            )
+        )
+        if task.input["i"] == 1:
+            raise ValueError("after the tool")
+        return 1.0
+
+    await run_all(solve, store, rollouts(3))
+    for thread in threads:
+        await asyncio.to_thread(thread.join)
+    names = ["r0", "r1", "r2"]
+    events = await store.get_events(names)
+    assert [[event.name for event in events[name]] for name in names] == [["look"]] * 3
+    assert [json.loads(events[name][0].arguments)["at"] for name in names] == [0, 1, 2]
+    assert {name: [call.id for call in of] for name, of in (await store.get_calls(names)).items()} == {
+        name: ["h"] for name in names
+    }
+
+
+def test_a_tool_run_outside_of_any_rollout_is_nobodys() -> None:
+    assert current_scope() is None
+    report_tool("look", agent="a", framework="x")
+
+
+async def test_a_tool_run_is_kept_as_text_with_its_error_and_times(store: Store) -> None:
+    async def solve(task: Task) -> float:
+        begun = time.time() - 5
+        report_tool(
+            "f",
+            agent="a",
+            framework="x",
+            arguments='{"a": 1',
+            error_type="invalid_arguments",
+            error="not JSON",
+            started_at=begun,
+        )
+        report_tool("g", agent="a", framework="x", arguments={"o": object}, result=["é", 1])
+        report_tool("h", agent="a", framework="x", error=ZeroDivisionError("by zero"))
+        return 0.0
+
+    await run_all(solve, store, rollouts(1))
+    first, second, third = sorted((await store.get_events(["r0"]))["r0"], key=lambda event: event.name)
+    assert isinstance(first, ToolEvent)
+    assert (first.arguments, first.error, first.error_type) == ('{"a": 1', "not JSON", "invalid_arguments")
+    assert 5 <= first.ended_at - first.started_at < 6
+    assert isinstance(second, ToolEvent)
+    assert second.result == '["é", 1]'
+    assert "object" in second.arguments
+    assert (second.error, second.error_type) == (None, None)
+    assert isinstance(third, ToolEvent)
+    assert (third.error, third.error_type, third.result) == ("ZeroDivisionError: by zero", "raised", None)

@@ -23,8 +23,10 @@ from lightning_core.types import (
     Rollout,
     Run,
     Sampling,
+    Span,
     Status,
     Task,
+    ToolEvent,
 )
 
 LONG = 60.0
@@ -392,6 +394,8 @@ async def test_a_call_comes_back_as_it_was_recorded(store: Store) -> None:
         policy_version=0,
         status="cancelled",
         error="gone",
+        response_id="resp_1",
+        endpoint="https://hosted.example/v1",
     )
     bare = call("d", attempt, started=2.0)
     await store.add_call(full)
@@ -481,6 +485,64 @@ async def test_rewards_keep_their_address_and_the_order_given(store: Store) -> N
     assert found["a"][:2] == given
     assert [one.kind for one in found["a"]] == ["intermediate", "intermediate", "final"]
     assert found["nobody"] == []
+
+
+async def test_events_come_back_as_they_were_recorded_by_the_time_they_started(store: Store) -> None:
+    await store.enqueue([rollout("a"), rollout("b")])
+    attempts = await store.lease("w", 2, LONG)
+    tool = ToolEvent(
+        id="t1",
+        rollout_id="a",
+        attempt=1,
+        agent="writer",
+        framework="langgraph",
+        name="run_sql",
+        arguments='{"sql": "half a parrot \\ud83e',
+        error="OperationalError: no such table: boats",
+        error_type="raised",
+        tool_call_id="call_7",
+        call_id="c1",
+        started_at=2.0,
+        ended_at=2.5,
+    )
+    span = Span(
+        id="00f067aa0ba902b7",
+        trace_id="4bf92f3577b34da6a3ce929d0e0e4736",
+        parent_id="00f067aa0ba90200",
+        rollout_id="a",
+        attempt=1,
+        agent="planner",
+        name="chat gpt-4o",
+        span_kind="client",
+        attributes={"gen_ai.usage.input_tokens": 7, "list": [1.5, True, None, "é"]},
+        events=[{"name": "exception", "time": 1.5, "attributes": {}}],
+        error="",
+        started_at=1.0,
+        ended_at=3.0,
+    )
+    await store.add_events([tool, span])
+    await store.add_events([])
+    found = await store.get_events(["a", "b", "nobody"])
+    assert found == {"a": [span, tool], "b": [], "nobody": []}
+    assert len(attempts) == 2
+
+
+async def test_an_event_recorded_again_replaces_the_earlier_and_only_the_last_attempt_counts(
+    store: Store,
+) -> None:
+    def tool(attempt: int, result: str) -> ToolEvent:
+        at = {"started_at": 1.0, "ended_at": 1.0}
+        return ToolEvent(id="t", rollout_id="a", attempt=attempt, agent="w", name="f", result=result, **at)
+
+    await store.enqueue([rollout("a", max_attempts=2)])
+    first = await lease_one(store)
+    await store.add_events([tool(1, "early")])
+    await store.finish(first, error="broke")
+    await lease_one(store)
+    assert await store.get_events(["a"]) == {"a": []}
+    await store.add_events([tool(2, "once")])
+    await store.add_events([tool(2, "twice"), tool(1, "late")])
+    assert await store.get_events(["a"]) == {"a": [tool(2, "twice")]}
 
 
 async def test_nothing_in_a_text_or_number_is_lost(store: Store) -> None:

@@ -18,7 +18,7 @@ import pytest
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.types import Call, Reward, Rollout, Run, Status, Task
+from lightning_core.types import Call, Reward, Rollout, Run, Status, Task, ToolEvent
 
 ROOT = Path(__file__).parents[2]
 
@@ -196,8 +196,37 @@ async def test_a_schema_of_another_version_is_refused(tmp_path: Path, url: str) 
     await open_and_close(url)
     with closing(sqlite3.connect(tmp_path / "runs.db")) as other, other:
         other.execute("UPDATE schema_version SET version = 99")
-    with pytest.raises(StoreError, match=r"schema version 99, this program reads 1"):
+    with pytest.raises(StoreError, match=r"schema version 99, this program reads 2"):
         await open_and_close(url)
+
+
+async def test_a_store_of_the_first_schema_is_brought_up_to_date_with_all_it_holds(
+    tmp_path: Path, url: str
+) -> None:
+    async with SqliteStore(url) as store:
+        await store.enqueue(rollouts(3))
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as old, old:
+        old.execute("DROP TABLE events")
+        for column in ("response_id", "endpoint"):
+            old.execute(f"ALTER TABLE calls DROP COLUMN {column}")
+        old.execute("UPDATE schema_version SET version = 1")
+    event = ToolEvent(id="t", rollout_id="r1", attempt=1, agent="w", name="f", started_at=1, ended_at=1)
+    seen = Call(
+        id="c",
+        rollout_id="r1",
+        attempt=1,
+        agent="w",
+        trained=False,
+        endpoint="http://x",
+        started_at=1,
+        ended_at=1,
+    )
+    async with SqliteStore(url) as store:
+        assert len(await store.lease("w", 3, 60.0)) == 3
+        await store.add_events([event])
+        await store.add_call(seen)
+        assert await store.get_events(["r1"]) == {"r1": [event]}
+        assert await store.get_calls(["r1"]) == {"r1": [seen]}
 
 
 async def test_a_damaged_file_is_refused_with_its_name(tmp_path: Path, url: str) -> None:

@@ -1,0 +1,64 @@
+"""Runs of tools, as the plugins see them: noted in the rollout's scope, stored when its attempt ends.
+
+A plugin reports from within the context that ran the tool (or under `rollout_of` that context), so a run
+belongs to its rollout by identity. The link to the call that asked is the `tool_call_id`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from uuid import uuid4
+
+from lightning_core.tracing.scope import current_scope, report
+from lightning_core.types import ToolErrorType, ToolEvent
+
+
+def report_tool(
+    name: str,
+    *,
+    agent: str,
+    framework: str,
+    arguments: object = None,
+    result: object = None,
+    error: BaseException | str | None = None,
+    error_type: ToolErrorType | None = None,
+    tool_call_id: str | None = None,
+    started_at: float | None = None,
+) -> None:
+    """Note one run of a tool that has just ended, or that was refused; outside a rollout nothing happens.
+
+    `arguments` and `result` are kept as text: a string as it is, anything else as JSON, and what JSON
+    can't hold by its `repr`. An `error` without a type is "raised". `started_at` is in Unix seconds.
+    """
+    scope = current_scope()
+    if scope is None:
+        return
+    now = time.time()
+    report(
+        ToolEvent(
+            id=uuid4().hex,
+            rollout_id=scope.rollout_id,
+            attempt=scope.attempt,
+            agent=agent,
+            framework=framework,
+            name=name,
+            arguments=_text(arguments) or "",
+            result=_text(result),
+            error=_described(error),
+            error_type=error_type or ("raised" if error is not None else None),
+            tool_call_id=tool_call_id,
+            started_at=now if started_at is None else started_at,
+            ended_at=now,
+        )
+    )
+
+
+def _text(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, default=repr, ensure_ascii=False)
+
+
+def _described(error: BaseException | str | None) -> str | None:
+    return f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else error

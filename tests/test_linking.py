@@ -1,0 +1,52 @@
+"""Tool runs and spans find their call by the ids in its reply, in any order, in their own rollout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_core.linking import link
+from lightning_core.types import Call, Choice, Span, ToolEvent
+
+TIMES: dict[str, Any] = {"started_at": 1.0, "ended_at": 2.0}
+
+
+def call(name: str, *asks: str, rollout: str = "r", **fields: Any) -> Call:
+    message: dict[str, Any] = {"content": None, "tool_calls": [{"id": tool_call} for tool_call in asks]}
+    given: dict[str, Any] = {"rollout_id": rollout, "attempt": 1, "agent": "a", "trained": True, **TIMES}
+    return Call(id=name, choices=[Choice(message=message)], **{**given, **fields})
+
+
+def tool(tool_call_id: str | None, rollout: str = "r", **fields: Any) -> ToolEvent:
+    given: dict[str, Any] = {
+        "id": "t",
+        "rollout_id": rollout,
+        "attempt": 1,
+        "agent": "a",
+        "name": "f",
+        **TIMES,
+    }
+    return ToolEvent(tool_call_id=tool_call_id, **{**given, **fields})
+
+
+def span(**attributes: Any) -> Span:
+    return Span(id="s", trace_id="t", rollout_id="r", attempt=1, name="chat", attributes=attributes, **TIMES)
+
+
+def test_each_tool_run_finds_the_call_that_asked_for_it() -> None:
+    calls = [call("c1", "x", "y"), call("c2", "z"), call("other", "x", rollout="r2")]
+    runs = [tool("z"), tool("x"), tool("y"), tool("x", rollout="r2"), tool("w"), tool(None)]
+    assert [event.call_id for event in link(calls, runs)] == ["c2", "c1", "c1", "other", None, None]
+
+
+def test_a_span_finds_its_call_by_the_replys_id() -> None:
+    calls = [call("c1", response_id="chatcmpl-c1"), call("c2", response_id="resp_c2")]
+    spans = [span(**{"gen_ai.response.id": "resp_c2"}), span(**{"gen_ai.response.id": "else"}), span()]
+    assert [event.call_id for event in link(calls, spans)] == ["c2", None, None]
+
+
+def test_a_link_that_is_there_stays_and_a_reply_without_tools_asks_for_none() -> None:
+    plain = call("c1").model_copy(update={"choices": [Choice(message={"content": "hi"}), Choice()]})
+    assert [event.call_id for event in link([plain], [tool("x", call_id="given"), tool("x")])] == [
+        "given",
+        None,
+    ]
