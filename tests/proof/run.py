@@ -1,0 +1,191 @@
+"""All plays at once: a real runner, gateway and store, and what was recorded of each."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from lightning_core.gateway.app import Gateway
+from lightning_core.gateway.server import GatewayServer
+from lightning_core.gateway.tokens import Tokens
+from lightning_core.plugins import load_plugins
+from lightning_core.runner import Runner
+from lightning_core.stores.base import Store
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.tracing.openai_sdk import instrument
+from lightning_core.tracing.scope import Scope
+from lightning_core.types import Attempt, Call, Rollout, Status, Task
+from tests.proof.engine import ProofEngine
+from tests.proof.play import Play, read_marks
+
+FRAMEWORKS = {
+    "bare": "openai",
+    "langgraph": "langgraph",
+    "autogen": "autogen_agentchat",
+    "openai_agents": "agents",
+    "crewai": "crewai",
+    "nested": "openai",
+}
+"""The modules with plays, and the package each needs. CrewAI is not there beside openai 3."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one play came to."""
+
+    play: Play
+    rollouts: int = 0
+    calls: int = 0
+    wrong_rollout: int = 0
+    wrong_agent: int = 0
+    wrong_call: int = 0
+    """Calls recorded under more than one id."""
+    missing: int = 0
+    surplus: int = 0
+
+    def add(self, calls: Sequence[Call], repeats: int) -> None:
+        """Count what was recorded under one rollout."""
+        self.rollouts += 1
+        self.calls += len(calls)
+        nonces: defaultdict[str, set[str]] = defaultdict(set)
+        for call in calls:
+            truth = read_marks(call)
+            self.wrong_rollout += truth["rollout"] != call.rollout_id
+            self.wrong_agent += truth["agent"] != call.agent
+            if "nonce" in truth:
+                nonces[truth["nonce"]].add(call.id)
+        self.wrong_call += sum(len(ids) - 1 for ids in nonces.values())
+        recorded = Counter((call.agent, call.status) for call in calls)
+        expected = self.play.expected(repeats)
+        self.missing += (expected - recorded).total()
+        self.surplus += (recorded - expected).total()
+
+    @property
+    def mistakes(self) -> int:
+        return self.wrong_rollout + self.wrong_agent + self.wrong_call + self.missing + self.surplus
+
+
+@dataclass(slots=True)
+class Proof:
+    """All plays, and what broke."""
+
+    tallies: list[Tally]
+    most_at_once: int = 0
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        return not self.errors and not any(tally.mistakes for tally in self.tallies)
+
+
+async def prove(folder: Path, *, calls: int, rollouts: int) -> Proof:
+    """Run every play in as many rollouts as it takes, all of them at once."""
+    async with AsyncExitStack() as stack:
+        plays = await _open_plays(stack)
+        store = await stack.enter_async_context(SqliteStore(f"sqlite:///{folder}/proof.db"))
+        tokens = Tokens(b"0123456789abcdef")
+        plugins = load_plugins()
+        stack.enter_context(instrument(plugins.who))
+        per_play = math.ceil(rollouts / len(plays))
+        of_one_run = sum(sum(play.calls.values()) for play in plays)
+        stage = Stage(plays, per_play, repeats=math.ceil(calls / (per_play * of_one_run)))
+        await store.enqueue(stage.rollouts)
+        async with GatewayServer(Gateway(ProofEngine(), store, tokens, agents=None)) as server:
+
+            def scope_for(attempt: Attempt) -> Scope:
+                key = tokens.issue(attempt.rollout, attempt.number)
+                return Scope(attempt.rollout.id, attempt.number, server.url, key)
+
+            finished = await stage.perform(store, scope_for)
+        recorded = await store.get_calls([rollout.id for rollout in finished])
+    errors = [f"{r.id}: {r.error}" for r in finished if r.status is not Status.SUCCEEDED]
+    errors += [f"plugin {name!r} is broken: {problem}" for name, problem in plugins.broken.items()]
+    return Proof(stage.judge(recorded), stage.most, errors)
+
+
+async def _open_plays(stack: AsyncExitStack) -> list[Play]:
+    modules = [name for name, package in FRAMEWORKS.items() if find_spec(package)]
+    opened = [importlib.import_module(f"tests.proof.{name}").plays() for name in modules]
+    return [play for plays in opened for play in await stack.enter_async_context(plays)]
+
+
+class Stage:
+    """The rollouts of all plays; each runs its play `repeats` times, one after another."""
+
+    def __init__(self, plays: list[Play], per_play: int, repeats: int) -> None:
+        self.plays = plays
+        self.repeats = repeats
+        self.rollouts = [
+            Rollout(
+                id=f"{index}-{copy}",
+                run_id="threads" if play.threads else "loop",
+                task=Task(input={"play": index, "rollout": f"{index}-{copy}"}),
+                group_id=str(index),
+                step=0,
+            )
+            for index, play in enumerate(plays)
+            for copy in range(per_play)
+        ]
+        self.most = 0
+        """The most rollouts that were at work at one moment."""
+        self._here = 0
+        self._all_here = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    async def perform(self, store: Store, scope_for: Callable[[Attempt], Scope]) -> list[Rollout]:
+        """Run them all to their end."""
+        stop, many = asyncio.Event(), len(self.rollouts)
+        runners = [
+            Runner(solve, store, run_id=run_id, scope_for=scope_for, concurrency=many, timeout=1800)
+            for run_id, solve in (("loop", self._on_loop), ("threads", self._in_thread))
+        ]
+        serving = [asyncio.create_task(runner.serve(stop)) for runner in runners]
+        finished = await store.wait_finished([rollout.id for rollout in self.rollouts])
+        stop.set()
+        await asyncio.gather(*serving)
+        return finished
+
+    def judge(self, recorded: Mapping[str, Sequence[Call]]) -> list[Tally]:
+        """Compare what the store holds with what the prompts say and with what the apps should have made."""
+        tallies = [Tally(play) for play in self.plays]
+        for rollout in self.rollouts:
+            tally = tallies[int(rollout.group_id)]
+            tally.add(recorded[rollout.id], self.repeats)
+        return tallies
+
+    async def _on_loop(self, task: Task) -> float:
+        play = self._play(task)
+        await self._wait_for_all()
+        for _ in range(self.repeats):
+            await play.run(str(task.input["rollout"]))  # type: ignore[misc]
+        self._leave()
+        return 1.0
+
+    def _in_thread(self, task: Task) -> float:
+        play = self._play(task)
+        asyncio.run_coroutine_threadsafe(self._wait_for_all(), self._loop).result()
+        for _ in range(self.repeats):
+            play.run(str(task.input["rollout"]))
+        self._loop.call_soon_threadsafe(self._leave)
+        return 1.0
+
+    def _play(self, task: Task) -> Play:
+        return self.plays[int(str(task.input["play"]))]
+
+    async def _wait_for_all(self) -> None:
+        """No rollout makes a call before all have come."""
+        self._here += 1
+        self.most = max(self.most, self._here)
+        if self._here == len(self.rollouts):
+            self._all_here.set()
+        await self._all_here.wait()
+
+    def _leave(self) -> None:
+        self._here -= 1

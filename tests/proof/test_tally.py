@@ -1,0 +1,63 @@
+"""The proof can fail: each kind of mistake is counted as what it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lightning_core.testing.truth import mark
+from lightning_core.types import Call
+from tests.proof.play import Play
+from tests.proof.run import Tally
+
+
+async def _nothing(rollout: str) -> None:
+    """A play that is only judged here, not run."""
+
+
+def call(name: str, agent: str = "a", **fields: Any) -> Call:
+    truth = mark(rollout="r", agent=agent, nonce=name)
+    given: dict[str, Any] = {"rollout_id": "r", "attempt": 1, "agent": agent, "trained": True, **fields}
+    request = {"input": [{"role": "user", "content": truth}]}
+    return Call(id=name, request=request, started_at=1, ended_at=2, **given)
+
+
+def tally(*calls: Call) -> Tally:
+    """Two agents are expected to have called twice each, and one of them to have left once."""
+    judged = Tally(Play("f", "t", "w", _nothing, {"a": 1, "b": 1}, {"b": 1}))
+    judged.add(calls, repeats=2)
+    return judged
+
+
+RIGHT = [
+    call("1"),
+    call("2"),
+    *(call(name, "b") for name in "34"),
+    *(call(name, "b", status="cancelled") for name in "56"),
+]
+
+
+def test_what_is_right_is_no_mistake() -> None:
+    judged = tally(*RIGHT)
+    assert (judged.calls, judged.mistakes) == (6, 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "counted"),
+    [
+        (call("1", rollout_id="other"), {"wrong_rollout": 1}),
+        (call("1").model_copy(update={"agent": "b"}), {"wrong_agent": 1, "missing": 1, "surplus": 1}),
+        (call("1", status="cancelled"), {"missing": 1, "surplus": 1}),
+        (call("2").model_copy(update={"id": "7"}), {"wrong_call": 1}),
+    ],
+)
+def test_a_wrong_call_is_counted(wrong: Call, counted: dict[str, int]) -> None:
+    judged = tally(wrong, *RIGHT[1:])
+    kinds = ("wrong_rollout", "wrong_agent", "wrong_call", "missing", "surplus")
+    assert {kind: getattr(judged, kind) for kind in kinds if getattr(judged, kind)} == counted
+
+
+def test_a_call_that_is_not_there_is_missing_and_one_too_many_is_surplus() -> None:
+    assert tally(*RIGHT[1:]).missing == 1
+    assert tally(*RIGHT, call("8")).surplus == 1
