@@ -23,7 +23,7 @@ from lightning_core.runner.policy import FailurePolicy
 from lightning_core.runner.reward import to_reward
 from lightning_core.stores.base import Store
 from lightning_core.tracing.scope import Scope, rollout_scope
-from lightning_core.types import Attempt, Call, Rollout
+from lightning_core.types import Attempt, Rollout
 
 log = logging.getLogger(__name__)
 
@@ -197,9 +197,9 @@ class Runner:
 
     async def _keep(self, scope: Scope) -> None:
         """Store what was seen of the attempt in this process."""
-        seen = list(scope.seen)
-        await asyncio.gather(*(self.store.add_call(one) for one in seen if isinstance(one, Call)))
-        await self.store.add_events([one for one in seen if not isinstance(one, Call)])
+        calls, events = scope.noticed()
+        await asyncio.gather(*(self.store.add_call(call) for call in calls))
+        await self.store.add_events(events)
 
     async def _record(self, slot: _Slot, outcome: Outcome) -> None:
         attempt = slot.attempt

@@ -8,7 +8,7 @@ built, in the caller's own context: attribution by identity, never by time or or
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
@@ -32,6 +32,15 @@ class Scope:
     seen: list[Call | Event] = field(default_factory=list, compare=False, repr=False)
     """What was noticed of the attempt in this process, beside what the gateway records: the runner
     stores it when the attempt ends. Appended to from any thread."""
+    under_way: dict[str, Callable[[], Call]] = field(default_factory=dict, compare=False, repr=False)
+    """Calls that were seen to begin and not yet to end, by id; each tells how it stands."""
+
+    def noticed(self) -> tuple[list[Call], list[Event]]:
+        """All that was noticed until now, to be stored: of a call its last try, also if it is under way."""
+        seen = list(self.seen)
+        calls = {one.id: one for one in seen if isinstance(one, Call)}
+        calls.update((call_id, call()) for call_id, call in list(self.under_way.items()))
+        return list(calls.values()), [one for one in seen if not isinstance(one, Call)]
 
     def trains(self, agent: str) -> bool:
         return matches(agent, self.agents)

@@ -1,0 +1,160 @@
+"""A call that stays at the app's own endpoint: what is seen of it, and the `Call` that is stored.
+
+No header is kept, neither of the request nor of the reply: they bear the app's keys.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from lightning_core.tracing.replies import Reply, read_reply
+from lightning_core.tracing.scope import Scope
+from lightning_core.tracing.sdks import DIALECTS
+from lightning_core.tracing.streams import error_of
+from lightning_core.types import Call, CallStatus
+
+_MOST_CHARACTERS: Final = 500
+"""Of a server's error message."""
+_SECRETS: Final = ("authorization", "authorization_token", "headers", "api_key")
+"""What the descriptions of remote tools may hold, and bodies meant for a proxy."""
+
+
+@dataclass(eq=False, slots=True)
+class Watch:
+    """One attempt at a call, from the moment its request was built."""
+
+    scope: Scope
+    agent: str
+    call_id: str
+    path: str
+    """The part of the address that follows the base URL; it names the dialect."""
+    request: Any
+    started_at: float = field(default_factory=time.time)
+    response: Any = None
+    chunks: list[bytes] | None = None
+    """The bytes of a reply that is read piece by piece, as they came; None if it was read at once."""
+    raised: BaseException | None = None
+    ended: bool = False
+
+    def close(self, raised: BaseException | None = None, *, whole: bool = False) -> None:
+        """Report what came of the attempt. `whole`: the reply was read to its end. Only the first
+        time counts."""
+        if self.ended:
+            return
+        self.ended, self.raised = True, raised
+        self.scope.seen.append(self.call(whole=whole))
+        if self.scope.under_way.get(self.call_id) == self.call:
+            del self.scope.under_way[self.call_id]
+
+    def call(self, *, whole: bool = False) -> Call:
+        """The call as it stands; cancelled, if neither its reply has ended nor anything was raised.
+
+        Built without validation, like the gateway's: what was parsed from JSON is JSON.
+        """
+        body, (reply, doubt) = self._body(), self._reply()
+        status, error = self._outcome(reply, whole)
+        if whole and error is None:
+            error = doubt
+        return Call.model_construct(
+            id=self.call_id,
+            rollout_id=self.scope.rollout_id,
+            attempt=self.scope.attempt,
+            agent=self.agent,
+            trained=False,
+            dialect=DIALECTS[self.path],
+            model=str(body.get("model") or ""),
+            request=body,
+            choices=reply.choices,
+            status=status,
+            error=error,
+            started_at=self.started_at,
+            ended_at=time.time(),
+            response_id=reply.response_id,
+            endpoint=endpoint_of(self.request.url, self.path),
+        )
+
+    def _body(self) -> dict[str, Any]:
+        try:
+            body = orjson.loads(self.request.content)
+        except (ValueError, RuntimeError):  # no JSON; a body that was sent piece by piece and is gone
+            return {}
+        return without_secrets(body) if isinstance(body, dict) else {}
+
+    def _reply(self) -> tuple[Reply, str | None]:
+        """The reply, and why it could not be read if so. The app's own reading is its own matter."""
+        if self.response is None or self.response.is_error:
+            return Reply(), None
+        try:
+            return read_reply(DIALECTS[self.path], self._content(), streamed=self._streamed), None
+        except (TypeError, LookupError, AttributeError, ValueError, RuntimeError) as error:
+            return Reply(), f"its reply could not be read: {type(error).__name__}: {error}"
+
+    @property
+    def _streamed(self) -> bool:
+        kind: str = self.response.headers.get("content-type", "")
+        return kind.startswith("text/event-stream")
+
+    def _content(self) -> bytes:
+        if self.chunks is None:
+            content: bytes = self.response.content
+            return content
+        raw = b"".join(self.chunks)
+        if "content-encoding" not in self.response.headers:
+            return raw
+        headers = {"content-encoding": self.response.headers["content-encoding"]}
+        decoded: bytes = type(self.response)(200, headers=headers, content=raw).content
+        return decoded
+
+    def _outcome(self, reply: Reply, whole: bool) -> tuple[CallStatus, str | None]:
+        if self.response is not None and self.response.is_error:
+            return "failed", self._refusal()
+        if reply.error is not None:
+            return "failed", reply.error[:_MOST_CHARACTERS]
+        if reply.complete:
+            return "completed", None
+        if isinstance(self.raised, Exception):
+            return "failed", _described(self.raised)
+        if not whole:
+            return "cancelled", None
+        return ("failed", "its reply ended early") if self._streamed else ("completed", None)
+
+    def _refusal(self) -> str:
+        """The status and the server's words; not those of a refused key, which may repeat the key."""
+        said = f"HTTP {self.response.status_code} {self.response.reason_phrase}".rstrip()
+        if self.response.status_code in (401, 403):
+            return said
+        try:
+            message = error_of(orjson.loads(self._content()))
+        except (TypeError, AttributeError, ValueError, RuntimeError):
+            message = None
+        return f"{said}: {message[:_MOST_CHARACTERS]}" if message else said
+
+
+def endpoint_of(url: Any, path: str) -> str:
+    """The base URL of an address, without user, password and query."""
+    base = url.raw_path.partition(b"?")[0].decode("ascii").removesuffix(path)
+    return f"{url.scheme}://{url.netloc.decode('ascii')}{base}"
+
+
+def without_secrets(body: dict[str, Any]) -> dict[str, Any]:
+    """The request's body without the credentials that some endpoints are given in it."""
+    kept = {name: value for name, value in body.items() if name not in _SECRETS}
+    for name in ("tools", "mcp_servers"):
+        if isinstance(kept.get(name), list):
+            kept[name] = [
+                {key: value for key, value in tool.items() if key not in _SECRETS}
+                if isinstance(tool, dict)
+                else tool
+                for tool in kept[name]
+            ]
+    return kept
+
+
+def _described(error: BaseException) -> str:
+    """Its type, and its words unless there is an address among them, which may hold a key."""
+    words = str(error)
+    return f"{type(error).__name__}: {words}" if words and "://" not in words else type(error).__name__
