@@ -1,9 +1,11 @@
-"""openai is instrumented when the app imports it, and never imported by us."""
+"""An SDK is instrumented when the app imports it, and never imported by us."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+
+import pytest
 
 LATE = """
 import sys
@@ -30,16 +32,15 @@ assert not hasattr(BaseClient._build_request, "__wrapped__")
 """
 
 REFUSED = """
-import sys
 from lightning_core.errors import InstrumentationError
-from lightning_core.tracing import openai_sdk
+from lightning_core.tracing import listening, openai_sdk
 
-openai_sdk._NEEDED = ("_gone",)
+{place}
 openai_sdk.instrument(lambda: None)
 try:
-    import openai
+    import {module}
 except InstrumentationError as error:
-    assert "BaseClient._gone" in str(error)
+    assert "{named}" in str(error), error
 else:
     raise AssertionError("silence")
 """
@@ -53,8 +54,17 @@ def test_an_import_after_uninstall_is_left_alone() -> None:
     run(NEVER)
 
 
-def test_a_missing_choke_point_is_an_error_at_the_apps_import() -> None:
-    run(REFUSED)
+@pytest.mark.parametrize(
+    ("place", "module", "named"),
+    [
+        ("openai_sdk._NEEDED = ('_gone',)", "openai", "openai._base_client.BaseClient._gone"),
+        ("openai_sdk._NEEDED = ('_gone',)", "anthropic", "anthropic._base_client.BaseClient._gone"),
+        ("listening._NEEDED = ('Client.gone',)", "openai", "'Client.gone'"),
+    ],
+)
+def test_a_missing_choke_point_is_an_error_at_the_apps_import(place: str, module: str, named: str) -> None:
+    pytest.importorskip(module)
+    run(REFUSED.format(place=place, module=module, named=named))
 
 
 def run(program: str) -> None:
