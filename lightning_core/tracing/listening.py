@@ -29,7 +29,11 @@ def watch(request: Any, scope: Scope, agent: str, call_id: str, path: str) -> No
 
     From here on it is under way; if it never passes `send`, that is how the rollout ends with it.
     """
-    watched = Watch(scope, agent, call_id, path, request)
+    try:
+        content = request.content
+    except RuntimeError:  # it is sent piece by piece
+        content = None
+    watched = Watch(scope, agent, call_id, path, request.url, content)
     request.extensions[_WATCHED] = watched
     scope.under_way[call_id] = watched.call
 

@@ -135,7 +135,7 @@ _CHOICES: Final[Mapping[str, Callable[[Json], list[Choice]]]] = MappingProxyType
 
 
 def _choice(index: int, finish_reason: str | None, message: Json) -> Choice:
-    return Choice.model_construct(index=index, finish_reason=finish_reason, message=message)
+    return Choice(index=index, finish_reason=finish_reason, message=message)
 
 
 def _message(content: Any, calls: list[Json]) -> Json:

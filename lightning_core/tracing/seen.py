@@ -32,7 +32,9 @@ class Watch:
     call_id: str
     path: str
     """The part of the address that follows the base URL; it names the dialect."""
-    request: Any
+    url: Any
+    content: bytes | None
+    """The request's body; None if it is sent piece by piece."""
     started_at: float = field(default_factory=time.time)
     response: Any = None
     chunks: list[bytes] | None = None
@@ -49,17 +51,15 @@ class Watch:
         self.scope.seen.append(self.call(whole=whole))
         if self.scope.under_way.get(self.call_id) == self.call:
             del self.scope.under_way[self.call_id]
+        self.response = self.chunks = None  # which refer back here: what is over is freed at once
 
     def call(self, *, whole: bool = False) -> Call:
-        """The call as it stands; cancelled, if neither its reply has ended nor anything was raised.
-
-        Built without validation, like the gateway's: what was parsed from JSON is JSON.
-        """
+        """The call as it stands; cancelled, if neither its reply has ended nor anything was raised."""
         body, (reply, doubt) = self._body(), self._reply()
         status, error = self._outcome(reply, whole)
         if whole and error is None:
             error = doubt
-        return Call.model_construct(
+        return Call(
             id=self.call_id,
             rollout_id=self.scope.rollout_id,
             attempt=self.scope.attempt,
@@ -74,13 +74,13 @@ class Watch:
             started_at=self.started_at,
             ended_at=time.time(),
             response_id=reply.response_id,
-            endpoint=endpoint_of(self.request.url, self.path),
+            endpoint=endpoint_of(self.url, self.path),
         )
 
     def _body(self) -> dict[str, Any]:
         try:
-            body = orjson.loads(self.request.content)
-        except (ValueError, RuntimeError):  # no JSON; a body that was sent piece by piece and is gone
+            body = orjson.loads(self.content or b"")
+        except ValueError:
             return {}
         return without_secrets(body) if isinstance(body, dict) else {}
 

@@ -6,14 +6,16 @@ times the cost, while what is wanted here is JSON.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
 
 Json = dict[str, Any]
-_DONE: Final = b"[DONE]"
+_BLANK_LINE: Final = re.compile(rb"\r?\n\r?\n")
 _END: Final[Json] = {}
 """Stands for the word with which OpenAI's streams end."""
 RESPONSE_ENDED: Final = ("completed", "incomplete", "failed", "cancelled")
@@ -22,9 +24,8 @@ RESPONSE_ENDED: Final = ("completed", "incomplete", "failed", "cancelled")
 
 def merge(dialect: str, body: bytes) -> tuple[Json, bool]:
     """The reply, and whether the word came with which OpenAI's streams end. The bytes may end anywhere."""
-    events = list(_events(body))
-    ended = bool(events) and events[-1] is _END
-    return _MERGE[dialect](event for event in events if event is not _END), ended
+    events = _events(body)
+    return _MERGE[dialect](events), bool(events) and events[-1] is _END
 
 
 def error_of(reply: Json) -> str | None:
@@ -35,40 +36,53 @@ def error_of(reply: Json) -> str | None:
     return str(error) if error else None
 
 
-def _events(body: bytes) -> Iterator[Json]:
+def _events(body: bytes) -> list[Json]:
     """The data of server-sent events. The last one may have been cut off: then it never was."""
-    data: list[bytes] = []
-    for line in body.splitlines():
-        if line.startswith(b"data:"):
-            data.append(line[5:].removeprefix(b" "))
-        elif not line and data:
-            yield from _event(b"\n".join(data))
-            data = []
-    if data:
-        try:
-            yield from _event(b"\n".join(data))
-        except orjson.JSONDecodeError:
-            return
+    *blocks, rest = _BLANK_LINE.split(body)
+    events = [_event(block) for block in blocks]
+    with suppress(orjson.JSONDecodeError):
+        events.append(_event(rest))
+    return [event for event in events if isinstance(event, dict)]
 
 
-def _event(data: bytes) -> Iterator[Json]:
-    if data.startswith(_DONE):
-        yield _END
-    elif isinstance(event := orjson.loads(data), dict):
-        yield event
+def _event(block: bytes) -> Any:
+    if block.startswith(b"data: ") and b"\n" not in block:
+        data = block[6:]
+    else:
+        lines = (line[5:].removeprefix(b" ") for line in block.splitlines() if line.startswith(b"data:"))
+        data = b"\n".join(lines)
+    if data.startswith(b"[DONE]"):
+        return _END
+    return orjson.loads(data) if data else None
 
 
 def _merge_chat(events: Iterable[Json]) -> Json:
+    def add(choice: Json, part: Json) -> None:
+        _add_delta(choice.setdefault("message", {}), part.get("delta") or {})
+
+    return _merge_choices(events, add)
+
+
+def _merge_completions(events: Iterable[Json]) -> Json:
+    def add(choice: Json, part: Json) -> None:
+        choice["text"] = choice.get("text", "") + (part.get("text") or "")
+
+    return _merge_choices(events, add)
+
+
+def _merge_choices(events: Iterable[Json], add: Callable[[Json, Json], None]) -> Json:
     merged: Json = {}
     choices: dict[int, Json] = {}
     for event in events:
-        merged.update((name, event[name]) for name in ("id", "error") if event.get(name))
+        for name in ("id", "error"):
+            if value := event.get(name):
+                merged[name] = value
         for part in event.get("choices") or ():
-            choice = choices.setdefault(
-                part.get("index") or 0, {"index": part.get("index") or 0, "message": {}}
-            )
-            choice["finish_reason"] = part.get("finish_reason") or choice.get("finish_reason")
-            _add_delta(choice["message"], part.get("delta") or {})
+            index = part.get("index") or 0
+            choice = choices.get(index) or choices.setdefault(index, {"index": index})
+            if reason := part.get("finish_reason"):
+                choice["finish_reason"] = reason
+            add(choice, part)
     return {**merged, "choices": [choices[index] for index in sorted(choices)]}
 
 
@@ -93,18 +107,6 @@ def _add_tool_call(calls: list[Json], part: Json) -> None:
     call.update((name, part[name]) for name in ("id", "type") if part.get(name))
     for name, text in (part.get("function") or {}).items():
         call["function"][name] = call["function"].get(name, "") + (text or "")
-
-
-def _merge_completions(events: Iterable[Json]) -> Json:
-    merged: Json = {}
-    choices: dict[int, Json] = {}
-    for event in events:
-        merged.update((name, event[name]) for name in ("id", "error") if event.get(name))
-        for part in event.get("choices") or ():
-            choice = choices.setdefault(part.get("index") or 0, {"index": part.get("index") or 0, "text": ""})
-            choice["finish_reason"] = part.get("finish_reason") or choice.get("finish_reason")
-            choice["text"] += part.get("text") or ""
-    return {**merged, "choices": [choices[index] for index in sorted(choices)]}
 
 
 def _merge_responses(events: Iterable[Json]) -> Json:

@@ -72,7 +72,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     folder: Path = tmp_path_factory.mktemp("hosted") / "run"
     backend = KeepingBackend()
     with serving() as hosted:
-
         rewards = itertools.count()  # no two alike: every group has something to learn from
 
         async def solve(task: lightning.Task) -> float:
