@@ -2,6 +2,7 @@
 
 It obeys marks in the prompt: `fail=2` answers the first two attempts (of one nonce or key) with 500,
 `slow=0.2` waits, `calls=a,b+c` asks for tool a, then for b and c at once, then answers in words.
+With `broken=a,b` the arguments for these tools are not valid JSON.
 """
 
 from __future__ import annotations
@@ -165,16 +166,18 @@ def _message(history: Any, marks: Mapping[str, str], required: Mapping[str, list
         for call in message.get("tool_calls") or ()
         if call["function"]["name"] in names
     ]
+    broken = marks.get("broken", "").split(",")
     for step in steps:
         if not asked:
-            calls = [_call(name, required.get(name, [])) for name in step]
+            calls = [_call(name, required.get(name, []), name in broken) for name in step]
             return {"role": "assistant", "content": None, "tool_calls": calls}
         asked = asked[len(step) :]
     return {"role": "assistant", "content": "it is done"}
 
 
-def _call(name: str, required: list[str]) -> Message:
-    function = {"name": name, "arguments": json.dumps(dict.fromkeys(required, "asked"))}
+def _call(name: str, required: list[str], broken: bool) -> Message:
+    arguments = '{"broken": ' if broken else json.dumps(dict.fromkeys(required, "asked"))
+    function = {"name": name, "arguments": arguments}
     return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
 
 

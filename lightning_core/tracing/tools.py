@@ -25,16 +25,18 @@ def report_tool(
     error_type: ToolErrorType | None = None,
     tool_call_id: str | None = None,
     started_at: float | None = None,
+    ended_at: float | None = None,
 ) -> None:
-    """Note one run of a tool that has just ended, or that was refused; outside a rollout nothing happens.
+    """Note one run of a tool that has ended, or that was refused; outside a rollout nothing happens.
 
     `arguments` and `result` are kept as text: a string as it is, anything else as JSON, and what JSON
-    can't hold by its `repr`. An `error` without a type is "raised". `started_at` is in Unix seconds.
+    can't hold by its `repr`. An `error` without a type is "raised". Times are in Unix seconds;
+    by default the run has just ended and took no time.
     """
     scope = current_scope()
     if scope is None:
         return
-    now = time.time()
+    end = time.time() if ended_at is None else ended_at
     report(
         ToolEvent(
             id=uuid4().hex,
@@ -48,8 +50,8 @@ def report_tool(
             error=_described(error),
             error_type=error_type or ("raised" if error is not None else None),
             tool_call_id=tool_call_id,
-            started_at=now if started_at is None else started_at,
-            ended_at=now,
+            started_at=end if started_at is None else started_at,
+            ended_at=end,
         )
     )
 

@@ -8,11 +8,16 @@ from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 
+from lightning_core.tracing.openai_sdk import innermost
+from lightning_core.tracing.scope import current_agent
+from lightning_core.types import UNNAMED, Who
 from lightning_langgraph.runs import Runs
+from lightning_langgraph.tools import Tools
 
 
 class LightningCallback(BaseCallbackHandler):
-    """Tells Lightning where each run of a graph starts and ends: `graph.with_config(callbacks=[...])`.
+    """Tells Lightning where each run of a graph starts and ends, and what became of its tools:
+    `graph.with_config(callbacks=[...])`.
 
     Inherited by subgraphs, chains, tools and models. Changes nothing that the app sees. May be shared
     by graphs and by any number of concurrent runs.
@@ -24,6 +29,7 @@ class LightningCallback(BaseCallbackHandler):
 
     def __init__(self) -> None:
         self.lightning_runs = Runs()
+        self.lightning_tools = Tools(self.lightning_runs)
 
     def on_chain_start(
         self,
@@ -48,9 +54,18 @@ class LightningCallback(BaseCallbackHandler):
         tags: list[str] | None = None,
         metadata: Mapping[str, Any] | None = None,
         inputs: dict[str, Any] | None = None,
+        tool_call_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         self.lightning_runs.enter(run_id, parent_run_id, metadata)
+        self.lightning_tools.tool_starts(
+            run_id,
+            parent_run_id,
+            agent=_named(self.lightning_runs.find_who(parent_run_id, metadata)),
+            name=str(serialized.get("name") or kwargs.get("name") or ""),
+            arguments=input_str if inputs is None else inputs,
+            tool_call_id=tool_call_id,
+        )
 
     def on_chat_model_start(
         self,
@@ -63,7 +78,9 @@ class LightningCallback(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.lightning_runs.call(run_id, parent_run_id, metadata)
+        who = self.lightning_runs.call(run_id, parent_run_id, metadata)
+        request = kwargs.get("invocation_params") or {}
+        self.lightning_tools.model_starts(run_id, parent_run_id, _named(who), request)
 
     def on_llm_start(
         self,
@@ -78,20 +95,32 @@ class LightningCallback(BaseCallbackHandler):
     ) -> None:
         self.lightning_runs.call(run_id, parent_run_id, metadata)
 
-    def on_chain_end(self, outputs: dict[str, Any], *, run_id: UUID, **kwargs: Any) -> None:
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self.lightning_tools.node_ends(run_id, outputs)
         self.lightning_runs.leave(run_id)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        self.lightning_tools.node_ends(run_id)
         self.lightning_runs.leave(run_id)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self.lightning_tools.tool_ends(run_id, output)
         self.lightning_runs.leave(run_id)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        self.lightning_tools.tool_fails(run_id, error)
         self.lightning_runs.leave(run_id)
 
     def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self.lightning_tools.model_ends(run_id, response.generations)
         self.lightning_runs.end_call(run_id)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        self.lightning_tools.model_ends(run_id)
         self.lightning_runs.end_call(run_id)
+
+
+def _named(who: Who | None) -> str:
+    """Who calls here: a node or agent, or the `agent(...)` block that is further in."""
+    inner = innermost([current_agent(), who])
+    return inner.agent if inner is not None else UNNAMED

@@ -31,6 +31,8 @@ class Run:
 
     key: tuple[str | None, str]
     entered: int
+    root: UUID
+    """The outermost run around it, or its own id."""
 
 
 class Runs:
@@ -44,19 +46,26 @@ class Runs:
     def enter(self, run_id: UUID, parent: UUID | None, metadata: Mapping[str, Any] | None) -> None:
         """A node, chain or tool starts."""
         key = scope_key(metadata or {})
-        self._open[run_id] = Run(key, self._order(key, parent))
+        self._open[run_id] = Run(key, self._order(key, parent), self.find_root(parent) or run_id)
 
     def leave(self, run_id: UUID) -> None:
         """It has ended, well or not."""
         self._open.pop(run_id, None)
 
-    def call(self, run_id: UUID, parent: UUID | None, metadata: Mapping[str, Any] | None) -> None:
-        """A model is about to be called, in this very context."""
-        agent = agent_name(metadata or {})
-        if agent is not None:
+    def call(self, run_id: UUID, parent: UUID | None, metadata: Mapping[str, Any] | None) -> Who | None:
+        """A model is about to be called, in this very context; returns for whom."""
+        who = self.find_who(parent, metadata)
+        if who is not None:
             self._calling.add(run_id)
-            who = Who(agent, self._order(scope_key(metadata or {}), parent), FRAMEWORK)
             _calling.set(_ModelRun(self, run_id, enter_order(), who))
+        return who
+
+    def find_who(self, parent: UUID | None, metadata: Mapping[str, Any] | None) -> Who | None:
+        """The agent that a run with this metadata, started by `parent`, works for; None outside any."""
+        agent = agent_name(metadata or {})
+        if agent is None:
+            return None
+        return Who(agent, self._order(scope_key(metadata or {}), parent), FRAMEWORK)
 
     def end_call(self, run_id: UUID) -> None:
         """The model has answered or failed."""
@@ -69,6 +78,11 @@ class Runs:
     def open_count(self) -> int:
         """How many runs of any kind have started and not ended."""
         return len(self._open) + len(self._calling)
+
+    def find_root(self, run_id: UUID | None) -> UUID | None:
+        """The outermost run around an open run, which may be itself; None if it is not open here."""
+        run = self._open.get(run_id) if run_id is not None else None
+        return run.root if run is not None else None
 
     def find_entered(self, run_id: UUID | None) -> int | None:
         """When the node of an open run was entered; None if the run is not open here."""

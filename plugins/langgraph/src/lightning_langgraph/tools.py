@@ -1,0 +1,250 @@
+"""What models asked of tools, and what became of it: reported to the rollout as tool events.
+
+A request is known by its `tool_call_id` from the reply that made it (which also says who asked, also where
+the tools are a node of their own) until the outermost run ends. It is answered by a run of the tool, which
+LangChain announces, or by a tool message that a node returns without one: the refusal of an unknown tool,
+or what a node of the app's own found out. A run that failed waits for its node to end, because only there
+it shows whether the model is told of it, and what.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.messages.tool import ToolOutputMixin
+from pydantic import ValidationError
+
+from lightning_core.tracing.tools import report_tool
+from lightning_core.types import ToolErrorType
+from lightning_langgraph.runs import FRAMEWORK, Runs
+
+_REFUSED_ARGUMENTS = "Tool input validation error"
+"""What LangChain tells the model for a tool with `handle_validation_error=True`; no exception is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    agent: str
+    root: UUID | None
+    """The outermost run around it, if it is known."""
+    offered: frozenset[str] | None
+    """The names of the tools that this request offers; None if it does not say."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A model's request for a tool."""
+
+    agent: str
+    name: str
+    arguments: object
+    offered: bool | None
+    at: float = field(default_factory=time.time)
+    answered: bool = False
+
+
+@dataclass(slots=True)
+class _Run:
+    """A run of a tool."""
+
+    agent: str
+    name: str
+    arguments: object
+    tool_call_id: str | None
+    node: UUID | None
+    """The run that waits for it."""
+    started_at: float = field(default_factory=time.time)
+    ended_at: float | None = None
+
+    def report(
+        self,
+        result: object = None,
+        error: BaseException | str | None = None,
+        error_type: ToolErrorType | None = None,
+    ) -> None:
+        report_tool(
+            self.name,
+            agent=self.agent,
+            framework=FRAMEWORK,
+            arguments=self.arguments,
+            result=result,
+            error=error,
+            error_type=error_type,
+            tool_call_id=self.tool_call_id,
+            started_at=self.started_at,
+            ended_at=self.ended_at,
+        )
+
+
+class Tools:
+    """What one callback knows of tools. It is told while `runs` has the run in question open."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._open = runs
+        self._models: dict[UUID, _Model] = {}
+        self._asked: defaultdict[UUID, dict[str, _Asked]] = defaultdict(dict)
+        """By the outermost run."""
+        self._runs: dict[UUID, _Run] = {}
+        self._failed: defaultdict[UUID, list[tuple[_Run, BaseException]]] = defaultdict(list)
+        """By the node that waits."""
+
+    def open_count(self) -> int:
+        """How much is kept of runs that have not ended."""
+        return len(self._models) + len(self._asked) + len(self._runs) + len(self._failed)
+
+    # models ---------------------------------------------------------------------------------
+    def model_starts(self, run_id: UUID, parent: UUID | None, agent: str, request: Mapping[str, Any]) -> None:
+        """`request` is what goes to the model beside the messages."""
+        root = self._open.find_root(parent)
+        self._models[run_id] = _Model(agent, root, _offered(request.get("tools")))
+
+    def model_ends(self, run_id: UUID, generations: list[list[Any]] | None = None) -> None:
+        """With its replies, or without any."""
+        model = self._models.pop(run_id, None)
+        if model is None:
+            return
+        for message in (getattr(reply, "message", None) for prompt in generations or () for reply in prompt):
+            if isinstance(message, AIMessage):
+                self._note_requests(model, message)
+
+    def _note_requests(self, model: _Model, message: AIMessage) -> None:
+        root = self._open.find_root(model.root)
+        written = {chunk["id"]: chunk["args"] for chunk in getattr(message, "tool_call_chunks", ())}
+        for call in message.tool_calls:
+            tool_call_id, name = call["id"], call["name"]
+            if root is not None and tool_call_id:
+                offered = None if model.offered is None else name in model.offered
+                arguments = written.get(tool_call_id) or call["args"]
+                self._asked[root][tool_call_id] = _Asked(model.agent, name, arguments, offered)
+        for broken in message.invalid_tool_calls:
+            refused = _Run(model.agent, broken["name"] or "", broken["args"], broken["id"], None)
+            refused.report(error=broken["error"] or "not valid JSON", error_type="invalid_arguments")
+
+    # tools ----------------------------------------------------------------------------------
+    def tool_starts(
+        self,
+        run_id: UUID,
+        parent: UUID | None,
+        *,
+        agent: str,
+        name: str,
+        arguments: object,
+        tool_call_id: str | None,
+    ) -> None:
+        """`agent` and `arguments` count if nobody is known to have asked for it."""
+        root = self._open.find_root(parent)
+        asked = self._asked.get(root, {}).get(tool_call_id or "") if root is not None else None
+        if asked is not None:
+            asked.answered = True
+            agent, arguments = asked.agent, asked.arguments
+        self._runs[run_id] = _Run(agent, name, arguments, tool_call_id, parent if root is not None else None)
+
+    def tool_ends(self, run_id: UUID, output: Any) -> None:
+        run = self._runs.pop(run_id, None)
+        if run is None:
+            return
+        told = {message.tool_call_id: message for message in _tool_messages(output)}
+        message = told.get(run.tool_call_id or "")
+        if message is None:
+            run.report(None if isinstance(output, ToolOutputMixin) else output)
+        elif message.status != "error":
+            run.report(message.content)
+        else:
+            refused = message.content == _REFUSED_ARGUMENTS
+            run.report(message.content, message.text, "invalid_arguments" if refused else "raised")
+
+    def tool_fails(self, run_id: UUID, error: BaseException) -> None:
+        run = self._runs.pop(run_id, None)
+        if run is None or _is_no_failure(error):
+            return
+        run.ended_at = time.time()
+        if run.node is None:
+            run.report(None, error, _kind(error))
+        else:
+            self._failed[run.node].append((run, error))
+
+    # nodes ----------------------------------------------------------------------------------
+    def node_ends(self, run_id: UUID, output: Any = None) -> None:
+        """Any run that is neither a tool nor a model; without output it failed."""
+        root = self._open.find_root(run_id)
+        asked = self._asked.get(root, {}) if root is not None else {}
+        failed = self._failed.pop(run_id, [])
+        if failed or not all(request.answered for request in asked.values()):
+            told = {message.tool_call_id: message for message in _tool_messages(output)}
+            _report_failed(failed, told)
+            _report_answered(asked, told)
+        if run_id == root:
+            self._asked.pop(run_id, None)
+
+
+def _report_failed(failed: list[tuple[_Run, BaseException]], told: Mapping[str, ToolMessage]) -> None:
+    """The last failure of a request is the one that the model is told of: before it the tool was retried."""
+    last = {run.tool_call_id: run for run, _ in failed}
+    for run, error in failed:
+        message = told.get(run.tool_call_id or "") if last[run.tool_call_id] is run else None
+        is_told = message is not None and message.status == "error"
+        run.report(message.content if message is not None and is_told else None, error, _kind(error))
+
+
+def _report_answered(asked: dict[str, _Asked], told: Mapping[str, ToolMessage]) -> None:
+    """Requests that a message answers though no tool ran."""
+    for tool_call_id, message in told.items():
+        request = asked.get(tool_call_id)
+        if request is None or request.answered:
+            continue
+        request.answered = True
+        run = _Run(request.agent, request.name, request.arguments, tool_call_id, None, request.at)
+        if message.status == "error":
+            unknown = request.offered is False
+            run.report(message.content, message.text, "unknown_tool" if unknown else "raised")
+        else:
+            run.report(message.content)
+
+
+def _tool_messages(output: Any) -> Iterator[ToolMessage]:
+    """Those in what a tool or a node returns: messages, lists, states and commands, as deep as they nest."""
+    if isinstance(output, ToolMessage):
+        yield output
+    elif isinstance(output, ToolOutputMixin):
+        yield from _tool_messages(getattr(output, "update", None))
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            if isinstance(value, (list, tuple, ToolOutputMixin)):
+                yield from _tool_messages(value)
+    elif isinstance(output, (list, tuple)):
+        for value in output:
+            yield from _tool_messages(value)
+
+
+def _offered(tools: Any) -> frozenset[str] | None:
+    if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
+        return None
+    return frozenset(str((tool.get("function") or tool).get("name")) for tool in tools)
+
+
+def _is_no_failure(error: BaseException) -> bool:
+    """An interrupt, which ends the graph for now: the tool runs again when the graph goes on."""
+    return any(kind.__name__ == "GraphBubbleUp" for kind in type(error).__mro__)
+
+
+def _kind(error: BaseException) -> ToolErrorType:
+    if isinstance(error, TimeoutError):
+        return "timed_out"
+    refused = isinstance(error, ValidationError) and not _reached_body(error)
+    return "invalid_arguments" if refused else "raised"
+
+
+def _reached_body(error: BaseException) -> bool:
+    """Whether the tool's own code was running: `_run` and `_arun` are what a tool defines."""
+    frame = error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_name in ("_run", "_arun"):
+            return True
+        frame = frame.tb_next
+    return False
