@@ -7,7 +7,8 @@ made in it, and of nested steps the innermost. The step is a context variable, s
 parallel tools and concurrent rollouts each see their own.
 
 A stream runs in its consumer's context. Its step is therefore set only while the stream is being asked
-for its next item, and what the consumer does in between is not the agent's.
+for its next item, and what the consumer does in between is not the agent's. The items tell what became
+of the agent's tools (see `tools`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from lightning_autogen.tools import Tools
 from lightning_core.tracing.scope import enter_order
 from lightning_core.types import Who
 
@@ -34,6 +36,7 @@ class Step:
     worker: Any
     """The agent itself."""
     who: Who
+    tools: Tools
 
 
 _step: ContextVar[Step | None] = ContextVar("lightning_autogen_step", default=None)
@@ -97,6 +100,8 @@ def in_on_messages_stream(
                         item = await anext(stream)
                     except StopAsyncIteration:
                         return
+                if step is not None:
+                    step.tools.notice(item)
                 yield item
 
     return on_messages_stream
@@ -107,7 +112,8 @@ def _enter(worker: Any, name: str) -> Step:
     step = _step.get()
     if step is not None and step.worker is worker:
         return step
-    return Step(worker, Who(name, enter_order(), FRAMEWORK))
+    tools = Tools(worker, FRAMEWORK, around=step.tools if step is not None else None)
+    return Step(worker, Who(name, enter_order(), FRAMEWORK), tools)
 
 
 @contextmanager
