@@ -49,6 +49,7 @@ def uninstall() -> None:
         provider = sdk.get_trace_provider()
         if isinstance(provider, NamingProvider):
             sdk.set_trace_provider(provider.inner)
+            provider.stop()
 
 
 def find_sdk() -> Any:

@@ -8,6 +8,9 @@ processors that an app may empty.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from threading import Lock
+from types import ModuleType
 from typing import Any
 
 from agents.tracing import Span, Trace, TraceProvider, TracingConfig, TracingProcessor
@@ -25,6 +28,8 @@ class NamingProvider(TraceProvider):
 
     def __init__(self, inner: TraceProvider) -> None:
         self.inner = inner
+        self._starting = Lock()
+        self._take_back: list[Callable[[], None]] | None = None
 
     def create_span(
         self,
@@ -34,8 +39,29 @@ class NamingProvider(TraceProvider):
         disabled: bool = False,
     ) -> Span[TSpanData]:
         given = parent if isinstance(parent, Span) else None
-        note(span_data, given, self.inner.get_current_span())
-        return self.inner.create_span(span_data, span_id, parent, disabled)
+        current = self.inner.get_current_span()
+        note(span_data, given, current)
+        tools = self._tools()
+        tools.prepare(span_data, given, current)
+        span = self.inner.create_span(span_data, span_id, parent, disabled)
+        tools.watch(span)
+        return span
+
+    def _tools(self) -> ModuleType:
+        """The module, at the first span: this one is imported in the midst of the SDK's own import."""
+        from lightning_openai_agents import tools
+
+        with self._starting:
+            if self._take_back is None:
+                self._take_back = tools.watch_values()
+        return tools
+
+    def stop(self) -> None:
+        """Take back what was changed in the SDK."""
+        with self._starting:
+            for take_back in self._take_back or ():
+                take_back()
+            self._take_back = []
 
     def create_trace(
         self,
