@@ -328,6 +328,28 @@ async def test_an_interrupted_tool_is_reported_when_it_has_run(gateway: ModelSer
     assert reported([event]) == told(gateway)
 
 
+async def test_a_cancelled_tool_is_neither_reported_nor_kept(gateway: ModelServer, llm: ChatOpenAI) -> None:
+    started = asyncio.Event()
+
+    @tool
+    async def wait(word: str) -> str:
+        """Never end."""
+        started.set()
+        await asyncio.sleep(60)
+        return word
+
+    callback = LightningCallback()
+    scope = scope_at(gateway)
+    with rollout_scope(scope):
+        graph = boss(llm, [wait], "wait").with_config(callbacks=[callback])
+        running = asyncio.create_task(graph.ainvoke(given("r1")))
+        await started.wait()
+        running.cancel()
+        await asyncio.wait([running])
+    assert tools_in(scope) == []
+    assert callback.lightning_tools.open_count() == 0
+
+
 async def test_a_block_around_the_model_asks_for_its_tools(gateway: ModelServer, llm: ChatOpenAI) -> None:
     bound = llm.bind_tools([look_up])
 

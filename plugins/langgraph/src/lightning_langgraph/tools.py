@@ -59,6 +59,8 @@ class _Run:
     tool_call_id: str | None
     node: UUID | None
     """The run that waits for it."""
+    root: UUID | None = None
+    """The outermost run around it."""
     started_at: float = field(default_factory=time.time)
     ended_at: float | None = None
 
@@ -143,7 +145,9 @@ class Tools:
         if asked is not None:
             asked.answered = True
             agent, arguments = asked.agent, asked.arguments
-        self._runs[run_id] = _Run(agent, name, arguments, tool_call_id, parent if root is not None else None)
+        self._runs[run_id] = _Run(
+            agent, name, arguments, tool_call_id, parent if root is not None else None, root
+        )
 
     def tool_ends(self, run_id: UUID, output: Any) -> None:
         run = self._runs.pop(run_id, None)
@@ -180,7 +184,14 @@ class Tools:
             _report_failed(failed, told)
             _report_answered(asked, told)
         if run_id == root:
-            self._asked.pop(run_id, None)
+            self._forget(run_id)
+
+    def _forget(self, root: UUID) -> None:
+        """Also of the tools that were cancelled, whose end nobody tells."""
+        self._asked.pop(root, None)
+        for run_id, run in list(self._runs.items()):
+            if run.root == root:
+                self._runs.pop(run_id, None)
 
 
 def _report_failed(failed: list[tuple[_Run, BaseException]], told: Mapping[str, ToolMessage]) -> None:
@@ -199,7 +210,8 @@ def _report_answered(asked: dict[str, _Asked], told: Mapping[str, ToolMessage]) 
         if request is None or request.answered:
             continue
         request.answered = True
-        run = _Run(request.agent, request.name, request.arguments, tool_call_id, None, request.at)
+        run = _Run(request.agent, request.name, request.arguments, tool_call_id, None)
+        run.started_at = request.at
         if message.status == "error":
             unknown = request.offered is False
             run.report(message.content, message.text, "unknown_tool" if unknown else "raised")
