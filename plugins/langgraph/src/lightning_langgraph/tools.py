@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.messages.tool import ToolOutputMixin
-from pydantic import ValidationError
 
 from lightning_core.tracing.tools import report_tool
 from lightning_core.types import ToolErrorType
+from lightning_langgraph.outcomes import error_kind, is_interrupt, offered_in, tool_messages
 from lightning_langgraph.runs import FRAMEWORK, Runs
 
 _REFUSED_ARGUMENTS = "Tool input validation error"
@@ -104,7 +104,7 @@ class Tools:
     def model_starts(self, run_id: UUID, parent: UUID | None, agent: str, request: Mapping[str, Any]) -> None:
         """`request` is what goes to the model beside the messages."""
         root = self._open.find_root(parent)
-        self._models[run_id] = _Model(agent, root, _offered(request.get("tools")))
+        self._models[run_id] = _Model(agent, root, offered_in(request.get("tools")))
 
     def model_ends(self, run_id: UUID, generations: list[list[Any]] | None = None) -> None:
         """With its replies, or without any."""
@@ -153,7 +153,7 @@ class Tools:
         run = self._runs.pop(run_id, None)
         if run is None:
             return
-        told = {message.tool_call_id: message for message in _tool_messages(output)}
+        told = {message.tool_call_id: message for message in tool_messages(output)}
         message = told.get(run.tool_call_id or "")
         if message is None:
             run.report(None if isinstance(output, ToolOutputMixin) else output)
@@ -165,11 +165,11 @@ class Tools:
 
     def tool_fails(self, run_id: UUID, error: BaseException) -> None:
         run = self._runs.pop(run_id, None)
-        if run is None or _is_no_failure(error):
+        if run is None or is_interrupt(error):
             return
         run.ended_at = time.time()
         if run.node is None:
-            run.report(None, error, _kind(error))
+            run.report(None, error, error_kind(error))
         else:
             self._failed[run.node].append((run, error))
 
@@ -180,7 +180,7 @@ class Tools:
         asked = self._asked.get(root, {}) if root is not None else {}
         failed = self._failed.pop(run_id, [])
         if failed or not all(request.answered for request in asked.values()):
-            told = {message.tool_call_id: message for message in _tool_messages(output)}
+            told = {message.tool_call_id: message for message in tool_messages(output)}
             _report_failed(failed, told)
             _report_answered(asked, told)
         if run_id == root:
@@ -200,7 +200,7 @@ def _report_failed(failed: list[tuple[_Run, BaseException]], told: Mapping[str, 
     for run, error in failed:
         message = told.get(run.tool_call_id or "") if last[run.tool_call_id] is run else None
         is_told = message is not None and message.status == "error"
-        run.report(message.content if message is not None and is_told else None, error, _kind(error))
+        run.report(message.content if message is not None and is_told else None, error, error_kind(error))
 
 
 def _report_answered(asked: dict[str, _Asked], told: Mapping[str, ToolMessage]) -> None:
@@ -217,46 +217,3 @@ def _report_answered(asked: dict[str, _Asked], told: Mapping[str, ToolMessage]) 
             run.report(message.content, message.text, "unknown_tool" if unknown else "raised")
         else:
             run.report(message.content)
-
-
-def _tool_messages(output: Any) -> Iterator[ToolMessage]:
-    """Those in what a tool or a node returns: messages, lists, states and commands, as deep as they nest."""
-    if isinstance(output, ToolMessage):
-        yield output
-    elif isinstance(output, ToolOutputMixin):
-        yield from _tool_messages(getattr(output, "update", None))
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            if isinstance(value, (list, tuple, ToolOutputMixin)):
-                yield from _tool_messages(value)
-    elif isinstance(output, (list, tuple)):
-        for value in output:
-            yield from _tool_messages(value)
-
-
-def _offered(tools: Any) -> frozenset[str] | None:
-    if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
-        return None
-    return frozenset(str((tool.get("function") or tool).get("name")) for tool in tools)
-
-
-def _is_no_failure(error: BaseException) -> bool:
-    """An interrupt, which ends the graph for now: the tool runs again when the graph goes on."""
-    return any(kind.__name__ == "GraphBubbleUp" for kind in type(error).__mro__)
-
-
-def _kind(error: BaseException) -> ToolErrorType:
-    if isinstance(error, TimeoutError):
-        return "timed_out"
-    refused = isinstance(error, ValidationError) and not _reached_body(error)
-    return "invalid_arguments" if refused else "raised"
-
-
-def _reached_body(error: BaseException) -> bool:
-    """Whether the tool's own code was running: `_run` and `_arun` are what a tool defines."""
-    frame = error.__traceback__
-    while frame is not None:
-        if frame.tb_frame.f_code.co_name in ("_run", "_arun"):
-            return True
-        frame = frame.tb_next
-    return False

@@ -1,0 +1,57 @@
+"""What LangChain's values say of tools: messages in an output, tools in a request, the kind of an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from langchain_core.messages import ToolMessage
+from langchain_core.messages.tool import ToolOutputMixin
+from pydantic import ValidationError
+
+from lightning_core.types import ToolErrorType
+
+
+def tool_messages(output: Any) -> Iterator[ToolMessage]:
+    """Those in what a tool or a node returns: messages, lists, states and commands, as deep as they nest."""
+    if isinstance(output, ToolMessage):
+        yield output
+    elif isinstance(output, ToolOutputMixin):
+        yield from tool_messages(getattr(output, "update", None))
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            if isinstance(value, (list, tuple, ToolOutputMixin)):
+                yield from tool_messages(value)
+    elif isinstance(output, (list, tuple)):
+        for value in output:
+            yield from tool_messages(value)
+
+
+def offered_in(tools: Any) -> frozenset[str] | None:
+    """The names of the tools in a request's `tools`; None if they can't be read."""
+    if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
+        return None
+    return frozenset(str((tool.get("function") or tool).get("name")) for tool in tools)
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """An interrupt, which ends the graph for now: the tool runs again when the graph goes on."""
+    return any(kind.__name__ == "GraphBubbleUp" for kind in type(error).__mro__)
+
+
+def error_kind(error: BaseException) -> ToolErrorType:
+    """What kind of failure it is that a tool raised, or was refused with."""
+    if isinstance(error, TimeoutError):
+        return "timed_out"
+    refused = isinstance(error, ValidationError) and not _reached_body(error)
+    return "invalid_arguments" if refused else "raised"
+
+
+def _reached_body(error: BaseException) -> bool:
+    """Whether the tool's own code was running: `_run` and `_arun` are what a tool defines."""
+    frame = error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_name in ("_run", "_arun"):
+            return True
+        frame = frame.tb_next
+    return False
