@@ -17,18 +17,37 @@ help:
 	@echo "make tiny     make the shipped policy anew from its recipe"
 	@echo "make clean    remove environments, caches and runs"
 
-PLUGINS := langgraph autogen openai_agents
+# Two environments, because CrewAI needs openai 2 and newer OpenAI Agents SDKs need openai 3:
+# $(VENV) has everything with openai 2, $(VENV)-new the newest of all but CrewAI, and no torch.
+PLUGINS := langgraph autogen openai_agents crewai
+NEW_PLUGINS := $(filter-out crewai,$(PLUGINS))
+NEW     := $(VENV)-new
+PIP     := pip install --quiet --disable-pip-version-check
+SETUP   := pyproject.toml constraints.txt
 
-$(READY): pyproject.toml constraints.txt $(PLUGINS:%=plugins/%/pyproject.toml)
+# What the demo needs comes first, so that a newcomer does not wait for four frameworks.
+$(VENV)/.demo: $(SETUP) plugins/langgraph/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]" $(PLUGINS:%=-e plugins/%)
-	@touch $(READY)
+	$(BIN)/$(PIP) -c constraints.txt -e ".[local,examples]" -e plugins/langgraph
+	@touch $@
 
-demo: $(READY)
+$(READY): $(VENV)/.demo $(PLUGINS:%=plugins/%/pyproject.toml)
+	$(BIN)/$(PIP) -c constraints.txt -e ".[dev]" $(PLUGINS:%=-e plugins/%)
+	@touch $@
+
+$(NEW)/.ready: $(SETUP) constraints-new.txt $(NEW_PLUGINS:%=plugins/%/pyproject.toml)
+	$(PYTHON) -m venv $(NEW)
+	$(NEW)/bin/$(PIP) -c constraints-new.txt -e ".[frameworks,test]" $(NEW_PLUGINS:%=-e plugins/%)
+	@touch $@
+
+demo: $(VENV)/.demo
 	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(BIN)/agentlightning train examples/sql/train.py --folder $(DEMO)-$$(date +%Y%m%d-%H%M%S)
 
-test: $(READY)
+test: $(READY) $(NEW)/.ready
 	$(BIN)/pytest -n 2 --dist loadfile
+	$(NEW)/bin/pytest -n 2 --dist loadfile tests/tracing tests/gateway tests/proof $(NEW_PLUGINS:%=plugins/%)
+	$(BIN)/python -m tests.proof
+	$(NEW)/bin/python -m tests.proof
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -46,5 +65,5 @@ tiny: $(READY)
 	$(BIN)/python -m recipes.tiny --seed 0 --out lightning_core/models/tiny
 
 clean:
-	rm -rf $(VENV) build dist .data runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(NEW) build dist .data runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import tempfile
 import time
@@ -23,6 +24,12 @@ def main() -> None:
     options = parser.parse_args()
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
+        # CrewAI reads this when it is imported: send nothing home, keep files here.
+        os.environ |= {
+            "CREWAI_DISABLE_TELEMETRY": "true",
+            "CREWAI_TRACING_ENABLED": "false",
+            "CREWAI_STORAGE_DIR": folder,
+        }
         proof = asyncio.run(prove(Path(folder), calls=options.calls, rollouts=options.rollouts))
     show(proof, time.perf_counter() - began, Console(width=160))
     sys.exit(0 if proof.holds else 1)
