@@ -1,0 +1,23 @@
+"""The hooks: who is calling, and attaching a crew. Never imports CrewAI itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_core.hookspecs import hookimpl
+from lightning_core.types import Who
+from lightning_crewai.attaching import attach, takes
+from lightning_crewai.steps import current_step
+
+
+@hookimpl
+def lightning_who() -> Who | None:
+    """The agent at work in this context."""
+    step = current_step()
+    return step.who if step is not None else None
+
+
+@hookimpl
+def lightning_attach(target: Any) -> Any:
+    """A crew, a flow or an agent: the same object."""
+    return attach(target) if takes(target) else None
