@@ -3,7 +3,7 @@
 Classes are wrapped, not objects: a crew copies its agents for `kickoff_for_each`, and makes new ones that
 no app ever sees, to manage, to plan and to judge. Agents of an app's own class may override what is
 wrapped, so each class that defines it is wrapped itself, if it exists by then; inside a crew an agent of
-any class is named by its task. What is needed to take the wrappers back is kept on each class.
+any class is named by its task. What is needed to take the wrappers back is kept on each class or module.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from threading import Lock
+from types import ModuleType
 from typing import Any, TypeVar
 
 from lightning_core.errors import ConfigError, InstrumentationError
 from lightning_core.tracing.patching import patch
 from lightning_crewai.naming import FRAMEWORK
 from lightning_crewai.steps import in_agent, in_async_agent, in_async_task, in_task
+from lightning_crewai.tools import in_emit, in_native_call, in_planned_call, in_text_call
 
 T = TypeVar("T")
 Wrap = Callable[[Callable[..., Any], list[str]], Callable[..., Any]]
+Owner = type | ModuleType
 
 _UNDO = "_lightning_crewai_undo"
 _CHANGING = Lock()
@@ -70,7 +73,7 @@ def detach() -> None:
     if "crewai" not in sys.modules:
         return
     with _CHANGING:
-        for owner in _wrappers():
+        for owner in {**_fixed(), **_agent_classes()}:
             for take_back in vars(owner).get(_UNDO, ()):
                 take_back()
             if _UNDO in vars(owner):
@@ -88,33 +91,50 @@ def _is_crew_base(target: Any) -> bool:
 
 
 def _install() -> None:
-    from crewai import Agent, Task
+    from crewai import Agent
 
-    _require(Task, _OF_TASKS)
-    _require(Agent, _OF_AGENTS)
-    for owner, wraps in _wrappers().items():
+    needed = _fixed()
+    for owner, wraps in {**needed, Agent: _OF_AGENTS}.items():
+        for name in wraps.keys() - vars(owner).keys():
+            raise _no_place(f"{owner.__name__}.{name}")
+    for owner, wraps in {**needed, **_agent_classes()}.items():
         if _UNDO not in vars(owner):
             names = [name for name in wraps if name in vars(owner)]
             setattr(owner, _UNDO, [patch(owner, name, FRAMEWORK, wraps[name]) for name in names])
 
 
-def _wrappers() -> dict[type, dict[str, Wrap]]:
-    """What is wrapped, by class: tasks, and every class of agents that exists by now."""
-    from crewai import Task
+def _fixed() -> dict[Owner, dict[str, Wrap]]:
+    """What is wrapped whatever agents there are. Functions are wrapped where they are imported."""
+    from crewai import Task, lite_agent
+    from crewai.agents import agent_executor, step_executor
+    from crewai.events.event_bus import CrewAIEventsBus
+
+    text: dict[str, Wrap] = {"execute_tool_and_check_finality": in_text_call}
+    return {
+        Task: _OF_TASKS,
+        agent_executor.AgentExecutor: {"_execute_single_native_tool_call": in_native_call},
+        agent_executor: text,
+        step_executor: {"execute_single_native_tool_call": in_planned_call, **text},
+        lite_agent: text,
+        CrewAIEventsBus: {"emit": in_emit},
+    }
+
+
+def _agent_classes() -> dict[Owner, dict[str, Wrap]]:
+    """Every class of agents that exists by now."""
     from crewai.agents.agent_builder.base_agent import BaseAgent
     from crewai.lite_agent import LiteAgent
 
-    agents: list[type] = [*BaseAgent.__subclasses__(), LiteAgent]
-    for agent_class in agents:
-        agents += agent_class.__subclasses__()
-    return {Task: _OF_TASKS, **dict.fromkeys(agents, _OF_AGENTS)}
+    found: list[type] = [*BaseAgent.__subclasses__(), LiteAgent]
+    for agent_class in found:
+        found += agent_class.__subclasses__()
+    return dict.fromkeys(found, _OF_AGENTS)
 
 
-def _require(owner: type, wraps: dict[str, Wrap]) -> None:
-    for name in wraps.keys() - vars(owner).keys():
-        from importlib.metadata import version
+def _no_place(name: str) -> InstrumentationError:
+    from importlib.metadata import version
 
-        raise InstrumentationError(
-            f"crewai {version('crewai')} has no {f'{owner.__qualname__}.{name}'!r}, which tells agents apart. "
-            "Install crewai>=1.15.30,<2, or name the calls yourself: with lightning.agent('name'): ..."
-        )
+    return InstrumentationError(
+        f"crewai {version('crewai')} has no {name!r}, which tells agents and their tools apart. "
+        "Install crewai>=1.15.30,<2, or name the calls yourself: with lightning.agent('name'): ..."
+    )
