@@ -1,0 +1,51 @@
+"""CrewAI is imported here, with what it must be told before: nothing is sent home, files go elsewhere."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+QUIET = {
+    "CREWAI_DISABLE_TELEMETRY": "true",
+    "CREWAI_TRACING_ENABLED": "false",
+    "CREWAI_STORAGE_DIR": str(Path(tempfile.gettempdir()) / "lightning-crewai-tests"),
+}
+os.environ.update(QUIET)
+
+with warnings.catch_warnings():
+    # The import system's own complaint about a lazy module of CrewAI; told once, at the first import.
+    warnings.filterwarnings("ignore", "Cannot set an attribute on 'crewai", ImportWarning)
+    import crewai  # noqa: F401
+    import crewai.rag.embeddings
+
+from lightning_crewai import detach
+
+from lightning_core.plugins import load_plugins
+from lightning_core.testing.server import ModelServer, serving
+from lightning_core.tracing.openai_sdk import instrument
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """CrewAI reads deprecated fields of its own whenever an agent is made."""
+    item.add_marker(pytest.mark.filterwarnings(r"ignore::DeprecationWarning:crewai\."))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_but_the_test_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_API_BASE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def gateway() -> Iterator[ModelServer]:
+    """Where the calls of trained agents arrive, with the installed plugin saying who calls."""
+    plugins = load_plugins(["crewai"])
+    assert plugins.broken == {}
+    with serving() as server, instrument(plugins.who):
+        yield server
+    detach()

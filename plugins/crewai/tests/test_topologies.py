@@ -1,0 +1,58 @@
+"""Whatever the crew's shape and however it is kicked off, each call carries its own agent and rollout."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from lightning_core.testing.server import ModelServer
+from plugins.crewai.tests import apps
+from plugins.crewai.tests.playing import ENTRANCES, ROLLOUTS, Entrance, calls, expect, play
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("build", apps.CALLS, ids=lambda build: build.__name__)
+async def test_every_call_is_named(
+    gateway: ModelServer, build: apps.Build, entrance: Entrance, stream: bool
+) -> None:
+    await play(build, gateway, entrance, stream=stream)
+    expect(gateway, apps.CALLS[build])
+
+
+@pytest.mark.parametrize(("entrance", "stream"), [("kickoff", True), ("akickoff", False)])
+@pytest.mark.parametrize("build", apps.CALLS, ids=lambda build: build.__name__)
+async def test_every_call_of_the_responses_api_is_named(
+    gateway: ModelServer, build: apps.Build, entrance: Entrance, stream: bool
+) -> None:
+    await play(build, gateway, entrance, stream=stream, api="responses")
+    expect(gateway, apps.CALLS[build])
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES)
+@pytest.mark.parametrize("build", [apps.sequential, apps.async_tasks], ids=lambda build: build.__name__)
+async def test_every_call_by_litellm_is_named(
+    gateway: ModelServer, build: apps.Build, entrance: Entrance
+) -> None:
+    pytest.importorskip("litellm", reason="litellm is not installed")
+    await play(build, gateway, entrance, model="litellm_proxy/any")
+    expect(gateway, apps.CALLS[build])
+
+
+async def test_all_shapes_and_entrances_at_once_never_mix(gateway: ModelServer) -> None:
+    await asyncio.gather(
+        *(play(build, gateway, entrance) for build in apps.CALLS for entrance in ("akickoff", "kickoff"))
+    )
+    expect(gateway, sum((Counter(apps.CALLS[build]) for build in [*apps.CALLS] * 2), Counter()))
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES)
+async def test_the_sdks_retries_keep_the_call_id(gateway: ModelServer, entrance: Entrance) -> None:
+    def build(kit: apps.Kit) -> apps.App:
+        return kit.crew(kit.agent("solo", fail=2, key=kit.rollout))
+
+    await play(build, gateway, entrance)
+    expect(gateway, {"solo": 3})
+    assert len({request.tagged().call for request in calls(gateway)}) == ROLLOUTS
