@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from crewai import LLM, Agent, Crew, Process, Task
@@ -28,15 +28,20 @@ class Kit:
     stream: bool = False
     api: Api = "completions"
     model: str = "gpt-4o"
+    base_url: str | None = None
 
     def prompt(self, name: str, **marks: object) -> str:
         return mark(rollout=self.rollout, agent=name, **marks)
 
     def llm(self) -> Any:
-        """A model that names no endpoint. CrewAI never closes its clients, so they must keep nothing open."""
-        headers = {"connection": "close"}
+        """A model, which by default names no endpoint."""
         return LLM(
-            model=self.model, api_key="none", stream=self.stream, api=self.api, default_headers=headers
+            model=self.model,
+            api_key="none",
+            base_url=self.base_url,
+            stream=self.stream,
+            api=self.api,
+            default_headers={"connection": "close"},  # CrewAI never closes its clients
         )
 
     def agent(self, role: str, name: str | None = None, **more: Any) -> Agent:
@@ -162,7 +167,7 @@ def flow(kit: Kit) -> App:
 
 def _quiet(kit: Kit) -> Kit:
     """For a crew whose answer is wanted at once."""
-    return Kit(kit.rollout, False, kit.api, kit.model)
+    return replace(kit, stream=False)
 
 
 CALLS: dict[Build, dict[str, int]] = {
