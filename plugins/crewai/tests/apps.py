@@ -1,9 +1,9 @@
-"""Crews, agents and flows as users write them. Every prompt says which rollout and agent it truly belongs to."""
+"""Crews, agents and flows as users write them. Every prompt says which rollout and agent it belongs to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from crewai import LLM, Agent, Crew, Process, Task
@@ -29,20 +29,25 @@ class Kit:
     api: Api = "completions"
     model: str = "gpt-4o"
     base_url: str | None = None
+    models: list[Any] = field(default_factory=list)
+    """The one that all its agents share, once it is made."""
 
     def prompt(self, name: str, **marks: object) -> str:
         return mark(rollout=self.rollout, agent=name, **marks)
 
     def llm(self) -> Any:
         """A model, which by default names no endpoint."""
-        return LLM(
-            model=self.model,
-            api_key="none",
-            base_url=self.base_url,
-            stream=self.stream,
-            api=self.api,
-            default_headers={"connection": "close"},  # CrewAI never closes its clients
-        )
+        if not self.models:
+            made = LLM(
+                model=self.model,
+                api_key="none",
+                base_url=self.base_url,
+                stream=self.stream,
+                api=self.api,
+                default_headers={"connection": "close"},  # CrewAI never closes its clients
+            )
+            self.models.append(made)
+        return self.models[0]
 
     def agent(self, role: str, name: str | None = None, **more: Any) -> Agent:
         """An agent; `name` is what it should be called if that is not just its role."""
@@ -81,7 +86,8 @@ class Ask(BaseTool):
     build: Callable[[], App]
 
     def _run(self) -> str:
-        return str(self.build().kickoff(**arguments(self.build())).raw)
+        app = self.build()
+        return str(app.kickoff(**arguments(app)).raw)
 
 
 def arguments(app: App) -> dict[str, Any]:

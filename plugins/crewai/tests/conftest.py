@@ -1,33 +1,31 @@
-"""CrewAI is imported here, with what it must be told before: nothing is sent home, files go elsewhere."""
+"""CrewAI is imported here, with what it must know by then: send nothing home, keep files apart."""
 
 from __future__ import annotations
 
+import atexit
+import importlib
 import os
+import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-QUIET = {
-    "CREWAI_DISABLE_TELEMETRY": "true",
-    "CREWAI_TRACING_ENABLED": "false",
-    "CREWAI_STORAGE_DIR": str(Path(tempfile.gettempdir()) / "lightning-crewai-tests"),
-}
-os.environ.update(QUIET)
-
-with warnings.catch_warnings():
-    # The import system's own complaint about a lazy module of CrewAI; told once, at the first import.
-    warnings.filterwarnings("ignore", "Cannot set an attribute on 'crewai", ImportWarning)
-    import crewai  # noqa: F401
-    import crewai.rag.embeddings
-
 from lightning_crewai import detach
 
 from lightning_core.plugins import load_plugins
 from lightning_core.testing.server import ModelServer, serving
 from lightning_core.tracing.openai_sdk import instrument
+
+_STORAGE = tempfile.mkdtemp(prefix="crewai-")
+atexit.register(shutil.rmtree, _STORAGE, ignore_errors=True)
+os.environ.update(
+    CREWAI_DISABLE_TELEMETRY="true", CREWAI_TRACING_ENABLED="false", CREWAI_STORAGE_DIR=_STORAGE
+)
+with warnings.catch_warnings():
+    # The import system's own complaint about a lazy package of CrewAI, at the first import only.
+    warnings.filterwarnings("ignore", "Cannot set an attribute on 'crewai.rag'", ImportWarning)
+    importlib.import_module("crewai")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -192,7 +192,7 @@ def test_whatever_the_app_does_about_failures(gateway: ModelServer, policy: Tool
 class Words(BaseLLM):
     """A model without tool calls: it says what it is given, in turn, and asks for tools in words."""
 
-    said: list[str] = []
+    said: list[str]
 
     def call(self, *args: Any, **kwargs: Any) -> str:
         return self.said.pop(0)

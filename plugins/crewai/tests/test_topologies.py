@@ -42,10 +42,13 @@ async def test_every_call_by_litellm_is_named(
 
 
 async def test_all_shapes_and_entrances_at_once_never_mix(gateway: ModelServer) -> None:
+    in_threads = (apps.hierarchical, apps.async_tasks)
     await asyncio.gather(
-        *(play(build, gateway, entrance) for build in apps.CALLS for entrance in ("akickoff", "kickoff"))
+        *(play(build, gateway, "akickoff") for build in apps.CALLS),
+        *(play(build, gateway, "kickoff") for build in in_threads),
     )
-    expect(gateway, sum((Counter(apps.CALLS[build]) for build in [*apps.CALLS] * 2), Counter()))
+    builds = [*apps.CALLS, *in_threads]
+    expect(gateway, sum((Counter(apps.CALLS[build]) for build in builds), Counter()))
 
 
 @pytest.mark.parametrize("entrance", ENTRANCES)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from threading import Lock
-from types import ModuleType
 from typing import Any, TypeVar
 
 from lightning_core.errors import ConfigError, InstrumentationError
@@ -22,7 +21,6 @@ from lightning_crewai.tools import in_emit, in_native_call, in_planned_call, in_
 
 T = TypeVar("T")
 Wrap = Callable[[Callable[..., Any], list[str]], Callable[..., Any]]
-Owner = type | ModuleType
 
 _UNDO = "_lightning_crewai_undo"
 _CHANGING = Lock()
@@ -56,7 +54,8 @@ def attach(target: T) -> T:
     if not takes(target):
         kind = type(target)
         raise ConfigError(
-            f"attach() takes a crew, a flow or an agent of CrewAI, not a {kind.__module__}.{kind.__qualname__}"
+            "attach() takes a crew, a flow or an agent of CrewAI, "
+            f"not a {kind.__module__}.{kind.__qualname__}"
         )
     with _CHANGING:
         _install()
@@ -103,7 +102,7 @@ def _install() -> None:
             setattr(owner, _UNDO, [patch(owner, name, FRAMEWORK, wraps[name]) for name in names])
 
 
-def _fixed() -> dict[Owner, dict[str, Wrap]]:
+def _fixed() -> dict[Any, dict[str, Wrap]]:
     """What is wrapped whatever agents there are. Functions are wrapped where they are imported."""
     from crewai import Task, lite_agent
     from crewai.agents import agent_executor, step_executor
@@ -120,7 +119,7 @@ def _fixed() -> dict[Owner, dict[str, Wrap]]:
     }
 
 
-def _agent_classes() -> dict[Owner, dict[str, Wrap]]:
+def _agent_classes() -> dict[Any, dict[str, Wrap]]:
     """Every class of agents that exists by now."""
     from crewai.agents.agent_builder.base_agent import BaseAgent
     from crewai.lite_agent import LiteAgent
