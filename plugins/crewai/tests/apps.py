@@ -27,7 +27,7 @@ class Kit:
     rollout: str
     stream: bool = False
     api: Api = "completions"
-    model: str = "gpt-4o"
+    litellm: bool = False
     base_url: str | None = None
     models: list[Any] = field(default_factory=list)
     """The one that all its agents share, once it is made."""
@@ -38,13 +38,16 @@ class Kit:
     def llm(self) -> Any:
         """A model, which by default names no endpoint."""
         if not self.models:
+            # CrewAI never closes its clients. They must keep no connection open.
+            headers = {"connection": "close"}
+            own = {"extra_headers": headers} if self.litellm else {"default_headers": headers, "api": self.api}
             made = LLM(
-                model=self.model,
+                model="gpt-4o",
                 api_key="none",
                 base_url=self.base_url,
                 stream=self.stream,
-                api=self.api,
-                default_headers={"connection": "close"},  # CrewAI never closes its clients
+                is_litellm=self.litellm,
+                **own,
             )
             self.models.append(made)
         return self.models[0]

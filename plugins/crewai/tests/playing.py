@@ -32,10 +32,10 @@ async def play(
     *,
     stream: bool = False,
     api: Api = "completions",
-    model: str = "gpt-4o",
+    litellm: bool = False,
 ) -> list[Scope]:
     """All rollouts at once, each with an attached app of its own, in threads or in tasks of one loop."""
-    kits = [Kit(f"r{index}", stream, api, model) for index in range(ROLLOUTS)]
+    kits = [Kit(f"r{index}", stream, api, litellm) for index in range(ROLLOUTS)]
     scopes = [scope_at(server, kit.rollout) for kit in kits]
     rollouts = list(zip(scopes, kits, strict=True))
     if entrance == "kickoff":
