@@ -40,7 +40,9 @@ class Kit:
         if not self.models:
             # CrewAI never closes its clients. They must keep no connection open.
             headers = {"connection": "close"}
-            own = {"extra_headers": headers} if self.litellm else {"default_headers": headers, "api": self.api}
+            own: dict[str, Any] = {"default_headers": headers, "api": self.api}
+            if self.litellm:
+                own = {"extra_headers": headers}
             made = LLM(
                 model="gpt-4o",
                 api_key="none",
