@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lightning_core.hookspecs import hookimpl as hookimpl
     from lightning_core.plugins import attach as attach
     from lightning_core.runner import FailurePolicy as FailurePolicy
+    from lightning_core.tracing.environment import environment as environment
     from lightning_core.tracing.scope import agent as agent
     from lightning_core.trainer.trainer import Trainer as Trainer
     from lightning_core.types import Call as Call
@@ -42,6 +43,7 @@ _HOMES = {
     "Transition": "types",
     "agent": "tracing.scope",
     "attach": "plugins",
+    "environment": "tracing.environment",
     "hookimpl": "hookspecs",
 }
 __all__ = sorted(_HOMES)

@@ -1,0 +1,38 @@
+"""The address and key of a rollout as environment variables: for programs that can't be touched.
+
+A subprocess shares no context variable with us and may be written in any language. What it does share is
+its environment, and nearly every client of OpenAI's API reads the same two names from there. The address
+carries the rollout and the agent in its path, the key is the token of this rollout alone.
+"""
+
+from __future__ import annotations
+
+from lightning_core.errors import ConfigError
+from lightning_core.tracing.headers import encode_agent
+from lightning_core.tracing.scope import current_agent, current_scope
+from lightning_core.types import UNNAMED
+
+
+def environment(agent: str | None = None) -> dict[str, str]:
+    """`OPENAI_BASE_URL` and `OPENAI_API_KEY` for a program that the running rollout starts.
+
+    Every call that the program makes with them is recorded as a call of `agent`, without a name as one of
+    the `agent(...)` block around. It is served by the policy, and trained on if the trainer trains an agent
+    of that name. A program with several roles takes several addresses: one `environment(...)` for each.
+    Raises ConfigError outside a rollout, where there is no address to give.
+    """
+    scope = current_scope()
+    if scope is None:
+        raise ConfigError(
+            "environment() was called outside a rollout, where there is no gateway to point a program at; "
+            "call it inside the function that is given to Trainer.fit, each time the program is started"
+        )
+    who = current_agent()
+    name = agent if agent is not None else who.agent if who is not None else UNNAMED
+    if not name:
+        raise ConfigError("environment(agent='') names no agent; give its name, or leave the argument out")
+    base = scope.gateway_url.rstrip("/")
+    return {
+        "OPENAI_BASE_URL": f"{base}/rollouts/{encode_agent(scope.rollout_id)}/agents/{encode_agent(name)}/v1",
+        "OPENAI_API_KEY": scope.token,
+    }
