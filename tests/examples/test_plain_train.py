@@ -1,0 +1,104 @@
+"""The training script of examples/plain: real processes, the real policy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import lightning_core as lightning
+from examples.plain import train
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.trainer.trainer import overrides
+
+ROOT = Path(__file__).parents[2]
+
+
+async def run(code: str) -> bytes:
+    return await train.run_program((sys.executable, "-c", code), {"question": "?"}, os.environ)
+
+
+async def test_the_program_reads_its_task_and_what_it_prints_comes_back() -> None:
+    assert await run("import sys; print(sys.stdin.read())") == b'{"question": "?"}\n'
+
+
+async def test_a_failure_is_an_error_with_the_end_of_what_the_program_said() -> None:
+    code = "import sys; sys.exit('x' * 5000 + ' no such boat')"
+    with pytest.raises(RuntimeError, match="ended with status 1: x+ no such boat$") as failed:
+        await run(code)
+    assert len(str(failed.value)) < 2 * train.TAIL
+
+
+async def test_a_cancelled_program_is_gone_with_everything_it_started(tmp_path: Path) -> None:
+    note = tmp_path / "pids"
+    child = "import time; time.sleep(60)"
+    code = (
+        "import os, subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+        f"open({str(note)!r} + '.new', 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
+        f"os.replace({str(note)!r} + '.new', {str(note)!r})\n"
+        "time.sleep(60)\n"
+    )
+    running = asyncio.create_task(run(code))
+    while not note.exists():
+        await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    for pid in map(int, note.read_text().split()):
+        await gone(pid)
+
+
+async def test_what_a_program_leaves_behind_ends_with_it() -> None:
+    child = "import time; time.sleep(60)"
+    nowhere = "stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
+    code = (
+        f"import subprocess, sys\nprint(subprocess.Popen([sys.executable, '-c', {child!r}], {nowhere}).pid)\n"
+    )
+    await gone(int(await run(code)))
+
+
+async def gone(pid: int) -> None:
+    """Return once no living process has that id; fails after five seconds."""
+    for _ in range(500):
+        status = Path(f"/proc/{pid}/stat")
+        if not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"process {pid} still runs")
+
+
+def test_the_script_trains_both_roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--held-out-tasks", "4"])
+    small = lightning.GRPO(group_size=4, tasks_per_step=4)
+    folder = tmp_path / "run"
+    with overrides({"steps": 1, "algorithm": small, "folder": folder, "progress": False}):
+        train.main()
+    calls, tasks = asyncio.run(recorded(folder))
+    assert {agent for agent, _ in calls} == {"writer", "rewriter"}
+    assert all(tasks[rollout] in prompt for (_, rollout), prompt in calls.items())
+
+
+async def recorded(folder: Path) -> tuple[dict[tuple[str, str], str], dict[str, str]]:
+    """The prompt of a call of each agent in each rollout, and the question of each rollout."""
+    async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
+        rollouts = await store.find_rollouts("run", split="train")
+        of_rollout = await store.get_calls([rollout.id for rollout in rollouts])
+    calls = {
+        (call.agent, name): str(call.request["messages"][-1]["content"])
+        for name, made in of_rollout.items()
+        for call in made
+        if call.trained
+    }
+    return calls, {rollout.id: str(rollout.task.input["question"]) for rollout in rollouts}
+
+
+def test_the_program_knows_nothing_of_the_project_and_gets_its_addresses_from_one_function() -> None:
+    program, script = ((ROOT / "examples/plain" / name).read_text() for name in ("agent.py", "train.py"))
+    assert "lightning" not in program.lower()
+    assert script.count("lightning.environment(") == 2
+    assert script.count("agents=[") == 1
