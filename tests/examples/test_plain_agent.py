@@ -103,8 +103,8 @@ async def test_a_refusal_of_the_endpoint_ends_the_program_with_its_words(harbour
     assert "answered 401" in complaint
 
 
-async def test_a_missing_database_ends_the_program_and_is_not_created(tmp_path: Path) -> None:
-    status, _, complaint = await run(str(tmp_path / "none.sqlite"))
+def test_a_missing_database_ends_the_program_and_is_not_created(tmp_path: Path) -> None:
+    status, _, complaint = asyncio.run(run(str(tmp_path / "none.sqlite")))
     assert status == 1
     assert "unable to open database file" in complaint
     assert not list(tmp_path.iterdir())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import lightning_core as lightning
 from examples.plain import train
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.trainer import overrides
+from tests.gateway.scripted import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +29,7 @@ async def test_the_program_reads_its_task_and_what_it_prints_comes_back() -> Non
 
 async def test_a_failure_is_an_error_with_the_end_of_what_the_program_said() -> None:
     code = "import sys; sys.exit('x' * 5000 + ' no such boat')"
-    with pytest.raises(RuntimeError, match="ended with status 1: x+ no such boat$") as failed:
+    with pytest.raises(RuntimeError, match=r"ended with status 1: x+ no such boat$") as failed:
         await run(code)
     assert len(str(failed.value)) < 2 * train.TAIL
 
@@ -43,13 +45,12 @@ async def test_a_cancelled_program_is_gone_with_everything_it_started(tmp_path: 
         "time.sleep(60)\n"
     )
     running = asyncio.create_task(run(code))
-    while not note.exists():
-        await asyncio.sleep(0.01)
+    await until(note.exists)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
     for pid in map(int, note.read_text().split()):
-        await gone(pid)
+        await until(partial(is_gone, pid))
 
 
 async def test_what_a_program_leaves_behind_ends_with_it() -> None:
@@ -58,17 +59,16 @@ async def test_what_a_program_leaves_behind_ends_with_it() -> None:
     code = (
         f"import subprocess, sys\nprint(subprocess.Popen([sys.executable, '-c', {child!r}], {nowhere}).pid)\n"
     )
-    await gone(int(await run(code)))
+    await until(partial(is_gone, int(await run(code))))
 
 
-async def gone(pid: int) -> None:
-    """Return once no living process has that id; fails after five seconds."""
-    for _ in range(500):
-        status = Path(f"/proc/{pid}/stat")
-        if not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z":
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"process {pid} still runs")
+def is_gone(pid: int) -> bool:
+    """Whether no living process has that id."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z"
 
 
 def test_the_script_trains_both_roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
