@@ -1,4 +1,4 @@
-"""Run every benchmark that takes minutes at most; the main result has its own: `python -m benchmarks.sql`."""
+"""Run every benchmark that takes minutes at most; training has its own: `python -m benchmarks.results`."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from functools import partial
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import lightning_core as lightning
+from benchmarks.examples import EXAMPLES
+from benchmarks.results import PAGE, RECORDS, publish
 from examples.plain import train
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.trainer import overrides
@@ -71,22 +74,43 @@ def is_gone(pid: int) -> bool:
     return state == "Z"
 
 
-def test_the_script_trains_both_roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train.py", "--held-out-tasks", "4"])
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a short run of the script."""
+    place = tmp_path_factory.mktemp("plain")
     small = lightning.GRPO(group_size=4, tasks_per_step=4)
-    folder = tmp_path / "run"
-    with overrides({"steps": 1, "algorithm": small, "folder": folder, "progress": False}):
+    settings = {"steps": 1, "algorithm": small, "folder": place / "seed0", "progress": False}
+    with pytest.MonkeyPatch.context() as patch, overrides(settings):
+        patch.chdir(place)
+        patch.setattr(sys, "argv", ["train.py", "--held-out-tasks", "6"])
         train.main()
-    calls, tasks = asyncio.run(recorded(folder))
+    return place / "seed0"
+
+
+def test_the_script_trains_both_roles(finished: Path) -> None:
+    calls, questions = asyncio.run(recorded(finished))
     assert {agent for agent, _ in calls} == {"writer", "rewriter"}
-    assert all(tasks[rollout] in prompt for (_, rollout), prompt in calls.items())
+    assert all(questions[rollout] in prompt for (_, rollout), prompt in calls.items())
+
+
+def test_its_results_are_published(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / PAGE).write_text("# Results\n\n## Benchmarks\n\nThe end.\n")
+    monkeypatch.chdir(tmp_path)
+    publish(EXAMPLES["plain"], [finished])
+    page, record = PAGE.read_text(), json.loads((RECORDS / "plain.json").read_text())
+    summary = json.loads((finished / "summary.json").read_text())
+    assert record["runs"] == {"seed0": summary}
+    assert f"| seed0 | {summary['before']['sampled']:.3f} | {summary['after']['sampled']:.3f} |" in page
+    plot = "![training reward of every run](results-plain.png)"
+    assert page.endswith(f"<!-- end of plain table -->\n\n{plot}\n\n## Benchmarks\n\nThe end.\n")
+    assert (tmp_path / "docs/results-plain.png").read_bytes().startswith(b"\x89PNG")
 
 
 async def recorded(folder: Path) -> tuple[dict[tuple[str, str], str], dict[str, str]]:
     """The prompt of a call of each agent in each rollout, and the question of each rollout."""
     async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
-        rollouts = await store.find_rollouts("run", split="train")
+        rollouts = await store.find_rollouts("seed0", split="train")
         of_rollout = await store.get_calls([rollout.id for rollout in rollouts])
     calls = {
         (call.agent, name): str(call.request["messages"][-1]["content"])
