@@ -1,0 +1,65 @@
+"""The training script of examples/crew: a real crew, the real policy."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("crewai")
+pytest.importorskip("lightning_crewai")
+
+import lightning_core as lightning
+from examples.crew import train
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.trainer.trainer import overrides
+from lightning_core.types import Call, Rollout
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # of CrewAI's own fields
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a short run of the script."""
+    place = tmp_path_factory.mktemp("crew")
+    small = lightning.GRPO(group_size=4, tasks_per_step=4)
+    settings = {"steps": 1, "algorithm": small, "folder": place / "seed0", "progress": False}
+    with pytest.MonkeyPatch.context() as patch, overrides(settings):
+        patch.chdir(place)
+        patch.delenv("OPENAI_API_KEY", raising=False)
+        patch.delenv("OPENAI_BASE_URL", raising=False)
+        patch.setattr(sys, "argv", ["train.py", "--held-out-tasks", "4"])
+        train.main()
+    return place / "seed0"
+
+
+def test_the_writer_is_trained_and_the_reviewer_is_only_recorded(finished: Path) -> None:
+    calls, _ = asyncio.run(recorded(finished))
+    assert {(call.agent, call.trained) for call in calls} == {("SQL writer", True), ("SQL reviewer", False)}
+
+
+def test_each_call_is_recorded_under_its_own_rollout_and_role(finished: Path) -> None:
+    calls, rollouts = asyncio.run(recorded(finished))
+    questions = {rollout.id: str(rollout.task.input["question"]) for rollout in rollouts}
+    for call in calls:
+        system, user = (str(message["content"]) for message in call.request["messages"])
+        assert f"You are {call.agent}." in system
+        assert f"Question: {questions[call.rollout_id or '']}\n" in user
+
+
+async def recorded(folder: Path) -> tuple[list[Call], list[Rollout]]:
+    """All calls and rollouts of the run's training."""
+    async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
+        rollouts = await store.find_rollouts("seed0", split="train")
+        of_rollout = await store.get_calls([rollout.id for rollout in rollouts])
+    return [call for made in of_rollout.values() for call in made], rollouts
+
+
+def test_the_app_knows_nothing_of_the_project_and_the_script_adds_one_line() -> None:
+    app, script = ((ROOT / "examples/crew" / name).read_text() for name in ("app.py", "train.py"))
+    assert "lightning" not in app.lower()
+    assert [line.strip() for line in script.splitlines() if "attach(" in line] == ["attach(crew)"]
+    assert script.count("agents=[") == 1
