@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.examples import EXAMPLES
-from benchmarks.results import insert, render
+from benchmarks.results import RUNS, insert, make_runs, render
 from benchmarks.tables import agent_table, part_table, seed_table, spread
 from lightning_core.trainer.summary import AgentScore, AgentSummary, Evaluation, Score, Summary
 
@@ -106,3 +106,19 @@ def test_a_run_without_evaluations_is_refused_by_name() -> None:
 
 def test_one_run_has_no_deviation() -> None:
     assert spread([0.5]) == "0.500"
+
+
+def test_runs_that_are_there_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed in (0, 1):
+        (RUNS / f"plain/seed{seed}").mkdir(parents=True)
+        (RUNS / f"plain/seed{seed}/summary.json").touch()
+    assert make_runs(EXAMPLES["plain"], seeds=2, tasks=5) == [RUNS / "plain/seed0", RUNS / "plain/seed1"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_s_script_is_where_the_command_looks(name: str) -> None:
+    example = EXAMPLES[name]
+    if not (ROOT / "examples" / name).is_dir():
+        pytest.skip(f"there is no example {name!r} yet")
+    assert (ROOT / example.script).is_file()
