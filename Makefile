@@ -6,14 +6,15 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?= runs/demo
 
-.PHONY: help demo test check bench results tiny clean
+.PHONY: help demo test proof check bench results tiny clean
 
 help:
 	@echo "make demo     train the SQL agent's writer and rewriter on this machine (minutes)"
 	@echo "make test     run all tests"
 	@echo "make check    ruff, mypy --strict and the layer contract"
 	@echo "make bench    gateway, engine, merging and import benchmarks"
-	@echo "make results  make the table of docs/results.md (two warm starts, three seeds each)"
+	@echo "make results  make the tables of docs/results.md (all, or EXAMPLE=sql, calc, rag, plain, crew)"
+	@echo "make proof    count wrong and missing tags over thousands of calls of all frameworks at once"
 	@echo "make tiny     make the shipped policy anew from its recipe"
 	@echo "make clean    remove environments, caches and runs"
 
@@ -46,6 +47,9 @@ demo: $(VENV)/.demo
 test: $(READY) $(NEW)/.ready
 	$(BIN)/pytest -n 2 --dist loadfile
 	$(NEW)/bin/pytest -n 2 --dist loadfile tests/tracing tests/gateway tests/proof $(NEW_PLUGINS:%=plugins/%)
+	$(MAKE) proof
+
+proof: $(READY) $(NEW)/.ready
 	$(BIN)/python -m tests.proof
 	$(NEW)/bin/python -m tests.proof
 
@@ -59,7 +63,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks
 
 results: $(READY)
-	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(BIN)/python -m benchmarks.sql
+	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(BIN)/python -m benchmarks.results $(EXAMPLE)
 
 tiny: $(READY)
 	$(BIN)/python -m recipes.tiny --seed 0 --out lightning_core/models/tiny

@@ -12,10 +12,10 @@ from langchain_openai import ChatOpenAI
 from lightning_crewai import attach
 from lightning_langgraph import LightningCallback
 from openai import OpenAI
-from plugins.crewai.tests import apps
-from plugins.crewai.tests.playing import enter, kick_off
 
 from lightning_core.tracing.scope import agent
+from plugins.crewai.tests import apps
+from plugins.crewai.tests.playing import enter, kick_off
 from plugins.langgraph.tests import apps as graphs
 from tests.proof import langgraph
 from tests.proof.http import open_http
