@@ -1,33 +1,28 @@
-"""An OpenAI-compatible server on a real socket. It plays the model and notes every request.
+"""A gateway to test against: an OpenAI-compatible server on a real socket, which notes every request.
 
-It obeys marks in the prompt: `fail=2` answers the first two attempts (of one nonce or key) with 500,
-`slow=0.2` waits, `calls=a,b+c` asks for tool a, then for b and c at once, then answers in words.
-With `broken=a,b` the arguments for these tools are not valid JSON.
+It plays the model too, and obeys marks in the prompt: `fail=2` answers the first two attempts (of one
+nonce or key) with 500, `slow=0.2` waits, `late=1` lets only the first attempt wait, `calls=a,b+c` asks
+for tool a, then for b and c at once, then answers in words.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
-import time
-import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from lightning_core.gateway.thread import ServerThread
+from lightning_core.testing.replies import as_chat, compose, reply
 from lightning_core.testing.truth import Tagged, mistakes, read_marks
 from lightning_core.tracing.headers import AGENT, CALL, ROLLOUT, decode_agent
-
-Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +38,31 @@ class Seen:
     def tagged(self) -> Tagged:
         agent = self.headers.get(AGENT)
         return Tagged(
-            marks=read_marks(_as_chat(self.path, self.body)),
+            marks=read_marks(as_chat(self.path, self.body)),
             rollout=self.headers.get(ROLLOUT),
             agent=decode_agent(agent) if agent is not None else None,
             call=self.headers.get(CALL),
         )
 
 
+@dataclass(frozen=True, slots=True)
+class AskedTool:
+    """A tool that a reply asked for."""
+
+    name: str
+    tool_call_id: str
+    marks: Mapping[str, str]
+    """The truth about the call that was answered so."""
+
+
 @dataclass
-class ModelServer:
-    """What the server was sent, and how many requests it held at once."""
+class GatewayDouble:
+    """What the server was sent, what it asked for, and how many requests it held at once."""
 
     url: str = ""
+    """Base URL, without `/v1`."""
     seen: list[Seen] = field(default_factory=list)
+    asked: list[AskedTool] = field(default_factory=list)
     gather: int = 0
     """Hold all answers until so many requests wait at once (or 90 s have passed)."""
     peak: int = 0
@@ -63,6 +70,7 @@ class ModelServer:
     _waiting: int = 0
     _attempts: Counter[str] = field(default_factory=Counter)
     _together: asyncio.Event = field(default_factory=asyncio.Event)
+    _ending: asyncio.Event = field(default_factory=asyncio.Event)
 
     def tagged(self) -> list[Tagged]:
         return [request.tagged() for request in self.seen]
@@ -76,21 +84,31 @@ class ModelServer:
 
     async def answer(self, request: Request) -> Response:
         body = await request.json() if request.method == "POST" else {}
-        marks = read_marks(_as_chat(request.url.path, body))
-        failed = self._fails(marks)
-        self.seen.append(
-            Seen(request.url.path, request.url.query, dict(request.headers), body, 500 if failed else 200)
-        )
+        path = request.url.path
+        marks = read_marks(as_chat(path, body))
+        attempt = self._attempt(marks)
+        failed = attempt <= int(marks.get("fail", 0))
+        self.seen.append(Seen(path, request.url.query, dict(request.headers), body, 500 if failed else 200))
         if failed:
             error = {"error": {"message": "injected", "type": "server_error"}}
             return JSONResponse(error, 500, headers={"retry-after-ms": "1"})
-        await self._wait(float(marks.get("slow", 0)))
-        return _reply(request.url.path, body, marks)
+        late = int(marks.get("late", attempt))
+        await self._wait(float(marks.get("slow", 0)) if attempt <= late else 0)
+        message = compose(path, body, marks)
+        self.asked += [
+            AskedTool(call["function"]["name"], call["id"], marks) for call in message.get("tool_calls") or ()
+        ]
+        return reply(path, body, message)
 
-    def _fails(self, marks: Mapping[str, str]) -> bool:
+    def end(self) -> None:
+        """Let nobody wait any longer."""
+        self._together.set()
+        self._ending.set()
+
+    def _attempt(self, marks: Mapping[str, str]) -> int:
         key = marks.get("key") or marks.get("nonce", "")
         self._attempts[key] += 1
-        return self._attempts[key] <= int(marks.get("fail", 0))
+        return self._attempts[key]
 
     async def _wait(self, seconds: float) -> None:
         self._waiting += 1
@@ -102,157 +120,20 @@ class ModelServer:
                 await self._together.wait()
         except TimeoutError:
             self._together.set()
-        await asyncio.sleep(seconds)
+        if seconds:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), seconds)
         self._waiting -= 1
 
 
 @contextmanager
-def serving(gather: int = 0) -> Iterator[ModelServer]:
-    """A running server on a free port of this machine."""
-    model = ModelServer(gather=gather)
-    app = Starlette(routes=[Route("/{path:path}", model.answer, methods=["GET", "POST"])])
-    config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none", backlog=4096)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.005)
-    model.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+def serving(gather: int = 0) -> Iterator[GatewayDouble]:
+    """A running double on a free port of this machine."""
+    double = GatewayDouble(gather=gather)
+    app = Starlette(routes=[Route("/{path:path}", double.answer, methods=["GET", "POST"])])
+    server = ServerThread(app, double.end, "lightning-gateway-double")
+    double.url = server.start()
     try:
-        yield model
+        yield double
     finally:
-        server.should_exit = True
-        server.force_exit = True
-        thread.join()
-
-
-def _reply(path: str, body: Mapping[str, Any], marks: Mapping[str, str]) -> Response:
-    if path.endswith("/models"):
-        return JSONResponse({"object": "list", "data": []})
-    chat = _as_chat(path, body)
-    message = _message(chat.get("messages", ()), marks, _required(body))
-    if path.endswith("/responses"):
-        return _respond(message, bool(body.get("stream")))
-    if body.get("stream"):
-        return StreamingResponse(_events(message), media_type="text/event-stream")
-    choice = {"index": 0, "message": message, "finish_reason": _finish(message)}
-    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-    return JSONResponse({**_envelope("chat.completion"), "choices": [choice], "usage": usage})
-
-
-def _as_chat(path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A Responses request as the chat messages it stands for; any other as it is."""
-    if not path.endswith("/responses") or isinstance(body.get("input"), str):
-        return body
-    messages = [{"role": "system", "content": body.get("instructions")}]
-    for item in body.get("input", ()):
-        called = item.get("type") == "function_call"
-        messages.append({"tool_calls": [{"function": item}]} if called else item)
-    return {"messages": messages}
-
-
-def _required(body: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The arguments that each tool must be given; all are taken to be strings."""
-    tools = [tool.get("function", tool) for tool in body.get("tools") or ()]
-    return {tool["name"]: (tool.get("parameters") or {}).get("required", []) for tool in tools}
-
-
-def _message(history: Any, marks: Mapping[str, str], required: Mapping[str, list[str]]) -> Message:
-    steps = [step.split("+") for step in marks.get("calls", "").split(",") if step]
-    names = {name for step in steps for name in step}
-    asked = [
-        call
-        for message in history
-        for call in message.get("tool_calls") or ()
-        if call["function"]["name"] in names
-    ]
-    broken = marks.get("broken", "").split(",")
-    for step in steps:
-        if not asked:
-            calls = [_call(name, required.get(name, []), name in broken) for name in step]
-            return {"role": "assistant", "content": None, "tool_calls": calls}
-        asked = asked[len(step) :]
-    return {"role": "assistant", "content": "it is done"}
-
-
-def _call(name: str, required: list[str], broken: bool) -> Message:
-    arguments = '{"broken": ' if broken else json.dumps(dict.fromkeys(required, "asked"))
-    function = {"name": name, "arguments": arguments}
-    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
-
-
-def _finish(message: Message) -> str:
-    return "tool_calls" if message.get("tool_calls") else "stop"
-
-
-async def _events(message: Message) -> AsyncIterator[str]:
-    envelope = _envelope("chat.completion.chunk")
-    calls = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls") or ())]
-    deltas: list[Message] = [{"role": "assistant", "content": ""}]
-    deltas += [{"tool_calls": calls}] if calls else [{"content": word} for word in ("it ", "is ", "done")]
-    for delta in deltas:
-        yield _event({**envelope, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
-        await asyncio.sleep(0)
-    end = {"index": 0, "delta": {}, "finish_reason": _finish(message)}
-    yield _event({**envelope, "choices": [end]})
-    yield "data: [DONE]\n\n"
-
-
-def _event(data: Message) -> str:
-    return f"data: {json.dumps(data)}\n\n"
-
-
-def _envelope(kind: str) -> Message:
-    return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": 0, "model": "played"}
-
-
-def _respond(message: Message, stream: bool) -> Response:
-    response = _response_object(message)
-    if stream:
-        return StreamingResponse(_response_events(response), media_type="text/event-stream")
-    return JSONResponse(response)
-
-
-async def _response_events(response: Message) -> AsyncIterator[str]:
-    events: list[Message] = [
-        {"type": "response.created", "response": {**response, "status": "in_progress", "output": []}}
-    ]
-    for index, item in enumerate(response["output"]):
-        events.append({"type": "response.output_item.added", "output_index": index, "item": item})
-        events.append({"type": "response.output_item.done", "output_index": index, "item": item})
-    events.append({"type": "response.completed", "response": response})
-    for number, event in enumerate(events):
-        yield f"event: {event['type']}\n" + _event({**event, "sequence_number": number})
-        await asyncio.sleep(0)
-
-
-def _response_object(message: Message) -> Message:
-    return {
-        "id": f"resp_{uuid.uuid4().hex}",
-        "object": "response",
-        "created_at": 0,
-        "model": "played",
-        "status": "completed",
-        "output": _output_items(message),
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-    }
-
-
-def _output_items(message: Message) -> list[Message]:
-    if calls := message.get("tool_calls"):
-        return [
-            {"type": "function_call", "id": f"fc_{call['id']}", "call_id": call["id"], **call["function"]}
-            for call in calls
-        ]
-    text = {"type": "output_text", "text": message["content"], "annotations": []}
-    return [
-        {
-            "type": "message",
-            "id": f"msg_{uuid.uuid4().hex}",
-            "role": "assistant",
-            "status": "completed",
-            "content": [text],
-        }
-    ]
+        server.stop()

@@ -4,19 +4,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from lightning_core.testing.server import ModelServer, serving
+from lightning_core.testing.server import GatewayDouble, serving
 from lightning_core.tracing.openai_sdk import instrument
 
 
 @pytest.fixture
-def gateway() -> Iterator[ModelServer]:
+def gateway() -> Iterator[GatewayDouble]:
     """Where routed calls arrive."""
     with serving() as server:
         yield server
 
 
 @pytest.fixture
-def hosted() -> Iterator[ModelServer]:
+def hosted() -> Iterator[GatewayDouble]:
     """An endpoint that the app itself names."""
     with serving() as server:
         yield server

@@ -12,14 +12,14 @@ from openai import AsyncOpenAI, AzureOpenAI, OpenAI
 from openai._base_client import BaseClient
 
 from lightning_core.errors import InstrumentationError
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope, agent, enter_order, rollout_scope
 from lightning_core.types import UNNAMED, Who
 
 
-def scope_at(server: ModelServer, rollout: str = "r1", agents: tuple[str, ...] | None = None) -> Scope:
+def scope_at(server: GatewayDouble, rollout: str = "r1", agents: tuple[str, ...] | None = None) -> Scope:
     return Scope(rollout, 1, server.url, f"token-of-{rollout}", agents)
 
 
@@ -28,13 +28,13 @@ def ask(client: OpenAI, **marks: object) -> None:
     client.chat.completions.create(model="any", messages=messages)  # type: ignore[arg-type]
 
 
-def leaked(server: ModelServer) -> list[str]:
+def leaked(server: GatewayDouble) -> list[str]:
     return [name for seen in server.seen for name in seen.headers if "lightning" in name]
 
 
 @pytest.mark.usefixtures("tagging")
 def test_a_trained_agent_goes_to_the_gateway_whatever_endpoint_its_client_names(
-    gateway: ModelServer, hosted: ModelServer
+    gateway: GatewayDouble, hosted: GatewayDouble
 ) -> None:
     client = OpenAI(api_key="sk-mine", base_url=f"{hosted.url}/some/v1", organization="org")
     with client, rollout_scope(scope_at(gateway, agents=("write*",))), agent("write query"):
@@ -51,7 +51,7 @@ def test_a_trained_agent_goes_to_the_gateway_whatever_endpoint_its_client_names(
 
 @pytest.mark.usefixtures("tagging")
 def test_an_untrained_agent_with_an_endpoint_is_left_exactly_as_it_was(
-    gateway: ModelServer, hosted: ModelServer
+    gateway: GatewayDouble, hosted: GatewayDouble
 ) -> None:
     with OpenAI(api_key="sk-mine", base_url=f"{hosted.url}/v1") as client:
         ask(client)
@@ -64,7 +64,7 @@ def test_an_untrained_agent_with_an_endpoint_is_left_exactly_as_it_was(
 
 
 @pytest.mark.usefixtures("tagging")
-def test_an_untrained_agent_without_an_endpoint_is_served_by_the_policy(gateway: ModelServer) -> None:
+def test_an_untrained_agent_without_an_endpoint_is_served_by_the_policy(gateway: GatewayDouble) -> None:
     with OpenAI(api_key="none") as client, rollout_scope(scope_at(gateway, agents=("writer",))):
         with agent("checker"):
             ask(client, rollout="r1", agent="checker")
@@ -76,7 +76,7 @@ def test_an_untrained_agent_without_an_endpoint_is_served_by_the_policy(gateway:
 @pytest.mark.usefixtures("tagging")
 @pytest.mark.parametrize("key", ["sk-mine", "eyJhbGciOi"])
 def test_an_untrained_agent_with_an_openai_key_keeps_openai_as_its_endpoint(
-    gateway: ModelServer, key: str
+    gateway: GatewayDouble, key: str
 ) -> None:
     with OpenAI(api_key=key) as client, rollout_scope(scope_at(gateway, agents=("writer",))):
         request = client._build_request(_options("/chat/completions"))
@@ -85,7 +85,7 @@ def test_an_untrained_agent_with_an_openai_key_keeps_openai_as_its_endpoint(
 
 
 @pytest.mark.usefixtures("tagging")
-def test_outside_a_rollout_nothing_is_touched(hosted: ModelServer) -> None:
+def test_outside_a_rollout_nothing_is_touched(hosted: GatewayDouble) -> None:
     with OpenAI(api_key="none", base_url=f"{hosted.url}/v1") as client, agent("writer"):
         ask(client)
     assert len(hosted.seen) == 1
@@ -93,7 +93,7 @@ def test_outside_a_rollout_nothing_is_touched(hosted: ModelServer) -> None:
 
 
 @pytest.mark.usefixtures("tagging")
-def test_a_late_call_of_an_ended_rollout_is_nobodys(gateway: ModelServer, hosted: ModelServer) -> None:
+def test_a_late_call_of_an_ended_rollout_is_nobodys(gateway: GatewayDouble, hosted: GatewayDouble) -> None:
     async def app(client: AsyncOpenAI) -> asyncio.Task[object]:
         with rollout_scope(scope_at(gateway)):
             return asyncio.create_task(
@@ -111,7 +111,7 @@ def test_a_late_call_of_an_ended_rollout_is_nobodys(gateway: ModelServer, hosted
 
 @pytest.mark.usefixtures("tagging")
 def test_what_the_policy_cannot_answer_goes_where_the_app_sends_it(
-    gateway: ModelServer, hosted: ModelServer
+    gateway: GatewayDouble, hosted: GatewayDouble
 ) -> None:
     with OpenAI(api_key="key", base_url=f"{hosted.url}/v1") as client, rollout_scope(scope_at(gateway)):
         for path in ("/embeddings", "/organization/usage/completions"):
@@ -123,7 +123,7 @@ def test_what_the_policy_cannot_answer_goes_where_the_app_sends_it(
 @pytest.mark.usefixtures("tagging")
 @pytest.mark.parametrize("deployment", [None, "mine"])
 def test_an_azure_client_arrives_at_the_plain_path_without_its_key(
-    gateway: ModelServer, hosted: ModelServer, deployment: str | None
+    gateway: GatewayDouble, hosted: GatewayDouble, deployment: str | None
 ) -> None:
     with (
         AzureOpenAI(
@@ -140,7 +140,9 @@ def test_an_azure_client_arrives_at_the_plain_path_without_its_key(
 
 
 @pytest.mark.usefixtures("tagging")
-def test_an_absolute_address_is_routed_by_what_it_asks_for(gateway: ModelServer, hosted: ModelServer) -> None:
+def test_an_absolute_address_is_routed_by_what_it_asks_for(
+    gateway: GatewayDouble, hosted: GatewayDouble
+) -> None:
     with OpenAI(api_key="key") as client, rollout_scope(scope_at(gateway)):
         client.post(f"{hosted.url}/openai/v1/chat/completions?a=b", body={}, cast_to=object)
     assert [(seen.path, seen.query) for seen in gateway.seen] == [("/v1/chat/completions", "a=b")]
@@ -148,7 +150,7 @@ def test_an_absolute_address_is_routed_by_what_it_asks_for(gateway: ModelServer,
 
 @pytest.mark.skipif(openai.__version__.startswith("3."), reason="openai 3 sets no such name")
 @pytest.mark.usefixtures("tagging")
-def test_a_host_name_meant_for_tls_stays_behind(gateway: ModelServer) -> None:
+def test_a_host_name_meant_for_tls_stays_behind(gateway: GatewayDouble) -> None:
     with OpenAI(api_key="key", base_url="https://my_host/v1") as client:
         assert "sni_hostname" in client._build_request(_options("/chat/completions")).extensions
         with rollout_scope(scope_at(gateway)):
@@ -193,7 +195,7 @@ def by_responses(client: OpenAI, messages: object) -> None:
     "way",
     [by_chat, by_stream, by_stream_helper, by_raw_response, by_streaming_response, by_options, by_responses],
 )
-def test_every_way_to_call_is_tagged(gateway: ModelServer, way: Callable[[OpenAI, object], None]) -> None:
+def test_every_way_to_call_is_tagged(gateway: GatewayDouble, way: Callable[[OpenAI, object], None]) -> None:
     with OpenAI(api_key="none") as client, rollout_scope(scope_at(gateway)), agent("检查 / é"):
         truth = mark(rollout="r1", agent="检查 / é", nonce=1, fail=1)
         way(client, [{"role": "user", "content": truth}])
@@ -202,7 +204,7 @@ def test_every_way_to_call_is_tagged(gateway: ModelServer, way: Callable[[OpenAI
 
 
 @pytest.mark.usefixtures("tagging")
-def test_retries_share_a_call_id_and_equal_prompts_do_not(gateway: ModelServer) -> None:
+def test_retries_share_a_call_id_and_equal_prompts_do_not(gateway: GatewayDouble) -> None:
     with OpenAI(api_key="none", max_retries=3) as client, rollout_scope(scope_at(gateway)):
         ask(client, rollout="r1", agent=UNNAMED, nonce="a", fail=2)
         for _ in range(3):
@@ -214,7 +216,7 @@ def test_retries_share_a_call_id_and_equal_prompts_do_not(gateway: ModelServer) 
 
 
 @pytest.mark.usefixtures("tagging")
-def test_a_timed_out_attempt_and_its_retry_are_one_call(gateway: ModelServer) -> None:
+def test_a_timed_out_attempt_and_its_retry_are_one_call(gateway: GatewayDouble) -> None:
     client = OpenAI(api_key="none", max_retries=1, timeout=0.2)
     with client, rollout_scope(scope_at(gateway)), pytest.raises(openai.APITimeoutError):
         ask(client, rollout="r1", agent=UNNAMED, nonce="a", slow=0.5)
@@ -223,7 +225,7 @@ def test_a_timed_out_attempt_and_its_retry_are_one_call(gateway: ModelServer) ->
 
 
 @pytest.mark.usefixtures("tagging")
-def test_the_innermost_block_names_the_call(gateway: ModelServer) -> None:
+def test_the_innermost_block_names_the_call(gateway: GatewayDouble) -> None:
     with OpenAI(api_key="none") as client, rollout_scope(scope_at(gateway)):
         with agent("outer"):
             with agent("inner"):
@@ -234,7 +236,7 @@ def test_the_innermost_block_names_the_call(gateway: ModelServer) -> None:
 
 
 def test_a_framework_scope_entered_inside_a_block_wins_and_a_block_inside_it_wins_again(
-    gateway: ModelServer,
+    gateway: GatewayDouble,
 ) -> None:
     with agent("outer"):
         node = Who("node", enter_order())
@@ -259,7 +261,7 @@ def test_the_original_comes_back_when_the_last_instrumentation_leaves() -> None:
 
 
 def test_a_wrapper_that_others_put_on_top_survives(
-    gateway: ModelServer, monkeypatch: pytest.MonkeyPatch
+    gateway: GatewayDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instrumentation = instrument(lambda: Who("node"))
     ours = BaseClient._build_request

@@ -14,7 +14,7 @@ from autogen_ext.models.openai import OpenAIChatCompletionClient
 from lightning_autogen import attach
 from openai import DefaultAsyncHttpxClient
 
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from lightning_core.tracing.scope import Scope, rollout_scope
 from plugins.autogen.tests.apps import Build, Kit
 
@@ -27,7 +27,7 @@ INFO = ModelInfo(
 )
 
 
-def scope_at(server: ModelServer, rollout: str = "r1") -> Scope:
+def scope_at(server: GatewayDouble, rollout: str = "r1") -> Scope:
     return Scope(rollout, 1, server.url, f"token-of-{rollout}")
 
 
@@ -49,7 +49,7 @@ async def enter(app: Any, entrance: Entrance, task: str | None = "go") -> None:
 
 
 async def play(
-    build: Build, server: ModelServer, entrance: Entrance, place: Place = "tasks", *, stream: bool = False
+    build: Build, server: GatewayDouble, entrance: Entrance, place: Place = "tasks", *, stream: bool = False
 ) -> None:
     """All rollouts at once, each with an attached app of its own."""
     names = [f"r{index}" for index in range(ROLLOUTS)]
@@ -83,7 +83,7 @@ def _thread(build: Build, scope: Scope, entrance: Entrance, stream: bool) -> Non
     asyncio.run(main())
 
 
-def expect(server: ModelServer, per_rollout: dict[str, int], rollouts: int = ROLLOUTS) -> None:
+def expect(server: GatewayDouble, per_rollout: dict[str, int], rollouts: int = ROLLOUTS) -> None:
     """Every tag is right, and each agent made just as many calls as it should have."""
     assert server.mistakes() == []
     assert server.agents() == Counter({name: count * rollouts for name, count in per_rollout.items()})

@@ -18,7 +18,7 @@ from autogen_ext.models.openai import OpenAIChatCompletionClient
 from lightning_autogen import attach, detach
 from openai import AsyncOpenAI, OpenAI
 
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from lightning_core.tracing.scope import agent, rollout_scope
 from lightning_core.types import UNNAMED
 from plugins.autogen.tests import apps
@@ -56,7 +56,7 @@ class Custom(Plain):
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
 async def test_a_block_in_an_agent_wins_and_one_around_the_team_does_not(
-    gateway: ModelServer, client: OpenAIChatCompletionClient, entrance: Entrance
+    gateway: GatewayDouble, client: OpenAIChatCompletionClient, entrance: Entrance
 ) -> None:
     async def one(kit: Kit) -> None:
         async def body(custom: Custom) -> None:
@@ -83,7 +83,7 @@ async def test_a_block_in_an_agent_wins_and_one_around_the_team_does_not(
 
 
 async def test_calling_on_super_in_a_block_is_still_the_blocks(
-    gateway: ModelServer, client: OpenAIChatCompletionClient
+    gateway: GatewayDouble, client: OpenAIChatCompletionClient
 ) -> None:
     class Guarded(apps.AssistantAgent):
         async def on_messages_stream(self, *args: Any) -> Any:
@@ -99,7 +99,7 @@ async def test_calling_on_super_in_a_block_is_still_the_blocks(
 
 
 async def test_what_is_done_between_the_items_of_a_stream_is_not_the_agents(
-    gateway: ModelServer, client: OpenAIChatCompletionClient, ask: Ask
+    gateway: GatewayDouble, client: OpenAIChatCompletionClient, ask: Ask
 ) -> None:
     solo = attach(Kit("r1", client, stream=True).agent("solo"))
     with rollout_scope(scope_at(gateway)):
@@ -113,7 +113,7 @@ async def test_what_is_done_between_the_items_of_a_stream_is_not_the_agents(
 
 
 async def test_an_abandoned_stream_and_a_finished_run_leave_no_name_behind(
-    gateway: ModelServer, client: OpenAIChatCompletionClient, ask: Ask
+    gateway: GatewayDouble, client: OpenAIChatCompletionClient, ask: Ask
 ) -> None:
     kit = Kit("r1", client, stream=True)
     with rollout_scope(scope_at(gateway)):
@@ -129,7 +129,7 @@ async def test_an_abandoned_stream_and_a_finished_run_leave_no_name_behind(
 
 
 async def test_an_error_in_an_agent_leaves_no_name_behind(
-    gateway: ModelServer, client: OpenAIChatCompletionClient, ask: Ask
+    gateway: GatewayDouble, client: OpenAIChatCompletionClient, ask: Ask
 ) -> None:
     async def body(custom: Custom) -> None:
         await ask("custom")
@@ -144,7 +144,7 @@ async def test_an_error_in_an_agent_leaves_no_name_behind(
     expect(gateway, {"custom": 2, UNNAMED: 1}, rollouts=1)
 
 
-async def test_an_agents_own_pool_is_named_after_it(gateway: ModelServer) -> None:
+async def test_an_agents_own_pool_is_named_after_it(gateway: GatewayDouble) -> None:
     with OpenAI(api_key="none") as bare, ThreadPoolExecutor(8) as shared:
 
         def build(kit: Kit) -> Any:
@@ -165,7 +165,7 @@ async def test_an_agents_own_pool_is_named_after_it(gateway: ModelServer) -> Non
     "build", [apps.round_robin, apps.selector, apps.swarm, apps.graph_flow, apps.nested_team]
 )
 async def test_without_attaching_the_names_in_plain_teams_are_right_too(
-    gateway: ModelServer, client: OpenAIChatCompletionClient, build: apps.Build, ask: Ask
+    gateway: GatewayDouble, client: OpenAIChatCompletionClient, build: apps.Build, ask: Ask
 ) -> None:
     detach()
     with rollout_scope(scope_at(gateway)):
@@ -176,7 +176,7 @@ async def test_without_attaching_the_names_in_plain_teams_are_right_too(
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
 async def test_agents_of_classes_made_before_and_after_attaching_are_named_alone(
-    gateway: ModelServer, client: OpenAIChatCompletionClient, entrance: Entrance
+    gateway: GatewayDouble, client: OpenAIChatCompletionClient, entrance: Entrance
 ) -> None:
     kit = Kit("r1", client)
 
@@ -203,7 +203,9 @@ async def test_agents_of_classes_made_before_and_after_attaching_are_named_alone
     expect(gateway, {"own": 6}, rollouts=1)
 
 
-def test_a_wrapped_class_is_not_kept_alive(gateway: ModelServer, client: OpenAIChatCompletionClient) -> None:
+def test_a_wrapped_class_is_not_kept_alive(
+    gateway: GatewayDouble, client: OpenAIChatCompletionClient
+) -> None:
     attach(Plain("any", Kit("r1", client)))
 
     def make() -> weakref.ref[type]:

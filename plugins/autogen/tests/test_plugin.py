@@ -22,7 +22,7 @@ from lightning_autogen.steps import host_name
 
 import lightning_core
 from lightning_core.plugins import load_plugins
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from lightning_core.tracing.scope import rollout_scope
 from plugins.autogen.tests import apps
 from plugins.autogen.tests.apps import Kit
@@ -67,7 +67,7 @@ def test_loading_and_asking_it_imports_no_framework() -> None:
     assert done.returncode == 0, done.stderr
 
 
-async def test_the_cores_attach_is_the_same(gateway: ModelServer, solo: AssistantAgent) -> None:
+async def test_the_cores_attach_is_the_same(gateway: GatewayDouble, solo: AssistantAgent) -> None:
     assert lightning_core.attach(solo) is solo
     with rollout_scope(scope_at(gateway)), lightning_core.agent("around"):
         await solo.run(task="go")
@@ -95,7 +95,7 @@ def test_detach_takes_back_everything_however_often_it_was_attached(solo: Assist
 
 
 async def test_attaching_again_after_detaching_names_again(
-    gateway: ModelServer, solo: AssistantAgent
+    gateway: GatewayDouble, solo: AssistantAgent
 ) -> None:
     for _ in range(2):
         attach(solo)
@@ -138,7 +138,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Resolved model mismatch")
-async def test_the_readmes_example_runs(gateway: ModelServer) -> None:
+async def test_the_readmes_example_runs(gateway: GatewayDouble) -> None:
     text = (Path(__file__).parents[1] / "README.md").read_text()
     [block] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     example: dict[str, Any] = {}

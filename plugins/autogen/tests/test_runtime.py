@@ -20,7 +20,7 @@ from autogen_core.models import UserMessage
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 from lightning_autogen import attach
 
-from lightning_core.testing.server import ModelServer, serving
+from lightning_core.testing.server import GatewayDouble, serving
 from lightning_core.testing.truth import mark, read_marks
 from lightning_core.tracing.scope import agent, rollout_scope
 from plugins.autogen.tests import apps
@@ -39,7 +39,7 @@ async def running() -> AsyncIterator[SingleThreadedAgentRuntime]:
 
 async def all_rollouts(
     build: apps.Build,
-    gateway: ModelServer,
+    gateway: GatewayDouble,
     client: OpenAIChatCompletionClient,
     runtime: SingleThreadedAgentRuntime,
     entrance: Entrance,
@@ -58,7 +58,7 @@ SHAPES = [build for build in apps.CALLS if build not in (apps.alone, apps.reflec
 @pytest.mark.parametrize("entrance", ENTRANCES)
 @pytest.mark.parametrize("build", SHAPES, ids=lambda build: build.__name__)
 async def test_a_runtime_started_outside_all_rollouts_serves_them_all_at_once(
-    gateway: ModelServer, client: OpenAIChatCompletionClient, build: apps.Build, entrance: Entrance
+    gateway: GatewayDouble, client: OpenAIChatCompletionClient, build: apps.Build, entrance: Entrance
 ) -> None:
     async with running() as runtime:
         await all_rollouts(build, gateway, client, runtime, entrance)
@@ -67,7 +67,7 @@ async def test_a_runtime_started_outside_all_rollouts_serves_them_all_at_once(
 
 @pytest.mark.parametrize("build", [apps.round_robin, apps.selector, apps.tools])
 async def test_a_runtime_started_in_one_rollout_gives_it_nothing_of_the_others(
-    gateway: ModelServer, client: OpenAIChatCompletionClient, build: apps.Build
+    gateway: GatewayDouble, client: OpenAIChatCompletionClient, build: apps.Build
 ) -> None:
     with rollout_scope(scope_at(gateway, "starter")), agent("starter"):
         async with running() as runtime:
@@ -76,7 +76,7 @@ async def test_a_runtime_started_in_one_rollout_gives_it_nothing_of_the_others(
 
 
 async def test_a_team_attached_before_any_rollout_can_be_used_in_many(
-    gateway: ModelServer, client: OpenAIChatCompletionClient
+    gateway: GatewayDouble, client: OpenAIChatCompletionClient
 ) -> None:
     async with running() as runtime:
         for team in (attach(apps.round_robin(Kit("none", client, runtime=at))) for at in (runtime, None)):
@@ -115,7 +115,7 @@ async def add(
 
 
 async def test_agents_of_the_core_are_called_by_their_type(
-    gateway: ModelServer, client: OpenAIChatCompletionClient
+    gateway: GatewayDouble, client: OpenAIChatCompletionClient
 ) -> None:
     async with running() as runtime:
         attach(runtime)
@@ -129,7 +129,7 @@ async def test_agents_of_the_core_are_called_by_their_type(
     expect(gateway, {"writer": 1, "checker_r1": 1})
 
 
-async def test_a_message_handled_after_its_rollout_is_nobodys(gateway: ModelServer) -> None:
+async def test_a_message_handled_after_its_rollout_is_nobodys(gateway: GatewayDouble) -> None:
     with serving() as hosted:
         async with open_client(base_url=f"{hosted.url}/v1") as client:
             runtime = SingleThreadedAgentRuntime(ignore_unhandled_exceptions=False)

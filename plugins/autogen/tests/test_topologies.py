@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from plugins.autogen.tests import apps
 from plugins.autogen.tests.playing import ENTRANCES, ROLLOUTS, Entrance, expect, play
 
@@ -15,19 +15,19 @@ from plugins.autogen.tests.playing import ENTRANCES, ROLLOUTS, Entrance, expect,
 @pytest.mark.parametrize(("entrance", "stream"), [("run", False), ("run_stream", True)])
 @pytest.mark.parametrize("build", apps.CALLS, ids=lambda build: build.__name__)
 async def test_every_call_is_named(
-    gateway: ModelServer, build: apps.Build, entrance: Entrance, stream: bool
+    gateway: GatewayDouble, build: apps.Build, entrance: Entrance, stream: bool
 ) -> None:
     await play(build, gateway, entrance, stream=stream)
     expect(gateway, apps.CALLS[build])
 
 
 @pytest.mark.parametrize("build", apps.CALLS, ids=lambda build: build.__name__)
-async def test_every_call_is_named_in_threads(gateway: ModelServer, build: apps.Build) -> None:
+async def test_every_call_is_named_in_threads(gateway: GatewayDouble, build: apps.Build) -> None:
     await play(build, gateway, "run_stream", "threads")
     expect(gateway, apps.CALLS[build])
 
 
-async def test_all_shapes_at_once_in_tasks_and_threads_never_mix(gateway: ModelServer) -> None:
+async def test_all_shapes_at_once_in_tasks_and_threads_never_mix(gateway: GatewayDouble) -> None:
     await asyncio.gather(
         *(play(build, gateway, "run_stream", "tasks", stream=True) for build in apps.CALLS),
         *(play(build, gateway, "run", "threads") for build in (apps.tools, apps.society)),
@@ -37,7 +37,9 @@ async def test_all_shapes_at_once_in_tasks_and_threads_never_mix(gateway: ModelS
 
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
-async def test_the_sdks_retries_keep_the_call_id_in_a_team(gateway: ModelServer, entrance: Entrance) -> None:
+async def test_the_sdks_retries_keep_the_call_id_in_a_team(
+    gateway: GatewayDouble, entrance: Entrance
+) -> None:
     def build(kit: apps.Kit) -> apps.App:
         return kit.agent("solo", fail=2, key=kit.rollout)
 

@@ -8,12 +8,12 @@ from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
 from pydantic import SecretStr
 
 from lightning_core.plugins import load_plugins
-from lightning_core.testing.server import ModelServer, serving
+from lightning_core.testing.server import GatewayDouble, serving
 from lightning_core.tracing.openai_sdk import instrument
 
 
 @pytest.fixture
-def gateway() -> Iterator[ModelServer]:
+def gateway() -> Iterator[GatewayDouble]:
     """Where the calls of trained agents arrive, with the installed plugin saying who calls."""
     plugins = load_plugins(["langgraph"])
     assert plugins.broken == {}

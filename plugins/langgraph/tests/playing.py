@@ -10,7 +10,7 @@ from typing import Any, Literal
 from langchain_core.messages import HumanMessage
 from lightning_langgraph import LightningCallback
 
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import Scope, rollout_scope
 
@@ -19,7 +19,7 @@ ENTRANCES: tuple[Entrance, ...] = ("invoke", "stream", "ainvoke", "astream")
 ROLLOUTS = 16
 
 
-def scope_at(server: ModelServer, rollout: str = "r1") -> Scope:
+def scope_at(server: GatewayDouble, rollout: str = "r1") -> Scope:
     return Scope(rollout, 1, server.url, f"token-of-{rollout}")
 
 
@@ -28,7 +28,7 @@ def given(rollout: str) -> dict[str, Any]:
     return {"rollout": rollout, "messages": [HumanMessage(mark(rollout=rollout))]}
 
 
-async def play(graph: Any, server: ModelServer, entrance: Entrance, rollouts: int = ROLLOUTS) -> None:
+async def play(graph: Any, server: GatewayDouble, entrance: Entrance, rollouts: int = ROLLOUTS) -> None:
     """All rollouts at once, with the callback attached."""
     graph = graph.with_config(callbacks=[LightningCallback()])
     names = [f"r{index}" for index in range(rollouts)]
@@ -59,7 +59,7 @@ async def _arun(graph: Any, scope: Scope, entrance: Entrance) -> None:
                 pass
 
 
-def expect(server: ModelServer, per_rollout: dict[str, int], rollouts: int = ROLLOUTS) -> None:
+def expect(server: GatewayDouble, per_rollout: dict[str, int], rollouts: int = ROLLOUTS) -> None:
     """Every tag is right, and each agent made just as many calls as it should have."""
     assert server.mistakes() == []
     assert server.agents() == Counter({name: count * rollouts for name, count in per_rollout.items()})

@@ -17,7 +17,7 @@ from langgraph.graph import START, StateGraph
 from lightning_langgraph import LightningCallback
 from openai import OpenAI
 
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import agent, current_scope, rollout_scope
 from lightning_core.types import UNNAMED
@@ -35,7 +35,7 @@ def graph_of(**nodes: Callable[..., Any]) -> Any:
     return graph.compile()
 
 
-def run(graph: Any, gateway: ModelServer) -> None:
+def run(graph: Any, gateway: GatewayDouble) -> None:
     """Once, with the callback."""
     with rollout_scope(scope_at(gateway)):
         graph.with_config(callbacks=[LightningCallback()]).invoke(given("r1"))
@@ -46,14 +46,14 @@ def bare(client: OpenAI, name: str, rollout: str = "r1") -> None:
     client.chat.completions.create(model="any", messages=[message])  # type: ignore[list-item]
 
 
-async def test_a_bare_client_in_a_node_is_named_after_it(gateway: ModelServer) -> None:
+async def test_a_bare_client_in_a_node_is_named_after_it(gateway: GatewayDouble) -> None:
     with OpenAI(api_key="none") as client:
         node = lambda state: bare(client, "node", state["rollout"])  # noqa: E731
         await play(graph_of(node=node), gateway, "invoke")
     expect(gateway, {"node": 1})
 
 
-async def test_a_nodes_own_pool_is_named_after_it(gateway: ModelServer, llm: ChatOpenAI) -> None:
+async def test_a_nodes_own_pool_is_named_after_it(gateway: GatewayDouble, llm: ChatOpenAI) -> None:
     with ThreadPoolExecutor(8) as shared:
 
         def node(state: State) -> None:
@@ -67,7 +67,7 @@ async def test_a_nodes_own_pool_is_named_after_it(gateway: ModelServer, llm: Cha
     expect(gateway, {"node": 8, "after": 1})
 
 
-async def test_every_retry_by_langchain_is_named(gateway: ModelServer, llm: ChatOpenAI) -> None:
+async def test_every_retry_by_langchain_is_named(gateway: GatewayDouble, llm: ChatOpenAI) -> None:
     stubborn = ChatOpenAI(
         model="any",
         api_key=llm.openai_api_key,
@@ -86,7 +86,7 @@ async def test_every_retry_by_langchain_is_named(gateway: ModelServer, llm: Chat
     assert len({request.call for request in gateway.tagged()}) == 12  # new calls, each its own
 
 
-def test_a_chain_in_a_node_is_the_nodes(gateway: ModelServer, llm: ChatOpenAI) -> None:
+def test_a_chain_in_a_node_is_the_nodes(gateway: GatewayDouble, llm: ChatOpenAI) -> None:
     template = ChatPromptTemplate.from_messages([("user", "{text}")])
 
     def node(state: State) -> None:
@@ -97,7 +97,7 @@ def test_a_chain_in_a_node_is_the_nodes(gateway: ModelServer, llm: ChatOpenAI) -
 
 
 def test_a_block_in_a_node_wins_and_one_around_the_graph_does_not(
-    gateway: ModelServer, llm: ChatOpenAI
+    gateway: GatewayDouble, llm: ChatOpenAI
 ) -> None:
     inner = graph_of(leaf=lambda state: llm.invoke(prompt(state, "leaf")) and None)
 
@@ -115,7 +115,7 @@ def test_a_block_in_a_node_wins_and_one_around_the_graph_does_not(
 
 
 async def test_calls_made_while_a_stream_is_open_are_not_named_after_the_stream(
-    gateway: ModelServer, llm: ChatOpenAI
+    gateway: GatewayDouble, llm: ChatOpenAI
 ) -> None:
     with OpenAI(api_key="none") as client:
         inner = graph_of(leaf=lambda state: bare(client, "leaf", state["rollout"]))
@@ -132,7 +132,7 @@ async def test_calls_made_while_a_stream_is_open_are_not_named_after_the_stream(
 
 
 async def test_after_a_model_run_its_name_is_never_answered_again(
-    gateway: ModelServer, llm: ChatOpenAI
+    gateway: GatewayDouble, llm: ChatOpenAI
 ) -> None:
     config: RunnableConfig = {
         "callbacks": [LightningCallback()],
@@ -148,7 +148,7 @@ async def test_after_a_model_run_its_name_is_never_answered_again(
 
 
 def test_a_config_handed_to_a_place_without_context_still_names_the_call(
-    gateway: ModelServer, llm: ChatOpenAI
+    gateway: GatewayDouble, llm: ChatOpenAI
 ) -> None:
     def node(state: State, config: RunnableConfig) -> None:
         def elsewhere() -> None:
@@ -162,7 +162,7 @@ def test_a_config_handed_to_a_place_without_context_still_names_the_call(
 
 
 def test_a_config_handed_to_an_ended_nodes_context_names_the_living_node(
-    gateway: ModelServer, llm: ChatOpenAI
+    gateway: GatewayDouble, llm: ChatOpenAI
 ) -> None:
     contexts: list[Context] = []
     first = lambda state: contexts.append(copy_context())  # noqa: E731
@@ -174,7 +174,7 @@ def test_a_config_handed_to_an_ended_nodes_context_names_the_living_node(
     expect(gateway, {"second": 1}, rollouts=1)
 
 
-async def test_a_users_own_callbacks_do_not_hide_ours(gateway: ModelServer, llm: ChatOpenAI) -> None:
+async def test_a_users_own_callbacks_do_not_hide_ours(gateway: GatewayDouble, llm: ChatOpenAI) -> None:
     graph = apps.chain(llm, True, "write", "check").with_config(callbacks=[LightningCallback()])
     with rollout_scope(scope_at(gateway)), agent("around"):
         await graph.ainvoke(given("r1"), {"callbacks": [BaseCallbackHandler()]})
@@ -183,7 +183,7 @@ async def test_a_users_own_callbacks_do_not_hide_ours(gateway: ModelServer, llm:
 
 @pytest.mark.parametrize("build", [apps.parallel, apps.fan_out, apps.nested])
 async def test_without_the_callback_the_names_are_right_too(
-    gateway: ModelServer, llm: ChatOpenAI, build: Callable[..., Any]
+    gateway: GatewayDouble, llm: ChatOpenAI, build: Callable[..., Any]
 ) -> None:
     with rollout_scope(scope_at(gateway)):
         await build(llm, True).ainvoke(given("r1"))
@@ -191,7 +191,7 @@ async def test_without_the_callback_the_names_are_right_too(
     assert len(gateway.seen) >= 5
 
 
-async def test_an_error_in_a_node_leaves_nothing_open(gateway: ModelServer, llm: ChatOpenAI) -> None:
+async def test_an_error_in_a_node_leaves_nothing_open(gateway: GatewayDouble, llm: ChatOpenAI) -> None:
     def node(state: State) -> None:
         llm.invoke(prompt(state, "node"))
         raise KeyError("mine")
@@ -205,7 +205,7 @@ async def test_an_error_in_a_node_leaves_nothing_open(gateway: ModelServer, llm:
     assert callback.lightning_runs.open_count() == 0
 
 
-async def test_all_entrances_and_shapes_at_once_never_mix(gateway: ModelServer, llm: ChatOpenAI) -> None:
+async def test_all_entrances_and_shapes_at_once_never_mix(gateway: GatewayDouble, llm: ChatOpenAI) -> None:
     shapes = (apps.parallel, apps.fan_out, apps.nested, apps.boss_with_tools)
     await asyncio.gather(
         *(

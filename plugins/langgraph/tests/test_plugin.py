@@ -13,7 +13,7 @@ from langchain_openai import ChatOpenAI
 
 import lightning_core
 from lightning_core.plugins import load_plugins
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from lightning_core.tracing.scope import rollout_scope
 from plugins.langgraph.tests import apps
 from plugins.langgraph.tests.playing import expect, given, scope_at
@@ -43,7 +43,7 @@ def test_loading_and_asking_it_imports_no_framework() -> None:
     assert done.returncode == 0, done.stderr
 
 
-async def test_attach_is_the_same_as_the_callback(gateway: ModelServer, llm: ChatOpenAI) -> None:
+async def test_attach_is_the_same_as_the_callback(gateway: GatewayDouble, llm: ChatOpenAI) -> None:
     graph = lightning_core.attach(apps.chain(llm, True, "write", "check"))
     with rollout_scope(scope_at(gateway)), lightning_core.agent("around"):
         await graph.ainvoke(given("r1"))
@@ -64,7 +64,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         lightning_langgraph.LightningCallbak  # noqa: B018
 
 
-async def test_the_readmes_example_runs(gateway: ModelServer) -> None:
+async def test_the_readmes_example_runs(gateway: GatewayDouble) -> None:
     text = (Path(__file__).parents[1] / "README.md").read_text()
     [block] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     example: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from langchain_openai import ChatOpenAI
 
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from plugins.langgraph.tests import apps
 from plugins.langgraph.tests.playing import ENTRANCES, Entrance, expect, play
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:create_react_agent has been move
     ids=lambda value: getattr(value, "__name__", ""),
 )
 async def test_every_call_is_named(
-    gateway: ModelServer, llm: ChatOpenAI, build: Build, calls: dict[str, int], entrance: Entrance
+    gateway: GatewayDouble, llm: ChatOpenAI, build: Build, calls: dict[str, int], entrance: Entrance
 ) -> None:
     await play(build(llm, entrance in ("ainvoke", "astream")), gateway, entrance)
     expect(gateway, calls)
@@ -43,7 +43,7 @@ async def test_every_call_is_named(
 
 @pytest.mark.parametrize("build", [apps.parallel, apps.fan_out, apps.nested])
 async def test_sync_nodes_in_an_async_graph_are_named(
-    gateway: ModelServer, llm: ChatOpenAI, build: Build
+    gateway: GatewayDouble, llm: ChatOpenAI, build: Build
 ) -> None:
     await play(build(llm, False), gateway, "ainvoke")
     assert len(gateway.seen) > 0
@@ -52,7 +52,7 @@ async def test_sync_nodes_in_an_async_graph_are_named(
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
 async def test_the_sdks_retries_keep_the_call_id_in_a_graph(
-    gateway: ModelServer, llm: ChatOpenAI, entrance: Entrance
+    gateway: GatewayDouble, llm: ChatOpenAI, entrance: Entrance
 ) -> None:
     graph = apps.chain(llm, entrance in ("ainvoke", "astream"), "write", "check", fail=2)
     await play(graph, gateway, entrance)

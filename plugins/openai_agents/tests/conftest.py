@@ -9,7 +9,7 @@ from agents.tracing.provider import DefaultTraceProvider
 from lightning_openai_agents import install, uninstall
 
 from lightning_core.plugins import load_plugins
-from lightning_core.testing.server import ModelServer, serving
+from lightning_core.testing.server import GatewayDouble, serving
 from lightning_core.tracing.openai_sdk import instrument
 from plugins.openai_agents.tests.playing import open_model
 from plugins.openai_agents.tests.tracing import Recorder
@@ -31,7 +31,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
 
 
 @pytest.fixture
-def bare_gateway(recorder: Recorder) -> Iterator[ModelServer]:
+def bare_gateway(recorder: Recorder) -> Iterator[GatewayDouble]:
     """Where the calls of trained agents arrive; the plugin is loaded and nothing is attached."""
     plugins = load_plugins(["openai_agents"])
     assert plugins.broken == {}
@@ -40,7 +40,7 @@ def bare_gateway(recorder: Recorder) -> Iterator[ModelServer]:
 
 
 @pytest.fixture
-def gateway(bare_gateway: ModelServer) -> Iterator[ModelServer]:
+def gateway(bare_gateway: GatewayDouble) -> Iterator[GatewayDouble]:
     """The same after `install()`."""
     install()
     yield bare_gateway

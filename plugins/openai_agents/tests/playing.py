@@ -12,7 +12,7 @@ from typing import Literal
 from agents import Agent, Model, OpenAIChatCompletionsModel, OpenAIResponsesModel, RunConfig, Runner
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from lightning_core.tracing.scope import Scope, rollout_scope
 from plugins.openai_agents.tests.apps import Build
 
@@ -23,7 +23,7 @@ ENTRANCES: tuple[Entrance, ...] = ("run", "run_streamed", "run_sync in threads",
 ROLLOUTS = 16
 
 
-def scope_at(server: ModelServer, rollout: str = "r1") -> Scope:
+def scope_at(server: GatewayDouble, rollout: str = "r1") -> Scope:
     return Scope(rollout, 1, server.url, f"token-of-{rollout}")
 
 
@@ -40,7 +40,7 @@ async def open_model(dialect: Dialect) -> AsyncIterator[Model]:
 
 async def play(
     build: Build,
-    server: ModelServer,
+    server: GatewayDouble,
     entrance: Entrance = "run",
     dialect: Dialect = "chat",
     rollouts: int = ROLLOUTS,
@@ -86,7 +86,7 @@ def _run(build: Build, scope: Scope, entrance: Entrance, dialect: Dialect, confi
         runner.run(opened.__aexit__(None, None, None))
 
 
-def expect(server: ModelServer, per_rollout: dict[str, int], rollouts: int = ROLLOUTS) -> None:
+def expect(server: GatewayDouble, per_rollout: dict[str, int], rollouts: int = ROLLOUTS) -> None:
     """Every tag is right, and each agent made just as many calls as it should have."""
     assert server.mistakes() == []
     assert server.agents() == Counter({name: count * rollouts for name, count in per_rollout.items()})

@@ -26,7 +26,7 @@ from agents import (
 )
 from openai import OpenAI
 
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import agent, current_scope, rollout_scope
 from lightning_core.types import UNNAMED
@@ -47,7 +47,7 @@ def with_tool(model: Model, function: Callable[..., Any], name: str = "writer") 
     return member(model, name, {"calls": "act"}, tools=[tool])
 
 
-async def test_a_bare_client_in_a_tool_is_the_agents(gateway: ModelServer) -> None:
+async def test_a_bare_client_in_a_tool_is_the_agents(gateway: GatewayDouble) -> None:
     with OpenAI(api_key="none") as client:
 
         def act(context: RunContextWrapper[str]) -> str:
@@ -63,7 +63,7 @@ async def test_a_bare_client_in_a_tool_is_the_agents(gateway: ModelServer) -> No
 
 @pytest.mark.parametrize("change", [tracing.as_it_is, tracing.disabled, tracing.nothing_installed])
 async def test_a_block_in_a_tool_wins_and_one_around_the_run_does_not(
-    gateway: ModelServer, recorder: Recorder, model: Model, change: Callable[[Recorder], None]
+    gateway: GatewayDouble, recorder: Recorder, model: Model, change: Callable[[Recorder], None]
 ) -> None:
     change(recorder)
     inner = member(model, "leaf")
@@ -84,7 +84,7 @@ async def test_a_block_in_a_tool_wins_and_one_around_the_run_does_not(
     expect(gateway, {"writer": 4, "block": 2, "leaf": 1, "around": 1}, rollouts=1)
 
 
-async def test_a_block_before_the_agents_first_request_wins_too(gateway: ModelServer, model: Model) -> None:
+async def test_a_block_before_the_agents_first_request_wins_too(gateway: GatewayDouble, model: Model) -> None:
     with OpenAI(api_key="none") as client:
 
         @input_guardrail(run_in_parallel=False)
@@ -100,7 +100,7 @@ async def test_a_block_before_the_agents_first_request_wins_too(gateway: ModelSe
     expect(gateway, {"writer": 2, "judge": 1}, rollouts=1)
 
 
-async def test_a_run_in_the_thread_of_a_tool_is_named_by_itself(gateway: ModelServer) -> None:
+async def test_a_run_in_the_thread_of_a_tool_is_named_by_itself(gateway: GatewayDouble) -> None:
     async def nested(rollout: str) -> None:
         async with open_model("responses") as own:
             await Runner.run(member(own, "leaf"), "Do it.", context=rollout)
@@ -114,7 +114,7 @@ async def test_a_run_in_the_thread_of_a_tool_is_named_by_itself(gateway: ModelSe
 
 
 async def test_calls_between_the_events_of_a_stream_are_not_the_agents(
-    gateway: ModelServer, model: Model
+    gateway: GatewayDouble, model: Model
 ) -> None:
     with OpenAI(api_key="none") as client, rollout_scope(scope_at(gateway)):
         result = Runner.run_streamed(member(model, "writer"), "Do it.", context="r1")
@@ -127,7 +127,9 @@ async def test_calls_between_the_events_of_a_stream_are_not_the_agents(
     expect(gateway, {"writer": 1, UNNAMED: seen, "reader": seen}, rollouts=1)
 
 
-async def test_a_run_that_fails_or_is_left_leaves_no_name_behind(gateway: ModelServer, model: Model) -> None:
+async def test_a_run_that_fails_or_is_left_leaves_no_name_behind(
+    gateway: GatewayDouble, model: Model
+) -> None:
     def broken() -> str:
         raise KeyError("mine")
 
@@ -160,7 +162,7 @@ async def test_a_run_that_fails_or_is_left_leaves_no_name_behind(gateway: ModelS
 
 
 async def test_a_span_handed_to_a_place_without_context_names_the_call(
-    gateway: ModelServer, model: Model
+    gateway: GatewayDouble, model: Model
 ) -> None:
     with OpenAI(api_key="none") as client:
 
@@ -179,7 +181,7 @@ async def test_a_span_handed_to_a_place_without_context_names_the_call(
 
 
 async def test_an_apps_own_trace_and_spans_around_and_inside_change_nothing(
-    gateway: ModelServer, model: Model
+    gateway: GatewayDouble, model: Model
 ) -> None:
     with OpenAI(api_key="none") as client, trace("mine") as whole:
 
@@ -195,7 +197,7 @@ async def test_an_apps_own_trace_and_spans_around_and_inside_change_nothing(
     expect(gateway, {"writer": 3, UNNAMED: 1}, rollouts=1)
 
 
-async def test_all_entrances_shapes_and_models_at_once_never_mix(gateway: ModelServer) -> None:
+async def test_all_entrances_shapes_and_models_at_once_never_mix(gateway: GatewayDouble) -> None:
     await asyncio.gather(
         *(
             play(build, gateway, entrance, dialect, rollouts=2)

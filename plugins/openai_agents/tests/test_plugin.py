@@ -17,7 +17,7 @@ from lightning_openai_agents.provider import NamingProvider
 
 import lightning_core
 from lightning_core.plugins import load_plugins
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from lightning_core.tracing.scope import rollout_scope
 from plugins.openai_agents.tests.apps import member
 from plugins.openai_agents.tests.playing import arun, expect, scope_at
@@ -145,7 +145,7 @@ def test_everything_else_is_passed_on(recorder: Recorder) -> None:
         provider.nothing  # noqa: B018
 
 
-async def test_attach_is_the_same_as_install(bare_gateway: ModelServer, model: Model) -> None:
+async def test_attach_is_the_same_as_install(bare_gateway: GatewayDouble, model: Model) -> None:
     writer = member(model, "writer")
     for one_line in (attach, lightning_core.attach):
         assert one_line(writer) is writer
@@ -164,7 +164,7 @@ def test_attach_leaves_what_is_no_agent(recorder: Recorder) -> None:
     assert not isinstance(get_trace_provider(), NamingProvider)
 
 
-async def test_the_readmes_example_runs(bare_gateway: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_readmes_example_runs(bare_gateway: GatewayDouble, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     text = (Path(__file__).parents[1] / "README.md").read_text()
     [block] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from agents import RunConfig
 
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from plugins.openai_agents.tests import tracing
 from plugins.openai_agents.tests.apps import CALLS, Build, everything, handoffs, member
 from plugins.openai_agents.tests.playing import DIALECTS, ENTRANCES, Dialect, Entrance, expect, play
@@ -20,7 +20,7 @@ from plugins.openai_agents.tests.tracing import Recorder
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("build", CALLS)
 async def test_every_call_is_named(
-    gateway: ModelServer, build: Build, dialect: Dialect, entrance: Entrance
+    gateway: GatewayDouble, build: Build, dialect: Dialect, entrance: Entrance
 ) -> None:
     await play(build, gateway, entrance, dialect)
     expect(gateway, CALLS[build])
@@ -44,7 +44,7 @@ async def test_every_call_is_named(
     ids=lambda value: getattr(value, "__name__", ""),
 )
 async def test_whatever_the_app_does_about_tracing(
-    gateway: ModelServer,
+    gateway: GatewayDouble,
     recorder: Recorder,
     change: Callable[[Recorder], None],
     traced: bool,
@@ -60,7 +60,7 @@ async def test_whatever_the_app_does_about_tracing(
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
 async def test_with_tracing_off_for_the_run(
-    gateway: ModelServer, recorder: Recorder, entrance: Entrance
+    gateway: GatewayDouble, recorder: Recorder, entrance: Entrance
 ) -> None:
     await play(everything, gateway, entrance, "responses", config=RunConfig(tracing_disabled=True))
     expect(gateway, CALLS[everything])
@@ -70,14 +70,14 @@ async def test_with_tracing_off_for_the_run(
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("entrance", ["run_streamed", "run_sync in threads"])
 async def test_the_sdks_retries_keep_the_call_id(
-    gateway: ModelServer, entrance: Entrance, dialect: Dialect
+    gateway: GatewayDouble, entrance: Entrance, dialect: Dialect
 ) -> None:
     await play(lambda model: member(model, "writer", {"fail": 2}), gateway, entrance, dialect)
     assert [seen.status for seen in gateway.seen].count(500) == 32
     expect(gateway, {"writer": 3})
 
 
-async def test_half_of_the_rollouts_may_trace_and_the_other_half_not(gateway: ModelServer) -> None:
+async def test_half_of_the_rollouts_may_trace_and_the_other_half_not(gateway: GatewayDouble) -> None:
     off = RunConfig(tracing_disabled=True)
     await asyncio.gather(
         play(handoffs, gateway, "run", "chat"),
