@@ -27,10 +27,14 @@ def reply(path: str, body: Mapping[str, Any], message: Message) -> Response:
 
 
 def compose(path: str, body: Mapping[str, Any], marks: Mapping[str, str]) -> Message:
-    """The next message of the script in the prompt's `calls` mark; words when it has been played."""
+    """The next message of the script in the prompt's `calls` mark; words when it has been played.
+
+    For the tools in the `broken` mark the arguments are not valid JSON.
+    """
     steps = [step.split("+") for step in marks.get("calls", "").split(",") if step]
     names = {name for step in steps for name in step}
     required = _required(body)
+    broken = marks.get("broken", "").split(",")
     asked = [
         call
         for message in as_chat(path, body).get("messages", ())
@@ -39,7 +43,7 @@ def compose(path: str, body: Mapping[str, Any], marks: Mapping[str, str]) -> Mes
     ]
     for step in steps:
         if not asked:
-            calls = [_call(name, required.get(name, [])) for name in step]
+            calls = [_call(name, required.get(name, []), name in broken) for name in step]
             return {"role": "assistant", "content": None, "tool_calls": calls}
         asked = asked[len(step) :]
     return {"role": "assistant", "content": "it is done"}
@@ -62,8 +66,9 @@ def _required(body: Mapping[str, Any]) -> dict[str, list[str]]:
     return {tool["name"]: (tool.get("parameters") or {}).get("required", []) for tool in tools}
 
 
-def _call(name: str, required: list[str]) -> Message:
-    function = {"name": name, "arguments": json.dumps(dict.fromkeys(required, "asked"))}
+def _call(name: str, required: list[str], broken: bool) -> Message:
+    arguments = '{"broken": ' if broken else json.dumps(dict.fromkeys(required, "asked"))
+    function = {"name": name, "arguments": arguments}
     return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
 
 

@@ -2,7 +2,8 @@
 
 It plays the model too, and obeys marks in the prompt: `fail=2` answers the first two attempts (of one
 nonce or key) with 500, `slow=0.2` waits, `late=1` lets only the first attempt wait, `calls=a,b+c` asks
-for tool a, then for b and c at once, then answers in words.
+for tool a, then for b and c at once, then answers in words; with `broken=a,b` the arguments for these
+tools are not valid JSON.
 """
 
 from __future__ import annotations

@@ -32,12 +32,11 @@ def scope_at(server: GatewayDouble, rollout: str = "r1") -> Scope:
 
 
 @asynccontextmanager
-async def open_client(**endpoint: str) -> AsyncIterator[OpenAIChatCompletionClient]:
+async def open_client(**client: Any) -> AsyncIterator[OpenAIChatCompletionClient]:
     """A model client for one event loop, which names no endpoint unless it is given one."""
+    given: Any = {"api_key": "none", "timeout": 60, **client}
     async with DefaultAsyncHttpxClient(verify=False) as http:
-        yield OpenAIChatCompletionClient(
-            model="played", model_info=INFO, api_key="none", http_client=http, timeout=60, **endpoint
-        )
+        yield OpenAIChatCompletionClient(model="played", model_info=INFO, http_client=http, **given)
 
 
 async def enter(app: Any, entrance: Entrance, task: str | None = "go") -> None:

@@ -1,0 +1,3 @@
+"""What is collected below: the plugins, and not the template, whose package is not installed here."""
+
+collect_ignore = ["_template"]
