@@ -17,8 +17,9 @@ FRAMEWORKS = ("langchain_core", "autogen_core", "agents")
         "import lightning_core",
         "import lightning_core; lightning_core.Task, lightning_core.GRPO",
         "import lightning_core, lightning_langgraph",
-        "import lightning_core, lightning_autogen",
+        "import lightning_core, lightning_autogen; lightning_autogen.detach()",
         "import lightning_core, lightning_openai_agents; lightning_openai_agents.install()",
+        "import lightning_openai_agents as sdk; sdk.install(); sdk.uninstall()",
     ],
 )
 def test_importing_does_not_import_what_is_heavy(statement):

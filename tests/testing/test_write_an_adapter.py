@@ -24,9 +24,10 @@ def test_every_block_of_code_is_a_file() -> None:
     assert PAGE.read_text().count("```") == 2 * len(FILES)
 
 
-def test_the_adapter_has_less_than_sixty_lines() -> None:
+def test_the_adapter_has_less_than_sixty_lines_of_code() -> None:
     code = "\n".join(text for name, text in FILES.items() if name.startswith("src/"))
-    assert 30 < len([line for line in code.splitlines() if line.strip()]) < 60
+    lines = [line for line in code.splitlines() if line.strip() and not line.startswith('"""')]
+    assert 30 < len(lines) < 60
 
 
 def test_it_installs_and_obeys_every_law(tmp_path: Path) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import autogen_core._single_threaded_agent_runtime as core_runtime
 import lightning_autogen
@@ -22,6 +18,7 @@ from lightning_autogen.steps import host_name
 
 import lightning_core
 from lightning_core.plugins import load_plugins
+from lightning_core.testing.readme import run_example
 from lightning_core.testing.server import GatewayDouble
 from lightning_core.tracing.scope import rollout_scope
 from plugins.autogen.tests import apps
@@ -39,32 +36,6 @@ def solo(client: OpenAIChatCompletionClient) -> Iterator[AssistantAgent]:
     detach()
     yield Kit("r1", client).agent("solo")
     detach()
-
-
-def test_it_is_found_by_its_entry_point_and_runs_in_lock_step_with_the_core() -> None:
-    plugins = load_plugins(["autogen"])
-    [info] = [info for info in plugins.list() if info.name == "autogen"]
-    assert info.version == lightning_core.__version__
-    assert info.hooks == ("lightning_attach", "lightning_who")
-
-
-def test_loading_and_asking_it_imports_no_framework() -> None:
-    program = (
-        "import sys\n"
-        "from lightning_core.plugins import load_plugins\n"
-        "import lightning_autogen\n"
-        "plugins = load_plugins(['autogen'])\n"
-        "assert plugins.who() is None\n"
-        "try: plugins.attach(object())\n"
-        "except Exception as error: assert 'autogen' in str(error), error\n"
-        "else: raise AssertionError\n"
-        "lightning_autogen.detach()\n"
-        "heavy = [name for name in sys.modules if name.partition('.')[0] in"
-        " ('autogen_core', 'autogen_agentchat', 'autogen_ext', 'openai')]\n"
-        "assert heavy == [], heavy"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 async def test_the_cores_attach_is_the_same(gateway: GatewayDouble, solo: AssistantAgent) -> None:
@@ -137,15 +108,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         lightning_autogen.attac  # type: ignore[attr-defined]  # noqa: B018
 
 
-@pytest.mark.filterwarnings("ignore:Resolved model mismatch")
-async def test_the_readmes_example_runs(gateway: GatewayDouble) -> None:
-    text = (Path(__file__).parents[1] / "README.md").read_text()
-    [block] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    example: dict[str, Any] = {}
-    exec(block.partition("trainer.fit(")[0], example)  # what follows trains for minutes
-    task = lightning_core.Task(input={"question": "Is it?", "answer": "it is done"})
-    with rollout_scope(scope_at(gateway)):
-        assert await example["solve"](task) == 1.0
-    await example["llm"].close()
-    assert tuple(example["trainer"].agents) == ("writer",)
+def test_the_readmes_example_runs(gateway: GatewayDouble) -> None:
+    readme = Path(__file__).parents[1] / "README.md"
+    assert run_example(readme, gateway, ["writer"], question="Is it?", answer="it is done") == 1.0
     assert gateway.agents() == {"writer": 1, "checker": 1}

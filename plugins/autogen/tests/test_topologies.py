@@ -9,7 +9,7 @@ import pytest
 
 from lightning_core.testing.server import GatewayDouble
 from plugins.autogen.tests import apps
-from plugins.autogen.tests.playing import ENTRANCES, ROLLOUTS, Entrance, expect, play
+from plugins.autogen.tests.playing import Entrance, expect, play
 
 
 @pytest.mark.parametrize(("entrance", "stream"), [("run", False), ("run_stream", True)])
@@ -34,15 +34,3 @@ async def test_all_shapes_at_once_in_tasks_and_threads_never_mix(gateway: Gatewa
     )
     builds = [*apps.CALLS, apps.tools, apps.society]
     expect(gateway, sum((Counter(apps.CALLS[build]) for build in builds), Counter()))
-
-
-@pytest.mark.parametrize("entrance", ENTRANCES)
-async def test_the_sdks_retries_keep_the_call_id_in_a_team(
-    gateway: GatewayDouble, entrance: Entrance
-) -> None:
-    def build(kit: apps.Kit) -> apps.App:
-        return kit.agent("solo", fail=2, key=kit.rollout)
-
-    await play(build, gateway, entrance)
-    expect(gateway, {"solo": 3})
-    assert len({request.call for request in gateway.tagged()}) == ROLLOUTS

@@ -48,13 +48,3 @@ async def test_sync_nodes_in_an_async_graph_are_named(
     await play(build(llm, False), gateway, "ainvoke")
     assert len(gateway.seen) > 0
     assert gateway.mistakes() == []
-
-
-@pytest.mark.parametrize("entrance", ENTRANCES)
-async def test_the_sdks_retries_keep_the_call_id_in_a_graph(
-    gateway: GatewayDouble, llm: ChatOpenAI, entrance: Entrance
-) -> None:
-    graph = apps.chain(llm, entrance in ("ainvoke", "astream"), "write", "check", fail=2)
-    await play(graph, gateway, entrance)
-    assert len(gateway.seen) == 16 * 2 * 3
-    expect(gateway, {"write": 3, "check": 3})

@@ -7,19 +7,18 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar
 
 import pytest
-from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool
+from agents import Agent, Model, OpenAIChatCompletionsModel, Runner, function_tool
 from lightning_openai_agents import attach, uninstall
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from lightning_core.testing.conformance import *  # noqa: F403
 from lightning_core.testing.conformance import Ability, Framework, Member
+from lightning_core.testing.truth import mark, read_marks
 from plugins.openai_agents.tests.tracing import Recorder
-
-App = list[Agent[None]]
 
 
 class OpenAIAgents(Framework):
-    """A run of each agent, one after the other."""
+    """Each agent hands over to the next."""
 
     plugin = "openai_agents"
     modules = ("agents",)
@@ -29,34 +28,39 @@ class OpenAIAgents(Framework):
         # No generator: the SDK's `run_sync` shuts down all async generators of its loop.
         return AsyncOpenAI(http_client=DefaultAsyncHttpxClient(verify=False), **client)
 
-    def build(self, client: AsyncOpenAI, members: Sequence[Member]) -> App:
+    def build(self, client: AsyncOpenAI, members: Sequence[Member]) -> Agent[None]:
         model = OpenAIChatCompletionsModel("any", client)
-        return [
-            attach(
-                Agent(
-                    name=member.name,
-                    instructions=member.instructions,
-                    model=model,
-                    tools=[function_tool(tool) for tool in member.tools],
-                )
-            )
-            for member in members
-        ]
+        following: Agent[None] | None = None
+        for member in reversed(members):
+            following = self._agent(model, member, following)
+        assert following is not None
+        return attach(following)
 
-    async def run(self, app: App, task: str) -> object:
-        return [await Runner.run(agent, task) for agent in app]
+    async def run(self, app: Agent[None], task: str) -> object:
+        return await Runner.run(app, task)
 
-    async def stream(self, app: App, task: str) -> AsyncIterator[object]:
-        for agent in app:
-            result = Runner.run_streamed(agent, task)
-            try:
-                async for event in result.stream_events():
-                    yield event
-            finally:
-                result.cancel()
+    async def stream(self, app: Agent[None], task: str) -> AsyncIterator[object]:
+        result = Runner.run_streamed(app, task)
+        try:
+            async for event in result.stream_events():
+                yield event
+        finally:
+            result.cancel()
 
-    def run_sync(self, app: App, task: str) -> object:
-        return [Runner.run_sync(agent, task) for agent in app]
+    def run_sync(self, app: Agent[None], task: str) -> object:
+        return Runner.run_sync(app, task)
+
+    def _agent(self, model: Model, member: Member, following: Agent[None] | None) -> Agent[None]:
+        instructions, handoffs = member.instructions, []
+        if following is not None:
+            script = read_marks({"input": instructions}).get("calls")
+            steps = [step for step in (script, f"transfer_to_{following.name}") if step]
+            instructions += mark(calls=",".join(steps))
+            handoffs.append(following)
+        tools = [function_tool(tool) for tool in member.tools]
+        return Agent(
+            name=member.name, instructions=instructions, model=model, tools=tools, handoffs=[*handoffs]
+        )
 
 
 @pytest.fixture
