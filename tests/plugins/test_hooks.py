@@ -51,7 +51,9 @@ class Answering:
 
 
 def test_every_hook_has_a_section_with_its_arguments_and_a_paragraph() -> None:
-    sections = re.findall(r"^## `(.+)`\n\n(.+?)\n\n?(?=^##|\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    sections = re.findall(
+        r"^## `([^`]+)`\n\n(.+?)\n\n?(?=^##|\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    )
     signatures = {f"{name}({', '.join(inspect.signature(hook).parameters)})" for name, hook in HOOKS.items()}
     assert {title for title, _ in sections} == signatures
     assert all(len(text.split()) > 20 for _, text in sections)

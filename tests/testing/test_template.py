@@ -30,7 +30,7 @@ WRONG = {
     "a name in a global": (
         IN_CONTEXT,
         IN_A_GLOBAL,
-        {"test_many_rollouts_at_once_never_mix", "test_every_tool_run_is_reported"},
+        {"test_many_rollouts_at_once_never_mix"},
     ),
     "a name that stays": (
         "_at_work.reset(token)",
