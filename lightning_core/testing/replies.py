@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -26,18 +26,18 @@ def reply(path: str, body: Mapping[str, Any], message: Message) -> Response:
     return JSONResponse({**_envelope("chat.completion"), "choices": [choice], "usage": usage})
 
 
-def compose(path: str, body: Mapping[str, Any], marks: Mapping[str, str]) -> Message:
-    """The next message of the script in the prompt's `calls` mark; words when it has been played.
+def compose(messages: Iterable[Message], tools: Iterable[Message], marks: Mapping[str, str]) -> Message:
+    """The next message of the script in the `calls` mark, after these; words when it has been played.
 
     For the tools in the `broken` mark the arguments are not valid JSON.
     """
     steps = [step.split("+") for step in marks.get("calls", "").split(",") if step]
     names = {name for step in steps for name in step}
-    required = _required(body)
+    required = _required(tools)
     broken = marks.get("broken", "").split(",")
     asked = [
         call
-        for message in as_chat(path, body).get("messages", ())
+        for message in messages
         for call in message.get("tool_calls") or ()
         if call["function"]["name"] in names
     ]
@@ -60,10 +60,10 @@ def as_chat(path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"messages": messages}
 
 
-def _required(body: Mapping[str, Any]) -> dict[str, list[str]]:
+def _required(tools: Iterable[Message]) -> dict[str, list[str]]:
     """The arguments that each tool must be given; all are taken to be strings."""
-    tools = [tool.get("function", tool) for tool in body.get("tools") or ()]
-    return {tool["name"]: (tool.get("parameters") or {}).get("required", []) for tool in tools}
+    named = [tool.get("function", tool) for tool in tools]
+    return {tool["name"]: (tool.get("parameters") or {}).get("required", []) for tool in named}
 
 
 def _call(name: str, required: list[str], broken: bool) -> Message:

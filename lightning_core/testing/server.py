@@ -86,7 +86,8 @@ class GatewayDouble:
     async def answer(self, request: Request) -> Response:
         body = await request.json() if request.method == "POST" else {}
         path = request.url.path
-        marks = read_marks(as_chat(path, body))
+        chat = as_chat(path, body)
+        marks = read_marks(chat)
         attempt = self._attempt(marks)
         failed = attempt <= int(marks.get("fail", 0))
         self.seen.append(Seen(path, request.url.query, dict(request.headers), body, 500 if failed else 200))
@@ -95,7 +96,7 @@ class GatewayDouble:
             return JSONResponse(error, 500, headers={"retry-after-ms": "1"})
         late = int(marks.get("late", attempt))
         await self._wait(float(marks.get("slow", 0)) if attempt <= late else 0)
-        message = compose(path, body, marks)
+        message = compose(chat.get("messages", ()), body.get("tools") or (), marks)
         self.asked += [
             AskedTool(call["function"]["name"], call["id"], marks) for call in message.get("tool_calls") or ()
         ]

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from lightning_core.gateway.upstream import ChatRequest, Delta
-from lightning_core.testing.server import _message, _required
+from lightning_core.testing.replies import compose
 from lightning_core.testing.truth import read_marks
 from tests.gateway.scripted import Line, ScriptedEngine, ScriptedGeneration
 
@@ -22,8 +22,8 @@ STUCK_SECONDS = 60.0
 
 
 def _line(request: ChatRequest, choice: int) -> Line:
-    required = _required({"tools": request.tools})
-    message = _message(request.messages, read_marks({"messages": request.messages}), required)
+    marks = read_marks({"messages": request.messages})
+    message = compose(request.messages, request.tools or (), marks)
     return Line(str(message["content"] or ""), tool_calls=message.get("tool_calls"))
 
 
