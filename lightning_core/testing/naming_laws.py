@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -38,16 +39,29 @@ def look_up(question: str) -> str:
     return "found"
 
 
-def team(stage: Stage, rollout: str) -> list[Member]:
-    """As much as the framework can do: an agent that uses a tool between two calls, and one after it."""
-    tools = "tools" not in stage.framework.lacks
-    writer = member(rollout, "writer", look_up, calls="look_up") if tools else member(rollout, "writer")
+def team(stage: Stage, rollout: str, *, asks: bool = False) -> list[Member]:
+    """As much as the framework can do: an agent that uses a tool between two calls, and one after it.
+
+    If it `asks`, the tool calls a model too, after a while in which others work.
+    """
+
+    def look_up_and_ask(question: str) -> str:
+        """Look it up, and ask."""
+        time.sleep(0.03)
+        stage.bare(rollout)("writer")
+        return "found"
+
+    if "tools" in stage.framework.lacks:
+        writer = member(rollout, "writer")
+    else:
+        tool = look_up_and_ask if asks else look_up
+        writer = member(rollout, "writer", tool, calls=tool.__name__)
     return [writer] if "several agents" in stage.framework.lacks else [writer, member(rollout, "checker")]
 
 
-def calls(stage: Stage) -> dict[str, int]:
+def calls(stage: Stage, *, asks: bool = False) -> dict[str, int]:
     """How many calls each agent of the team makes."""
-    writes = 1 if "tools" in stage.framework.lacks else 2
+    writes = 1 if "tools" in stage.framework.lacks else 2 + asks
     return {"writer": writes} | ({} if "several agents" in stage.framework.lacks else {"checker": 1})
 
 
@@ -55,8 +69,8 @@ def calls(stage: Stage) -> dict[str, int]:
 @entrances
 async def test_many_rollouts_at_once_never_mix(stage: Stage, entrance: Entrance) -> None:
     stage.require(entrance)
-    await stage.play(lambda rollout: team(stage, rollout), entrance)
-    stage.expect(calls(stage), ROLLOUTS, f"{_PULL} {_CONTEXT}")
+    await stage.play(lambda rollout: team(stage, rollout, asks=True), entrance)
+    stage.expect(calls(stage, asks=True), ROLLOUTS, f"{_PULL} {_CONTEXT}")
 
 
 @pytest.mark.asyncio
@@ -65,11 +79,11 @@ async def test_loops_and_threads_at_once_never_mix(stage: Stage) -> None:
     places = [(entrance, threads) for entrance in able for threads in {entrance == "sync", True}]
     await asyncio.gather(
         *(
-            stage.play(lambda rollout: team(stage, rollout), entrance, 6, threads=threads)
+            stage.play(lambda rollout: team(stage, rollout, asks=True), entrance, 6, threads=threads)
             for entrance, threads in places
         )
     )
-    stage.expect(calls(stage), 6 * len(places), f"{_PULL} {_CONTEXT}")
+    stage.expect(calls(stage, asks=True), 6 * len(places), f"{_PULL} {_CONTEXT}")
 
 
 @pytest.mark.asyncio
@@ -88,7 +102,8 @@ async def test_one_app_serves_many_rollouts(stage: Stage) -> None:
 @pytest.mark.asyncio
 async def test_threads_and_pools_of_a_tool_are_the_agents(stage: Stage) -> None:
     stage.require("async", "tools")
-    with stage.bare() as bare, ThreadPoolExecutor(2) as shared:
+    bare = stage.bare()
+    with ThreadPoolExecutor(2) as shared:
         list(shared.map(str, range(2)))  # its threads are older than the rollout
 
         def look_up(question: str) -> str:
@@ -111,24 +126,24 @@ async def test_threads_and_pools_of_a_tool_are_the_agents(stage: Stage) -> None:
 @pytest.mark.asyncio
 async def test_the_innermost_scope_names_the_call(stage: Stage) -> None:
     stage.require("async", "tools")
-    with stage.bare() as bare:
-        async with stage.opened([member("r1", "leaf")]) as inner:
+    bare = stage.bare()
+    async with stage.opened([member("r1", "leaf")]) as inner:
 
-            async def look_up(question: str) -> str:
-                """Look it up."""
-                bare("writer")
-                with agent("block"):
-                    bare("block")
-                    await stage.enter(inner, "async")
-                    bare("block")
-                bare("writer")
-                return "found"
+        async def look_up(question: str) -> str:
+            """Look it up."""
+            bare("writer")
+            with agent("block"):
+                bare("block")
+                await stage.enter(inner, "async")
+                bare("block")
+            bare("writer")
+            return "found"
 
-            async with stage.opened([member("r1", "writer", look_up, calls="look_up")]) as app:
-                with rollout_scope(stage.scope()), agent("around"):
-                    bare("around")
-                    await stage.enter(app, "async")
-                    bare("around")
+        async with stage.opened([member("r1", "writer", look_up, calls="look_up")]) as app:
+            with rollout_scope(stage.scope()), agent("around"):
+                bare("around")
+                await stage.enter(app, "async")
+                bare("around")
     stage.expect({"writer": 4, "block": 2, "leaf": 1, "around": 2}, 1, _INNERMOST)
 
 
@@ -165,8 +180,7 @@ async def test_an_app_that_has_ended_leaves_no_name(stage: Stage, entrance: Entr
     stage.require(entrance)
 
     def late_call(scope: Scope) -> None:
-        with stage.bare(scope.rollout_id) as bare:
-            bare(UNNAMED)
+        stage.bare(scope.rollout_id)(UNNAMED)
 
     marks = {"fail": 9} if fails else {}
     await stage.play(
@@ -184,8 +198,8 @@ async def test_an_app_that_has_ended_leaves_no_name(stage: Stage, entrance: Entr
 @pytest.mark.asyncio
 async def test_between_a_streams_items_and_after_leaving_it_nobody_is_named(stage: Stage) -> None:
     stage.require("stream")
-    items = 0
-    with stage.bare() as bare, rollout_scope(stage.scope()):
+    items, bare = 0, stage.bare()
+    with rollout_scope(stage.scope()):
         for leave in (False, True):
             async with stage.opened([member("r1", "writer")]) as app:
                 stream: AsyncIterator[object] = stage.framework.stream(app, TASK)

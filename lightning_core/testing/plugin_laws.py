@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from openai import DefaultHttpxClient, OpenAI
 
 from lightning_core.plugins import load_plugins
 from lightning_core.testing.framework import Framework
@@ -50,8 +51,9 @@ def stage(framework: Framework) -> Iterator[Stage]:
     plugins = load_plugins([framework.plugin])
     if framework.plugin in plugins.broken:
         pytest.fail(str(plugins.broken[framework.plugin]), pytrace=False)
-    with serving() as gateway, serving() as hosted, instrument(plugins.who):
-        yield Stage(framework, gateway, hosted)
+    client = OpenAI(api_key="none", max_retries=0, http_client=DefaultHttpxClient(verify=False))
+    with serving() as gateway, serving() as hosted, instrument(plugins.who), client:
+        yield Stage(framework, gateway, hosted, client)
 
 
 def test_the_plugin_is_found_by_its_entry_point(framework: Framework) -> None:

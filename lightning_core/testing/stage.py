@@ -46,6 +46,8 @@ class Stage:
     framework: Framework
     gateway: GatewayDouble
     hosted: GatewayDouble
+    client: OpenAI
+    """Names no endpoint; for calls that the app makes without the framework."""
 
     def require(self, *abilities: Ability) -> None:
         """Skip the law if the framework lacks one of these."""
@@ -122,16 +124,14 @@ class Stage:
                 async for _ in stream:
                     pass
 
-    @contextmanager
-    def bare(self, rollout: str = "r1", *, at: str | None = None) -> Iterator[Bare]:
-        """A bare client for calls in a rollout."""
-        with OpenAI(api_key="none", base_url=at, max_retries=0) as client:
+    def bare(self, rollout: str = "r1") -> Bare:
+        """Calls of a client without a framework, in a rollout."""
 
-            def call(name: str) -> None:
-                message = {"role": "user", "content": mark(rollout=rollout, agent=name)}
-                client.chat.completions.create(model="any", messages=[message])  # type: ignore[list-item]
+        def call(name: str) -> None:
+            message = {"role": "user", "content": mark(rollout=rollout, agent=name)}
+            self.client.chat.completions.create(model="any", messages=[message])  # type: ignore[list-item]
 
-            yield call
+        return call
 
     def expect(self, per_rollout: dict[str, int], rollouts: int, remedy: str) -> None:
         """Every tag is right, each agent made just so many calls, and each call has an id of its own."""
