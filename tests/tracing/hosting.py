@@ -8,7 +8,7 @@ from typing import Any
 
 from openai import OpenAI
 
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from lightning_core.tracing.scope import Scope, agent, rollout_scope
 from lightning_core.types import Call
 from tests.tracing.replaying import EVENTS, Answer, Replay, chunk, completion
@@ -26,7 +26,7 @@ def scope_of(rollout: str = "r1") -> Scope:
     return Scope(rollout, 2, NOWHERE, "token", ("writer",))
 
 
-def client_of(server: ModelServer | Replay, **options: Any) -> OpenAI:
+def client_of(server: GatewayDouble | Replay, **options: Any) -> OpenAI:
     return OpenAI(**{"api_key": "sk-mine", "base_url": f"{server.url}/v1", "max_retries": 0, **options})
 
 
@@ -37,7 +37,7 @@ def one(scope: Scope) -> Call:
 
 
 @contextmanager
-def seeing(server: ModelServer | Replay, **options: Any) -> Iterator[tuple[OpenAI, Scope]]:
+def seeing(server: GatewayDouble | Replay, **options: Any) -> Iterator[tuple[OpenAI, Scope]]:
     """A client of `checker` in a rollout, and where its calls are noted."""
     with client_of(server, **options) as client, rollout_scope(scope_of()) as scope, agent("checker"):
         yield client, scope

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from lightning_core.tracing.scope import Scope, agent, rollout_scope
 from tests.gateway.conftest import open_house
 from tests.gateway.scripted import Line, ScriptedEngine
@@ -156,7 +156,7 @@ async def test_a_trained_agents_calls_are_recorded_by_the_gateway_whatever_endpo
 
 @pytest.mark.parametrize("options", [{"api_key": "sk-ant-mine"}, {"auth_token": "sk-ant-mine"}])
 def test_a_routed_request_bears_the_rollouts_token_and_no_key_of_the_apps(
-    gateway: ModelServer, options: dict[str, str]
+    gateway: GatewayDouble, options: dict[str, str]
 ) -> None:
     with anthropic.DefaultHttpxClient(auth=("user", "secret")) as http:
         client = anthropic.Anthropic(**options, http_client=http)
@@ -170,7 +170,7 @@ def test_a_routed_request_bears_the_rollouts_token_and_no_key_of_the_apps(
     assert seen.tagged().call
 
 
-def test_an_untrained_agent_without_an_endpoint_is_served_by_the_policy(gateway: ModelServer) -> None:
+def test_an_untrained_agent_without_an_endpoint_is_served_by_the_policy(gateway: GatewayDouble) -> None:
     scope = Scope("r1", 1, gateway.url, "token", ("writer",))
     with anthropic.Anthropic(api_key="none") as client, rollout_scope(scope), agent("checker"):
         client.messages.create(**ASKED)

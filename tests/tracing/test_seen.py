@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from lightning_core.linking import link
 from lightning_core.runner import Runner
 from lightning_core.stores.memory import MemoryStore
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from lightning_core.testing.traffic import send
 from lightning_core.testing.truth import Tagged, mark, mistakes, read_marks
 from lightning_core.tracing.scope import Scope, agent, rollout_scope
@@ -72,7 +72,7 @@ def test_the_request_is_byte_for_byte_what_the_app_made(stream: bool) -> None:
     assert inside == outside
 
 
-def test_what_is_not_a_call_of_a_model_or_not_of_a_rollout_is_not_seen(hosted: ModelServer) -> None:
+def test_what_is_not_a_call_of_a_model_or_not_of_a_rollout_is_not_seen(hosted: GatewayDouble) -> None:
     with client_of(hosted) as client:
         client.chat.completions.create(model="m", messages=HELLO)
         with rollout_scope(scope_of()) as scope, agent("checker"):
@@ -83,7 +83,7 @@ def test_what_is_not_a_call_of_a_model_or_not_of_a_rollout_is_not_seen(hosted: M
     assert scope.noticed() == ([], [])
 
 
-def test_a_call_that_the_gateway_records_is_not_seen_as_well(gateway: ModelServer) -> None:
+def test_a_call_that_the_gateway_records_is_not_seen_as_well(gateway: GatewayDouble) -> None:
     scope = Scope("r1", 1, gateway.url, "token", ("writer",))
     with rollout_scope(scope):
         with OpenAI(api_key="none") as routed, agent("writer"):
@@ -170,7 +170,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_call_is_seen(hosted: ModelServer, way: Callable[[OpenAI], None]) -> None:
+def test_every_way_to_call_is_seen(hosted: GatewayDouble, way: Callable[[OpenAI], None]) -> None:
     with seeing(hosted) as (client, scope):
         way(client)
     call = one(scope)
@@ -194,7 +194,7 @@ def test_a_structured_reply_is_seen() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_a_tool_run_is_linked_to_the_hosted_call_that_asked_for_it(
-    hosted: ModelServer, api: str, stream: bool
+    hosted: GatewayDouble, api: str, stream: bool
 ) -> None:
     prompt: Any = [{"role": "user", "content": mark(calls="search+look")}]
     with seeing(hosted) as (client, scope):
@@ -220,7 +220,7 @@ def test_a_tool_run_is_linked_to_the_hosted_call_that_asked_for_it(
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("fail", "status"), [(2, "completed"), (3, "failed")])
 def test_the_tries_of_a_call_are_one_call_and_the_last_one_wins(
-    hosted: ModelServer, fail: int, status: str, stream: bool
+    hosted: GatewayDouble, fail: int, status: str, stream: bool
 ) -> None:
     prompt: Any = [{"role": "user", "content": mark(nonce=1, fail=fail)}]
     with seeing(hosted, max_retries=2) as (client, scope):
@@ -283,7 +283,7 @@ def test_keys_that_endpoints_are_given_in_the_body_are_not_kept() -> None:
     assert one(scope).request["tools"] == [{"type": "mcp", "server_label": "s", "server_url": "https://s"}]
 
 
-def test_the_apps_own_credentials_do_not_replace_the_rollouts_token(gateway: ModelServer) -> None:
+def test_the_apps_own_credentials_do_not_replace_the_rollouts_token(gateway: GatewayDouble) -> None:
     library = importlib.import_module(
         next(base.__module__ for base in openai.DefaultHttpxClient.__mro__[1:]).partition(".")[0]
     )
@@ -328,14 +328,14 @@ async def test_what_was_under_way_when_the_attempt_ended_is_stored_as_cancelled(
 
 
 @pytest.fixture
-def crowd(hosted: ModelServer, monkeypatch: pytest.MonkeyPatch) -> ModelServer:
+def crowd(hosted: GatewayDouble, monkeypatch: pytest.MonkeyPatch) -> GatewayDouble:
     """The endpoint of every client that names none itself."""
     monkeypatch.setenv("OPENAI_BASE_URL", f"{hosted.url}/v1")
     return hosted
 
 
 async def test_five_hundred_calls_from_threads_tasks_and_streams_are_seen_as_what_they_are(
-    crowd: ModelServer,
+    crowd: GatewayDouble,
 ) -> None:
     scopes: dict[str, Scope] = {}
     made = await send(lambda name: scopes.setdefault(name, scope_of(name)), rollouts=28, calls=18)

@@ -19,7 +19,7 @@ import pytest
 import lightning_core as lightning
 from lightning_core.backends.base import Batch
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.testing.server import ModelServer, serving
+from lightning_core.testing.server import GatewayDouble, serving
 from lightning_core.trainer.summary import Summary
 from lightning_core.types import Call, Transition
 
@@ -44,13 +44,13 @@ class KeepingBackend(lightning.LocalBackend):
 class Trained:
     """What is left of a run."""
 
-    hosted: ModelServer
+    hosted: GatewayDouble
     summary: Summary
     consumed: list[Transition]
     calls: list[Call]
 
 
-async def run_app(hosted: ModelServer, task: lightning.Task) -> None:
+async def run_app(hosted: GatewayDouble, task: lightning.Task) -> None:
     """`writer` names no endpoint; `critic` calls its hosted model, whole and streamed."""
     question = str(task.input["question"])
     own = openai.AsyncOpenAI(api_key="sk-of-the-app", base_url=f"{hosted.url}/v1")

@@ -19,7 +19,7 @@ from autogen_ext.models.openai import OpenAIChatCompletionClient
 from lightning_autogen import attach, detach
 from pydantic import BaseModel
 
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from lightning_core.tracing.scope import Scope, rollout_scope
 from lightning_core.types import ToolEvent
 from plugins.autogen.tests import apps
@@ -87,7 +87,7 @@ def asking(
 
 async def run(
     build: Callable[[Kit], Any],
-    server: ModelServer,
+    server: GatewayDouble,
     client: Client,
     *,
     entrance: Entrance = "run",
@@ -105,7 +105,7 @@ def tools_in(scope: Scope) -> list[ToolEvent]:
     return [seen for seen in scope.seen if isinstance(seen, ToolEvent)]
 
 
-def told(server: ModelServer) -> Told:
+def told(server: GatewayDouble) -> Told:
     """What models were told on the wire: by rollout, agent and tool_call_id."""
     return {
         (request.tagged().rollout, request.tagged().agent, message["tool_call_id"]): message["content"]
@@ -130,7 +130,7 @@ def parallel(kit: Kit) -> Any:
 @pytest.mark.parametrize("entrance", ENTRANCES)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_each_of_many_rollouts_keeps_its_runs(
-    gateway: ModelServer, client: Client, entrance: Entrance, stream: bool
+    gateway: GatewayDouble, client: Client, entrance: Entrance, stream: bool
 ) -> None:
     names = [f"r{index}" for index in range(ROLLOUTS)]
     more: dict[str, Any] = {"entrance": entrance, "stream": stream}
@@ -142,7 +142,7 @@ async def test_each_of_many_rollouts_keeps_its_runs(
     assert reported([event for events in runs for event in events]) == told(gateway)
 
 
-async def test_rollouts_in_threads_keep_their_runs(gateway: ModelServer) -> None:
+async def test_rollouts_in_threads_keep_their_runs(gateway: GatewayDouble) -> None:
     def thread(name: str) -> list[ToolEvent]:
         async def main() -> list[ToolEvent]:
             async with open_client() as client:
@@ -158,7 +158,7 @@ async def test_rollouts_in_threads_keep_their_runs(gateway: ModelServer) -> None
     assert len(told(gateway)) == 4 * ROLLOUTS
 
 
-async def test_a_run_has_its_arguments_result_and_times(gateway: ModelServer, client: Client) -> None:
+async def test_a_run_has_its_arguments_result_and_times(gateway: GatewayDouble, client: Client) -> None:
     [event] = await run(lambda kit: asking(kit, "boss", [look_up], "look_up"), gateway, client)
     assert event.arguments == '{"word": "asked"}'
     assert event.result == "asked is a word"
@@ -167,7 +167,7 @@ async def test_a_run_has_its_arguments_result_and_times(gateway: ModelServer, cl
     assert event.ended_at - event.started_at >= 0.01
 
 
-async def test_every_kind_of_failure_is_told_apart(gateway: ModelServer, client: Client) -> None:
+async def test_every_kind_of_failure_is_told_apart(gateway: GatewayDouble, client: Client) -> None:
     def lose(word: str) -> str:
         """Is given broken JSON."""
         return word
@@ -192,13 +192,13 @@ async def test_every_kind_of_failure_is_told_apart(gateway: ModelServer, client:
     assert reported(list(events.values())) == told(gateway)
 
 
-async def test_a_tool_of_another_name_than_its_function(gateway: ModelServer, client: Client) -> None:
+async def test_a_tool_of_another_name_than_its_function(gateway: GatewayDouble, client: Client) -> None:
     tool = FunctionTool(count, "Count.", name="tally")
     [event] = await run(lambda kit: asking(kit, "boss", [tool], "tally"), gateway, client)
     assert (event.name, event.error_type) == ("tally", "invalid_arguments")
 
 
-async def test_a_stream_that_an_app_overrides_reports_once(gateway: ModelServer, client: Client) -> None:
+async def test_a_stream_that_an_app_overrides_reports_once(gateway: GatewayDouble, client: Client) -> None:
     def build(kit: Kit) -> Any:
         boss = asking(kit, "boss", [look_up], "look_up+look_up", Streaming)
         return RoundRobinGroupChat([boss], max_turns=1)
@@ -208,7 +208,7 @@ async def test_a_stream_that_an_app_overrides_reports_once(gateway: ModelServer,
     assert reported(events) == told(gateway)
 
 
-async def test_agents_and_teams_as_tools_and_their_own_tools(gateway: ModelServer, client: Client) -> None:
+async def test_agents_and_teams_as_tools_and_their_own_tools(gateway: GatewayDouble, client: Client) -> None:
     """The inner agents' events pass through the outer agent's stream too, and one has the same name."""
 
     def build(kit: Kit) -> Any:
@@ -240,14 +240,14 @@ async def test_agents_and_teams_as_tools_and_their_own_tools(gateway: ModelServe
     ],
 )
 async def test_handoffs_are_tools_and_so_are_agents(
-    gateway: ModelServer, client: Client, build: apps.Build, asked: dict[tuple[str, str], int]
+    gateway: GatewayDouble, client: Client, build: apps.Build, asked: dict[tuple[str, str], int]
 ) -> None:
     events = await run(build, gateway, client)
     assert Counter((event.agent, event.name) for event in events) == asked
     assert all(event.tool_call_id and event.error is None for event in events)
 
 
-async def test_the_tools_of_a_societys_members_are_theirs(gateway: ModelServer, client: Client) -> None:
+async def test_the_tools_of_a_societys_members_are_theirs(gateway: GatewayDouble, client: Client) -> None:
     from autogen_agentchat.agents import SocietyOfMindAgent
 
     def build(kit: Kit) -> Any:
@@ -260,7 +260,7 @@ async def test_the_tools_of_a_societys_members_are_theirs(gateway: ModelServer, 
 
 
 async def test_a_shared_runtime_keeps_the_runs_of_rollouts_apart(
-    gateway: ModelServer, client: Client
+    gateway: GatewayDouble, client: Client
 ) -> None:
     runtime = attach(SingleThreadedAgentRuntime())
     runtime.start()  # outside of every rollout
@@ -279,7 +279,7 @@ async def test_a_shared_runtime_keeps_the_runs_of_rollouts_apart(
     assert reported([event for events in runs for event in events]) == told(gateway)
 
 
-async def test_detached_nothing_is_reported(gateway: ModelServer, client: Client) -> None:
+async def test_detached_nothing_is_reported(gateway: GatewayDouble, client: Client) -> None:
     scope = scope_at(gateway)
     with rollout_scope(scope):
         boss = attach(asking(Kit("r1", client), "boss", [look_up], "look_up"))

@@ -14,7 +14,7 @@ import pytest
 from lightning_crewai import detach
 
 from lightning_core.plugins import load_plugins
-from lightning_core.testing.server import ModelServer, serving
+from lightning_core.testing.server import GatewayDouble, serving
 from lightning_core.tracing.openai_sdk import instrument
 
 _STORAGE = tempfile.mkdtemp(prefix="crewai-")
@@ -40,7 +40,7 @@ def _nothing_but_the_test_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def gateway() -> Iterator[ModelServer]:
+def gateway() -> Iterator[GatewayDouble]:
     """Where the calls of trained agents arrive, with the installed plugin saying who calls."""
     plugins = load_plugins(["crewai"])
     assert plugins.broken == {}

@@ -11,7 +11,7 @@ from crewai import Crew
 from crewai.types.streaming import CrewStreamingOutput
 from lightning_crewai import attach
 
-from lightning_core.testing.server import ModelServer, Seen
+from lightning_core.testing.server import GatewayDouble, Seen
 from lightning_core.testing.truth import mistakes
 from lightning_core.tracing.scope import Scope, rollout_scope
 from plugins.crewai.tests.apps import Api, App, Build, Kit, arguments
@@ -21,13 +21,13 @@ ENTRANCES: tuple[Entrance, ...] = ("kickoff", "kickoff_async", "akickoff")
 ROLLOUTS = 4
 
 
-def scope_at(server: ModelServer, rollout: str = "r1") -> Scope:
+def scope_at(server: GatewayDouble, rollout: str = "r1") -> Scope:
     return Scope(rollout, 1, server.url, f"token-of-{rollout}")
 
 
 async def play(
     build: Build,
-    server: ModelServer,
+    server: GatewayDouble,
     entrance: Entrance,
     *,
     stream: bool = False,
@@ -81,12 +81,12 @@ def _given(app: App) -> dict[str, Any]:
     return {"inputs": {"topic": "bird", "template": "{topic}"}} if isinstance(app, Crew) else arguments(app)
 
 
-def calls(server: ModelServer) -> list[Seen]:
+def calls(server: GatewayDouble) -> list[Seen]:
     """The calls of the model, without the questions about the length of a prompt that CrewAI asks before."""
     return [request for request in server.seen if not request.path.endswith("/input_tokens")]
 
 
-def expect(server: ModelServer, per_rollout: dict[str, int], rollouts: int = ROLLOUTS) -> None:
+def expect(server: GatewayDouble, per_rollout: dict[str, int], rollouts: int = ROLLOUTS) -> None:
     """Every tag is right, and each agent made just as many calls as it should have."""
     made = calls(server)
     tagged = [request.tagged() for request in made]

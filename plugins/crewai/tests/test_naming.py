@@ -7,7 +7,7 @@ from crewai import Agent, Crew
 from lightning_crewai import attach
 from lightning_crewai.naming import agent_name
 
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from lightning_core.tracing.scope import rollout_scope
 from plugins.crewai.tests.apps import Kit
 from plugins.crewai.tests.playing import expect, scope_at
@@ -22,7 +22,7 @@ def crew() -> Crew:
 
 
 def test_a_role_that_is_filled_in_keeps_the_name_that_the_user_wrote(
-    gateway: ModelServer, crew: Crew
+    gateway: GatewayDouble, crew: Crew
 ) -> None:
     with rollout_scope(scope_at(gateway)):
         crew.kickoff_for_each(inputs=TOPICS)
@@ -38,7 +38,7 @@ def test_a_copy_of_what_was_filled_in_already_has_no_other_role(crew: Crew) -> N
     assert agent_name(copied) == "bird expert"
 
 
-async def test_every_way_to_kick_off_many_at_once(gateway: ModelServer, crew: Crew) -> None:
+async def test_every_way_to_kick_off_many_at_once(gateway: GatewayDouble, crew: Crew) -> None:
     with rollout_scope(scope_at(gateway)):
         await crew.kickoff_for_each_async(inputs=TOPICS)
         await crew.akickoff_for_each(inputs=TOPICS)

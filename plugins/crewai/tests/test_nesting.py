@@ -16,7 +16,7 @@ from openai import OpenAI
 from pydantic import BaseModel
 
 from lightning_core.plugins import load_plugins
-from lightning_core.testing.server import ModelServer, serving
+from lightning_core.testing.server import GatewayDouble, serving
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import agent, rollout_scope
@@ -30,7 +30,7 @@ KIT = Kit("r1")
 
 
 @pytest.fixture
-def both() -> Iterator[ModelServer]:
+def both() -> Iterator[GatewayDouble]:
     """With the plugins of CrewAI and LangGraph."""
     with serving() as server, instrument(load_plugins(["crewai", "langgraph"]).who):
         yield server
@@ -68,7 +68,7 @@ def acting(body: Callable[[], Any], kit: Kit = KIT, name: str = "writer") -> Age
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
 async def test_a_block_or_an_agent_in_a_tool_wins_and_a_block_around_the_crew_does_not(
-    gateway: ModelServer, ask: Ask, entrance: Entrance
+    gateway: GatewayDouble, ask: Ask, entrance: Entrance
 ) -> None:
     def body() -> None:
         ask("writer")
@@ -91,7 +91,7 @@ class State(TypedDict):
 
 
 def test_a_graph_in_a_tool_wins_until_it_ends_and_a_crew_in_its_node_wins_in_turn(
-    both: ModelServer, ask: Ask
+    both: GatewayDouble, ask: Ask
 ) -> None:
     def node(state: State) -> State:
         ask("planner")
@@ -117,7 +117,7 @@ def test_a_graph_in_a_tool_wins_until_it_ends_and_a_crew_in_its_node_wins_in_tur
     expect(both, {"writer": 4, "planner": 2, "helper": 1}, rollouts=1)
 
 
-def test_a_model_called_with_no_agent_is_whoever_is_around(gateway: ModelServer) -> None:
+def test_a_model_called_with_no_agent_is_whoever_is_around(gateway: GatewayDouble) -> None:
     def call(name: str) -> None:
         KIT.llm().call([{"role": "user", "content": KIT.prompt(name)}])
 
@@ -132,7 +132,7 @@ def test_a_model_called_with_no_agent_is_whoever_is_around(gateway: ModelServer)
 
 @pytest.mark.parametrize("entrance", ["kickoff_async", "akickoff"])
 async def test_once_a_coworker_is_done_the_calls_are_those_of_the_agent_that_asked(
-    gateway: ModelServer, ask: Ask, entrance: Entrance
+    gateway: GatewayDouble, ask: Ask, entrance: Entrance
 ) -> None:
     boss = KIT.agent(
         "boss",
@@ -153,7 +153,7 @@ class Answer(BaseModel):
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
 async def test_turning_an_answer_into_an_object_is_the_agents_too(
-    gateway: ModelServer, ask: Ask, entrance: Entrance
+    gateway: GatewayDouble, ask: Ask, entrance: Entrance
 ) -> None:
     """The test server never gives an object, so CrewAI asks three times, and then it fails."""
     described = type("Described", (Answer,), {"__doc__": KIT.prompt("writer")})
@@ -169,7 +169,7 @@ async def test_turning_an_answer_into_an_object_is_the_agents_too(
 
 @pytest.mark.filterwarnings("ignore:function callbacks cannot be serialized:UserWarning")
 def test_guardrails_and_callbacks_of_a_task_are_the_agents_and_an_error_leaves_no_name(
-    gateway: ModelServer, ask: Ask
+    gateway: GatewayDouble, ask: Ask
 ) -> None:
     def guard(output: Any):  # type: ignore[no-untyped-def]  # CrewAI reads what is said of the answer
         ask("writer")
@@ -189,7 +189,7 @@ def test_guardrails_and_callbacks_of_a_task_are_the_agents_and_an_error_leaves_n
 
 
 def test_what_is_done_between_the_chunks_of_a_stream_is_not_the_agents(
-    gateway: ModelServer, ask: Ask
+    gateway: GatewayDouble, ask: Ask
 ) -> None:
     with rollout_scope(scope_at(gateway)):
         outcome = attach(Kit("r1", stream=True).crew(Kit("r1").agent("writer"))).kickoff()
@@ -202,7 +202,7 @@ def test_what_is_done_between_the_chunks_of_a_stream_is_not_the_agents(
     expect(gateway, {"writer": 1, UNNAMED: chunks}, rollouts=1)
 
 
-async def test_a_tools_own_pool_is_named_after_its_agent(gateway: ModelServer) -> None:
+async def test_a_tools_own_pool_is_named_after_its_agent(gateway: GatewayDouble) -> None:
     with OpenAI(api_key="none") as client, ThreadPoolExecutor(8) as shared:
 
         def build(kit: Kit) -> Any:
@@ -218,7 +218,7 @@ async def test_a_tools_own_pool_is_named_after_its_agent(gateway: ModelServer) -
 
 
 def test_agents_of_classes_made_before_and_after_attaching_are_named_by_their_tasks(
-    gateway: ModelServer, ask: Ask
+    gateway: GatewayDouble, ask: Ask
 ) -> None:
     def make() -> type[Agent]:
         class Own(Agent):

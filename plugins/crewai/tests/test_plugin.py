@@ -22,7 +22,7 @@ from lightning_crewai import attach, detach
 
 import lightning_core
 from lightning_core.plugins import load_plugins
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from lightning_core.tracing.scope import rollout_scope
 from plugins.crewai.tests import apps
 from plugins.crewai.tests.apps import Kit
@@ -85,7 +85,7 @@ class Declared:
 
 
 def test_an_instance_of_a_crew_base_can_be_attached_before_its_crew_is_made(
-    gateway: ModelServer, solo: Agent
+    gateway: GatewayDouble, solo: Agent
 ) -> None:
     declared = Declared()
     assert lightning_core.attach(declared) is declared
@@ -94,7 +94,7 @@ def test_an_instance_of_a_crew_base_can_be_attached_before_its_crew_is_made(
     assert {request.agent for request in gateway.tagged()} == {"{topic} writer"}
 
 
-def test_the_cores_attach_takes_a_crew_a_flow_or_an_agent(gateway: ModelServer, solo: Agent) -> None:
+def test_the_cores_attach_takes_a_crew_a_flow_or_an_agent(gateway: GatewayDouble, solo: Agent) -> None:
     for target in (solo, Kit("r1").crew(solo), apps.flow(Kit("r1"))):
         assert isinstance(target, Agent | Crew | Flow)
         assert lightning_core.attach(target) is target
@@ -104,7 +104,7 @@ def test_the_cores_attach_takes_a_crew_a_flow_or_an_agent(gateway: ModelServer, 
     expect(gateway, {"solo": 3}, rollouts=1)
 
 
-def test_without_attaching_nobody_is_named(gateway: ModelServer, solo: Agent) -> None:
+def test_without_attaching_nobody_is_named(gateway: GatewayDouble, solo: Agent) -> None:
     with rollout_scope(scope_at(gateway)):
         solo.kickoff("Do it.")
     assert {request.agent for request in gateway.tagged()} == {"unnamed"}
@@ -130,7 +130,7 @@ def test_detach_takes_back_everything_however_often_it_was_attached(solo: Agent)
     detach()
 
 
-def test_attaching_again_after_detaching_names_again(gateway: ModelServer, solo: Agent) -> None:
+def test_attaching_again_after_detaching_names_again(gateway: GatewayDouble, solo: Agent) -> None:
     for _ in range(2):
         attach(solo)
         with rollout_scope(scope_at(gateway)):
@@ -163,7 +163,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         lightning_crewai.attac  # type: ignore[attr-defined]  # noqa: B018
 
 
-async def test_the_readmes_example_runs(gateway: ModelServer) -> None:
+async def test_the_readmes_example_runs(gateway: GatewayDouble) -> None:
     text = (Path(__file__).parents[1] / "README.md").read_text()
     [block] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     example: dict[str, Any] = {}

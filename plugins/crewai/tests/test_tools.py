@@ -15,7 +15,7 @@ from crewai.tools import BaseTool, tool
 from crewai.tools.tool_failure import ToolExecutionFailedError, ToolFailure, ToolFailurePolicy
 from lightning_crewai import attach, detach
 
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from lightning_core.tracing.scope import Scope, rollout_scope
 from lightning_core.types import ToolEvent
 from plugins.crewai.tests import apps
@@ -76,7 +76,7 @@ def runs(scope: Scope) -> list[ToolEvent]:
     return [event for event in scope.seen if isinstance(event, ToolEvent)]
 
 
-def asked(server: ModelServer) -> dict[str, dict[str, str]]:
+def asked(server: GatewayDouble) -> dict[str, dict[str, str]]:
     """What each id stands for, as the next requests tell the model: the truth about every run."""
     found: dict[str, dict[str, str]] = {}
     for request in calls(server):
@@ -100,7 +100,7 @@ def _items(body: Mapping[str, Any]) -> Iterator[dict[str, str]]:
             yield {"id": message["tool_call_id"], "result": message["content"]}
 
 
-def expect_runs(server: ModelServer, scopes: list[Scope], per_rollout: Mapping[Any, int]) -> None:
+def expect_runs(server: GatewayDouble, scopes: list[Scope], per_rollout: Mapping[Any, int]) -> None:
     """Every run is told of as the model was told of it, under the id by which the model asked."""
     truth = asked(server)
     for scope in scopes:
@@ -122,7 +122,7 @@ def expect_runs(server: ModelServer, scopes: list[Scope], per_rollout: Mapping[A
     ("api", "stream"), [("completions", False), ("completions", True), ("responses", False)]
 )
 async def test_every_run_is_reported_under_the_id_that_asked_for_it(
-    gateway: ModelServer, entrance: Entrance, api: apps.Api, stream: bool
+    gateway: GatewayDouble, entrance: Entrance, api: apps.Api, stream: bool
 ) -> None:
     scopes = await play(with_tools, gateway, entrance, api=api, stream=stream)
     expect_runs(gateway, scopes, RUNS)
@@ -135,7 +135,7 @@ async def test_every_run_is_reported_under_the_id_that_asked_for_it(
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
 async def test_each_run_is_the_agents_that_asked_however_they_nest(
-    gateway: ModelServer, entrance: Entrance
+    gateway: GatewayDouble, entrance: Entrance
 ) -> None:
     delegated = {"delegate_work_to_coworker": 1, "ask_question_to_coworker": 1, "look_up": 2}
     scopes = await play(apps.hierarchical, gateway, entrance)
@@ -161,7 +161,7 @@ def one_agent(*tools: BaseTool, calls: str, **more: Any) -> Crew:
     return Kit("r1").crew(Kit("r1").agent("writer", calls=calls, tools=list(tools), **more))
 
 
-def test_a_failure_that_a_tool_declares_and_a_limit_that_is_reached(gateway: ModelServer) -> None:
+def test_a_failure_that_a_tool_declares_and_a_limit_that_is_reached(gateway: GatewayDouble) -> None:
     @tool("once")
     def once() -> str:
         """Can be used once."""
@@ -176,7 +176,7 @@ def test_a_failure_that_a_tool_declares_and_a_limit_that_is_reached(gateway: Mod
 
 
 @pytest.mark.parametrize("policy", ToolFailurePolicy)
-def test_whatever_the_app_does_about_failures(gateway: ModelServer, policy: ToolFailurePolicy) -> None:
+def test_whatever_the_app_does_about_failures(gateway: GatewayDouble, policy: ToolFailurePolicy) -> None:
     scope = scope_at(gateway)
     crew = attach(one_agent(shatter, calls="shatter", tool_failure_policy=policy))
     with rollout_scope(scope):
@@ -202,7 +202,7 @@ def _word(name: str, arguments: str) -> str:
     return f"Thought: I need it.\nAction: {name}\nAction Input: {arguments}"
 
 
-def test_a_tool_that_is_asked_for_in_words_has_no_id(gateway: ModelServer) -> None:
+def test_a_tool_that_is_asked_for_in_words_has_no_id(gateway: GatewayDouble) -> None:
     said = [
         _word("draw", "{}"),
         _word("shatter", "{}"),
@@ -225,7 +225,7 @@ def test_a_tool_that_is_asked_for_in_words_has_no_id(gateway: ModelServer) -> No
     assert {(run.agent, run.tool_call_id) for run in runs(scope)} == {("worker", None)}
 
 
-def test_the_steps_of_a_plan_report_their_tools_too(gateway: ModelServer) -> None:
+def test_the_steps_of_a_plan_report_their_tools_too(gateway: GatewayDouble) -> None:
     worker = attach(Kit("r1").agent("worker"))
     scope = scope_at(gateway)
     with rollout_scope(scope):
@@ -249,7 +249,7 @@ def test_the_steps_of_a_plan_report_their_tools_too(gateway: ModelServer) -> Non
     assert runs(scope)[1].result == "Error executing tool: 'mine'"
 
 
-def test_a_run_that_ends_after_its_rollout_is_nobodys(gateway: ModelServer) -> None:
+def test_a_run_that_ends_after_its_rollout_is_nobodys(gateway: GatewayDouble) -> None:
     reached, over = threading.Event(), threading.Event()
 
     @tool("linger")
@@ -272,7 +272,7 @@ def test_a_run_that_ends_after_its_rollout_is_nobodys(gateway: ModelServer) -> N
     assert runs(scope) == []
 
 
-def test_nothing_is_reported_once_it_is_detached(gateway: ModelServer) -> None:
+def test_nothing_is_reported_once_it_is_detached(gateway: GatewayDouble) -> None:
     crew = attach(one_agent(draw, calls="draw"))
     scope = scope_at(gateway)
     detach()
@@ -281,7 +281,7 @@ def test_nothing_is_reported_once_it_is_detached(gateway: ModelServer) -> None:
     assert runs(scope) == []
 
 
-def test_the_manager_that_crewai_makes_itself_has_a_name_too(gateway: ModelServer) -> None:
+def test_the_manager_that_crewai_makes_itself_has_a_name_too(gateway: GatewayDouble) -> None:
     kit = Kit("r1")
     crew = Crew(
         agents=[kit.agent(apps.COWORKER)],

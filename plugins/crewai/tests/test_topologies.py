@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from plugins.crewai.tests import apps
 from plugins.crewai.tests.playing import ENTRANCES, ROLLOUTS, Entrance, calls, expect, play
 
@@ -17,7 +17,7 @@ from plugins.crewai.tests.playing import ENTRANCES, ROLLOUTS, Entrance, calls, e
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("build", apps.CALLS, ids=lambda build: build.__name__)
 async def test_every_call_is_named(
-    gateway: ModelServer, build: apps.Build, entrance: Entrance, stream: bool
+    gateway: GatewayDouble, build: apps.Build, entrance: Entrance, stream: bool
 ) -> None:
     await play(build, gateway, entrance, stream=stream)
     expect(gateway, apps.CALLS[build])
@@ -26,7 +26,7 @@ async def test_every_call_is_named(
 @pytest.mark.parametrize("entrance", ["kickoff", "akickoff"])
 @pytest.mark.parametrize("build", apps.CALLS, ids=lambda build: build.__name__)
 async def test_every_call_of_the_responses_api_is_named(
-    gateway: ModelServer, build: apps.Build, entrance: Entrance
+    gateway: GatewayDouble, build: apps.Build, entrance: Entrance
 ) -> None:
     await play(build, gateway, entrance, api="responses")
     expect(gateway, apps.CALLS[build])
@@ -35,7 +35,7 @@ async def test_every_call_of_the_responses_api_is_named(
 @pytest.mark.parametrize("entrance", ENTRANCES)
 @pytest.mark.parametrize("build", [apps.sequential, apps.async_tasks], ids=lambda build: build.__name__)
 async def test_every_call_by_litellm_is_named(
-    gateway: ModelServer, build: apps.Build, entrance: Entrance
+    gateway: GatewayDouble, build: apps.Build, entrance: Entrance
 ) -> None:
     if find_spec("litellm") is None:
         pytest.skip("litellm is not installed")
@@ -44,7 +44,7 @@ async def test_every_call_by_litellm_is_named(
     expect(gateway, apps.CALLS[build])
 
 
-async def test_all_shapes_and_entrances_at_once_never_mix(gateway: ModelServer) -> None:
+async def test_all_shapes_and_entrances_at_once_never_mix(gateway: GatewayDouble) -> None:
     in_threads = (apps.hierarchical, apps.async_tasks)
     await asyncio.gather(
         *(play(build, gateway, "akickoff") for build in apps.CALLS),
@@ -55,7 +55,7 @@ async def test_all_shapes_and_entrances_at_once_never_mix(gateway: ModelServer) 
 
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
-async def test_the_sdks_retries_keep_the_call_id(gateway: ModelServer, entrance: Entrance) -> None:
+async def test_the_sdks_retries_keep_the_call_id(gateway: GatewayDouble, entrance: Entrance) -> None:
     def build(kit: apps.Kit) -> apps.App:
         return kit.crew(kit.agent("solo", fail=2, key=kit.rollout))
 

@@ -18,7 +18,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 from lightning_langgraph import LightningCallback
 
 import lightning_core
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import Scope, rollout_scope
 from lightning_core.types import ToolEvent
@@ -69,7 +69,7 @@ def sync_look_up(word: str) -> str:
 
 async def run(
     graph: Any,
-    server: ModelServer,
+    server: GatewayDouble,
     entrance: Entrance = "ainvoke",
     rollout: str = "r1",
     callback: LightningCallback | None = None,
@@ -99,7 +99,7 @@ def boss(llm: ChatOpenAI, tools: list[Any], calls: str, **more: Any) -> Any:
     return create_agent(llm, tools, system_prompt=script, name="boss", **more)
 
 
-def told(server: ModelServer) -> dict[tuple[str | None, str | None, str], str]:
+def told(server: GatewayDouble) -> dict[tuple[str | None, str | None, str], str]:
     """What models were told on the wire: by rollout, agent and tool_call_id."""
     return {
         (request.tagged().rollout, request.tagged().agent, message["tool_call_id"]): message["content"]
@@ -119,7 +119,7 @@ def reported(events: list[ToolEvent]) -> dict[tuple[str | None, str | None, str]
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
 async def test_each_of_many_rollouts_keeps_its_runs(
-    gateway: ModelServer, llm: ChatOpenAI, entrance: Entrance
+    gateway: GatewayDouble, llm: ChatOpenAI, entrance: Entrance
 ) -> None:
     """Two identical requests at once, another tool beside them, and one callback for all rollouts."""
     aio = entrance.startswith("a")
@@ -134,7 +134,7 @@ async def test_each_of_many_rollouts_keeps_its_runs(
     assert callback.lightning_runs.open_count() == callback.lightning_tools.open_count() == 0
 
 
-async def test_a_run_has_its_arguments_result_and_times(gateway: ModelServer, llm: ChatOpenAI) -> None:
+async def test_a_run_has_its_arguments_result_and_times(gateway: GatewayDouble, llm: ChatOpenAI) -> None:
     [event] = await run(boss(llm, [look_up], "look_up"), gateway)
     assert event.arguments == '{"word": "asked"}'
     assert event.result == "asked is a word"
@@ -143,7 +143,7 @@ async def test_a_run_has_its_arguments_result_and_times(gateway: ModelServer, ll
     assert event.ended_at - event.started_at >= 0.01
 
 
-async def test_arguments_that_do_not_fit_the_schema(gateway: ModelServer, llm: ChatOpenAI) -> None:
+async def test_arguments_that_do_not_fit_the_schema(gateway: GatewayDouble, llm: ChatOpenAI) -> None:
     [event] = await run(boss(llm, [count], "count"), gateway)
     assert event.error_type == "invalid_arguments"
     assert "valid integer" in str(event.error)
@@ -152,7 +152,9 @@ async def test_arguments_that_do_not_fit_the_schema(gateway: ModelServer, llm: C
 
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
-async def test_arguments_that_are_not_json(gateway: ModelServer, llm: ChatOpenAI, entrance: Entrance) -> None:
+async def test_arguments_that_are_not_json(
+    gateway: GatewayDouble, llm: ChatOpenAI, entrance: Entrance
+) -> None:
     agent = boss(llm, [sync_look_up, fail], "sync_look_up+fail", broken="fail")
     [refused, good] = sorted(await run(agent, gateway, entrance), key=lambda event: event.name)
     assert (refused.name, refused.agent, refused.error_type) == ("fail", "boss", "invalid_arguments")
@@ -166,7 +168,7 @@ async def test_arguments_that_are_not_json(gateway: ModelServer, llm: ChatOpenAI
     assert (refused.result is not None) == streamed
 
 
-async def test_a_tool_that_does_not_exist(gateway: ModelServer, llm: ChatOpenAI) -> None:
+async def test_a_tool_that_does_not_exist(gateway: GatewayDouble, llm: ChatOpenAI) -> None:
     events = await run(boss(llm, [look_up], "ghost+look_up"), gateway)
     [ghost, good] = sorted(events, key=lambda event: event.name)
     assert (ghost.name, ghost.agent, ghost.error_type) == ("ghost", "boss", "unknown_tool")
@@ -175,7 +177,9 @@ async def test_a_tool_that_does_not_exist(gateway: ModelServer, llm: ChatOpenAI)
     assert reported([ghost, good]) == told(gateway)
 
 
-async def test_a_tool_that_raises_ends_the_run_and_is_reported(gateway: ModelServer, llm: ChatOpenAI) -> None:
+async def test_a_tool_that_raises_ends_the_run_and_is_reported(
+    gateway: GatewayDouble, llm: ChatOpenAI
+) -> None:
     scope = scope_at(gateway)
     graph = boss(llm, [fail], "fail").with_config(callbacks=[LightningCallback()])
     with rollout_scope(scope), pytest.raises(ZeroDivisionError):
@@ -199,7 +203,7 @@ def looping(llm: ChatOpenAI, tools: Any, offered: list[Any], calls: str) -> Any:
 
 
 async def test_handled_errors_keep_the_exception_and_what_the_model_was_told(
-    gateway: ModelServer, llm: ChatOpenAI
+    gateway: GatewayDouble, llm: ChatOpenAI
 ) -> None:
     every = [fail, late, misread, look_up]
     graph = looping(llm, ToolNode(every, handle_tool_errors=True), every, "fail+late+misread+look_up")
@@ -215,7 +219,7 @@ async def test_handled_errors_keep_the_exception_and_what_the_model_was_told(
     assert reported(list(events.values())) == told(gateway)
 
 
-async def test_a_tool_that_handles_its_own_errors(gateway: ModelServer, llm: ChatOpenAI) -> None:
+async def test_a_tool_that_handles_its_own_errors(gateway: GatewayDouble, llm: ChatOpenAI) -> None:
     @tool
     def refuse(word: str) -> str:
         """Refuse."""
@@ -230,7 +234,7 @@ async def test_a_tool_that_handles_its_own_errors(gateway: ModelServer, llm: Cha
     assert reported([refused, invalid]) == told(gateway)
 
 
-async def test_tools_in_a_node_of_the_apps_own(gateway: ModelServer, llm: ChatOpenAI) -> None:
+async def test_tools_in_a_node_of_the_apps_own(gateway: GatewayDouble, llm: ChatOpenAI) -> None:
     """No callback fires for them: the answer is the only sign."""
 
     def own(state: MessagesState) -> dict[str, Any]:
@@ -256,7 +260,9 @@ async def test_tools_in_a_node_of_the_apps_own(gateway: ModelServer, llm: ChatOp
 
 
 @pytest.mark.parametrize("aio", [False, True])
-async def test_agents_as_tools_and_their_own_tools(gateway: ModelServer, llm: ChatOpenAI, aio: bool) -> None:
+async def test_agents_as_tools_and_their_own_tools(
+    gateway: GatewayDouble, llm: ChatOpenAI, aio: bool
+) -> None:
     graph = apps.boss_with_tools(llm, aio)
     events = await run(graph, gateway, "ainvoke" if aio else "invoke")
     assert Counter((event.agent, event.name) for event in events) == {
@@ -267,7 +273,7 @@ async def test_agents_as_tools_and_their_own_tools(gateway: ModelServer, llm: Ch
     assert reported(events) == told(gateway)
 
 
-async def test_a_nested_agent_asks_under_its_own_name(gateway: ModelServer, llm: ChatOpenAI) -> None:
+async def test_a_nested_agent_asks_under_its_own_name(gateway: GatewayDouble, llm: ChatOpenAI) -> None:
     clerk = apps.worker(llm, "clerk", look_up, calls="look_up+look_up")
     graph = boss(llm, [apps.tool_of(clerk, "ask_clerk", True), look_up], "ask_clerk+look_up")
     events = await run(graph, gateway)
@@ -287,7 +293,7 @@ async def test_a_nested_agent_asks_under_its_own_name(gateway: ModelServer, llm:
     ],
 )
 async def test_handoffs_are_tools(
-    gateway: ModelServer, llm: ChatOpenAI, build: Any, asked: dict[tuple[str, str], int]
+    gateway: GatewayDouble, llm: ChatOpenAI, build: Any, asked: dict[tuple[str, str], int]
 ) -> None:
     events = await run(build(llm, True), gateway)
     assert Counter((event.agent, event.name) for event in events) == asked
@@ -295,7 +301,7 @@ async def test_handoffs_are_tools(
     assert all(on_the_wire[event.tool_call_id or ""] == event.result for event in events)
 
 
-async def test_a_retried_tool_is_reported_for_each_try(gateway: ModelServer, llm: ChatOpenAI) -> None:
+async def test_a_retried_tool_is_reported_for_each_try(gateway: GatewayDouble, llm: ChatOpenAI) -> None:
     from langchain.agents.middleware import ToolRetryMiddleware
 
     middleware = [ToolRetryMiddleware(max_retries=1, initial_delay=0.0, jitter=False)]
@@ -306,7 +312,9 @@ async def test_a_retried_tool_is_reported_for_each_try(gateway: ModelServer, llm
     assert [event.result for event in events] == [None, text]
 
 
-async def test_an_interrupted_tool_is_reported_when_it_has_run(gateway: ModelServer, llm: ChatOpenAI) -> None:
+async def test_an_interrupted_tool_is_reported_when_it_has_run(
+    gateway: GatewayDouble, llm: ChatOpenAI
+) -> None:
     from langgraph.checkpoint.memory import InMemorySaver
     from langgraph.types import Command, interrupt
 
@@ -328,7 +336,7 @@ async def test_an_interrupted_tool_is_reported_when_it_has_run(gateway: ModelSer
     assert reported([event]) == told(gateway)
 
 
-async def test_a_cancelled_tool_is_neither_reported_nor_kept(gateway: ModelServer, llm: ChatOpenAI) -> None:
+async def test_a_cancelled_tool_is_neither_reported_nor_kept(gateway: GatewayDouble, llm: ChatOpenAI) -> None:
     started = asyncio.Event()
 
     @tool
@@ -350,7 +358,7 @@ async def test_a_cancelled_tool_is_neither_reported_nor_kept(gateway: ModelServe
     assert callback.lightning_tools.open_count() == 0
 
 
-async def test_a_block_around_the_model_asks_for_its_tools(gateway: ModelServer, llm: ChatOpenAI) -> None:
+async def test_a_block_around_the_model_asks_for_its_tools(gateway: GatewayDouble, llm: ChatOpenAI) -> None:
     bound = llm.bind_tools([look_up])
 
     async def node(state: MessagesState) -> dict[str, Any]:
@@ -366,7 +374,7 @@ async def test_a_block_around_the_model_asks_for_its_tools(gateway: ModelServer,
     assert gateway.mistakes() == []
 
 
-async def test_outside_a_rollout_nothing_is_kept(gateway: ModelServer, llm: ChatOpenAI) -> None:
+async def test_outside_a_rollout_nothing_is_kept(gateway: GatewayDouble, llm: ChatOpenAI) -> None:
     callback = LightningCallback()
     reply = await look_up.ainvoke(
         {"type": "tool_call", "name": "look_up", "args": {"word": "a"}, "id": "c1"},

@@ -16,7 +16,7 @@ from agents import Agent, Model, ModelBehaviorError, RunConfig, Runner, function
 from agents.tracing import function_span, set_tracing_disabled
 from lightning_openai_agents import install, uninstall
 
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from lightning_core.tracing.scope import Scope, rollout_scope
 from lightning_core.types import ToolEvent
 from plugins.openai_agents.tests import apps, tracing
@@ -67,7 +67,7 @@ def number(word: str) -> dict[str, int]:
 
 
 async def run(
-    agent: Agent[str], server: ModelServer, *, rollout: str = "r1", streamed: bool = False, **config: Any
+    agent: Agent[str], server: GatewayDouble, *, rollout: str = "r1", streamed: bool = False, **config: Any
 ) -> list[ToolEvent]:
     """One rollout; what was seen of its tools."""
     scope = scope_at(server, rollout)
@@ -79,7 +79,7 @@ def tools_in(scope: Scope) -> list[ToolEvent]:
     return [seen for seen in scope.seen if isinstance(seen, ToolEvent)]
 
 
-def told(server: ModelServer) -> Told:
+def told(server: GatewayDouble) -> Told:
     """What models were told on the wire: by rollout, agent and tool_call_id."""
     return {
         (request.tagged().rollout, request.tagged().agent, tool_call_id): text
@@ -116,7 +116,7 @@ def parallel(model: Model) -> Agent[str]:
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_each_of_many_rollouts_keeps_its_runs(
-    gateway: ModelServer, dialect: Dialect, streamed: bool
+    gateway: GatewayDouble, dialect: Dialect, streamed: bool
 ) -> None:
     async with open_model(dialect) as model:
         agent = parallel(model)
@@ -129,7 +129,7 @@ async def test_each_of_many_rollouts_keeps_its_runs(
     assert reported([event for events in runs for event in events]) == told(gateway)
 
 
-async def test_rollouts_in_threads_keep_their_runs(gateway: ModelServer) -> None:
+async def test_rollouts_in_threads_keep_their_runs(gateway: GatewayDouble) -> None:
     def thread(name: str) -> list[ToolEvent]:
         async def main() -> list[ToolEvent]:
             async with open_model("chat") as model:
@@ -150,7 +150,7 @@ async def test_rollouts_in_threads_keep_their_runs(gateway: ModelServer) -> None
 )
 @pytest.mark.parametrize("tracing_disabled", [False, True])
 async def test_tracing_on_and_off(
-    gateway: ModelServer, model: Model, recorder: Recorder, situation: Any, tracing_disabled: bool
+    gateway: GatewayDouble, model: Model, recorder: Recorder, situation: Any, tracing_disabled: bool
 ) -> None:
     situation(recorder)
     agent = boss(model, [look_up, fail], "look_up+look_up+fail+ghost")
@@ -166,7 +166,7 @@ async def test_tracing_on_and_off(
     assert [event.error for event in events if event.error] == ["ZeroDivisionError: asked"]
 
 
-async def test_a_run_has_its_arguments_result_and_times(gateway: ModelServer, model: Model) -> None:
+async def test_a_run_has_its_arguments_result_and_times(gateway: GatewayDouble, model: Model) -> None:
     [event] = await run(boss(model, [look_up], "look_up"), gateway)
     assert event.arguments == '{"word": "asked"}'
     assert event.result == "asked is a word"
@@ -176,14 +176,14 @@ async def test_a_run_has_its_arguments_result_and_times(gateway: ModelServer, mo
 
 
 async def test_what_a_trace_must_not_hold_is_left_out_of_the_result_alone(
-    gateway: ModelServer, model: Model
+    gateway: GatewayDouble, model: Model
 ) -> None:
     [event] = await run(boss(model, [look_up], "look_up"), gateway, trace_include_sensitive_data=False)
     assert (event.result, event.arguments) == (None, '{"word": "asked"}')
     assert [tool_call_id for _, _, tool_call_id in told(gateway)] == [event.tool_call_id]
 
 
-async def test_every_kind_of_failure_is_told_apart(gateway: ModelServer, model: Model) -> None:
+async def test_every_kind_of_failure_is_told_apart(gateway: GatewayDouble, model: Model) -> None:
     @function_tool
     def lose(word: str) -> str:
         """Is given broken JSON."""
@@ -204,7 +204,7 @@ async def test_every_kind_of_failure_is_told_apart(gateway: ModelServer, model: 
     assert reported(list(events.values())) == told(gateway)
 
 
-async def test_a_tool_that_raises_through_is_reported(gateway: ModelServer, model: Model) -> None:
+async def test_a_tool_that_raises_through_is_reported(gateway: GatewayDouble, model: Model) -> None:
     scope = scope_at(gateway)
     with pytest.raises(Exception, match="asked"):
         await arun(boss(model, [crash], "crash"), scope)
@@ -215,7 +215,7 @@ async def test_a_tool_that_raises_through_is_reported(gateway: ModelServer, mode
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_tool_that_does_not_exist(gateway: ModelServer, dialect: Dialect, streamed: bool) -> None:
+async def test_a_tool_that_does_not_exist(gateway: GatewayDouble, dialect: Dialect, streamed: bool) -> None:
     async with open_model(dialect) as model:
         agent = boss(model, [look_up], "ghost+look_up+ghost")
         events = await run(agent, gateway, streamed=streamed, tool_not_found_behavior="return_error_to_model")
@@ -228,7 +228,7 @@ async def test_a_tool_that_does_not_exist(gateway: ModelServer, dialect: Dialect
     assert reported(events).keys() == told(gateway).keys()
 
 
-async def test_agents_as_tools_handoffs_and_guardrails(gateway: ModelServer, model: Model) -> None:
+async def test_agents_as_tools_handoffs_and_guardrails(gateway: GatewayDouble, model: Model) -> None:
     """A handoff runs no tool; what an agent behind a tool asks for is its own."""
     expected: dict[Build, dict[tuple[str, str], int]] = {
         apps.handoffs: {("sql", "look_up"): 1, ("sql", "compute"): 1},
@@ -253,7 +253,7 @@ async def test_agents_as_tools_handoffs_and_guardrails(gateway: ModelServer, mod
 
 
 async def test_a_tool_that_awaits_approval_is_reported_when_it_has_run(
-    gateway: ModelServer, model: Model
+    gateway: GatewayDouble, model: Model
 ) -> None:
     @function_tool(needs_approval=True)
     def delete(word: str) -> str:
@@ -274,7 +274,7 @@ async def test_a_tool_that_awaits_approval_is_reported_when_it_has_run(
 
 
 async def test_a_tool_cancelled_for_anothers_failure_is_not_reported(
-    gateway: ModelServer, model: Model
+    gateway: GatewayDouble, model: Model
 ) -> None:
     @function_tool
     async def wait(word: str) -> str:
@@ -289,7 +289,7 @@ async def test_a_tool_cancelled_for_anothers_failure_is_not_reported(
 
 
 async def test_installed_twice_each_run_is_reported_once(
-    gateway: ModelServer, model: Model, recorder: Recorder
+    gateway: GatewayDouble, model: Model, recorder: Recorder
 ) -> None:
     tracing.own_around(recorder)
     install()
@@ -298,7 +298,7 @@ async def test_installed_twice_each_run_is_reported_once(
     assert [event.name for event in events] == ["ghost", "look_up"]
 
 
-async def test_uninstalled_nothing_is_reported(gateway: ModelServer, model: Model) -> None:
+async def test_uninstalled_nothing_is_reported(gateway: GatewayDouble, model: Model) -> None:
     await run(boss(model, [look_up], "look_up"), gateway)
     uninstall()
     assert await run(boss(model, [look_up], "look_up"), gateway, rollout="r2") == []
