@@ -24,7 +24,6 @@ class AutoGen(Framework):
     lacks: ClassVar[dict[Ability, str]] = {
         "sync": "AutoGen's agents and teams are asynchronous throughout",
         "shared apps": "an agent keeps what it was told, and a team runs once at a time",
-        "tool events": "the plugin does not report tools",
     }
 
     def open_model(self, **client: Any) -> AbstractAsyncContextManager[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from langchain.agents import create_agent
@@ -14,7 +14,7 @@ from lightning_langgraph import LightningCallback
 from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
 
 from lightning_core.testing.conformance import *  # noqa: F403
-from lightning_core.testing.conformance import Ability, Framework, Member
+from lightning_core.testing.conformance import Framework, Member
 
 
 class LangGraph(Framework):
@@ -22,7 +22,6 @@ class LangGraph(Framework):
 
     plugin = "langgraph"
     modules = ("langchain", "langchain_core", "langgraph", "langsmith")
-    lacks: ClassVar[dict[Ability, str]] = {"tool events": "the callback does not report tools"}
 
     @asynccontextmanager
     async def open_model(self, **client: Any) -> AsyncIterator[ChatOpenAI]:
