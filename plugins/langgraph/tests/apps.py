@@ -130,6 +130,29 @@ def boss_with_tools(llm: ChatOpenAI, aio: bool) -> Graph:
     return create_agent(llm, tools, system_prompt=script, name="boss")
 
 
+def teams_as_tools(llm: ChatOpenAI, aio: bool) -> Graph:
+    """`create_agent` whose tool runs a graph: one node is an agent, another one calls an agent."""
+    leaf, sub = worker(llm, "leaf"), worker(llm, "sub")
+
+    def caller(state: MessagesState) -> dict[str, Any]:
+        sub.invoke({"messages": state["messages"][:1]})
+        llm.invoke([*state["messages"][:1], HumanMessage(mark(agent="caller"))])
+        return {}
+
+    async def acaller(state: MessagesState) -> dict[str, Any]:
+        await sub.ainvoke({"messages": state["messages"][:1]})
+        await llm.ainvoke([*state["messages"][:1], HumanMessage(mark(agent="caller"))])
+        return {}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("leaf", leaf)
+    graph.add_node("caller", acaller if aio else caller)
+    graph.add_edge(START, "leaf")
+    graph.add_edge(START, "caller")
+    tools = [tool_of(graph.compile(), "ask_team", aio)]
+    return create_agent(llm, tools, system_prompt=mark(agent="boss", calls="ask_team+ask_team"), name="boss")
+
+
 def worker(llm: ChatOpenAI, name: str, *tools: Any, **marks: object) -> Graph:
     return create_agent(llm, list(tools), system_prompt=mark(agent=name, **marks), name=name)
 

@@ -18,7 +18,7 @@ from lightning_core.testing.conformance import Framework, Member
 
 
 class LangGraph(Framework):
-    """A ready-made agent, or several of them, node after node."""
+    """Ready-made agents as the nodes of a graph, one after the other."""
 
     plugin = "langgraph"
     modules = ("langchain", "langchain_core", "langgraph", "langsmith")
@@ -30,8 +30,6 @@ class LangGraph(Framework):
                 yield ChatOpenAI(model="any", http_client=http, http_async_client=ahttp, **client)
 
     def build(self, model: ChatOpenAI, members: Sequence[Member]) -> Any:
-        if len(members) == 1:
-            return self._agent(model, members[0]).with_config(callbacks=[LightningCallback()])
         graph = StateGraph(MessagesState)
         names = [member.name for member in members]
         for before, member in zip([START, *names], members, strict=False):

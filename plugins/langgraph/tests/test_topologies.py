@@ -28,6 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:create_react_agent has been move
         (apps.nested, {**PARALLEL, "caller": 2, "first": 1, "agent2": 1}),
         (apps.react, {"researcher": 1, "agent": 1}),
         (apps.boss_with_tools, BOSS),
+        (apps.teams_as_tools, {"boss": 2, "leaf": 2, "sub": 2, "caller": 2}),
         (apps.agent_in_node, {"sql": 1, "node": 1, "nameless": 1}),
         (apps.supervisor, {"supervisor": 3, "maths": 1, "search": 1}),
         (apps.swarm, {"alice": 1, "bob": 1}),

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+OWNER = "lc_agent_name"
+"""The metadata in which a ready-made agent leaves its name."""
 _INNER = frozenset({"agent", "model", "tools"})
 _MIDDLEWARE = (".before_agent", ".before_model", ".after_model", ".after_agent")
 
@@ -22,8 +24,22 @@ def agent_name(metadata: Mapping[str, Any]) -> str | None:
     if nodes and not _is_inner(nodes[-1]):
         return nodes[-1]
     outer = next((node for node in reversed(nodes) if not _is_inner(node)), None)
-    # The key is inherited by whatever an agent's tools run: it names the agent only at its own nodes.
-    return metadata.get("lc_agent_name") or outer or metadata.get("langgraph_node")
+    # The key is inherited by whatever an agent's tools run: it names the agent only at its own nodes, and
+    # where a node further in is another agent, only the callback can tell (see `runs`).
+    return metadata.get(OWNER) or outer or metadata.get("langgraph_node")
+
+
+def node_around(metadata: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The named node around a part of a ready-made agent, and the namespace of the graph that node is in.
+
+    None for a run in a node with a name of its own, or in an agent that is in no node.
+    """
+    parts = [part for part in _namespace(metadata).split("|") if part and not part.isdigit()]
+    nodes = [part.partition(":")[0] for part in parts]
+    named = [index for index, node in enumerate(nodes) if not _is_inner(node)]
+    if not named or named[-1] == len(nodes) - 1:
+        return None
+    return nodes[named[-1]], "|".join(parts[: named[-1]])
 
 
 def scope_key(metadata: Mapping[str, Any]) -> tuple[str | None, str]:

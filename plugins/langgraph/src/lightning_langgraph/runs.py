@@ -20,7 +20,7 @@ from uuid import UUID
 
 from lightning_core.tracing.scope import enter_order
 from lightning_core.types import Who
-from lightning_langgraph.naming import agent_name, scope_key
+from lightning_langgraph.naming import OWNER, agent_name, node_around, scope_key
 
 FRAMEWORK = "langgraph"
 
@@ -30,6 +30,10 @@ class Run:
     """A run of a node, a chain or a tool that has started and not ended."""
 
     key: tuple[str | None, str]
+    """Its agent and its namespace."""
+    owner: str | None
+    """`lc_agent_name`: of the ready-made agent it is in, or of one further out."""
+    parent: UUID | None
     entered: int
     root: UUID
     """The outermost run around it, or its own id."""
@@ -45,8 +49,9 @@ class Runs:
 
     def enter(self, run_id: UUID, parent: UUID | None, metadata: Mapping[str, Any] | None) -> None:
         """A node, chain or tool starts."""
-        key = scope_key(metadata or {})
-        self._open[run_id] = Run(key, self._order(key, parent), self.find_root(parent) or run_id)
+        key = self._key(parent, metadata or {})
+        owner, root = (metadata or {}).get(OWNER), self.find_root(parent) or run_id
+        self._open[run_id] = Run(key, owner, parent, self._order(key, parent), root)
 
     def leave(self, run_id: UUID) -> None:
         """It has ended, well or not."""
@@ -62,10 +67,8 @@ class Runs:
 
     def find_who(self, parent: UUID | None, metadata: Mapping[str, Any] | None) -> Who | None:
         """The agent that a run with this metadata, started by `parent`, works for; None outside any."""
-        agent = agent_name(metadata or {})
-        if agent is None:
-            return None
-        return Who(agent, self._order(scope_key(metadata or {}), parent), FRAMEWORK)
+        key = self._key(parent, metadata or {})
+        return Who(key[0], self._order(key, parent), FRAMEWORK) if key[0] is not None else None
 
     def end_call(self, run_id: UUID) -> None:
         """The model has answered or failed."""
@@ -84,10 +87,28 @@ class Runs:
         run = self._open.get(run_id) if run_id is not None else None
         return run.root if run is not None else None
 
-    def find_entered(self, run_id: UUID | None) -> int | None:
-        """When the node of an open run was entered; None if the run is not open here."""
-        run = self._open.get(run_id) if run_id is not None else None
-        return run.entered if run is not None else None
+    def find(self, run_id: UUID | None) -> Run | None:
+        """An open run; None if it is not open here."""
+        return self._open.get(run_id) if run_id is not None else None
+
+    def _key(self, parent: UUID | None, metadata: Mapping[str, Any]) -> tuple[str | None, str]:
+        """The run's agent and namespace.
+
+        A ready-made agent that is a node of a graph gets the name of the agent whose tool runs that graph:
+        LangGraph hands the metadata down, and what is handed down wins. Then the node is the name.
+        """
+        agent, namespace = scope_key(metadata)
+        around = node_around(metadata)
+        if around is not None and agent == metadata.get(OWNER) == self._owner_of_graph(parent, around[1]):
+            return around[0], namespace
+        return agent, namespace
+
+    def _owner_of_graph(self, run_id: UUID | None, namespace: str) -> str | None:
+        """`lc_agent_name` of the nearest open run around that has this namespace."""
+        run = self.find(run_id)
+        while run is not None and _without_counters(run.key[1]) != namespace:
+            run = self.find(run.parent)
+        return run.owner if run is not None else None
 
     def _order(self, key: tuple[str | None, str], parent: UUID | None) -> int:
         run = self._open.get(parent) if parent is not None else None
@@ -120,14 +141,19 @@ def innermost(config: Mapping[str, Any]) -> Who | None:
 
 
 def _pull(config: Mapping[str, Any]) -> Who | None:
-    agent = agent_name(config.get("metadata") or {})
-    return Who(agent, _entered(config.get("callbacks")), FRAMEWORK) if agent is not None else None
+    run = _open_run(config.get("callbacks"))
+    agent = agent_name(config.get("metadata") or {}) if run is None else run.key[0]
+    return Who(agent, 0 if run is None else run.entered, FRAMEWORK) if agent is not None else None
 
 
-def _entered(callbacks: Any) -> int:
+def _open_run(callbacks: Any) -> Run | None:
     run_id = getattr(callbacks, "parent_run_id", None)
     for handler in getattr(callbacks, "handlers", ()):
         runs = getattr(handler, "lightning_runs", None)
-        if isinstance(runs, Runs) and (entered := runs.find_entered(run_id)) is not None:
-            return entered
-    return 0
+        if isinstance(runs, Runs) and (run := runs.find(run_id)) is not None:
+            return run
+    return None
+
+
+def _without_counters(namespace: str) -> str:
+    return "|".join(part for part in namespace.split("|") if not part.isdigit())
