@@ -1,5 +1,6 @@
 """The code that README and docs show is code that runs."""
 
+import gc
 import re
 from pathlib import Path
 
@@ -7,11 +8,20 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.trainer.trainer import overrides
+from tests.instrumenting import bare_afterwards
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [(page, code) for page in PAGES for code in BLOCK.findall(page.read_text())]
+
+
+@pytest.fixture(autouse=True)
+def tidy():
+    """What a script leaves behind goes with it: here several run in one process."""
+    with bare_afterwards():
+        yield
+    gc.collect()
 
 
 # a script's clients outlive its event loop, and say so when they are collected
