@@ -5,6 +5,8 @@ that stays at the app's own endpoint is seen until its reply has ended, so there
 timed as well, up to a transport that answers at once. Every round measures all situations after one another,
 so that what disturbs the machine disturbs them alike, and the cost of a situation is its CPU time less that
 of the bare SDK in the same round.
+
+OpenTelemetry is there in all situations; only in those called span the app uses it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 from lightning_langgraph import LightningCallback
 from openai import OpenAI
 from openai._models import FinalRequestOptions
+from opentelemetry.sdk.trace import TracerProvider
 
 from lightning_core.plugins import load_plugins
 from lightning_core.tracing.openai_sdk import instrument
@@ -87,6 +90,10 @@ def _round(steps: Steps) -> Iterator[tuple[str, str, float]]:
             yield "trained agent, block", bare, _time(steps.routed)
         with rollout_scope(scope), _node():
             yield "trained agent, LangGraph node", bare, _time(steps.routed)
+        with rollout_scope(scope), _spans(1):
+            yield "trained agent, span", bare, _time(steps.routed)
+        with rollout_scope(scope), _spans(10):
+            yield "trained agent, span ten further out", bare, _time(steps.routed)
         with rollout_scope(scope), agent("check"):
             yield "left at its endpoint", bare, _time(steps.hosted)
             yield "left at its endpoint, seen to its end", whole, _time(steps.whole)
@@ -158,6 +165,18 @@ def _node() -> Iterator[None]:
     with ExitStack() as stack:
         token = var_child_runnable_config.set({"metadata": metadata, "callbacks": callbacks})
         stack.callback(var_child_runnable_config.reset, token)
+        yield
+
+
+@contextmanager
+def _spans(depth: int) -> Iterator[None]:
+    """The spans of an instrumented app: an agent's, and within it the SDK's and `depth` - 1 others."""
+    tracer = TracerProvider(shutdown_on_exit=False).get_tracer("app")
+    with ExitStack() as stack:
+        attributes = {"gen_ai.agent.name": "node"}
+        stack.enter_context(tracer.start_as_current_span("invoke_agent node", attributes=attributes))
+        for _ in range(depth):
+            stack.enter_context(tracer.start_as_current_span("chat", attributes={"gen_ai.system": "openai"}))
         yield
 
 

@@ -1,6 +1,8 @@
-"""Which call a tool run or a span belongs to: by the ids in the call's reply, never by time.
+"""Which call a tool run or a span belongs to, and which agent a span: by ids, never by time.
 
-Pure functions over what a rollout recorded, so that it does not matter which arrived first.
+Pure functions over what a rollout recorded, so that it does not matter which arrived first. They are
+applied when the records are read: an exporter sends a span when it ends, so children arrive before the
+spans around them, and often in another batch.
 """
 
 from __future__ import annotations
@@ -10,18 +12,28 @@ from typing import Any
 
 from lightning_core.types import Call, Event, Span
 
+AGENT_NAME = "gen_ai.agent.name"
+"""The attribute in which GenAI spans keep the name of the agent at work."""
 RESPONSE_ID = "gen_ai.response.id"
 """The attribute in which GenAI spans keep the reply's id."""
+TOOL_CALL_ID = "gen_ai.tool.call.id"
+"""The attribute in which GenAI spans keep the id that the reply gave the request for a tool."""
+
+_Ids = dict[tuple[str | None, str], str]
+"""Call ids by (rollout, id in the reply)."""
+_Place = tuple[str, str, str]
+"""Of a span: (rollout, trace id, span id)."""
 
 
 def link(calls: Iterable[Call], events: Sequence[Event]) -> list[Event]:
     """The events with `call_id` filled in where a call of the same rollout's reply bears their id.
 
-    A tool run is found by its `tool_call_id`, a span by its `gen_ai.response.id`. Links that are there
-    already stay; what matches nothing is returned as it came.
+    A tool run is found by its `tool_call_id`, a span by its `gen_ai.response.id` or, if it describes a tool
+    run, by its `gen_ai.tool.call.id`. Links that are there already stay; what matches nothing is returned
+    as it came.
     """
-    asked: dict[tuple[str | None, str], str] = {}
-    answered: dict[tuple[str | None, str], str] = {}
+    asked: _Ids = {}
+    answered: _Ids = {}
     for call in calls:
         for choice in call.choices:
             for tool_call_id in tool_call_ids(choice.message):
@@ -31,19 +43,52 @@ def link(calls: Iterable[Call], events: Sequence[Event]) -> list[Event]:
     return [_linked(event, asked, answered) for event in events]
 
 
+def inherit_agents(events: Sequence[Event]) -> list[Event]:
+    """The events with `agent` filled in on spans without one: that of the nearest span around them.
+
+    Looked for in the same rollout and trace, as far up as spans are given.
+    """
+    spans = {_place(event, event.id): event for event in events if isinstance(event, Span)}
+    known: dict[_Place, str | None] = {place: span.agent for place, span in spans.items() if span.agent}
+    for place in spans:
+        _find_agent(place, spans, known)
+    return [
+        event.model_copy(update={"agent": known[_place(event, event.id)]})
+        if isinstance(event, Span) and event.agent is None
+        else event
+        for event in events
+    ]
+
+
 def tool_call_ids(message: dict[str, Any]) -> list[str]:
     """The ids of the tools that an assistant message asks for."""
     tool_calls = message.get("tool_calls") or ()
     return [str(tool_call["id"]) for tool_call in tool_calls if tool_call.get("id")]
 
 
-def _linked(
-    event: Event, asked: dict[tuple[str | None, str], str], answered: dict[tuple[str | None, str], str]
-) -> Event:
+def _linked(event: Event, asked: _Ids, answered: _Ids) -> Event:
     if event.call_id is not None:
         return event
     if isinstance(event, Span):
         call_id = answered.get((event.rollout_id, str(event.attributes.get(RESPONSE_ID, ""))))
+        tool_call_id = str(event.attributes.get(TOOL_CALL_ID, ""))
     else:
-        call_id = asked.get((event.rollout_id, event.tool_call_id or ""))
+        call_id, tool_call_id = None, event.tool_call_id or ""
+    call_id = call_id or asked.get((event.rollout_id, tool_call_id))
     return event if call_id is None else event.model_copy(update={"call_id": call_id})
+
+
+def _find_agent(place: _Place, spans: dict[_Place, Span], known: dict[_Place, str | None]) -> None:
+    """Note the agent of a span, and of those passed on the way up, in `known`."""
+    passed: dict[_Place, None] = {}
+    step: _Place | None = place
+    while step in spans and step not in known and step not in passed:
+        passed[step] = None  # the parents of foreign spans may go round in circles
+        span = spans[step]
+        step = _place(span, span.parent_id) if span.parent_id else None
+    agent = known.get(step) if step is not None else None
+    known.update(dict.fromkeys(passed, agent))
+
+
+def _place(span: Span, span_id: str) -> _Place:
+    return span.rollout_id, span.trace_id, span_id

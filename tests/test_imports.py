@@ -8,7 +8,7 @@ import pytest
 import lightning_core
 
 HEAVY = ("torch", "transformers", "starlette", "uvicorn", "openai", "matplotlib", "sqlite3")
-FRAMEWORKS = ("langchain_core", "autogen_core", "agents")
+FRAMEWORKS = ("langchain_core", "autogen_core", "agents", "opentelemetry", "google.protobuf")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_core.linking import link
+from lightning_core.linking import inherit_agents, link
 from lightning_core.types import Call, Choice, Span, ToolEvent
 
 TIMES: dict[str, Any] = {"started_at": 1.0, "ended_at": 2.0}
@@ -50,3 +50,31 @@ def test_a_link_that_is_there_stays_and_a_reply_without_tools_asks_for_none() ->
         "given",
         None,
     ]
+
+
+def test_a_span_about_a_tool_finds_the_call_that_asked_and_the_reply_s_id_counts_first() -> None:
+    calls = [call("c1", "x", response_id="chatcmpl-c1"), call("c2", "y")]
+    about_x, both = (
+        {"gen_ai.tool.call.id": "x"},
+        {"gen_ai.tool.call.id": "y", "gen_ai.response.id": "chatcmpl-c1"},
+    )
+    assert [event.call_id for event in link(calls, [span(**about_x), span(**both)])] == ["c1", "c1"]
+
+
+def test_a_span_has_the_agent_of_the_nearest_span_around_it_in_its_own_trace_and_rollout() -> None:
+    def at(name: str, parent: str | None = None, **fields: Any) -> Span:
+        return span().model_copy(update={"id": name, "parent_id": parent, **fields})
+
+    spans = [
+        at("low", "mid"),
+        at("mid", "top"),
+        at("top", "gone", agent="planner"),
+        at("own", "top", agent="writer"),
+        at("stray", "top", trace_id="other"),
+        at("foreign", "top", rollout_id="r2"),
+        at("circle", "circle"),
+        tool("x"),
+    ]
+    agents = ["planner", "planner", "planner", "writer", None, None, None, "a"]
+    assert [event.agent for event in inherit_agents(spans)] == agents
+    assert [event.agent for event in inherit_agents(spans[::-1])] == agents[::-1]

@@ -12,10 +12,13 @@ import typer
 from rich.console import Console
 
 from lightning_core.cli import runs as run_views
+from lightning_core.cli.export import export_run
+from lightning_core.cli.rollouts import show_rollouts
 from lightning_core.cli.serving import serve_model
 from lightning_core.cli.training import train_script
 from lightning_core.errors import LightningError
 
+_ROLLOUT = "A rollout: its id, how the id begins or ends, 'best' or 'worst'"
 app = typer.Typer(
     name="agentlightning",
     help="Train the agents you already have.",
@@ -95,9 +98,38 @@ def runs(
 @app.command()
 def show(
     run: Annotated[Path, typer.Argument(help="Folder of a run, such as runs/20260101-120000.")],
+    rollout: Annotated[str | None, typer.Option(help=_ROLLOUT)] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Only rollouts of this task: its id, or how it begins.")
+    ] = None,
 ) -> None:
-    """Show a run: its curve, held-out success before and after, and what each agent did."""
-    asyncio.run(run_views.show_run(run))
+    """Show a run: its curve, held-out success before and after, and what each agent did.
+
+    With --rollout it shows that rollout as a tree: calls, the tools they asked for, spans and rewards. With
+    --task alone it lists the rollouts of that task.
+
+        agentlightning show runs/demo --rollout worst
+    """
+    if rollout is None and task is None:
+        asyncio.run(run_views.show_run(run))
+    else:
+        asyncio.run(show_rollouts(run, rollout, task))
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, such as runs/20260101-120000.")],
+    otlp: Annotated[str, typer.Option(help="Base URL of a collector that speaks OTLP over HTTP.")],
+    rollout: Annotated[str | None, typer.Option(help=_ROLLOUT + " (default: all that were begun)")] = None,
+) -> None:
+    """Send a run's calls, tool runs, rewards and spans to an OpenTelemetry collector.
+
+    Each rollout becomes one trace. Its ids follow from the run, so sending again sends the same spans.
+    Headers, such as a key, are taken from OTEL_EXPORTER_OTLP_HEADERS.
+
+        agentlightning export runs/demo --otlp http://localhost:4318
+    """
+    asyncio.run(export_run(run, otlp, rollout))
 
 
 @app.command()

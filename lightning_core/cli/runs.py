@@ -8,12 +8,10 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from lightning_core.errors import ConfigError
+from lightning_core.cli.rollouts import open_run, show_newest
 from lightning_core.plugins import load_plugins
 from lightning_core.trainer.display import agent_table, success_table
-from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.report import terminal_curve
-from lightning_core.trainer.session import open_store
 from lightning_core.trainer.summary import Summary
 
 
@@ -47,18 +45,15 @@ def list_runs(folder: Path) -> None:
 
 
 async def show_run(path: Path) -> None:
-    """Curve, success and agents of one run, finished or not."""
+    """Curve, success, rollouts and agents of one run, finished or not."""
     console = Console()
-    folder = RunFolder(path, resume=True)
-    address = folder.read_address()
-    if address is None:
-        raise ConfigError(f"{str(path)!r} is not a run's folder; `agentlightning runs` lists the runs")
-    store_url = address["store"] or folder.store_url
-    async with open_store(store_url, load_plugins()) as store:
-        run = await store.find_run(address["run"])
-        metrics = await store.list_metrics(address["run"])
-    console.print(f"run {address['run']}: {run.status if run else 'not begun'}, {len(metrics)} steps")
+    async with open_run(path) as (store, run_id):
+        run = await store.find_run(run_id)
+        metrics = await store.list_metrics(run_id)
+        rollouts = await store.find_rollouts(run_id)
+    console.print(f"run {run_id}: {run.status if run else 'not begun'}, {len(metrics)} steps")
     console.print(terminal_curve(metrics), markup=False, highlight=False)
+    show_newest(rollouts, path, console)
     summary = find_summary(path)
     if summary is None:
         console.print("not finished: no summary yet")

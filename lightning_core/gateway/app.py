@@ -20,6 +20,7 @@ from lightning_core.gateway.completions import Completions
 from lightning_core.gateway.endpoint import Endpoint
 from lightning_core.gateway.exchange import Exchanges
 from lightning_core.gateway.logprobs import TokenText
+from lightning_core.gateway.otlp import Traces
 from lightning_core.gateway.refusals import Refusal, refusal_of
 from lightning_core.gateway.responses import Responses
 from lightning_core.gateway.tokens import Tokens
@@ -31,8 +32,11 @@ _COMPLETIONS: Final = "/v1/completions"
 _RESPONSES: Final = "/v1/responses"
 _MESSAGES: Final = "/v1/messages"
 _SERVED: Final = (_CHAT, _COMPLETIONS, _RESPONSES, _MESSAGES)
+_TRACES: Final = "/v1/traces"
 _OF_ROLLOUT: Final = "/rollouts/{rollout_id}/agents/{agent:path}"
 """Base URL of an agent of a rollout; the name may hold slashes once it is decoded."""
+_OF_PROGRAM: Final = "/rollouts/{rollout_id}"
+"""Base URL of a program that names its agents in its spans."""
 
 
 class Gateway:
@@ -54,6 +58,7 @@ class Gateway:
         self._upstream = upstream
         self._access = Access(tokens, agents=agents, anonymous=anonymous)
         self._exchanges = Exchanges(store)
+        self._traces = Traces(self._access, store)
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -70,6 +75,8 @@ class Gateway:
             routes += [Route(base + path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
             routes.append(Route(f"{base}/v1/embeddings", self._embeddings, methods=["POST"]))
             routes.append(Route(f"{base}/v1/models", self._models))
+        for base in ("", _OF_ROLLOUT, _OF_PROGRAM):
+            routes.append(Route(base + _TRACES, self._traces, methods=["POST"]))
         return Starlette(
             routes=routes,
             exception_handlers={HTTPException: _refuse_http, GatewayError: _refuse, Exception: _refuse},
@@ -110,7 +117,7 @@ def _refuse(request: Request, error: Exception) -> Response:
 def _refuse_http(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     asked = f"{request.method} {request.url.path}"
-    served = f"POST {', '.join(_SERVED)} and GET /v1/models"
+    served = f"POST {', '.join(_SERVED)}, {_TRACES} and GET /v1/models"
     code = "method_not_allowed" if status == 405 else "unknown_endpoint"
     refusal = Refusal(f"{asked} is not served here; served are {served}", status=status, code=code)
     return _json(refusal.body(), status)

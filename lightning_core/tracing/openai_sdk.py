@@ -20,7 +20,7 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from lightning_core.errors import InstrumentationError
-from lightning_core.tracing import headers, listening, threads
+from lightning_core.tracing import headers, listening, spans, threads
 from lightning_core.tracing.importing import WhenImported
 from lightning_core.tracing.patching import patch
 from lightning_core.tracing.scope import Scope, current_agent, current_scope
@@ -53,7 +53,7 @@ class Instrumentation:
         """Tag from now on; an SDK that the app has not imported yet, from its import on."""
         if self._undo:
             return self
-        self._undo.append(threads.install())
+        self._undo += [threads.install(), spans.install()]
         hooks = [WhenImported(name, self._listen) for name in listening.CLIENTS]
         hooks += [WhenImported(sdk.module, partial(self._patch, sdk)) for sdk in SDKS]
         self._undo += [hook.stop for hook in hooks]
@@ -89,8 +89,8 @@ class Instrumentation:
 def instrument(who: Puller) -> Instrumentation:
     """Tag and route the requests of every OpenAI and Anthropic client in this process, old and new.
 
-    `who` names the caller of frameworks; `agent(...)` blocks are known without it. Raises
-    InstrumentationError if the installed SDK offers no place for it.
+    `who` names the caller of frameworks; `agent(...)` blocks and spans of OpenTelemetry are known without
+    it. Raises InstrumentationError if the installed SDK offers no place for it.
     """
     return Instrumentation(who).install()
 
@@ -125,7 +125,7 @@ def _build_request(sdk: Sdk, original: Callable[..., Any], users: list[Puller]) 
         request = original(client, options, **kwargs)
         scope = current_scope()
         if users and scope is not None and (served := sdk.served.fullmatch(_path(options.url))):
-            who = innermost([current_agent(), *(user() for user in users)])
+            who = innermost([current_agent(), spans.current_span_agent(), *(user() for user in users)])
             agent = who.agent if who is not None else UNNAMED
             if scope.trains(agent) or sdk.names_no_endpoint(client, request):
                 url_type: Any = type(request.url)  # httpx's or httpx2's

@@ -472,6 +472,7 @@ async def test_each_rollout_that_ended_for_good_is_told_once(store: Store) -> No
 
 async def test_what_was_seen_in_an_attempt_is_stored_before_its_end_is_known(store: Store) -> None:
     threads: list[threading.Thread] = []
+    ended = threading.Event()
 
     async def solve(task: Task) -> float:
         report_tool("look", agent="a", framework="x", arguments={"at": task.input["i"]}, tool_call_id="c1")
@@ -480,7 +481,7 @@ async def test_what_was_seen_in_an_attempt_is_stored_before_its_end_is_known(sto
         late = copy_context()
 
         def linger() -> None:
-            time.sleep(0.2)
+            ended.wait(60)
             late.run(report_tool, "late", agent="a", framework="x")
 
         threads.append(threading.Thread(target=linger))
@@ -502,6 +503,7 @@ async def test_what_was_seen_in_an_attempt_is_stored_before_its_end_is_known(sto
         return 1.0
 
     await run_all(solve, store, rollouts(3))
+    ended.set()
     for thread in threads:
         await asyncio.to_thread(thread.join)
     names = ["r0", "r1", "r2"]

@@ -1,0 +1,44 @@
+"""`agentlightning export`: a run's rollouts, sent to a collector one after another."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from lightning_core.cli.rollouts import choose, open_run
+from lightning_core.errors import ConfigError, UnsupportedError
+from lightning_core.trace import read_traces
+
+
+async def export_run(path: Path, url: str, which: str | None) -> None:
+    """Send the rollouts of a run, or one of them; those that never began are left out.
+
+    Raises ConfigError for a run or rollout that is not there, ExportError if the collector did not take
+    everything; what it took before stays there, and the same command sends the same spans again.
+    """
+    try:
+        from lightning_core.otlp.collector import Collector
+        from lightning_core.otlp.spans import to_spans
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            f"to send traces, {error.name!r} must be installed: pip install 'agent-lightning-core[otel]'"
+        ) from error
+    logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # its complaints are raised here
+    console = Console(stderr=True)
+    sent = 0
+    async with open_run(path) as (store, run_id):
+        begun = [rollout for rollout in await store.find_rollouts(run_id) if rollout.attempts]
+        if not begun:
+            raise ConfigError(f"run {run_id!r} has no rollouts yet")
+        chosen = begun if which is None else [choose(begun, which)]
+        with Collector(url) as collector, Progress(console=console) as progress:
+            for rollout in progress.track(chosen, description="exporting rollouts"):
+                (trace,) = await read_traces(store, [rollout])
+                spans = to_spans(trace)
+                await asyncio.to_thread(collector.send, spans)
+                sent += len(spans)
+    console.print(f"sent {sent} spans of {len(chosen)} rollouts to {collector.url}", soft_wrap=True)

@@ -1,0 +1,112 @@
+"""Which rollouts a run holds: listed, chosen by a person's words, and shown one by one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from lightning_core.cli.tree import rollout_tree
+from lightning_core.errors import ConfigError
+from lightning_core.plugins import load_plugins
+from lightning_core.stores.base import Store
+from lightning_core.trace import read_traces
+from lightning_core.trainer.folder import RunFolder
+from lightning_core.trainer.session import open_store
+from lightning_core.types import Rollout
+
+_LISTED = 8
+_NAMED = 5
+
+
+@asynccontextmanager
+async def open_run(path: Path) -> AsyncIterator[tuple[Store, str]]:
+    """The store of a run, and the run's id in it. Raises ConfigError for what is not a run's folder."""
+    folder = RunFolder(path, resume=True)
+    address = folder.read_address()
+    if address is None:
+        raise ConfigError(f"{str(path)!r} is not a run's folder; `agentlightning runs` lists the runs")
+    async with open_store(address["store"] or folder.store_url, load_plugins()) as store:
+        yield store, address["run"]
+
+
+async def show_rollouts(path: Path, which: str | None, task: str | None) -> None:
+    """The tree of one rollout; without `which` a list of the task's rollouts."""
+    console = Console()
+    async with open_run(path) as (store, run_id):
+        rollouts = of_task(await store.find_rollouts(run_id), task)
+        if which is None:
+            console.print(_table(f"rollouts of task {rollouts[0].task.id}", rollouts))
+            return
+        (trace,) = await read_traces(store, [choose(rollouts, which)])
+    console.print(rollout_tree(trace))
+
+
+def show_newest(rollouts: Sequence[Rollout], path: Path, console: Console) -> None:
+    """The newest rollouts, and how to look at one."""
+    if not rollouts:
+        return
+    newest = rollouts[-_LISTED:]
+    console.print(_table(f"rollouts: the newest {len(newest)} of {len(rollouts)}", newest))
+    console.print(
+        f"one of them: agentlightning show {path} --rollout ID (or best, or worst)",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def of_task(rollouts: Sequence[Rollout], task: str | None) -> list[Rollout]:
+    """Those of the task whose id is or begins with `task`; None means all. ConfigError if there are none."""
+    if not rollouts:
+        raise ConfigError("the run has no rollouts yet")
+    ids = sorted({rollout.task.id for rollout in rollouts})
+    chosen = None if task is None else _find(task, ids, "task")
+    return [rollout for rollout in rollouts if chosen is None or rollout.task.id == chosen]
+
+
+def choose(rollouts: Sequence[Rollout], which: str) -> Rollout:
+    """The rollout that is meant by its id, by how the id begins or ends, or by "best" or "worst".
+
+    Of equal rewards the newest counts. Raises ConfigError if it is none of them, or several.
+    """
+    if which in ("best", "worst"):
+        rewarded = [rollout for rollout in reversed(rollouts) if rollout.reward is not None]
+        if not rewarded:
+            raise ConfigError(f"no rollout has a reward yet, so none is the {which}; give an id")
+        return (max if which == "best" else min)(rewarded, key=lambda rollout: rollout.reward or 0.0)
+    by_id = {rollout.id: rollout for rollout in rollouts}
+    return by_id[_find(which, list(by_id), "rollout")]
+
+
+def _find(given: str, ids: Sequence[str], kind: str) -> str:
+    if given in ids:
+        return given
+    found = [one for one in ids if given and (one.startswith(given) or one.endswith(given))]
+    if len(found) == 1:
+        return found[0]
+    known = found or ids
+    named = ", ".join(repr(one) for one in known[-_NAMED:])
+    more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
+    problem = "fits several" if found else "fits none"
+    raise ConfigError(f"{kind} {given!r} {problem}: {named}{more}; give the whole id")
+
+
+def _table(title: str, rollouts: Sequence[Rollout]) -> Table:
+    table = Table(title=title)
+    for column in ("rollout", "task", "split", "step", "attempts", "status", "reward"):
+        table.add_column(column, justify="right" if column in ("step", "attempts", "reward") else "left")
+    for rollout in rollouts:
+        table.add_row(
+            rollout.id,
+            rollout.task.id,
+            rollout.split,
+            str(rollout.step),
+            str(rollout.attempts),
+            rollout.status,
+            "-" if rollout.reward is None else f"{rollout.reward:.3f}",
+        )
+    return table

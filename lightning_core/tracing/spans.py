@@ -1,0 +1,130 @@
+"""OpenTelemetry in the app's own process: its spans say who is calling, and are kept with the rollout.
+
+The current span names the agent if it, or a span around it, has `gen_ai.agent.name`. So that a span knows
+the spans around it, and to which rollout it belongs, a span processor (`tracing.otel`) notes on each span
+what was true where it was started. While requests are tagged, every `TracerProvider` of the app gets one.
+
+OpenTelemetry is not imported here: an app that has a span has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from lightning_core.linking import AGENT_NAME
+from lightning_core.tracing.importing import WhenImported
+from lightning_core.tracing.patching import patch
+from lightning_core.tracing.scope import Scope
+from lightning_core.types import Who
+
+FRAMEWORK = "opentelemetry"
+_START = "_lightning_start"
+_COVERED = "_lightning_covered"
+_LEFT_TO = MappingProxyType({"autogen-core": "lightning_autogen"})
+"""Libraries that open spans inside generators, and the plugins that know better: such a span stays current
+while the generator's consumer runs. Where the plugin is loaded, it alone answers for its framework."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What was true where a span was started."""
+
+    scope: Scope | None
+    """The rollout that was running."""
+    around: Any
+    """The span that was current, if it is one of this process."""
+    entered: int
+    """See `Who.entered`."""
+
+
+def note_start(span: Any, start: Start) -> bool:
+    """Keep `start` on the span; False if another processor was first."""
+    if hasattr(span, _START):
+        return False
+    setattr(span, _START, start)
+    return True
+
+
+def find_start(span: Any) -> Start | None:
+    """What `note_start` has kept on the span."""
+    return getattr(span, _START, None)
+
+
+def current_span_agent() -> Who | None:
+    """The agent that the current span of this context stands for, if any."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None or not hasattr(trace, "get_current_span"):  # absent in the midst of its import
+        return None
+    for span, name in _names_around(trace.get_current_span()):
+        if not _left_to_plugin(span):
+            start = find_start(span)
+            return Who(name, start.entered if start is not None else 0, FRAMEWORK)
+    return None
+
+
+def agent_around(span: Any) -> str | None:
+    """The agent named by a span or by the nearest span around it."""
+    return next((name for _, name in _names_around(span)), None)
+
+
+def _names_around(span: Any) -> Iterator[tuple[Any, str]]:
+    """The spans that name an agent, from this one outwards, with the names."""
+    while span is not None:
+        attributes = getattr(span, "attributes", None)
+        if attributes is not None and (name := attributes.get(AGENT_NAME)):
+            yield span, str(name)
+        start = find_start(span)
+        span = start.around if start is not None else None
+
+
+def _left_to_plugin(span: Any) -> bool:
+    library = getattr(span, "instrumentation_scope", None)
+    return _LEFT_TO.get(getattr(library, "name", "")) in sys.modules
+
+
+def install() -> Callable[[], None]:
+    """Keep the spans of the app's tracer providers until the returned function is called. May be nested.
+
+    Covered are the global provider and every one that is made from now on. One that was made before and
+    is not the global one needs the app's own line: `provider.add_span_processor(LightningSpanProcessor())`.
+    """
+    user = object()
+    undo: list[Callable[[], None]] = []
+
+    def cover(sdk: ModuleType) -> None:
+        undo.append(patch(sdk.TracerProvider, "__init__", user, _covering))
+        provider = sys.modules["opentelemetry.trace"].get_tracer_provider()
+        if isinstance(provider, sdk.TracerProvider):
+            _cover(provider)
+
+    import_hook = WhenImported("opentelemetry.sdk.trace", cover)
+    import_hook.start()
+
+    def uninstall() -> None:
+        import_hook.stop()
+        while undo:
+            undo.pop()()
+
+    return uninstall
+
+
+def _covering(original: Callable[..., None], users: list[object]) -> Callable[..., None]:
+    def __init__(provider: Any, *args: Any, **kwargs: Any) -> None:
+        original(provider, *args, **kwargs)
+        if users:
+            _cover(provider)
+
+    return __init__
+
+
+def _cover(provider: Any) -> None:
+    """Give a provider its processor, once: it can't be taken back, and outside a rollout it does nothing."""
+    from lightning_core.tracing.otel import LightningSpanProcessor
+
+    if not hasattr(provider, _COVERED):
+        setattr(provider, _COVERED, True)
+        provider.add_span_processor(LightningSpanProcessor())

@@ -1,0 +1,117 @@
+"""What a call was asked and what it answered, in one form whatever its dialect.
+
+The form is that of the GenAI conventions: messages `{"role", "parts"}`, whose parts are texts, tool calls
+and their responses. Reads leniently: a request was checked when it was served, and a call that was only
+seen may hold anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from lightning_core.types import Call
+
+Part = dict[str, Any]
+Message = dict[str, Any]
+
+
+def prompt(call: Call) -> list[Message]:
+    """The messages that the model was given."""
+    request: dict[str, Any] = call.request
+    messages = [
+        {"role": "system", "parts": _parts(request[name])}
+        for name in ("system", "instructions")
+        if request.get(name)
+    ]
+    for name in ("messages", "input", "prompt"):
+        given = request.get(name)
+        messages += [_message(item) for item in (given if isinstance(given, list) else [given]) if item]
+    return messages
+
+
+def replies(call: Call) -> list[Message]:
+    """The messages that the model answered, one for each choice, with their `finish_reason`."""
+    return [
+        {**_message({"role": "assistant", **choice.message}), "finish_reason": choice.finish_reason or ""}
+        for choice in call.choices
+    ]
+
+
+def text(messages: Iterable[Message]) -> str:
+    """All that is said in the messages as one line; a tool call reads like `name(arguments)`."""
+    said = (_said(part) for message in messages for part in message["parts"])
+    return " ".join(" ".join(words.split()) for words in said if words)
+
+
+def tokens_read(call: Call) -> int | None:
+    """Tokens of the prompt; None if the engine gave none."""
+    return None if call.prompt_ids is None else len(call.prompt_ids)
+
+
+def tokens_written(call: Call) -> int | None:
+    """Tokens of all choices; None if the engine gave none."""
+    counts = [len(choice.completion_ids) for choice in call.choices if choice.completion_ids is not None]
+    return sum(counts) if counts else None
+
+
+def _said(part: Part) -> str:
+    match part["type"]:
+        case "text":
+            return str(part["content"])
+        case "tool_call":
+            return f"{part['name']}({_as_text(part['arguments'])})"
+        case "tool_call_response":
+            return _as_text(part["response"])
+        case other:
+            return f"[{other}]"
+
+
+def _message(item: Any) -> Message:
+    if not isinstance(item, dict):
+        return {"role": "user", "parts": [_text(item if isinstance(item, str) else json.dumps(item))]}
+    match item.get("type"):
+        case "function_call":
+            return {"role": "assistant", "parts": [_tool_call(item.get("call_id"), item)]}
+        case "function_call_output":
+            return {"role": "tool", "parts": [_response(item.get("call_id"), item.get("output"))]}
+    if item.get("role") == "tool":
+        return {"role": "tool", "parts": [_response(item.get("tool_call_id"), item.get("content"))]}
+    asked = [_tool_call(call.get("id"), call.get("function") or {}) for call in item.get("tool_calls") or ()]
+    return {"role": str(item.get("role", "user")), "parts": _parts(item.get("content")) + asked}
+
+
+def _parts(content: Any) -> list[Part]:
+    if isinstance(content, list):
+        return [_block(block) for block in content]
+    return [_text(content)] if content else []
+
+
+def _block(block: Any) -> Part:
+    if not isinstance(block, dict):
+        return _text(block)
+    match block.get("type"):
+        case "tool_use":
+            return _tool_call(block.get("id"), {**block, "arguments": block.get("input")})
+        case "tool_result":
+            return _response(block.get("tool_use_id"), block.get("content"))
+        case kind:
+            return _text(block["text"]) if "text" in block else {"type": str(kind)}
+
+
+def _text(content: Any) -> Part:
+    return {"type": "text", "content": _as_text(content)}
+
+
+def _tool_call(tool_call_id: Any, function: dict[str, Any]) -> Part:
+    name, arguments = function.get("name"), function.get("arguments")
+    return {"type": "tool_call", "id": tool_call_id, "name": name, "arguments": arguments}
+
+
+def _response(tool_call_id: Any, response: Any) -> Part:
+    return {"type": "tool_call_response", "id": tool_call_id, "response": response}
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)

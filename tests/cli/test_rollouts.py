@@ -1,0 +1,203 @@
+"""`show --rollout` and `export`: what a person is told of one rollout, and what a collector is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_core.cli import main
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.trainer.folder import RunFolder
+from lightning_core.types import Call, Choice, Reward, Rollout, Run, Span, Task, ToolEvent
+from tests.test_otlp import Received, receiving
+
+Command = Callable[..., str]
+
+
+def call(rollout: str, name: str, said: str, at: float, **fields: Any) -> Call:
+    given: dict[str, Any] = {
+        "agent": "writer",
+        "trained": True,
+        "request": {"messages": [{"role": "user", "content": f"question [of] {rollout}"}]},
+        "prompt_ids": [1, 2, 3],
+        "choices": [Choice(completion_ids=[4], message={"content": said})],
+        **fields,
+    }
+    return Call(id=name, rollout_id=rollout, attempt=1, started_at=at, ended_at=at + 0.5, **given)
+
+
+async def fill(store: SqliteStore) -> None:
+    await store.put_run(Run(id="small"))
+    rewards = {"small-t0-0-0": 0.5, "small-t0-0-1": -1.0, "small-t0-1-0": 1.0}
+    rollouts = [
+        Rollout(id=name, run_id="small", task=Task(id=f"task-{name[9]}", input={}), group_id="g", step=0)
+        for name in [*rewards, "small-t1-0-0"]
+    ]
+    await store.enqueue(rollouts)
+    for attempt in await store.lease("w", 3, 60.0):
+        name = attempt.rollout.id
+        at: dict[str, Any] = {"rollout_id": name, "attempt": 1, "agent": "writer"}
+        times: dict[str, Any] = {"started_at": 2.0, "ended_at": 2.25}
+        asks = {"content": None, "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": "{}"}}]}
+        await store.add_call(call(name, "c1", "", 1.0, choices=[Choice(message=asks)], response_id="reply"))
+        await store.add_call(call(name, "c2", "the answer", 3.0, agent="judge", endpoint="https://host/v1"))
+        await store.add_call(call(name, "c3", "", 4.0, status="failed", error="out of memory", trained=False))
+        await store.add_events(
+            [
+                ToolEvent(
+                    **at, id="t", name="f", arguments="{}", tool_call_id="x", error="no table", **times
+                ),
+                Span(
+                    **at, id="1" * 16, trace_id="2" * 32, name="openai.chat", error="broke", **times
+                ).model_copy(update={"attributes": {"gen_ai.response.id": "reply"}}),
+            ]
+        )
+        await store.add_reward(
+            Reward(
+                rollout_id=name,
+                attempt=1,
+                value=-0.1,
+                kind="intermediate",
+                call_id="c1",
+                source="air",
+                reason="the tool raised",
+            )
+        )
+        await store.finish(attempt, reward=rewards[name])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of four rollouts, one of which has not begun."""
+    path = tmp_path_factory.mktemp("runs") / "small"
+
+    async def write() -> None:
+        with RunFolder(path, resume=False) as folder:
+            folder.write_address(None)
+            async with SqliteStore(folder.store_url) as store:
+                await fill(store)
+
+    asyncio.run(write())
+    return path
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command; what it printed, and for a failure what it complained of."""
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def command(*arguments: object, fails: bool = False) -> str:
+        monkeypatch.setattr(sys, "argv", ["agentlightning", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        assert bool(ended.value.code) is fails, said.err
+        return said.err if fails else said.out + said.err
+
+    return command
+
+
+def test_a_rollout_is_shown_as_a_tree(run: Path, command: Command) -> None:
+    shown = command("show", run, "--rollout", "small-t0-0-0")
+    lines = [line.rstrip() for line in shown.splitlines() if line.strip()]
+    assert lines[0].startswith(
+        "rollout small-t0-0-0  task task-0, train, step 0, attempt 1 of 1: succeeded, reward +0.500"
+    )
+    marks = [
+        "writer  3 → 0 tokens, 0.50 s",
+        "question [of] small-t0-0-0 → f({})",
+        "f({})  0.25 s  failed: no table",
+        "span openai.chat, agent writer  0.25 s  failed: broke",
+        "intermediate reward -0.100  by air: the tool raised",
+        "judge  3 → 1 tokens, 0.50 s  seen only, answered by https://host/v1",
+        "→ the answer",
+        "not trained  failed: out of memory",
+        "final reward +0.500  by app",
+    ]
+    places = [next(place for place, line in enumerate(lines) if mark in line) for mark in marks]
+    assert places == sorted(places)
+    depth = {mark: lines[place].index(mark[:4]) for mark, place in zip(marks, places, strict=True)}
+    assert depth[marks[2]] == depth[marks[3]] == depth[marks[4]] > depth[marks[0]]
+    assert depth[marks[8]] == depth[marks[5]] == depth[marks[0]]
+
+
+@pytest.mark.parametrize(
+    ("which", "shown"),
+    [
+        ("best", "small-t0-1-0"),
+        ("worst", "small-t0-0-1"),
+        ("small-t0-1", "small-t0-1-0"),
+        ("1-0-0", "small-t1-0-0"),
+    ],
+)
+def test_a_rollout_is_found_by_words_and_by_part_of_its_id(
+    run: Path, command: Command, which: str, shown: str
+) -> None:
+    assert command("show", run, "--rollout", which).startswith(f"rollout {shown} ")
+
+
+def test_the_rollouts_of_a_task_are_listed_and_the_best_of_them_shown(run: Path, command: Command) -> None:
+    listed = command("show", run, "--task", "task-0")
+    assert "small-t0-0-1" in listed
+    assert "small-t0-1-0" not in listed
+    assert command("show", run, "--task", "task-0", "--rollout", "best").startswith("rollout small-t0-0-0 ")
+
+
+def test_show_says_which_rollouts_there_are(run: Path, command: Command) -> None:
+    shown = command("show", run)
+    assert "the newest 4 of 4" in shown
+    assert "small-t0-0-1" in shown
+    assert f"agentlightning show {run} --rollout ID" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--rollout", "small-t0"], "fits several: 'small-t0-0-0', 'small-t0-0-1', 'small-t0-1-0'"),
+        (["--rollout", "nothing"], "rollout 'nothing' fits none"),
+        (["--rollout", ""], "fits none"),
+        (["--task", "other"], "task 'other' fits none: 'task-0', 'task-1'"),
+    ],
+)
+def test_what_is_not_there_is_an_error_with_what_is(
+    run: Path, command: Command, arguments: list[str], words: str
+) -> None:
+    assert words in command("show", run, *arguments, fails=True)
+
+
+@pytest.fixture
+def collector() -> Any:
+    with receiving() as server:
+        yield server
+
+
+def test_a_run_is_exported_whole_or_one_rollout_of_it(
+    run: Path, command: Command, collector: Received
+) -> None:
+    said = command("export", run, "--otlp", collector.url)
+    assert f"sent 18 spans of 3 rollouts to {collector.url}/v1/traces" in said
+    assert {name for name in collector.spans() if name.startswith("rollout")} == {
+        "rollout small-t0-0-0",
+        "rollout small-t0-0-1",
+        "rollout small-t0-1-0",
+    }
+    collector.requests.clear()
+    command("export", run, "--otlp", collector.url, "--rollout", "best")
+    assert {name for name in collector.spans() if name.startswith("rollout")} == {"rollout small-t0-1-0"}
+
+
+def test_a_collector_that_is_not_there_is_one_message(
+    run: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
+    with receiving() as gone:
+        url = gone.url
+    said = command("export", run, "--otlp", url, fails=True)
+    assert f"the collector at {url}/v1/traces can't be reached" in said.replace("\n", " ")
+    assert "Traceback" not in said
+    assert "not the URL" in command("export", run, "--otlp", "nowhere", fails=True)
