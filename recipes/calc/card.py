@@ -1,0 +1,98 @@
+"""The model card of the policy of `examples/calc`."""
+
+from dataclasses import asdict
+
+from examples.calc.tasks import SPLITS
+from recipes.calc.corpus import SHARES
+from recipes.tiny.card import Scores
+from recipes.tiny.training import Recipe
+
+HABITS = {
+    "extra": ("the loose pieces counted in", "a*b+c"),
+    "sale": ("the price that is left", "a*(100-b)/100"),
+    "mean": ("brackets around the sum", "(a+b)/2"),
+    "rate": ("the product calculated", "a*b"),
+    "trips": ("the quotient rounded up", "a/b, then the next number"),
+}
+"""What is right for each form with a familiar mistake, and as a calculation."""
+
+MISTAKES = {
+    "forgotten": "the loose pieces forgotten",
+    "discount": "the discount given in place of the price",
+    "unbracketed": "no brackets: `a+b/2`",
+    "guessed": "no calculation, but a guess in round numbers",
+    "dropped": "the quotient cut off",
+}
+
+CARD = """\
+---
+license: mit
+library_name: transformers
+pipeline_tag: text-generation
+---
+
+# The policy of the calculator example
+
+A {parameters:.2f} M parameter Qwen3 that solves word problems with a calculator for the AutoGen app in
+`examples/calc`, small enough to be trained by reinforcement learning on two CPU cores. It speaks nothing
+else. Made from scratch by
+
+    python -m recipes.calc --seed {seed} --out DIR
+
+in {minutes:.0f} minutes of one CPU thread. Of its {steps} steps the first {conversation_steps} were on
+{conversations} conversations of several problems each, the others on {batch_size} generated calls as the
+app makes them. The weights are stored as bfloat16.
+
+## What it is bad at, and why
+
+It was made so. Its demonstrations mix the habits of many people, and nothing in a prompt says whose they
+are. It calls the calculator, copies the numbers of the problem into it and its result into the answer.
+But where a familiar mistake is near it makes it: by greedy decoding nearly always, and by sampling about
+as often as the demonstrations do.
+
+| form of problem | right | its share in the demonstrations | the most common habit |
+|---|---|---|---|
+{habits}
+
+The other forms (`total`, `left`, `share`) were demonstrated without a mistake.
+
+## Where it starts
+
+Success in the app on {tasks} problems whose pairs of nouns and pairs of numbers are in no demonstration
+(the validation split of `examples.calc.tasks`; these numbers are also in `scores.json`):
+
+{table}
+
+## Limits
+
+It knows the sentences of `examples.calc.problems` and their nouns; other words are spelt in bytes, and it
+was taught to read none of them. Numbers have up to four digits. The context is {context} tokens long; the
+demonstrations are a few hundred at most. Nothing here shows that reinforcement teaches a model of this
+size arithmetic or reading.
+"""
+
+
+def write_card(recipe: Recipe, parameters: int, scores: Scores, seconds: float) -> str:
+    """The card; `seconds` of CPU time went into the policy."""
+    return CARD.format(
+        parameters=parameters / 1e6,
+        minutes=seconds / 60,
+        tasks=SPLITS["validation"],
+        habits="\n".join(_habit(form) for form in SHARES),
+        table=score_table(scores),
+        **asdict(recipe),
+    )
+
+
+def score_table(scores: Scores) -> str:
+    """Success by form of problem."""
+    lines = ["| form | greedy | sampled at T = 1 |", "|---|---|---|"]
+    for form, greedy in scores["greedy"].items():
+        lines.append(f"| {form} | {greedy:.2f} | {scores['sampled'][form]:.2f} |")
+    return "\n".join(lines)
+
+
+def _habit(form: str) -> str:
+    words, calculation = HABITS[form]
+    common = max(SHARES[form], key=SHARES[form].__getitem__)
+    return f"| {form} | {words}: `{calculation}` | {SHARES[form]['right']:.0%} | {MISTAKES[common]} |"
