@@ -48,7 +48,8 @@ app makes them. The weights are stored as bfloat16.
 It was made so. Its demonstrations mix the habits of many people, and nothing in a prompt says whose they
 are. It calls the calculator, copies the numbers of the problem into it and its result into the answer.
 But where a familiar mistake is near it makes it: by greedy decoding nearly always, and by sampling about
-as often as the demonstrations do.
+as often as the demonstrations do. The form `rate` is an exception: no two guesses are alike, so the single
+most likely reply is a calculation after all, and greedy decoding mostly gets it right.
 
 | form of problem | right | its share in the demonstrations | the most common habit |
 |---|---|---|---|
