@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from examples.sql.tasks import load_tasks
 from recipes.tiny.card import Scores, write_folder
-from recipes.tiny.corpus import demonstrate
-from recipes.tiny.training import Recipe, build_model, train
+from recipes.tiny.corpus import converse, demonstrate
+from recipes.tiny.training import Recipe, build_model, make_batches, train
 from recipes.tiny.trial import measure
 from recipes.tiny.vocabulary import render, train_tokenizer
 
@@ -70,7 +70,9 @@ def _train(
             losses.append(loss)
             progress.update(bar, completed=step + 1, loss=sum(losses) / len(losses))
 
-        train(model, tokenizer, recipe, report)
+        rng = random.Random(f"demonstrations {recipe.seed}")
+        batches = make_batches(converse(rng), demonstrate(rng), tokenizer, recipe, rng)
+        train(model, tokenizer, recipe, batches, report)
 
 
 def _table(scores: Scores) -> Table:

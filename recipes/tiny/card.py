@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -77,7 +78,23 @@ def write_folder(
     scores: Scores,
     seconds: float,
 ) -> None:
-    """Write everything beside `out`, then put it in its place: `out` is never half a policy."""
+    """Write the policy of the SQL app with its scores and its card."""
+    record = {"recipe": asdict(recipe), "cpu_seconds": round(seconds), "scores": scores}
+    write_policy(out, model, tokenizer, record, _card(model, recipe, scores, seconds))
+
+
+def write_policy(
+    out: Path,
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    record: dict[str, Any],
+    card: str,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Write everything beside `out`, then put it in its place: `out` is never half a policy.
+
+    `record` becomes scores.json and `card` README.md.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
     draft.chmod(0o755)
@@ -87,12 +104,11 @@ def write_folder(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model.to(torch.float32).save_pretrained(draft)
+    model.to(dtype).save_pretrained(draft)
     tokenizer.backend_tokenizer.no_padding()  # a batch that was measured has left its padding there
     tokenizer.save_pretrained(draft)
-    record = {"recipe": asdict(recipe), "cpu_seconds": round(seconds), "scores": scores}
     (draft / "scores.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    (draft / "README.md").write_text(_card(model, recipe, scores, seconds), encoding="utf-8")
+    (draft / "README.md").write_text(card, encoding="utf-8")
     if out.exists():
         shutil.rmtree(out)
     os.replace(draft, out)

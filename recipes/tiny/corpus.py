@@ -12,10 +12,11 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 from examples.sql.databases import STATUS_CODES, Database, create_tables, generate_database
 from examples.sql.execution import describe_schema, run_query
-from examples.sql.prompts import Messages, check_prompt, rewrite_prompt, write_prompt
+from examples.sql.prompts import check_prompt, rewrite_prompt, write_prompt
 from examples.sql.questions import FORMS, Question, ask
 
 SHARES: dict[str, dict[str, float]] = {
@@ -43,10 +44,11 @@ SOFT_DELETE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A prompt of the app and a reply to it."""
+    """A prompt of the app, the tools it offers, and a reply."""
 
-    messages: Messages
+    messages: list[dict[str, Any]]
     reply: str
+    tools: list[dict[str, Any]] | None = None
 
 
 def demonstrate(rng: random.Random) -> Iterator[Demonstration]:

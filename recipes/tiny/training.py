@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from recipes.tiny.corpus import Demonstration, converse, demonstrate
+from recipes.tiny.corpus import Demonstration
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,14 @@ def train(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     recipe: Recipe,
+    batches: Iterator[list[Example]],
     report: Callable[[int, float], None],
 ) -> None:
     """Train the model in place; `report` gets the step and its loss in nats per token."""
     optimizers = _optimizers(model, recipe)
     initial = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     model.train()
-    for step, batch in enumerate(itertools.islice(_batches(tokenizer, recipe), recipe.steps)):
+    for step, batch in enumerate(itertools.islice(batches, recipe.steps)):
         factor = _schedule(step, recipe.steps)
         for optimizer, rates in zip(optimizers, initial, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -87,7 +88,7 @@ def train(
 def encode(demonstration: Demonstration, tokenizer: PreTrainedTokenizerFast) -> Example:
     """The prompt exactly as a chat endpoint renders it, then the reply and the end-of-turn token."""
     prompt = tokenizer.apply_chat_template(
-        demonstration.messages, add_generation_prompt=True, return_dict=False
+        demonstration.messages, tools=demonstration.tools, add_generation_prompt=True, return_dict=False
     )
     reply = tokenizer.encode(demonstration.reply, add_special_tokens=False)
     ids = [*prompt, *reply, tokenizer.eos_token_id]
@@ -111,10 +112,14 @@ def reply_loss(model: Qwen3ForCausalLM, batch: list[Example], pad: int) -> torch
     return F.cross_entropy(model.lm_head(hidden[said]), ids[:, 1:][said])
 
 
-def _batches(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Iterator[list[Example]]:
-    """Batches of examples of about one length, in random order, without end."""
-    rng = random.Random(f"demonstrations {recipe.seed}")
-    conversations, demonstrations = converse(rng), demonstrate(rng)
+def make_batches(
+    conversations: Iterator[Demonstration],
+    demonstrations: Iterator[Demonstration],
+    tokenizer: PreTrainedTokenizerFast,
+    recipe: Recipe,
+    rng: random.Random,
+) -> Iterator[list[Example]]:
+    """First batches of conversations, then of demonstrations of about one length, in random order, no end."""
     for _ in range(recipe.conversation_steps):
         yield [encode(next(conversations), tokenizer) for _ in range(recipe.conversations)]
     while True:

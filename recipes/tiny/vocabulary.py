@@ -51,10 +51,12 @@ def render(messages: list[dict[str, str]], reply: str) -> str:
     return "".join(turns) + f"assistant\n{reply}"
 
 
-def train_tokenizer(texts: list[str], size: int, context: int) -> PreTrainedTokenizerFast:
-    """A tokenizer of at most `size` tokens, learnt from the texts."""
+def train_tokenizer(
+    texts: list[str], size: int, context: int, pieces: str = PIECES
+) -> PreTrainedTokenizerFast:
+    """A tokenizer of at most `size` tokens, learnt from the texts, none longer than one of the `pieces`."""
     tokenizer = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(PIECES), behavior="isolated")
+    split = pre_tokenizers.Split(Regex(pieces), behavior="isolated")
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_])
     tokenizer.decoder = decoders.ByteLevel()
