@@ -1,0 +1,93 @@
+"""Measuring a policy in the RAG app: the same conversations, the same searches, the same turns, in batches.
+
+The Agents SDK asks one question at a time over HTTP; here all questions take their turns together, so that a
+few hundred take seconds.
+"""
+
+import json
+from collections import defaultdict
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from examples.rag.app import MAX_TURNS, agent
+from examples.rag.library import Library
+from examples.rag.reward import answer_reward
+from lightning_core.backends.local.toolcalls import ToolCalls
+from recipes.rag.corpus import TOOLS, Messages
+
+Task = dict[str, Any]
+
+
+def run_app(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: list[Task], greedy: bool
+) -> list[Messages]:
+    """The conversation of the app on each task; one that has not ended with an answer ran out of turns."""
+    system = {"role": "system", "content": str(agent.instructions)}
+    runs: list[Messages] = [[system, {"role": "user", "content": task["question"]}] for task in tasks]
+    running = list(zip(runs, tasks, strict=True))
+    for _ in range(MAX_TURNS):
+        replies = answer(model, tokenizer, [run for run, _ in running], greedy)
+        for (run, task), reply in zip(running, replies, strict=True):
+            run += _take_turn(reply, Library(task["library"]))
+        running = [(run, task) for run, task in running if run[-1]["role"] == "tool"]
+        if not running:
+            break
+    return runs
+
+
+def measure(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: list[Task], greedy: bool
+) -> dict[str, float]:
+    """The mean reward by form of question, and over all tasks under "all"."""
+    by_form: dict[str, list[float]] = defaultdict(list)
+    for task, run in zip(tasks, run_app(model, tokenizer, tasks, greedy), strict=True):
+        reply = run[-1]["content"] if run[-1]["role"] == "assistant" else ""
+        for name in (task["form"], "all"):
+            by_form[name].append(answer_reward(reply, task["answers"]))
+    return {name: sum(rewards) / len(rewards) for name, rewards in sorted(by_form.items())}
+
+
+@torch.inference_mode()
+def answer(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: list[Messages],
+    greedy: bool,
+    batch_size: int = 64,
+) -> list[str]:
+    """A reply to each conversation, the most likely one or one sampled at temperature 1."""
+    replies: list[str] = []
+    decoding: dict[str, Any] = {"do_sample": False} if greedy else {"do_sample": True, "top_k": 0}
+    for start in range(0, len(prompts), batch_size):
+        inputs: Any = tokenizer.apply_chat_template(
+            prompts[start : start + batch_size],
+            tools=TOOLS,
+            add_generation_prompt=True,
+            padding=True,
+            return_tensors="pt",
+            return_dict=True,
+        )
+        out = model.generate(**inputs, max_new_tokens=48, **decoding)
+        new = out[:, inputs["input_ids"].shape[1] :]
+        replies += tokenizer.batch_decode(new, skip_special_tokens=True)
+    return replies
+
+
+def _take_turn(reply: str, library: Library) -> Messages:
+    """The reply as a message, and after it what its searches found."""
+    parser = ToolCalls()
+    content, calls = parser.feed(reply)
+    turns: Messages = [{"role": "assistant", "content": content + parser.flush()}]
+    if calls:
+        functions = [call["function"] for call in calls]
+        arguments = [json.loads(function["arguments"]) for function in functions]
+        turns[0]["tool_calls"] = [
+            {"type": "function", "function": {**function, "arguments": values}}
+            for function, values in zip(functions, arguments, strict=True)
+        ]
+        for values in arguments:
+            found = "\n".join(library.search(str(values.get("query", "")))) or "Nothing found."
+            turns.append({"role": "tool", "content": found})
+    return turns
