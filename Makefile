@@ -29,7 +29,7 @@ SETUP   := pyproject.toml constraints.txt
 # What the demo needs comes first, so that a newcomer does not wait for four frameworks.
 $(VENV)/.demo: $(SETUP) plugins/langgraph/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/$(PIP) -c constraints.txt -e ".[local,examples]" -e plugins/langgraph
+	$(BIN)/$(PIP) -c constraints.txt -e ".[local,demo]" -e plugins/langgraph
 	@touch $@
 
 $(READY): $(VENV)/.demo $(PLUGINS:%=plugins/%/pyproject.toml)

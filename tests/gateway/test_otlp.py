@@ -247,7 +247,10 @@ BOMB = gzip.compress(bytes(otlp.MAX_BYTES + 1))
         (batch(CHILD_JSON), {"content-encoding": "br"}, 415, "unsupported_media_type"),
         (batch(CHILD_JSON), {"content-type": "text/plain"}, 415, "unsupported_media_type"),
     ],
-    ids=str,
+    ids=[
+        *("half JSON", "a list", "no list of spans", "deep", "trace id", "span kind", "half a character"),
+        *("not protobuf", "not gzip", "half gzip", "gzip bomb", "deflate bomb", "large", "brotli", "text"),
+    ],
 )
 async def test_what_is_too_large_or_broken_is_refused_by_name_and_stores_nothing(
     house: House, web: httpx.AsyncClient, content: bytes, headers: dict[str, str], status: int, name: str

@@ -70,7 +70,7 @@ def test_who_and_attach_are_asked() -> None:
     assert plugins.attach("mine") == ["attached", "mine"]
 
 
-@pytest.mark.parametrize("hook", HOOKS.keys() - {"lightning_who", "lightning_attach"})
+@pytest.mark.parametrize("hook", sorted(HOOKS.keys() - {"lightning_who", "lightning_attach"}))
 def test_a_registered_part_is_found_by_its_name(hook: str) -> None:
     plugins = load_plugins([])
     assert "mine" not in plugins.names(PARTS[hook])

@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
-from lightning_core.testing.server import ModelServer
+from lightning_core.testing.server import GatewayDouble
 from lightning_core.tracing.scope import Scope, rollout_scope
 from lightning_core.types import UNNAMED, Span
 from plugins.autogen.tests import apps
@@ -33,14 +33,14 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("entrance", ENTRANCES)
 @pytest.mark.parametrize("build", apps.CALLS, ids=lambda build: build.__name__)
 async def test_every_call_is_named_as_it_is_without_spans(
-    gateway: ModelServer, build: apps.Build, entrance: Entrance
+    gateway: GatewayDouble, build: apps.Build, entrance: Entrance
 ) -> None:
     await play(build, gateway, entrance, stream=entrance == "run_stream")
     expect(gateway, apps.CALLS[build])
 
 
 async def test_between_the_items_of_a_stream_no_agent_is_at_work(
-    gateway: ModelServer, client: OpenAIChatCompletionClient
+    gateway: GatewayDouble, client: OpenAIChatCompletionClient
 ) -> None:
     solo = attach(apps.alone(Kit("r1", client, stream=True)))
     content = apps.mark(rollout="r1", agent=UNNAMED)
@@ -55,7 +55,7 @@ async def test_between_the_items_of_a_stream_no_agent_is_at_work(
 
 
 async def test_the_spans_of_a_team_come_in_with_their_own_rollout(
-    gateway: ModelServer, client: OpenAIChatCompletionClient
+    gateway: GatewayDouble, client: OpenAIChatCompletionClient
 ) -> None:
     """The boss asks two agents and a team as tools: their spans lie within the tools'."""
     scopes = [scope_at(gateway, f"r{index}") for index in range(ROLLOUTS)]
