@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?= runs/demo
 
-.PHONY: help demo test proof check bench results tiny clean
+.PHONY: help demo test proof proof-2 proof-3 check bench results tiny clean
 
 help:
 	@echo "make demo     train the SQL agent's writer and rewriter on this machine (minutes)"
@@ -47,10 +47,14 @@ demo: $(VENV)/.demo
 test: $(READY) $(NEW)/.ready
 	$(BIN)/pytest -n 2 --dist loadfile
 	$(NEW)/bin/pytest -n 2 --dist loadfile tests/tracing tests/gateway tests/proof $(NEW_PLUGINS:%=plugins/%)
-	$(MAKE) proof
+	$(MAKE) -j2 proof
 
-proof: $(READY) $(NEW)/.ready
+proof: proof-2 proof-3
+
+proof-2: $(READY)
 	$(BIN)/python -m tests.proof
+
+proof-3: $(NEW)/.ready
 	$(NEW)/bin/python -m tests.proof
 
 check: $(READY)
