@@ -32,8 +32,13 @@ class GatewayServer:
         return self._url
 
     async def __aenter__(self) -> Self:
-        self._thread = ServerThread(self._gateway.app(), self._gateway.abort, "lightning-gateway")
-        self._url = await asyncio.to_thread(self._thread.start, self._host, self._port)
+        thread = ServerThread(self._gateway.app(), self._gateway.abort, "lightning-gateway")
+        try:
+            self._url = await asyncio.to_thread(thread.start, self._host, self._port)
+        except BaseException:  # cancelled, most likely; the thread that starts it is not
+            await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, thread.stop))
+            raise
+        self._thread = thread
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -37,9 +37,17 @@ class ServerThread:
         self._server = _Server(_config(app), abort)
         self._name = name
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._stopped = False
 
     def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Listen and answer from now on; returns the base URL. GatewayError if that can't be."""
+        with self._starting:
+            if self._stopped:
+                raise GatewayError("the gateway was stopped before it could start")
+            return self._start(host, port)
+
+    def _start(self, host: str, port: int) -> str:
         _allow_connections()
         listener = _listen(host, port)
         host, port = listener.getsockname()[:2]
@@ -54,7 +62,10 @@ class ServerThread:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def stop(self) -> None:
-        """End what is on its way, close every connection and wait for the thread."""
+        """End what is on its way, close every connection and wait for the thread. A start that is under way
+        in another thread is waited for, and one that comes later is refused."""
+        with self._starting:
+            self._stopped = True
         if self._thread is not None:
             self._server.should_exit = True
             self._thread.join()
