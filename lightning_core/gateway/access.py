@@ -22,7 +22,7 @@ from starlette.types import Scope
 from lightning_core.errors import AccessError
 from lightning_core.gateway.refusals import Refusal
 from lightning_core.gateway.tokens import PREFIX, Grant, Tokens
-from lightning_core.tracing.headers import AGENT, CALL, ROLLOUT, decode_agent
+from lightning_core.tracing.headers import AGENT, CALL, ROLLOUT, decode_name
 from lightning_core.tracing.scope import matches
 from lightning_core.types import UNNAMED, Sampling
 
@@ -62,7 +62,7 @@ class Access:
         path: dict[str, Any] = scope.get("path_params", {})
         claims = {name for name in (path.get("rollout_id"), headers.get(ROLLOUT)) if name}
         grant = self._grant(_token(headers), claims)
-        agent = decode_agent(headers.get(AGENT, "")) or path.get("agent") or UNNAMED
+        agent = decode_name(headers.get(AGENT, "")) or path.get("agent") or UNNAMED
         trained = grant is not None and matches(agent, self._agents)
         return Caller(
             call_id=headers.get(CALL) or uuid.uuid4().hex,

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from lightning_core.gateway.thread import ServerThread
 from lightning_core.testing.replies import as_chat, compose, reply
 from lightning_core.testing.truth import Tagged, mistakes, read_marks
-from lightning_core.tracing.headers import AGENT, CALL, ROLLOUT, decode_agent
+from lightning_core.tracing.headers import AGENT, CALL, ROLLOUT, decode_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Seen:
         return Tagged(
             marks=read_marks(as_chat(self.path, self.body)),
             rollout=self.headers.get(ROLLOUT),
-            agent=decode_agent(agent) if agent is not None else None,
+            agent=decode_name(agent) if agent is not None else None,
             call=self.headers.get(CALL),
         )
 

@@ -14,11 +14,11 @@ CALL = "x-lightning-call"
 """The same for every attempt that the SDK makes at one call."""
 
 
-def encode_agent(name: str) -> str:
-    """An agent's name as a header value or as one segment of a URL path."""
+def encode_name(name: str) -> str:
+    """The name of an agent or a rollout as a header value or as one segment of a URL path."""
     return quote(name, safe="")
 
 
-def decode_agent(value: str) -> str:
-    """The name behind `encode_agent`'s value."""
+def decode_name(value: str) -> str:
+    """The name behind `encode_name`'s value."""
     return unquote(value)

@@ -4,7 +4,7 @@ from contextvars import copy_context
 
 import pytest
 
-from lightning_core.tracing.headers import decode_agent, encode_agent
+from lightning_core.tracing.headers import decode_name, encode_name
 from lightning_core.tracing.scope import (
     Scope,
     agent,
@@ -72,7 +72,7 @@ def test_an_inner_block_is_entered_later_than_an_outer_one() -> None:
     "name", ["plain", "two words", " edge ", "a/b?c=d&e", "éà", "检查", "100%", "a\r\nb"]
 )
 def test_any_agent_name_survives_a_header(name: str) -> None:
-    value = encode_agent(name)
+    value = encode_name(name)
     assert value.isascii()
     assert not set(value) & set(" /?\r\n")
-    assert decode_agent(value) == name
+    assert decode_name(value) == name
