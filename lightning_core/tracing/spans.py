@@ -97,7 +97,8 @@ def install() -> Callable[[], None]:
 
     def cover(sdk: ModuleType) -> None:
         undo.append(patch(sdk.TracerProvider, "__init__", user, _covering))
-        provider = sys.modules["opentelemetry.trace"].get_tracer_provider()
+        # Not get_tracer_provider(), which sets one, and for good, if the environment names it.
+        provider = getattr(sys.modules["opentelemetry.trace"], "_TRACER_PROVIDER", None)
         if isinstance(provider, sdk.TracerProvider):
             _cover(provider)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -316,6 +317,17 @@ def test_the_global_provider_is_covered_before_or_after(order: str) -> None:
     code = f"{GLOBAL}\n{order}\nprint([span.name for span in scope.seen])"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert printed.stdout.strip() == "['s']"
+
+
+@pytest.mark.parametrize("imported", ["import opentelemetry.sdk.trace; ", ""])
+def test_the_app_may_set_its_own_provider_though_the_environment_names_one(imported: str) -> None:
+    order = f"{imported}instrument(lambda: None); app(); span()"
+    code = f"{GLOBAL}\n{order}\nprint([span.name for span in scope.seen])"
+    named = {**os.environ, "OTEL_PYTHON_TRACER_PROVIDER": "sdk_tracer_provider"}
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=named
+    )
+    assert (printed.stdout.strip(), printed.stderr) == ("['s']", "")  # nor is it told that it may not
 
 
 def test_an_app_without_opentelemetry_is_not_given_it() -> None:
