@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from uuid import uuid4
 
 from lightning_core.tracing.scope import current_scope, report
@@ -31,7 +32,7 @@ def report_tool(
 
     `arguments` and `result` are kept as text: a string as it is, anything else as JSON, and what JSON
     can't hold by its `repr`. An `error` without a type is "raised". Times are in Unix seconds;
-    by default the run has just ended and took no time.
+    by default the run has just ended and took no time. Nothing a tool was given or returned makes it raise.
     """
     scope = current_scope()
     if scope is None:
@@ -42,14 +43,14 @@ def report_tool(
             id=uuid4().hex,
             rollout_id=scope.rollout_id,
             attempt=scope.attempt,
-            agent=agent,
+            agent=_text(agent) or "",
             framework=framework,
-            name=name,
+            name=_text(name) or "",
             arguments=_text(arguments) or "",
             result=_text(result),
             error=_described(error),
             error_type=error_type or ("raised" if error is not None else None),
-            tool_call_id=tool_call_id,
+            tool_call_id=_text(tool_call_id),
             started_at=end if started_at is None else started_at,
             ended_at=end,
         )
@@ -57,10 +58,24 @@ def report_tool(
 
 
 def _text(value: object) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    return json.dumps(value, default=repr, ensure_ascii=False)
+    """Text that can be stored, of anything: what a value's own methods raise is not the run's error."""
+    if value is None:
+        return None
+    try:
+        text = value if isinstance(value, str) else json.dumps(value, default=repr, ensure_ascii=False)
+    except Exception:  # JSON can't hold it
+        text = _shown(value, repr)
+    return text.encode(errors="replace").decode()  # half of a surrogate pair is no text
 
 
 def _described(error: BaseException | str | None) -> str | None:
-    return f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else error
+    if not isinstance(error, BaseException):
+        return _text(error)
+    return _text(f"{type(error).__name__}: {_shown(error, str)}")
+
+
+def _shown(value: object, show: Callable[[object], str]) -> str:
+    try:
+        return show(value)
+    except Exception:
+        return object.__repr__(value)
