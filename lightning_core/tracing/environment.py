@@ -8,7 +8,7 @@ carries the rollout and the agent in its path, the key is the token of this roll
 from __future__ import annotations
 
 from lightning_core.errors import ConfigError
-from lightning_core.tracing.headers import encode_agent
+from lightning_core.tracing.headers import encode_name
 from lightning_core.tracing.scope import current_agent, current_scope
 from lightning_core.types import UNNAMED
 
@@ -33,6 +33,6 @@ def environment(agent: str | None = None) -> dict[str, str]:
         raise ConfigError("environment(agent='') names no agent; give its name, or leave the argument out")
     base = scope.gateway_url.rstrip("/")
     return {
-        "OPENAI_BASE_URL": f"{base}/rollouts/{encode_agent(scope.rollout_id)}/agents/{encode_agent(name)}/v1",
+        "OPENAI_BASE_URL": f"{base}/rollouts/{encode_name(scope.rollout_id)}/agents/{encode_name(name)}/v1",
         "OPENAI_API_KEY": scope.token,
     }

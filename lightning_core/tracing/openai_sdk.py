@@ -125,6 +125,8 @@ def _build_request(sdk: Sdk, original: Callable[..., Any], users: list[Puller]) 
         request = original(client, options, **kwargs)
         scope = current_scope()
         if users and scope is not None and (served := sdk.served.fullmatch(_path(options.url))):
+            if _in_path_form(request, scope):
+                return request
             who = innermost([current_agent(), spans.current_span_agent(), *(user() for user in users)])
             agent = who.agent if who is not None else UNNAMED
             if scope.trains(agent) or sdk.names_no_endpoint(client, request):
@@ -153,6 +155,16 @@ def _at_gateway(request: Any, scope: Scope) -> bool:
     return scope.gateway_url.partition("://")[2].partition("/")[0] == address
 
 
+def _in_path_form(request: Any, scope: Scope) -> bool:
+    """Whether the app itself names, in the address, the gateway, this rollout and the agent."""
+    if not _at_gateway(request, scope):
+        return False
+    base = scope.gateway_url.partition("://")[2].partition("/")[2].rstrip("/")
+    own = f"{base}/rollouts/{headers.encode_name(scope.rollout_id)}/agents/".lstrip("/")
+    address: str = request.url.raw_path.decode("ascii")
+    return address.lstrip("/").startswith(own)
+
+
 def _address(request: Any, scope: Scope, path: str) -> str:
     address = f"{scope.gateway_url.rstrip('/')}/v1{path}"
     if request.url.query:
@@ -166,7 +178,7 @@ def _tag(sdk: Sdk, request: Any, scope: Scope, agent: str, call: str) -> None:
     ours = {
         sdk.key_header: sdk.key_prefix + scope.token,
         headers.ROLLOUT: scope.rollout_id,
-        headers.AGENT: headers.encode_agent(agent),
+        headers.AGENT: headers.encode_name(agent),
         headers.CALL: call,
     }
     encoded = [(name.encode(), value.encode()) for name, value in ours.items()]

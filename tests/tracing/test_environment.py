@@ -6,10 +6,12 @@ import asyncio
 import os
 import sys
 
+import openai
 import pytest
 
 import lightning_core as lightning
 from lightning_core.errors import ConfigError
+from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope, rollout_scope
 from tests.gateway.conftest import House, open_house
 
@@ -34,6 +36,13 @@ async def say(environment: dict[str, str]) -> str:
     printed, _ = await process.communicate()
     assert process.returncode == 0
     return printed.decode().strip()
+
+
+async def ask(environment: dict[str, str]) -> None:
+    """The same call by an SDK in this process."""
+    base, key = environment["OPENAI_BASE_URL"], environment["OPENAI_API_KEY"]
+    async with openai.AsyncOpenAI(base_url=base, api_key=key, max_retries=0) as client:
+        await client.chat.completions.create(model="any", messages=[{"role": "user", "content": "ping"}])
 
 
 @pytest.mark.parametrize("name", ["writer", "two words", "team/writer", "100%", "检查"])
@@ -76,9 +85,41 @@ async def test_the_key_opens_no_other_rollout() -> None:
         await house.rollout("r2")
         with rollout_scope(Scope("r2", 1, house.url, token)):
             environment = lightning.environment(agent="writer")
-        with pytest.raises(AssertionError):
-            await say(environment)
+        with pytest.raises(openai.PermissionDeniedError) as refused:
+            await ask(environment)
+        assert refused.value.status_code == 403
+        assert refused.value.code == "other_rollout"
         assert await house.calls("r2") == []
+
+
+@pytest.mark.parametrize("agents", [None, ("writer",), ("reader",)])
+@pytest.mark.parametrize("rollout", ["r1", "r 1 é"])
+async def test_a_client_in_the_rollout_s_own_process_keeps_the_agent_of_its_address(
+    rollout: str, agents: tuple[str, ...] | None
+) -> None:
+    async with open_house(agents=agents) as house:
+        here = Scope(rollout, 1, house.url, await house.rollout(rollout), agents)
+        with instrument(lambda: None), rollout_scope(here):
+            await ask(lightning.environment(agent="writer"))
+        call = await house.one_call(rollout)
+    assert (call.rollout_id, call.agent) == (rollout, "writer")
+    assert call.trained == (agents != ("reader",))
+    assert here.noticed() == ([], [])
+
+
+async def test_a_client_that_was_made_in_an_earlier_rollout_calls_for_the_one_that_runs() -> None:
+    async with open_house() as house:
+        with rollout_scope(Scope("r1", 1, house.url, await house.rollout("r1"))):
+            earlier = lightning.environment(agent="writer")
+        with (
+            instrument(lambda: None),
+            rollout_scope(Scope("r2", 1, house.url, await house.rollout("r2"))),
+            lightning.agent("reader"),
+        ):
+            await ask(earlier)
+        call = await house.one_call("r2")
+        assert await house.calls("r1") == []
+    assert call.agent == "reader"
 
 
 def test_outside_a_rollout_there_is_no_address() -> None:
