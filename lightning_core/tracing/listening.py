@@ -153,13 +153,21 @@ def _asend(listening: type, original: Callable[..., Any], users: list[object]) -
 
 
 def _begin(request: Any, kwargs: dict[str, Any]) -> Watch | None:
-    if request.extensions.pop(_ROUTED, False):
+    """The marks stay: a client of the app's own may send the same request again."""
+    if request.extensions.get(_ROUTED, False):
         kwargs["auth"] = None
-    watch: Watch | None = request.extensions.pop(_WATCHED, None)
+    watch: Watch | None = request.extensions.get(_WATCHED)
+    if watch is None:
+        return None
+    if watch.sent:
+        watch = request.extensions[_WATCHED] = watch.again()
+    watch.sent = True
     return watch
 
 
 def _listen(watch: Watch, response: Any, listening: type) -> None:
+    if watch.ended:  # the same request was sent again meanwhile
+        return
     watch.response = response
     if response.is_closed:  # read already
         watch.close(whole=True)

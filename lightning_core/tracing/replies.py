@@ -42,9 +42,10 @@ def read_reply(dialect: str, body: bytes, *, streamed: bool) -> Reply:
 
 def _reply(dialect: str, reply: Json, *, ended: bool) -> Reply:
     choices = _CHOICES[dialect](reply)
+    given = reply.get("id")  # some servers number their replies
     return Reply(
         choices=choices,
-        response_id=reply.get("id"),
+        response_id=None if given is None else str(given) or None,
         complete=ended or (bool(choices) and all(choice.finish_reason for choice in choices)),
         error=error_of(reply),
     )

@@ -37,9 +37,12 @@ class Scope:
 
     def noticed(self) -> tuple[list[Call], list[Event]]:
         """All that was noticed until now, to be stored: of a call its last try, also if it is under way."""
-        seen = list(self.seen)
+        under_way = [call() for call in list(self.under_way.values())]
+        seen = list(self.seen)  # after: a call that ends meanwhile is in both, and never in neither
         calls = {one.id: one for one in seen if isinstance(one, Call)}
-        calls.update((call_id, call()) for call_id, call in list(self.under_way.items()))
+        for one in under_way:
+            if one.id not in calls or one.started_at > calls[one.id].started_at:
+                calls[one.id] = one
         return list(calls.values()), [one for one in seen if not isinstance(one, Call)]
 
     def trains(self, agent: str) -> bool:

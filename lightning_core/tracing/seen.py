@@ -1,6 +1,9 @@
 """A call that stays at the app's own endpoint: what is seen of it, and the `Call` that is stored.
 
 No header is kept, neither of the request nor of the reply: they bear the app's keys.
+
+All this runs inside the app's own calls, so nothing that a server or an app sends may raise here: what
+can't be read becomes a call that says so.
 """
 
 from __future__ import annotations
@@ -40,11 +43,19 @@ class Watch:
     chunks: list[bytes] | None = None
     """The bytes of a reply that is read piece by piece, as they came; None if it was read at once."""
     raised: BaseException | None = None
+    sent: bool = False
     ended: bool = False
+
+    def again(self) -> Watch:
+        """The next attempt with the same request. This one is over, and the next one counts."""
+        self.close()
+        following = Watch(self.scope, self.agent, self.call_id, self.path, self.url, self.content)
+        self.scope.under_way[self.call_id] = following.call
+        return following
 
     def close(self, raised: BaseException | None = None, *, whole: bool = False) -> None:
         """Report what came of the attempt. `whole`: the reply was read to its end. Only the first
-        time counts."""
+        time counts. Never raises."""
         if self.ended:
             return
         self.ended, self.raised = True, raised
@@ -54,11 +65,34 @@ class Watch:
         self.response = self.chunks = None  # which refer back here: what is over is freed at once
 
     def call(self, *, whole: bool = False) -> Call:
-        """The call as it stands; cancelled, if neither its reply has ended nor anything was raised."""
-        body, (reply, doubt) = self._body(), self._reply()
-        status, error = self._outcome(reply, whole)
-        if whole and error is None:
-            error = doubt
+        """The call as it stands; cancelled, if neither its reply has ended nor anything was raised.
+        Never raises, and may be asked from any thread."""
+        # Once, and in this order: another thread's `close` takes away the response first.
+        chunks, response = self.chunks, self.response
+        arrived = _Arrived(response, chunks) if response is not None else None
+        try:
+            return self._read(arrived, whole)
+        except Exception as error:
+            refused = arrived is not None and arrived.refused
+            failed = refused or isinstance(self.raised, Exception)
+            return self._call(
+                status="failed" if failed else "completed" if whole else "cancelled",
+                error=f"could not be read: {type(error).__name__}",
+            )
+
+    def _read(self, arrived: _Arrived | None, whole: bool) -> Call:
+        body, (reply, doubt) = self._body(), self._reply(arrived)
+        status, error = self._outcome(arrived, reply, whole)
+        return self._call(
+            model=str(body.get("model") or ""),
+            request=body,
+            choices=reply.choices,
+            status=status,
+            error=doubt if whole and error is None else error,
+            response_id=reply.response_id,
+        )
+
+    def _call(self, **read: Any) -> Call:
         return Call(
             id=self.call_id,
             rollout_id=self.scope.rollout_id,
@@ -66,15 +100,10 @@ class Watch:
             agent=self.agent,
             trained=False,
             dialect=DIALECTS[self.path],
-            model=str(body.get("model") or ""),
-            request=body,
-            choices=reply.choices,
-            status=status,
-            error=error,
             started_at=self.started_at,
             ended_at=time.time(),
-            response_id=reply.response_id,
             endpoint=endpoint_of(self.url, self.path),
+            **read,
         )
 
     def _body(self) -> dict[str, Any]:
@@ -84,51 +113,70 @@ class Watch:
             return {}
         return without_secrets(body) if isinstance(body, dict) else {}
 
-    def _reply(self) -> tuple[Reply, str | None]:
+    def _reply(self, arrived: _Arrived | None) -> tuple[Reply, str | None]:
         """The reply, and why it could not be read if so. The app's own reading is its own matter."""
-        if self.response is None or self.response.is_error:
+        if arrived is None or arrived.refused:
             return Reply(), None
         try:
-            return read_reply(DIALECTS[self.path], self._content(), streamed=self._streamed), None
+            return read_reply(DIALECTS[self.path], arrived.content(), streamed=arrived.streamed), None
         except (TypeError, LookupError, AttributeError, ValueError, RuntimeError) as error:
             return Reply(), f"its reply could not be read: {type(error).__name__}: {error}"
 
-    @property
-    def _streamed(self) -> bool:
-        kind: str = self.response.headers.get("content-type", "")
-        return kind.startswith("text/event-stream")
-
-    def _content(self) -> bytes:
-        if self.chunks is None:
-            content: bytes = self.response.content
-            return content
-        raw = b"".join(self.chunks)
-        if "content-encoding" not in self.response.headers:
-            return raw
-        headers = {"content-encoding": self.response.headers["content-encoding"]}
-        decoded: bytes = type(self.response)(200, headers=headers, content=raw).content
-        return decoded
-
-    def _outcome(self, reply: Reply, whole: bool) -> tuple[CallStatus, str | None]:
-        if self.response is not None and self.response.is_error:
-            return "failed", self._refusal()
+    def _outcome(self, arrived: _Arrived | None, reply: Reply, whole: bool) -> tuple[CallStatus, str | None]:
+        if arrived is not None and arrived.refused:
+            return "failed", arrived.refusal()
         if reply.error is not None:
             return "failed", reply.error[:_MOST_CHARACTERS]
         if reply.complete:
             return "completed", None
         if isinstance(self.raised, Exception):
             return "failed", _described(self.raised)
-        if not whole:
+        if not whole or arrived is None:
             return "cancelled", None
-        return ("failed", "its reply ended early") if self._streamed else ("completed", None)
+        return ("failed", "its reply ended early") if arrived.streamed else ("completed", None)
 
-    def _refusal(self) -> str:
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """A reply as far as it has come, held here while another thread may be ending it."""
+
+    response: Any
+    chunks: list[bytes] | None
+    """None if it was read at once."""
+
+    @property
+    def refused(self) -> bool:
+        return bool(self.response.is_error)
+
+    @property
+    def streamed(self) -> bool:
+        kind: str = self.response.headers.get("content-type", "")
+        return kind.startswith("text/event-stream")
+
+    def content(self) -> bytes:
+        """What has come, decoded as far as that goes: an encoding may be broken, or cut off."""
+        if self.chunks is None:
+            content: bytes = self.response.content
+            return content
+        if "content-encoding" not in self.response.headers:
+            return b"".join(self.chunks)
+        headers = {"content-encoding": self.response.headers["content-encoding"]}
+        decoded: list[bytes] = []
+        try:
+            for piece in type(self.response)(200, headers=headers, content=iter(self.chunks)).iter_bytes():
+                decoded.append(piece)
+        except Exception as error:  # httpx's or httpx2's DecodingError
+            if not decoded:
+                raise ValueError(f"{type(error).__name__}: {error}") from error
+        return b"".join(decoded)
+
+    def refusal(self) -> str:
         """The status and the server's words; not those of a refused key, which may repeat the key."""
         said = f"HTTP {self.response.status_code} {self.response.reason_phrase}".rstrip()
         if self.response.status_code in (401, 403):
             return said
         try:
-            message = error_of(orjson.loads(self._content()))
+            message = error_of(orjson.loads(self.content()))
         except (TypeError, AttributeError, ValueError, RuntimeError):
             message = None
         return f"{said}: {message[:_MOST_CHARACTERS]}" if message else said

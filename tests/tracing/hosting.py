@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from openai import OpenAI
+from openai import DefaultHttpxClient, OpenAI
 
 from lightning_core.testing.server import GatewayDouble
 from lightning_core.tracing.scope import Scope, agent, rollout_scope
@@ -14,6 +15,8 @@ from lightning_core.types import Call
 from tests.tracing.replaying import EVENTS, Answer, Replay, chunk, completion
 
 NOWHERE = "http://127.0.0.1:1"
+library: Any = importlib.import_module(DefaultHttpxClient.__mro__[1].__module__.partition(".")[0])
+"""What the SDK sends with: httpx or httpx2."""
 HELLO: Any = [{"role": "user", "content": "hello"}]
 SAID = Answer((completion({"content": "it is done"}),))
 STREAMED = Answer(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import time
 from collections.abc import Callable
@@ -25,7 +24,18 @@ from lightning_core.testing.truth import Tagged, mark, mistakes, read_marks
 from lightning_core.tracing.scope import Scope, agent, rollout_scope
 from lightning_core.tracing.tools import report_tool
 from lightning_core.types import Attempt, Call, Rollout, Task
-from tests.tracing.hosting import HELLO, NOWHERE, SAID, STREAMED, client_of, one, said, scope_of, seeing
+from tests.tracing.hosting import (
+    HELLO,
+    NOWHERE,
+    SAID,
+    STREAMED,
+    client_of,
+    library,
+    one,
+    said,
+    scope_of,
+    seeing,
+)
 from tests.tracing.replaying import Answer, Replay, completion, replaying
 
 pytestmark = pytest.mark.usefixtures("tagging")
@@ -284,9 +294,6 @@ def test_keys_that_endpoints_are_given_in_the_body_are_not_kept() -> None:
 
 
 def test_the_apps_own_credentials_do_not_replace_the_rollouts_token(gateway: GatewayDouble) -> None:
-    library = importlib.import_module(
-        next(base.__module__ for base in openai.DefaultHttpxClient.__mro__[1:]).partition(".")[0]
-    )
     with library.Client(auth=("user", "secret")) as http:
         client = OpenAI(api_key="sk-mine", base_url=NOWHERE, http_client=http)
         with rollout_scope(Scope("r1", 1, gateway.url, "token", None)):
