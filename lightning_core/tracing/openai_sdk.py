@@ -4,7 +4,8 @@
 call, under the same name in openai 2.x (on httpx) and 3.x (on httpx2), and in anthropic, whose SDK is
 made by the same generator (see `sdks`). Inside a rollout a request is either *routed*, sent to the
 gateway with the rollout's token and three headers that say whose it is, or left exactly as the app made
-it: a hosted endpoint sees nothing of ours, and `listening` notes what came of the call.
+it: a hosted endpoint sees nothing of ours, and `listening` notes what came of the call. An address in the
+gateway's path form says itself which rollout and agent it is of; where that is the running rollout, it stays.
 
 The call id is the idempotency key that `request()` mints for each call and repeats on its retries.
 An app that sets that key itself says with it which requests are one call.
