@@ -96,7 +96,8 @@ def test_a_query_cannot_change_the_database(harbour: str, sql: str) -> None:
 def test_a_query_cannot_write_another_file(harbour: str, tmp_path: Path, sql: str) -> None:
     with open_database(harbour) as connection:
         outcome = run_query(connection, sql.format(tmp_path / "other.db"))
-        assert outcome.rows is None and "too many attached databases" in outcome.feedback
+        assert outcome.rows is None
+        assert "too many attached databases" in outcome.feedback
         run_query(connection, "CREATE TABLE e.t (x)")
     assert [path.name for path in tmp_path.iterdir()] == ["harbour.sqlite"]
 
