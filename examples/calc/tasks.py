@@ -1,8 +1,8 @@
-"""Tasks: generated word problems, split by what they are about and by the numbers in them.
+"""Tasks: generated word problems, split by what they are about and by the first two numbers in them.
 
-A pair of nouns (crates, apples) and a pair of numbers (14, 23) belong to one split each, whatever the order.
-So no problem of a held-out split has its nouns or its numbers in another split. The single words and numbers
-occur everywhere.
+A pair of nouns (crates, apples) and a pair of first two numbers (14, 23) belong to one split each, whatever
+the order. So the nouns of a held-out problem, and its first two numbers, stand together in no other split at
+those places. Single words and numbers occur everywhere; a third number is drawn without regard to splits.
 """
 
 import itertools
