@@ -1,8 +1,8 @@
 """Tasks: generated word problems, split by what they are about and by the first two numbers in them.
 
 A pair of nouns (crates, apples) and a pair of first two numbers (14, 23) belong to one split each, whatever
-the order. So the nouns of a held-out problem, and its first two numbers, stand together in no other split at
-those places. Single words and numbers occur everywhere; a third number is drawn without regard to splits.
+the order: no problem of another split has the nouns, or the first two numbers, of a held-out one. Single
+words and numbers occur everywhere, and a third number is drawn without regard to splits.
 """
 
 import itertools

@@ -48,9 +48,9 @@ search is needed, many sampled runs stop short of it and answer with the name fo
 
 ## Where it starts
 
-Mean reward on a library whose names are in no demonstration, {questions} questions of each form (the validation
-split of `examples.rag.tasks`; these numbers are also in `scores.json`). The app was re-enacted for it, prompt
-by prompt and search by search in batches, by `recipes.rag.trial`:
+Mean reward on a library whose names are in no demonstration, {questions} questions of each form (the
+validation split of `examples.rag.tasks`; these numbers are also in `scores.json`). For it the app was
+re-enacted, prompt by prompt and search by search in batches, by `recipes.rag.trial`:
 
 {table}
 

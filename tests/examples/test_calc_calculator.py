@@ -65,7 +65,9 @@ def test_what_has_no_value_to_show_is_refused(expression: str) -> None:
         evaluate(expression)
 
 
-@pytest.mark.parametrize("expression", ["(10**100*10**100)**101", "(" + "9**99*" * 30 + "9)**2", "(-8)**(1/3)"])
+@pytest.mark.parametrize(
+    "expression", ["(10**100*10**100)**101", "(" + "9**99*" * 30 + "9)**2", "(-8)**(1/3)"]
+)
 def test_a_refusal_is_short_whatever_the_numbers_are(expression: str) -> None:
     with pytest.raises(ValueError, match=r"^the power is ") as refusal:
         evaluate(expression)
