@@ -9,14 +9,14 @@ DEMO   ?= runs/demo
 .PHONY: help demo test proof check bench results policies clean
 
 help:
-	@echo "make demo     train the SQL agent's writer and rewriter on this machine (minutes)"
-	@echo "make test     run all tests"
-	@echo "make check    ruff, mypy --strict and the layer contract"
-	@echo "make bench    gateway, engine, merging and import benchmarks"
-	@echo "make results  make the tables of docs/results.md (all, or EXAMPLE=sql, calc, rag, plain, crew)"
-	@echo "make proof    count wrong and missing tags over thousands of calls of all frameworks at once"
-	@echo "make policies make the three shipped policies anew from their recipes"
-	@echo "make clean    remove environments, caches and runs"
+	@echo "make demo      train the SQL agent's writer and rewriter on this machine (minutes)"
+	@echo "make test      run all tests"
+	@echo "make check     ruff, mypy --strict and the layer contract"
+	@echo "make bench     gateway, engine, merging and import benchmarks"
+	@echo "make results   make the tables of docs/results.md (all, or EXAMPLE=sql, calc, rag, plain, crew)"
+	@echo "make proof     count wrong and missing tags over thousands of calls of all frameworks at once"
+	@echo "make policies  make the three shipped policies anew from their recipes"
+	@echo "make clean     remove environments, caches and runs"
 
 # Two environments, because CrewAI needs openai 2 and newer OpenAI Agents SDKs need openai 3:
 # $(VENV) has everything with openai 2, $(VENV)-new the newest of all but CrewAI, and no torch.

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from examples.calc.tasks import SPLITS
 from recipes.calc.corpus import SHARES
-from recipes.tiny.card import Scores
+from recipes.tiny.card import Scores, score_table
 from recipes.tiny.training import Recipe
 
 HABITS = {
@@ -83,14 +83,6 @@ def write_card(recipe: Recipe, parameters: int, scores: Scores, seconds: float) 
         table=score_table(scores),
         **asdict(recipe),
     )
-
-
-def score_table(scores: Scores) -> str:
-    """Success by form of problem."""
-    lines = ["| form | greedy | sampled at T = 1 |", "|---|---|---|"]
-    for form, greedy in scores["greedy"].items():
-        lines.append(f"| {form} | {greedy:.2f} | {scores['sampled'][form]:.2f} |")
-    return "\n".join(lines)
 
 
 def _habit(form: str) -> str:

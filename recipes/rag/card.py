@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from examples.rag.tasks import PER_FORM
 from recipes.rag.corpus import AFTER_REPEAT, FORMAT, GO_ON
-from recipes.tiny.card import Scores, write_policy
+from recipes.tiny.card import Scores, score_table, write_policy
 from recipes.tiny.training import Recipe
 
 CARD = """\
@@ -78,7 +78,7 @@ def write_folder(
         minutes=seconds / 60,
         copying_steps=copying_steps,
         questions=PER_FORM["validation"],
-        table=_table(scores),
+        table=score_table(scores),
         **_habits(),
         **asdict(recipe),
     )
@@ -102,10 +102,3 @@ def _habits() -> dict[str, str]:
         others = [f"{words[habit]}, {share:.0%}" for habit, share in shares.items() if habit != "gold"]
         cells |= {name: f"{shares['gold']:.0%}", f"{name}_others": "; ".join(others)}
     return cells
-
-
-def _table(scores: Scores) -> str:
-    lines = ["| form | greedy | sampled at T = 1 |", "|---|---|---|"]
-    for form, greedy in scores["greedy"].items():
-        lines.append(f"| {form} | {greedy:.2f} | {scores['sampled'][form]:.2f} |")
-    return "\n".join(lines)
