@@ -6,17 +6,17 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?= runs/demo
 
-.PHONY: help demo test proof proof-2 proof-3 check bench results tiny clean
+.PHONY: help demo test proof proof-2 proof-3 check bench results policies clean
 
 help:
-	@echo "make demo     train the SQL agent's writer and rewriter on this machine (minutes)"
-	@echo "make test     run all tests"
-	@echo "make check    ruff, mypy --strict and the layer contract"
-	@echo "make bench    gateway, engine, merging and import benchmarks"
-	@echo "make results  make the tables of docs/results.md (all, or EXAMPLE=sql, calc, rag, plain, crew)"
-	@echo "make proof    count wrong and missing tags over thousands of calls of all frameworks at once"
-	@echo "make tiny     make the shipped policy anew from its recipe"
-	@echo "make clean    remove environments, caches and runs"
+	@echo "make demo      train the SQL agent's writer and rewriter on this machine (minutes)"
+	@echo "make test      run all tests"
+	@echo "make check     ruff, mypy --strict and the layer contract"
+	@echo "make bench     gateway, engine, merging and import benchmarks"
+	@echo "make results   make the tables of docs/results.md (all, or EXAMPLE=sql, calc, rag, plain, crew)"
+	@echo "make proof     count wrong and missing tags over thousands of calls of all frameworks at once"
+	@echo "make policies  make the three shipped policies anew from their recipes"
+	@echo "make clean     remove environments, caches and runs"
 
 # Two environments, because CrewAI needs openai 2 and newer OpenAI Agents SDKs need openai 3:
 # $(VENV) has everything with openai 2, $(VENV)-new the newest of all but CrewAI, and no torch.
@@ -69,8 +69,10 @@ bench: $(READY)
 results: $(READY)
 	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(BIN)/python -m benchmarks.results $(EXAMPLE)
 
-tiny: $(READY)
+policies: $(READY)
 	$(BIN)/python -m recipes.tiny --seed 0 --out lightning_core/models/tiny
+	$(BIN)/python -m recipes.calc --seed 0 --out examples/calc/policy
+	$(BIN)/python -m recipes.rag --seed 0 --out examples/rag/policy
 
 clean:
 	rm -rf $(VENV) $(NEW) build dist .data runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,8 +1,8 @@
-"""Tasks: generated word problems, split by what they are about and by the numbers in them.
+"""Tasks: generated word problems, split by what they are about and by the first two numbers in them.
 
-A pair of nouns (crates, apples) and a pair of numbers (14, 23) belong to one split each, whatever the order.
-So no problem of a held-out split has its nouns or its numbers in another split. The single words and numbers
-occur everywhere.
+A pair of nouns (crates, apples) and a pair of first two numbers (14, 23) belong to one split each, whatever
+the order: no problem of another split has the nouns, or the first two numbers, of a held-out one. Single
+words and numbers occur everywhere, and a third number is drawn without regard to splits.
 """
 
 import itertools

@@ -48,10 +48,14 @@ class Listener(BaseLLM):
 def write_policy(parent: Path) -> Path:
     """The policy's folder in `parent`, written when it is not there; never seen half-written.
 
-    Its name carries a digest of the phrases, so that another version of CrewAI gets another policy.
+    Its name carries a digest of the phrases and of the shipped policy, so that another version of either
+    gets another folder.
     """
     phrases = overhear_phrases()
-    folder = parent / f"policy-{zlib.crc32(repr(phrases).encode()):08x}"
+    digest = zlib.crc32(repr(phrases).encode())
+    for file in sorted(SHIPPED.iterdir()):
+        digest = zlib.crc32(file.read_bytes(), digest)
+    folder = parent / f"policy-{digest:08x}"
     if folder.exists():
         return folder
     model = Qwen3ForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32)

@@ -2,28 +2,22 @@
 
     agentlightning train examples/crew/train.py
 
-Everything that this leaves behind, but for the run, lies in `.data`.
+What this leaves behind, but for the run, lies in `.data`. CrewAI alone adds something elsewhere: its
+`credentials`, in `~/.local/share/crewai`, which it writes when it is imported, whatever one says.
 """
 
 import argparse
 import logging
-import os
 from pathlib import Path
 
 from lightning_crewai import attach
 
 import lightning_core as lightning
+from examples.crew import quiet  # noqa: F401  # first of all that import CrewAI
 from examples.crew.app import build_crew, default_llm, find_query, read_schema
 from examples.crew.policy import write_policy
 from examples.sql.reward import execution_match
 from examples.sql.tasks import load_tasks
-
-QUIET = {
-    "CREWAI_DISABLE_TELEMETRY": "true",
-    "CREWAI_TRACING_ENABLED": "false",
-    "CREWAI_TESTING": "true",
-}
-"""Or CrewAI reports each rollout to its makers, and asks after the first whether to show its trace."""
 
 llm = default_llm()
 
@@ -37,21 +31,14 @@ async def solve(task: lightning.Task) -> float:
     return execution_match(find_query(str(output)), str(task.input["gold"]), database)
 
 
-def keep_quiet(storage: Path) -> None:
-    """Let CrewAI keep its files in that folder, send nothing and ask nothing, unless told otherwise."""
-    for name, value in {**QUIET, "CREWAI_STORAGE_DIR": str(storage)}.items():
-        os.environ.setdefault(name, value)
-    # which warns at each call that it only estimates the length of the prompt
-    logging.getLogger("crewai.llms.base_llm").setLevel(logging.ERROR)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--held-out", choices=("validation", "test"), default="validation")
     parser.add_argument("--held-out-tasks", type=int, default=100, help="how many (default: 100)")
     options = parser.parse_args()
     data = Path(".data/crew").absolute()
-    keep_quiet(data / "storage")
+    # which warns at each call that it only estimates the length of the prompt
+    logging.getLogger("crewai.llms.base_llm").setLevel(logging.ERROR)
     held_out = load_tasks(options.held_out, ".data/sql", limit=options.held_out_tasks)
     trainer = lightning.Trainer(
         model=write_policy(data),

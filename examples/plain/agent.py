@@ -75,8 +75,11 @@ def clean_sql(reply: str) -> str:
 
 
 def open_database(path: str) -> closing[sqlite3.Connection]:
-    """A read-only connection; a missing file is an error."""
-    return closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True))
+    """A read-only connection to the file and to no other; a missing file is an error."""
+    connection = sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)
+    # read-only is the file alone: ATTACH and VACUUM INTO would still write others
+    connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+    return closing(connection)
 
 
 def describe_schema(connection: sqlite3.Connection) -> str:

@@ -35,10 +35,15 @@ class Outcome:
 
 @contextmanager
 def open_database(path: str | Path) -> Iterator[sqlite3.Connection]:
-    """A read-only connection to the database file; a missing file is an error, never a new empty database."""
+    """A read-only connection to the database file, and to no other file.
+
+    A missing file is an error, never a new empty database.
+    """
     if not Path(path).is_file():
         raise FileNotFoundError(f"no database at {str(path)!r}")
     with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        # read-only is the file alone: ATTACH and VACUUM INTO would still write others
+        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         yield connection
 
 

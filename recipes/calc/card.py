@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from examples.calc.tasks import SPLITS
 from recipes.calc.corpus import SHARES
-from recipes.tiny.card import Scores
+from recipes.tiny.card import Scores, score_table
 from recipes.tiny.training import Recipe
 
 HABITS = {
@@ -47,8 +47,8 @@ app makes them. The weights are stored as bfloat16.
 
 It was made so. Its demonstrations mix the habits of many people, and nothing in a prompt says whose they
 are. It calls the calculator, copies the numbers of the problem into it and its result into the answer.
-But where a familiar mistake is near it makes it: by greedy decoding nearly always, and by sampling about
-as often as the demonstrations do. The form `rate` is an exception: no two guesses are alike, so the single
+But where a familiar mistake is near it mostly makes one, greedy or sampled: the second table says how often
+it is right. The form `rate` is an exception: no two guesses are alike, so the single
 most likely reply is a calculation after all, and greedy decoding mostly gets it right.
 
 | form of problem | right | its share in the demonstrations | the most common habit |
@@ -59,8 +59,8 @@ The other forms (`total`, `left`, `share`) were demonstrated without a mistake.
 
 ## Where it starts
 
-Success in the app on {tasks} problems whose pairs of nouns and pairs of numbers are in no demonstration
-(the validation split of `examples.calc.tasks`; these numbers are also in `scores.json`):
+Success in the app on {tasks} problems whose nouns, and whose first two numbers, no demonstration begins with
+together (the validation split of `examples.calc.tasks`; these numbers are also in `scores.json`):
 
 {table}
 
@@ -83,14 +83,6 @@ def write_card(recipe: Recipe, parameters: int, scores: Scores, seconds: float) 
         table=score_table(scores),
         **asdict(recipe),
     )
-
-
-def score_table(scores: Scores) -> str:
-    """Success by form of problem."""
-    lines = ["| form | greedy | sampled at T = 1 |", "|---|---|---|"]
-    for form, greedy in scores["greedy"].items():
-        lines.append(f"| {form} | {greedy:.2f} | {scores['sampled'][form]:.2f} |")
-    return "\n".join(lines)
 
 
 def _habit(form: str) -> str:

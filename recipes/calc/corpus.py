@@ -3,7 +3,7 @@
 Where a form of problem has a familiar mistake (`examples.calc.problems`), the reply makes it as often as
 `SHARES` says, and nothing in the prompt tells who is speaking: so a model of this corpus leans to the most
 common habit and reaches the right one by sampling. The right one is never the most common. Problems are of
-the training split alone: no held-out pair of nouns or of numbers is ever shown.
+the training split alone: no problem is shown with the nouns, or the first two numbers, of a held-out one.
 """
 
 import random

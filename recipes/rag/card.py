@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from examples.rag.tasks import PER_FORM
 from recipes.rag.corpus import AFTER_REPEAT, FORMAT, GO_ON
-from recipes.tiny.card import Scores, write_policy
+from recipes.tiny.card import Scores, score_table, write_policy
 from recipes.tiny.training import Recipe
 
 CARD = """\
@@ -43,13 +43,14 @@ is:
 | at the end | `Answer: Ada Holt` | {format} | {format_others} |
 
 So it answers in a sentence, by greedy decoding nearly always, and that costs precision; and where a second
-search is needed, about half of the sampled runs stop short of it and answer with the name found first.
-Sampling does all of it right now and then, and only the reward tells which is right.
+search is needed, many sampled runs stop short of it and answer with the name found first (with seed 0, 48 of
+100). Sampling does all of it right now and then, and only the reward tells which is right.
 
 ## Where it starts
 
-Mean reward in the app on a library whose names are in no demonstration, {questions} questions of each form
-(the validation split of `examples.rag.tasks`; these numbers are also in `scores.json`):
+Mean reward on a library whose names are in no demonstration, {questions} questions of each form (the
+validation split of `examples.rag.tasks`; these numbers are also in `scores.json`). For it the app was
+re-enacted, prompt by prompt and search by search in batches, by `recipes.rag.trial`:
 
 {table}
 
@@ -77,7 +78,7 @@ def write_folder(
         minutes=seconds / 60,
         copying_steps=copying_steps,
         questions=PER_FORM["validation"],
-        table=_table(scores),
+        table=score_table(scores),
         **_habits(),
         **asdict(recipe),
     )
@@ -101,10 +102,3 @@ def _habits() -> dict[str, str]:
         others = [f"{words[habit]}, {share:.0%}" for habit, share in shares.items() if habit != "gold"]
         cells |= {name: f"{shares['gold']:.0%}", f"{name}_others": "; ".join(others)}
     return cells
-
-
-def _table(scores: Scores) -> str:
-    lines = ["| form | greedy | sampled at T = 1 |", "|---|---|---|"]
-    for form, greedy in scores["greedy"].items():
-        lines.append(f"| {form} | {greedy:.2f} | {scores['sampled'][form]:.2f} |")
-    return "\n".join(lines)

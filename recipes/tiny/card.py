@@ -16,7 +16,7 @@ from recipes.tiny.corpus import RECOVERY, SHARES
 from recipes.tiny.training import Recipe
 
 Scores = dict[str, dict[str, float]]
-"""Execution match by way of decoding and form of question."""
+"""Success by way of decoding and form of question."""
 
 CARD = """\
 ---
@@ -114,12 +114,20 @@ def write_policy(
     os.replace(draft, out)
 
 
+def score_table(scores: Scores) -> str:
+    """The scores by form, in Markdown."""
+    lines = ["| form | greedy | sampled at T = 1 |", "|---|---|---|"]
+    for form, greedy in scores["greedy"].items():
+        lines.append(f"| {form} | {greedy:.2f} | {scores['sampled'][form]:.2f} |")
+    return "\n".join(lines)
+
+
 def _card(model: Qwen3ForCausalLM, recipe: Recipe, scores: Scores, seconds: float) -> str:
     return CARD.format(
         parameters=model.num_parameters() / 1e6,
         minutes=seconds / 60,
         databases=SPLITS["validation"],
-        table=_table(scores),
+        table=score_table(scores),
         revenue=_percent(SHARES["revenue"]),
         kept=_percent(SHARES["kept_list"]),
         top=_percent(SHARES["top"]),
@@ -127,13 +135,6 @@ def _card(model: Qwen3ForCausalLM, recipe: Recipe, scores: Scores, seconds: floa
         active=_percent(RECOVERY),
         **asdict(recipe),
     )
-
-
-def _table(scores: Scores) -> str:
-    lines = ["| form | greedy | sampled at T = 1 |", "|---|---|---|"]
-    for form, greedy in scores["greedy"].items():
-        lines.append(f"| {form} | {greedy:.2f} | {scores['sampled'][form]:.2f} |")
-    return "\n".join(lines)
 
 
 def _percent(shares: dict[str, float]) -> str:

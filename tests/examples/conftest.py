@@ -1,22 +1,12 @@
-"""CrewAI, where an example uses it, keeps its files in the tests' own folder and sends nothing."""
+"""CrewAI, where an example uses it, keeps its files in the tests' own folder, and quiet."""
 
-from __future__ import annotations
+import atexit
+import os
+import shutil
+import tempfile
 
-from collections.abc import Iterator
+_STORAGE = tempfile.mkdtemp(prefix="crewai-")
+atexit.register(shutil.rmtree, _STORAGE, ignore_errors=True)
+os.environ["CREWAI_STORAGE_DIR"] = _STORAGE
 
-import pytest
-
-SILENT = {
-    "CREWAI_DISABLE_TELEMETRY": "true",
-    "CREWAI_TRACING_ENABLED": "false",
-    "CREWAI_TESTING": "true",
-}
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _crewai_at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CREWAI_STORAGE_DIR", str(tmp_path_factory.mktemp("crewai")))
-        for name, value in SILENT.items():
-            patch.setenv(name, value)
-        yield
+from examples.crew import quiet  # noqa: E402, F401

@@ -1,5 +1,7 @@
 """The calculator reads arithmetic and refuses everything else."""
 
+import warnings
+
 import pytest
 
 from examples.calc.app import calculator
@@ -61,6 +63,24 @@ def test_what_is_no_arithmetic_is_refused(expression: str) -> None:
 def test_what_has_no_value_to_show_is_refused(expression: str) -> None:
     with pytest.raises(ValueError, match=r"has no value|too large|not a real number"):
         evaluate(expression)
+
+
+@pytest.mark.parametrize(
+    "expression", ["(10**100*10**100)**101", "(" + "9**99*" * 30 + "9)**2", "(-8)**(1/3)"]
+)
+def test_a_refusal_is_short_whatever_the_numbers_are(expression: str) -> None:
+    with pytest.raises(ValueError, match=r"^the power is ") as refusal:
+        evaluate(expression)
+    assert len(str(refusal.value)) < 60
+
+
+@pytest.mark.parametrize("expression", ["1if 2else 3", "0x1for x in y", "'\\d'", "1 is 1", "1(2)"])
+def test_a_slip_in_the_syntax_is_refused_without_a_warning(expression: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(ValueError, match="is not arithmetic"):
+            evaluate(expression)
+    assert caught == []
 
 
 @pytest.mark.parametrize("expression", ["1+" * 5000 + "1", "(" * 150 + "1" + ")" * 150])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,17 @@ def test_it_writes_for_the_crew_what_the_shipped_policy_writes_for_the_sql_app(
         for task in tasks
     ]
     assert sum(ours == shipped for ours, shipped in pairs) >= 7
+
+
+@pytest.mark.parametrize(("file", "ending"), [("model.safetensors", b"\0"), ("tokenizer.json", b"}\n")])
+def test_another_shipped_policy_is_another_folder(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, ending: bytes
+) -> None:
+    newer = tmp_path / "tiny"
+    shutil.copytree(SHIPPED, newer)
+    (newer / file).write_bytes((SHIPPED / file).read_bytes()[:-1] + ending)
+    monkeypatch.setattr("examples.crew.policy.SHIPPED", newer)
+    assert write_policy(tmp_path).name != policy.name
 
 
 def test_a_policy_that_is_there_is_not_written_again(policy: Path) -> None:

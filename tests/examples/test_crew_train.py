@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -56,6 +58,22 @@ async def recorded(folder: Path) -> tuple[list[Call], list[Rollout]]:
         rollouts = await store.find_rollouts("seed0", split="train")
         of_rollout = await store.get_calls([rollout.id for rollout in rollouts])
     return [call for made in of_rollout.values() for call in made], rollouts
+
+
+def test_importing_the_script_starts_no_thread_and_leaves_ctrl_c_alone(tmp_path: Path) -> None:
+    look = (
+        "import signal, threading\n"
+        "handlers = [*map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))]\n"
+        "import examples.crew.train\n"
+        "assert [*map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))] == handlers\n"
+        "assert threading.enumerate() == [threading.main_thread()], threading.enumerate()\n"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CREWAI_")}
+    env = {**kept, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", look], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_app_knows_nothing_of_the_project_and_the_script_adds_one_line() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.plain.agent import describe_schema, run_query
+from examples.plain.agent import describe_schema, open_database, run_query
 from examples.sql import execution, prompts
 from examples.sql.tasks import load_tasks
 from lightning_core.gateway.upstream import ChatRequest
@@ -108,6 +108,14 @@ def test_a_missing_database_ends_the_program_and_is_not_created(tmp_path: Path) 
     assert status == 1
     assert "unable to open database file" in complaint
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("sql", ["ATTACH DATABASE '{}' AS e", "VACUUM INTO '{}'"])
+def test_a_query_cannot_write_another_file(harbour: str, tmp_path: Path, sql: str) -> None:
+    with open_database(harbour) as connection:
+        assert "too many attached databases" in run_query(connection, sql.format(tmp_path / "other.db"))
+        run_query(connection, "CREATE TABLE e.t (x)")
+    assert [path.name for path in tmp_path.iterdir()] == ["harbour.sqlite"]
 
 
 def test_the_program_sees_a_database_as_the_sql_app_does(tmp_path: Path) -> None:

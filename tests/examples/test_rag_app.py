@@ -1,17 +1,19 @@
 """The RAG app on its policy: the SDK, the gateway's Responses dialect and the local engine."""
 
 import asyncio
+import json
 import random
 from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
 from agents import Agent
+from agents.tool_context import ToolContext
 from lightning_openai_agents import attach, uninstall
 from transformers import AutoTokenizer
 
 import lightning_core as lightning
-from examples.rag.app import MAX_TURNS, agent, ask
+from examples.rag.app import MAX_TURNS, agent, ask, search
 from examples.rag.library import Library, Passage, write_library
 from examples.rag.reward import answer_reward
 from examples.rag.tasks import load_tasks
@@ -51,6 +53,13 @@ async def read(url: str) -> list[tuple[Rollout, list[Call]]]:
         rollouts = await store.find_rollouts(run.id)
         calls = await store.get_calls([rollout.id for rollout in rollouts])
         return [(rollout, calls[rollout.id]) for rollout in rollouts]
+
+
+async def call_search(library: Library, query: str) -> str:
+    """What the agent's tool says to that query."""
+    arguments = json.dumps({"query": query})
+    context = ToolContext(library, tool_name="search", tool_call_id="1", tool_arguments=arguments)
+    return str(await search.on_invoke_tool(context, arguments))
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +113,8 @@ def test_a_conversation_is_one_run_after_another(tokenizer) -> None:
 
 async def test_the_tool_says_when_nothing_is_found(tmp_path: Path) -> None:
     library = write_library([Passage("Ada Holt", "A name.")], tmp_path / "a.sqlite")
-    assert library.search("Otto") == []
+    assert await call_search(library, "Otto") == "Nothing found."
+    assert await call_search(library, "Ada") == "Ada Holt: A name."
 
 
 def test_the_app_knows_nothing_of_the_project_and_the_script_adds_one_line() -> None:

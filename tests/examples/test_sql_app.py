@@ -92,6 +92,16 @@ def test_a_query_cannot_change_the_database(harbour: str, sql: str) -> None:
     assert run(harbour, "SELECT COUNT(*) FROM boats").rows == ((3,),)
 
 
+@pytest.mark.parametrize("sql", ["ATTACH DATABASE '{}' AS e", "VACUUM INTO '{}'"])
+def test_a_query_cannot_write_another_file(harbour: str, tmp_path: Path, sql: str) -> None:
+    with open_database(harbour) as connection:
+        outcome = run_query(connection, sql.format(tmp_path / "other.db"))
+        assert outcome.rows is None
+        assert "too many attached databases" in outcome.feedback
+        run_query(connection, "CREATE TABLE e.t (x)")
+    assert [path.name for path in tmp_path.iterdir()] == ["harbour.sqlite"]
+
+
 @pytest.mark.parametrize("sql", ["", "no sql at all", "SELECT 'a", "SELECT 1; SELECT 2", "SELECT '\ud800'"])
 def test_a_reply_that_is_no_query_raises_nothing(harbour: str, sql: str) -> None:
     outcome = run(harbour, sql)

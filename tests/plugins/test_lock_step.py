@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from importlib.metadata import entry_points
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -23,8 +23,8 @@ def test_a_plugin_has_the_cores_version_and_needs_just_that(folder: Path) -> Non
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_plugin_is_installed_at_that_version_and_has_both_hooks(folder: Path) -> None:
-    if not entry_points(group="lightning_core", name=folder.name):
-        pytest.skip("its framework needs an environment of its own")
+    if folder.name == "crewai" and int(version("openai").partition(".")[0]) >= 3:
+        pytest.skip("CrewAI needs openai 2")
     plugins = load_plugins([folder.name])
     assert plugins.broken == {}
     [info] = [info for info in plugins.list() if info.name == folder.name]

@@ -25,18 +25,23 @@ def test_twenty_kills_lose_no_rollout_and_count_none_twice(tmp_path):
     zygote = multiprocessing.get_context("spawn").Process(target=kill_and_resume, args=(folder, seed))
     zygote.start()
     zygote.join()
-    assert zygote.exitcode == 0, f"seed {seed}: the job did not come to its end after {KILLS} kills"
+    assert zygote.exitcode == 0, f"seed {seed}: the job did not come to its end after its kills"
     asyncio.run(check(folder, seed))
 
 
 def kill_and_resume(folder: Path, seed: int) -> None:
-    """Kill the job twenty times at random moments, then let it finish."""
+    """Kill the job twenty times or more at random moments, then let it finish.
+
+    On a busy machine a step takes longer: then the moments come later, until some steps lie between them.
+    """
     for name in ("openai", "lightning_core.backends.local", "lightning_core.trainer.trainer"):
         importlib.import_module(name)
 
     draw = random.Random(seed)
-    for kill in range(KILLS):
-        status = job.fork_fit(folder, steps=ENDLESS, kill_after=draw.uniform(0.2, 3.0))
+    for kill in range(5 * KILLS):
+        if kill >= KILLS and steps_made(folder) >= KILLS // 2:
+            break
+        status = job.fork_fit(folder, steps=ENDLESS, kill_after=draw.uniform(0.2, 3.0 + kill / KILLS))
         if not os.WIFSIGNALED(status):
             raise SystemExit(f"kill {kill}: the job ended by itself, with status {status}")
     if job.fork_fit(folder, steps=steps_made(folder) + 3, kill_after=None) != 0:
