@@ -7,10 +7,11 @@ spans around them, and often in another batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from lightning_core.types import Call, Event, Span
+from lightning_core.types import Call, Event, Span, ToolEvent
 
 AGENT_NAME = "gen_ai.agent.name"
 """The attribute in which GenAI spans keep the name of the agent at work."""
@@ -19,8 +20,8 @@ RESPONSE_ID = "gen_ai.response.id"
 TOOL_CALL_ID = "gen_ai.tool.call.id"
 """The attribute in which GenAI spans keep the id that the reply gave the request for a tool."""
 
-_Ids = dict[tuple[str | None, str], str]
-"""Call ids by (rollout, id in the reply)."""
+_Ids = defaultdict[tuple[str | None, str], dict[str, Call]]
+"""By (rollout, id in the reply): the calls whose replies bear it, by their own ids."""
 _Place = tuple[str, str, str]
 """Of a span: (rollout, trace id, span id)."""
 
@@ -29,17 +30,18 @@ def link(calls: Iterable[Call], events: Sequence[Event]) -> list[Event]:
     """The events with `call_id` filled in where a call of the same rollout's reply bears their id.
 
     A tool run is found by its `tool_call_id`, a span by its `gen_ai.response.id` or, if it describes a tool
-    run, by its `gen_ai.tool.call.id`. Links that are there already stay; what matches nothing is returned
-    as it came.
+    run, by its `gen_ai.tool.call.id`. Some servers give the same ids in every reply: of several calls a tool
+    run has the one by the agent who asked for it, and what still fits several stays unlinked. Links that are
+    there already stay; what matches nothing is returned as it came.
     """
-    asked: _Ids = {}
-    answered: _Ids = {}
+    asked: _Ids = defaultdict(dict)
+    answered: _Ids = defaultdict(dict)
     for call in calls:
         for choice in call.choices:
             for tool_call_id in tool_call_ids(choice.message):
-                asked[call.rollout_id, tool_call_id] = call.id
+                asked[call.rollout_id, tool_call_id][call.id] = call
         if call.response_id is not None:
-            answered[call.rollout_id, call.response_id] = call.id
+            answered[call.rollout_id, call.response_id][call.id] = call
     return [_linked(event, asked, answered) for event in events]
 
 
@@ -62,20 +64,34 @@ def inherit_agents(events: Sequence[Event]) -> list[Event]:
 
 def tool_call_ids(message: dict[str, Any]) -> list[str]:
     """The ids of the tools that an assistant message asks for."""
-    tool_calls = message.get("tool_calls") or ()
-    return [str(tool_call["id"]) for tool_call in tool_calls if tool_call.get("id")]
+    tool_calls = message.get("tool_calls")
+    found = tool_calls if isinstance(tool_calls, list) else ()
+    return [str(each["id"]) for each in found if isinstance(each, dict) and each.get("id")]
 
 
 def _linked(event: Event, asked: _Ids, answered: _Ids) -> Event:
     if event.call_id is not None:
         return event
     if isinstance(event, Span):
-        call_id = answered.get((event.rollout_id, str(event.attributes.get(RESPONSE_ID, ""))))
+        described = answered.get((event.rollout_id, str(event.attributes.get(RESPONSE_ID, ""))), {})
+        call_id = _only(described)
         tool_call_id = str(event.attributes.get(TOOL_CALL_ID, ""))
     else:
         call_id, tool_call_id = None, event.tool_call_id or ""
-    call_id = call_id or asked.get((event.rollout_id, tool_call_id))
+    if call_id is None:
+        call_id = _asking(event, asked.get((event.rollout_id, tool_call_id), {}))
     return event if call_id is None else event.model_copy(update={"call_id": call_id})
+
+
+def _asking(event: Event, calls: dict[str, Call]) -> str | None:
+    """The call that asked. Who did counts only among several: plugins may name a nested asker otherwise."""
+    if len(calls) > 1 and isinstance(event, ToolEvent):
+        return _only([call.id for call in calls.values() if call.agent == event.agent])
+    return _only(calls)
+
+
+def _only(call_ids: Collection[str]) -> str | None:
+    return next(iter(call_ids)) if len(call_ids) == 1 else None
 
 
 def _find_agent(place: _Place, spans: dict[_Place, Span], known: dict[_Place, str | None]) -> None:

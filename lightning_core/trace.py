@@ -16,8 +16,11 @@ from lightning_core.stores.base import Store
 from lightning_core.types import Call, Event, Reward, Rollout, Span, ToolEvent
 
 Item = Call | ToolEvent | Span | Reward
-Key = tuple[str, str]
-_Parents = dict[Key, Key | None]
+Place = tuple[str, str]
+"""Of a record in the tree: (kind, id)."""
+_Parents = dict[Place, Place | None]
+_Run = tuple[str | None, str | None]
+"""What a tool run answers: (call id, tool call id). One reply may give two requests the same id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,8 @@ def build(
 ) -> Trace:
     """The tree of one rollout's records; every record is in it exactly once."""
     events = inherit_agents(link(calls, events))
-    items: dict[Key, Item] = {_key(item, 0): item for item in [*calls, *events]}
-    items |= {_key(reward, place): reward for place, reward in enumerate(rewards)}
+    items: dict[Place, Item] = {_place(item, 0): item for item in [*calls, *events]}
+    items |= {_place(reward, number): reward for number, reward in enumerate(rewards)}
     parents = _parents(items)
     _cut_circles(parents)
     return Trace(rollout, _grow(items, parents))
@@ -78,7 +81,7 @@ def describes_call(event: Event) -> bool:
     )
 
 
-def _key(item: Item, place: int) -> Key:
+def _place(item: Item, number: int) -> Place:
     match item:
         case Call():
             return "call", item.id
@@ -87,45 +90,46 @@ def _key(item: Item, place: int) -> Key:
         case ToolEvent():
             return "tool", item.id
         case Reward():
-            return "reward", str(place)
+            return "reward", str(number)
 
 
-def _parents(items: dict[Key, Item]) -> _Parents:
+def _parents(items: dict[Place, Item]) -> _Parents:
     describing: dict[str, Span] = {}
-    running: dict[str, Key] = {}
+    running: dict[_Run, Place | None] = {}
     for key, item in items.items():
         if isinstance(item, Span) and item.call_id is not None and describes_call(item):
             describing.setdefault(item.call_id, item)
-        elif isinstance(item, ToolEvent) and item.tool_call_id is not None:
-            running[item.tool_call_id] = key
+        elif isinstance(item, ToolEvent):
+            run = item.call_id, item.tool_call_id
+            running[run] = None if run in running else key
     wanted = {key: _parent(item, describing, running) for key, item in items.items()}
     return {key: parent if parent in items else None for key, parent in wanted.items()}
 
 
-def _parent(item: Item, describing: dict[str, Span], running: dict[str, Key]) -> Key | None:
+def _parent(item: Item, describing: dict[str, Span], running: dict[_Run, Place | None]) -> Place | None:
     match item:
         case Call():
             return _around(describing[item.id]) if item.id in describing else None
         case Span(call_id=str() as call_id) if describes_call(item):
             return "call", call_id
         case Span(call_id=str() as call_id) if TOOL_CALL_ID in item.attributes:
-            return running.get(str(item.attributes[TOOL_CALL_ID]), ("call", call_id))
+            return running.get((call_id, str(item.attributes[TOOL_CALL_ID]))) or ("call", call_id)
         case Span():
             return _around(item)
         case ToolEvent(call_id=call_id) | Reward(call_id=call_id):
             return ("call", call_id) if call_id is not None else None
 
 
-def _around(span: Span) -> Key | None:
+def _around(span: Span) -> Place | None:
     return ("span", f"{span.trace_id}/{span.parent_id}") if span.parent_id is not None else None
 
 
 def _cut_circles(parents: _Parents) -> None:
     """What foreign ids have made its own ancestor goes to the top."""
-    safe: set[Key] = set()
+    safe: set[Place] = set()
     for key in parents:
-        path: dict[Key, None] = {}
-        step: Key | None = key
+        path: dict[Place, None] = {}
+        step: Place | None = key
         while step is not None and step not in safe and step not in path:
             path[step] = None
             step = parents[step]
@@ -134,14 +138,14 @@ def _cut_circles(parents: _Parents) -> None:
         safe.update(path)
 
 
-def _grow(items: dict[Key, Item], parents: _Parents) -> tuple[Node, ...]:
-    below: dict[Key | None, list[Key]] = {}
+def _grow(items: dict[Place, Item], parents: _Parents) -> tuple[Node, ...]:
+    below: dict[Place | None, list[Place]] = {}
     for key in sorted(items, key=lambda key: _order(items[key])):
         below.setdefault(parents[key], []).append(key)
     downwards = list(below.get(None, ()))
     for key in downwards:
         downwards += below.get(key, ())
-    nodes: dict[Key, Node] = {}
+    nodes: dict[Place, Node] = {}
     for key in reversed(downwards):  # children first; without recursion, as spans may be nested very deep
         nodes[key] = Node(items[key], tuple(nodes[child] for child in below.get(key, ())))
     return tuple(nodes[key] for key in below.get(None, ()))

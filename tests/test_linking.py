@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from lightning_core.linking import inherit_agents, link
 from lightning_core.types import Call, Choice, Span, ToolEvent
 
@@ -59,6 +61,26 @@ def test_a_span_about_a_tool_finds_the_call_that_asked_and_the_reply_s_id_counts
         {"gen_ai.tool.call.id": "y", "gen_ai.response.id": "chatcmpl-c1"},
     )
     assert [event.call_id for event in link(calls, [span(**about_x), span(**both)])] == ["c1", "c1"]
+
+
+def test_of_calls_that_asked_under_one_id_the_agents_own_counts() -> None:
+    calls = [call("c1", "x", agent="a"), call("c2", "x", agent="b"), call("c3", "y", agent="a")]
+    runs = [tool("x", agent="b"), tool("x", agent="a"), tool("x", agent="c"), tool("y", agent="nested")]
+    assert [event.call_id for event in link(calls, runs)] == ["c2", "c1", None, "c3"]
+
+
+def test_what_fits_several_calls_is_linked_to_none() -> None:
+    calls = [call("c1", "x", response_id="same"), call("c2", "x", response_id="same")]
+    about_tool, about_call = span(**{"gen_ai.tool.call.id": "x"}), span(**{"gen_ai.response.id": "same"})
+    events = [tool("x"), about_tool, about_call]
+    assert [event.call_id for event in link(calls, events)] == [None, None, None]
+    assert [event.call_id for event in link(calls[:1] * 2, events)] == ["c1", "c1", "c1"]
+
+
+@pytest.mark.parametrize("tool_calls", [3, "x", ["x", None, {}, {"id": "y"}], {"id": "x"}])
+def test_a_reply_that_is_not_well_formed_asks_for_what_can_be_read(tool_calls: Any) -> None:
+    asking = call("c1").model_copy(update={"choices": [Choice(message={"tool_calls": tool_calls})]})
+    assert [event.call_id for event in link([asking], [tool("x")])] == [None]
 
 
 def test_a_span_has_the_agent_of_the_nearest_span_around_it_in_its_own_trace_and_rollout() -> None:

@@ -115,8 +115,25 @@ def test_a_call_takes_the_place_of_the_span_that_describes_it_and_a_tool_likewis
 
 
 def test_spans_of_equal_ids_in_two_traces_are_two() -> None:
-    events: list[Event] = [span("a", trace="t1"), span("b", "a", trace="t2"), span("c", "a", trace="t1")]
-    assert tree([], events) == {"a": {"c": {}}, "b": {}}
+    events: list[Event] = [
+        span("a", trace="t1", at=1),
+        span("a", trace="t2", at=2),
+        span("b", "a", trace="t1"),
+        span("c", "a", trace="t2"),
+    ]
+    first, second = build(ROLLOUT, [], [], events).nodes
+    assert shape((first,)) == {"a": {"b": {}}}
+    assert shape((second,)) == {"a": {"c": {}}}
+
+
+def test_a_span_about_a_tool_lies_under_the_run_that_its_own_call_asked_for() -> None:
+    """The server gives each reply's first request the id "0", and one reply gives it twice."""
+    calls = [call(name, "0", at=at).model_copy(update={"agent": name}) for at, name in enumerate("ab")]
+    runs = [tool(f"{name}'s", "0", at=3).model_copy(update={"agent": name}) for name in "ab"]
+    about = span("s", tool__call__id="0").model_copy(update={"call_id": "a"})
+    assert tree(calls, [*runs, about]) == {"a": {"a's": {"s": {}}}, "b": {"b's": {}}}
+    again = tool("again", "0", at=4)
+    assert tree(calls, [*runs, again, about])["a"] == {"s": {}, "a's": {}, "again": {}}
 
 
 def test_a_span_without_an_agent_has_that_of_the_nearest_around_it() -> None:
