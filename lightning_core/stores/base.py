@@ -88,7 +88,7 @@ class Store(Protocol):
 
     async def add_events(self, events: Sequence[Event]) -> None:
         """Record tool runs and spans, all or none; one under a known (rollout, attempt, kind, id)
-        replaces the earlier."""
+        replaces the earlier. A span's id is that in its trace: (trace id, id)."""
 
     async def get_calls(self, rollout_ids: Iterable[str]) -> dict[str, list[Call]]:
         """Calls of the *last* attempt of each rollout, by the time they started. Every id is a key."""

@@ -161,7 +161,7 @@ class MemoryStore:
     async def add_events(self, events: Sequence[Event]) -> None:
         with self._lock:
             for event in events:
-                self._events[event.rollout_id, event.attempt][event.kind, event.id] = event
+                self._events[event.rollout_id, event.attempt][event.kind, rules.event_id(event)] = event
 
     async def get_calls(self, rollout_ids: Iterable[str]) -> dict[str, list[Call]]:
         with self._lock:

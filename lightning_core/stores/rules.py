@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 from lightning_core.errors import LeaseLostError, RewardError, StoreError
-from lightning_core.types import Attempt, Reward, Rollout, Status
+from lightning_core.types import Attempt, Event, Reward, Rollout, Span, Status
 
 LEASE_EXPIRED = "lease expired"
 
@@ -84,6 +84,11 @@ def check_reward(rollout_id: str, value: float) -> None:
     """Raise RewardError unless the value is finite: a NaN would poison every baseline it enters."""
     if not math.isfinite(value):
         raise RewardError(f"reward {value!r} of rollout {rollout_id!r} is not a finite number")
+
+
+def event_id(event: Event) -> str:
+    """What tells an event from others of its kind in an attempt: span ids are unique in their trace only."""
+    return f"{event.trace_id}/{event.id}" if isinstance(event, Span) else event.id
 
 
 def _ended(

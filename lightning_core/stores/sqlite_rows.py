@@ -19,6 +19,7 @@ from lightning_core.stores.packing import (
     unpack_choices,
     unpack_ids,
 )
+from lightning_core.stores.rules import event_id
 from lightning_core.types import (
     Attempt,
     Call,
@@ -157,7 +158,7 @@ def to_call(row: Row) -> Call:
 
 def event_row(event: Event) -> Row:
     body = dump_json(event.model_dump())
-    return event.rollout_id, event.attempt, event.kind, event.id, event.started_at, body
+    return event.rollout_id, event.attempt, event.kind, event_id(event), event.started_at, body
 
 
 def to_event(row: Row) -> Event:

@@ -545,6 +545,19 @@ async def test_an_event_recorded_again_replaces_the_earlier_and_only_the_last_at
     assert await store.get_events(["a"]) == {"a": [tool(2, "twice")]}
 
 
+async def test_spans_of_equal_ids_in_two_traces_are_two(store: Store) -> None:
+    def span(trace: str, name: str) -> Span:
+        at = {"started_at": 1.0, "ended_at": 1.0}
+        return Span(id="5" * 16, trace_id=trace * 32, rollout_id="a", attempt=1, name=name, **at)
+
+    await store.enqueue([rollout("a")])
+    await lease_one(store)
+    await store.add_events([span("1", "early"), span("2", "other")])
+    await store.add_events([span("1", "late")])
+    found = (await store.get_events(["a"]))["a"]
+    assert sorted(event.name for event in found) == ["late", "other"]
+
+
 async def test_nothing_in_a_text_or_number_is_lost(store: Store) -> None:
     hard: dict[str, JsonValue] = {
         "emoji": "🦜\u0000\u2028é",
