@@ -78,8 +78,15 @@ def _message(item: Any) -> Message:
             return {"role": "tool", "parts": [_response(item.get("call_id"), item.get("output"))]}
     if item.get("role") == "tool":
         return {"role": "tool", "parts": [_response(item.get("tool_call_id"), item.get("content"))]}
-    asked = [_tool_call(call.get("id"), call.get("function") or {}) for call in item.get("tool_calls") or ()]
+    tool_calls = item.get("tool_calls") or []
+    asked = [_asked(call) for call in (tool_calls if isinstance(tool_calls, list) else [tool_calls])]
     return {"role": str(item.get("role", "user")), "parts": _parts(item.get("content")) + asked}
+
+
+def _asked(call: Any) -> Part:
+    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+        return _text(call)
+    return _tool_call(call.get("id"), call["function"])
 
 
 def _parts(content: Any) -> list[Part]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lightning_core.transcript import prompt, replies, text, tokens_read, tokens_written
 from lightning_core.types import Call, Choice
@@ -93,6 +95,52 @@ FUNCTION = {"name": "f", "arguments": "{}"}
 )
 def test_a_prompt_is_read_whatever_its_dialect(request_: dict[str, Any], messages: list[Any]) -> None:
     assert [(message["role"], message["parts"]) for message in prompt(call(request_))] == messages
+
+
+@pytest.mark.parametrize(
+    ("tool_calls", "said"),
+    [
+        (["x"], "x"),
+        (3, "3"),
+        ({"id": "x"}, '{"id": "x"}'),
+        ([{"id": "x", "function": "f"}], '{"id": "x", "function": "f"}'),
+        ([{"id": "x", "function": None}], '{"id": "x", "function": null}'),
+    ],
+)
+def test_a_tool_call_that_is_not_well_formed_is_shown_as_it_is(tool_calls: Any, said: str) -> None:
+    message = {"role": "assistant", "tool_calls": tool_calls}
+    assert text(prompt(call({"messages": [message]}))) == said
+    assert text(replies(call({}, Choice(message=message)))) == said
+
+
+WORDS = st.sampled_from(
+    [
+        *("messages", "role", "tool", "content", "tool_calls", "function", "type", "text", "id", "input", ""),
+        *("function_call", "function_call_output", "tool_use", "tool_result", "name", "system", "prompt"),
+    ]
+)
+ANYTHING = st.recursive(
+    st.sampled_from([None, True, 0, 7, 0.5]) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4),
+    max_leaves=12,
+)
+REQUESTS = st.dictionaries(WORDS, ANYTHING, max_size=4)
+
+
+@given(REQUESTS, REQUESTS)
+def test_whatever_was_sent_and_answered_can_be_shown(request: Any, message: Any) -> None:
+    anything = call(request, Choice(message=message))
+    assert isinstance(text(prompt(anything)), str)
+    assert [said["finish_reason"] for said in replies(anything)] == [""]
+    assert isinstance(text(replies(anything)), str)
+
+
+@given(ANYTHING)
+def test_a_message_may_be_anything(anything: Any) -> None:
+    for name in ("messages", "system"):
+        assert isinstance(text(prompt(call({name: anything}))), str)
+    for message in ({"role": "assistant", "tool_calls": anything}, {"role": "tool", "content": anything}):
+        assert isinstance(text(prompt(call({"messages": [message]}))), str)
 
 
 def test_each_choice_is_a_reply() -> None:
