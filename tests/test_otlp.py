@@ -245,7 +245,7 @@ def test_rewards_are_evaluations_of_what_they_are_about(collector: Received) -> 
     assert values(intermediate)["lightning.reward.source"] == "air"
 
 
-def test_spans_that_came_in_go_out_as_they_came_and_are_linked(collector: Received) -> None:
+def test_spans_that_came_in_go_out_with_their_ids_and_are_linked(collector: Received) -> None:
     send(collector.url, trace())
     spans = collector.spans()
     chat, around = spans["openai.chat"], spans["app"]
@@ -255,6 +255,23 @@ def test_spans_that_came_in_go_out_as_they_came_and_are_linked(collector: Receiv
     links = [(link.trace_id.hex(), link.span_id.hex()) for link in spans["chat m"].links]
     assert links == [(TRACE, CHAT)]
     assert [link.span_id for link in spans["rollout r1"].links] == [around.span_id]
+
+
+def test_spans_that_came_in_go_out_under_the_name_of_their_own_program(collector: Received) -> None:
+    source = {"service.name": "shop", "otel.scope.name": "openai.v1", "k": "v"}
+    named = EVENTS[1].model_copy(update={"attributes": source, "name": "named"})
+    send(collector.url, build(trace().rollout, [], [], [named, EVENTS[2]]))
+    ((_, _, request),) = collector.requests
+    found = {
+        span.name: (of_resource.resource, of_scope.scope.name)
+        for of_resource in request.resource_spans
+        for of_scope in of_resource.scope_spans
+        for span in of_scope.spans
+    }
+    services = {name: values(resource)["service.name"] for name, (resource, _) in found.items()}
+    assert services == {"rollout r1": "agentlightning", "named": "shop", "openai.chat": "unknown_service"}
+    assert [scope for _, scope in found.values()] == ["lightning_core", "openai.v1", ""]
+    assert values(collector.spans()["named"]) == {"k": "v"}
 
 
 def test_sending_twice_sends_the_same_and_two_rollouts_are_two_traces(collector: Received) -> None:

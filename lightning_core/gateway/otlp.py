@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from lightning_core.errors import AccessError, GatewayError
 from lightning_core.gateway.access import Access, Caller
-from lightning_core.gateway.refusals import Refusal, refusal_of
+from lightning_core.gateway.refusals import Refusal, refusal_of, too_large
 from lightning_core.gateway.wire import send_json
 from lightning_core.stores.base import Store
 
@@ -49,12 +49,14 @@ class Traces:
         form = headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
             caller = self._admit(scope)
-            wire = _need_wire()
+            wire = await asyncio.to_thread(_need_wire)
             if form not in (PROTOBUF, JSON):
                 raise _unsupported_media(f"the content type {form!r}", f"{PROTOBUF} or {JSON}")
-            content = await _read(receive, headers)
-            if content is None:
+            encoding = _encoding(headers)
+            body = await _read(receive)
+            if body is None:
                 return
+            content = await asyncio.to_thread(_decompress, body, encoding)
             rejected = await self._keep(wire, content, form, caller)
         except GatewayError as error:
             await _refuse(refusal_of(error), form, send)
@@ -108,11 +110,15 @@ def _need_wire() -> ModuleType:
     return wire
 
 
-async def _read(receive: Receive, headers: dict[str, str]) -> bytes | None:
-    """The decompressed body; None if the client left. Raises Refusal for what is too large or broken."""
+def _encoding(headers: dict[str, str]) -> str:
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity" and encoding not in _WINDOWS:
         raise _unsupported_media(f"the content encoding {encoding!r}", "gzip, deflate or none")
+    return encoding
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """The body; None if the client left. Raises Refusal for one that is too large."""
     body = bytearray()
     more = True
     while more:
@@ -122,10 +128,13 @@ async def _read(receive: Receive, headers: dict[str, str]) -> bytes | None:
         body += message.get("body", b"")
         more = message.get("more_body", False)
         _check_size(len(body))
-    return bytes(body) if encoding == "identity" else _decompress(bytes(body), encoding)
+    return bytes(body)
 
 
 def _decompress(body: bytes, encoding: str) -> bytes:
+    """What was compressed. Raises Refusal for what is too large or broken."""
+    if encoding == "identity":
+        return body
     stream = zlib.decompressobj(_WINDOWS[encoding])
     try:
         content = stream.decompress(body, MAX_BYTES + 1)
@@ -134,17 +143,17 @@ def _decompress(body: bytes, encoding: str) -> bytes:
     _check_size(len(content))
     if not stream.eof:
         raise Refusal(f"the {encoding} body breaks off", code="malformed_body")
+    if stream.unused_data:
+        raise Refusal(
+            f"{len(stream.unused_data)} bytes follow the end of the {encoding} stream; send one stream",
+            code="malformed_body",
+        )
     return content
 
 
 def _check_size(size: int) -> None:
     if size > MAX_BYTES:
-        raise Refusal(
-            f"the batch is larger than {MAX_BYTES} bytes; send fewer spans at once, "
-            "see OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
-            status=413,
-            code="batch_too_large",
-        )
+        raise too_large(f"more than {MAX_BYTES} bytes")
 
 
 def _unsupported_media(what: str, known: str) -> Refusal:
@@ -154,7 +163,8 @@ def _unsupported_media(what: str, known: str) -> Refusal:
 async def _refuse(refusal: Refusal, form: str, send: Send) -> None:
     code = _STATUS_CODES.get(refusal.status, _INTERNAL)
     message = f"{refusal.code}: {refusal}"
-    if form == PROTOBUF and (wire := _find_wire()) is not None:
+    wire = await asyncio.to_thread(_find_wire) if form == PROTOBUF else None
+    if wire is not None:
         await _send(wire.refused(code, message), form, refusal.status, send)
     else:
         await send_json(send, {"code": code, "message": message}, status=refusal.status)

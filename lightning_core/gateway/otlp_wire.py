@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -20,10 +20,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from lightning_core.gateway.access import Caller
-from lightning_core.gateway.refusals import Refusal
+from lightning_core.gateway.refusals import Refusal, too_large
 from lightning_core.linking import AGENT_NAME
+from lightning_core.otlp.attributes import SERVICE_NAME, origin
 from lightning_core.types import UNNAMED, Span
 
+MAX_SPANS: Final = 10_000
+"""In one batch, and so many resources and scopes. Exporters send 512; one may be a few bytes on the wire."""
+MAX_EVENTS: Final = 100_000
+"""Of all spans in one batch."""
 _Kind = Literal["internal", "server", "client", "producer", "consumer"]
 _KINDS: Final[Mapping[int, _Kind]] = MappingProxyType(
     {2: "server", 3: "client", 4: "producer", 5: "consumer"}
@@ -31,20 +36,22 @@ _KINDS: Final[Mapping[int, _Kind]] = MappingProxyType(
 """By number; all else is internal."""
 _ERROR: Final = 2
 _ID_FIELDS: Final = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
+_NO_ID: Final = b"\0"
+"""Stands for what is not hex: no id has this length."""
 
 
 def read_spans(content: bytes, form: str, caller: Caller) -> tuple[list[Span], list[str]]:
     """The spans of a batch as the caller's, and for each that can't be stored the reason.
 
-    Raises Refusal if the batch as a whole is not OTLP.
+    Raises Refusal if the batch as a whole is not OTLP, or of too many spans.
     """
     request = _read_json(content) if form.endswith("json") else _read_protobuf(content)
     spans, rejected = [], []
-    for span in _all_spans(request):
+    for span, source in _all_spans(request):
         if problem := _problem(span):
             rejected.append(f"span {span.name!r}: {problem}")
         else:
-            spans.append(_to_span(span, caller))
+            spans.append(_to_span(span, source, caller))
     return spans, rejected
 
 
@@ -81,7 +88,7 @@ def _read_json(content: bytes) -> Any:
         batch = json.loads(content)
         if not isinstance(batch, dict):
             raise ParseError("the batch must be an object")
-        _ids_as_base64(batch)
+        _prepare(batch)
         return ParseDict(batch, ExportTraceServiceRequest(), ignore_unknown_fields=True)
     except (ValueError, ParseError, RecursionError) as error:
         raise _malformed(error) from error
@@ -91,25 +98,53 @@ def _malformed(error: Exception) -> Refusal:
     return Refusal(f"the body is no ExportTraceServiceRequest: {error}", code="malformed_body")
 
 
-def _ids_as_base64(value: Any) -> None:
-    """Rewrite the hex ids of spans and links, which protobuf's JSON expects as base64."""
-    waiting = [value]
-    while waiting:
-        found = waiting.pop()
-        if isinstance(found, list):
-            waiting += found
-        elif isinstance(found, dict):
-            for name, each in found.items():
-                if name in _ID_FIELDS and isinstance(each, str):
-                    found[name] = b64encode(bytes.fromhex(each)).decode()
-                elif name != "attributes":  # which may hold anything, under any name
-                    waiting.append(each)
+def _prepare(batch: dict[str, Any]) -> None:
+    """Count what is in a batch, and rewrite the ids: protobuf's JSON expects base64, OTLP's has hex."""
+    resources = _under([batch], "resourceSpans", "resource_spans")
+    scopes = _under(resources, "scopeSpans", "scope_spans")
+    spans = _under(scopes, "spans")
+    events = _under(spans, "events")
+    _check_counts(resources=len(resources), scopes=len(scopes), spans=len(spans), events=len(events))
+    for found in (*spans, *_under(spans, "links")):
+        if isinstance(found, dict):
+            given = {name: found[name] for name in _ID_FIELDS if found.get(name) is not None}
+            found.update({name: b64encode(_from_hex(value)).decode() for name, value in given.items()})
 
 
-def _all_spans(request: Any) -> Iterator[Any]:
-    for of_resource in request.resource_spans:
-        for of_scope in of_resource.scope_spans:
-            yield from of_scope.spans
+def _under(found: Iterable[Any], *names: str) -> list[Any]:
+    """What is in the lists of that name in all that was found."""
+    parents = [each for each in found if isinstance(each, dict)]
+    lists = (parent[name] for parent in parents for name in names if isinstance(parent.get(name), list))
+    return [each for one in lists for each in one]
+
+
+def _from_hex(value: Any) -> bytes:
+    try:
+        return bytes.fromhex(value)
+    except (TypeError, ValueError):
+        return _NO_ID
+
+
+def _check_counts(**counts: int) -> None:
+    for name, number in counts.items():
+        most = MAX_EVENTS if name == "events" else MAX_SPANS
+        if number > most:
+            raise too_large(f"{number} {name}, more than {most}")
+
+
+def _all_spans(request: Any) -> list[tuple[Any, dict[str, Any]]]:
+    """Each with what is kept of its resource and scope. Raises Refusal if they are too many."""
+    resources = request.resource_spans
+    _check_counts(resources=len(resources))  # before a step is taken for each of them
+    scopes = [(of_resource, of_scope) for of_resource in resources for of_scope in of_resource.scope_spans]
+    spans = [(of_resource, of_scope, span) for of_resource, of_scope in scopes for span in of_scope.spans]
+    _check_counts(scopes=len(scopes), spans=len(spans), events=sum(len(span.events) for _, _, span in spans))
+    return [(span, _origin(of_resource.resource, of_scope.scope)) for of_resource, of_scope, span in spans]
+
+
+def _origin(resource: Any, scope: Any) -> dict[str, Any]:
+    services = (_value(pair.value) for pair in resource.attributes if pair.key == SERVICE_NAME)
+    return origin(next(services, None), scope.name)
 
 
 def _problem(span: Any) -> str | None:
@@ -122,8 +157,8 @@ def _problem(span: Any) -> str | None:
     return None
 
 
-def _to_span(span: Any, caller: Caller) -> Span:
-    attributes = _attributes(span.attributes)
+def _to_span(span: Any, source: dict[str, Any], caller: Caller) -> Span:
+    attributes = {**source, **_attributes(span.attributes)}
     parent = span.parent_span_id.hex() if any(span.parent_span_id) else None
     # A program's own name, if its address has one, is that of the whole: spans within inherit it.
     whole = caller.agent if parent is None and caller.agent != UNNAMED else None

@@ -59,6 +59,15 @@ def missing(param: str) -> Refusal:
     return Refusal(f"{param} is missing", code="missing_required_parameter", param=param)
 
 
+def too_large(what: str) -> Refusal:
+    """A batch of spans that is refused for its size; `what` says which limit it is over."""
+    return Refusal(
+        f"the batch has {what}; send fewer spans at once, see OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
+        status=413,
+        code="batch_too_large",
+    )
+
+
 def unrecorded(error: Exception) -> Refusal:
     """A reply that could not be stored, and is therefore not given."""
     return Refusal(

@@ -15,7 +15,17 @@ from lightning_core.linking import AGENT_NAME, RESPONSE_ID, TOOL_CALL_ID
 from lightning_core.types import Call, Reward, Rollout, ToolEvent
 
 Attributes = dict[str, Any]
+SERVICE_NAME = "service.name"
+"""The attribute in which a span that came from the app keeps its program's name, that of its resource."""
+SCOPE_NAME = "otel.scope.name"
+"""The attribute in which it keeps the name of its instrumentation."""
 _INT64 = 2**63
+
+
+def origin(service: Any, scope: Any) -> Attributes:
+    """What a stored span keeps of where it came from, among its attributes; what has no name is left out."""
+    named = ((SERVICE_NAME, service), (SCOPE_NAME, scope))
+    return {name: str(value) for name, value in named if value}
 
 
 def rollout_attributes(rollout: Rollout) -> Attributes:

@@ -3,7 +3,8 @@
 A rollout becomes one trace: a span for the rollout, one for each call and each tool run, with the attributes
 of the GenAI conventions; rewards are `gen_ai.evaluation.result` events on what they are about. Trace and span
 ids follow from the ids in the store, so that sending twice sends the same spans. Spans that came from the app
-go out with their own ids, as they came, and are linked from the spans of what they describe.
+go out with their own ids and under their own service's name, and are linked from the spans of what they
+describe; what else their resource said, links and trace state are not stored and do not go out.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from lightning_core import __version__
 from lightning_core.otlp import attributes as words
-from lightning_core.otlp.attributes import plain
+from lightning_core.otlp.attributes import SCOPE_NAME, SERVICE_NAME, plain
 from lightning_core.trace import Node, Trace
 from lightning_core.types import Call, Reward, Rollout, Span, ToolEvent
 
-_RESOURCE = {"service.name": "agentlightning", "service.version": __version__}
+UNKNOWN_SERVICE = "unknown_service"
+"""What OpenTelemetry calls a program that has not said its name."""
+_RESOURCE = {SERVICE_NAME: "agentlightning", "service.version": __version__}
 
 
 def to_spans(trace: Trace) -> list[ReadableSpan]:
@@ -127,17 +130,21 @@ class _Own:
 
 
 def _foreign(span: Span) -> ReadableSpan:
+    attributes = plain(span.attributes)
+    service = str(attributes.pop(SERVICE_NAME, UNKNOWN_SERVICE))
+    scope = str(attributes.pop(SCOPE_NAME, ""))
     return ReadableSpan(
         name=plain(span.name),
         context=_context_of(span, span.id),
         parent=_context_of(span, span.parent_id) if span.parent_id else None,
         kind=SpanKind[span.span_kind.upper()],
-        attributes=plain(span.attributes),
+        attributes=attributes,
         events=[_foreign_event(event) for event in span.events],
         status=_status(span.error),
         start_time=_nanoseconds(span.started_at),
         end_time=_nanoseconds(span.ended_at),
-        resource=Resource(_RESOURCE),
+        resource=Resource({SERVICE_NAME: service}),
+        instrumentation_scope=InstrumentationScope(scope),
     )
 
 

@@ -184,9 +184,13 @@ class SqliteStore:
 
     async def add_events(self, events: Sequence[Event]) -> None:
         statement = rows.insert("events", rows.EVENT, otherwise="OR REPLACE")
-        values = [rows.event_row(event) for event in events]
-        if values:
-            await self._writer.run(lambda connection: connection.executemany(statement, values).close())
+
+        def operation(connection: sqlite3.Connection) -> None:
+            values = [rows.event_row(event) for event in events]  # thousands, perhaps: not on the event loop
+            connection.executemany(statement, values).close()
+
+        if events:
+            await self._writer.run(operation)
 
     async def get_calls(self, rollout_ids: Iterable[str]) -> dict[str, list[Call]]:
         calls: dict[str, list[Call]] = {rollout_id: [] for rollout_id in rollout_ids}

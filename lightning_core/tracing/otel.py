@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.trace import StatusCode, get_current_span
 
+from lightning_core.otlp.attributes import SERVICE_NAME, origin
 from lightning_core.tracing.scope import Scope, current_scope, enter_order
 from lightning_core.tracing.spans import Start, agent_around, find_start, note_start
 from lightning_core.types import Span
@@ -61,7 +62,7 @@ def to_span(span: Any, scope: Scope, agent: str | None) -> Span:
         agent=agent,
         name=span.name,
         span_kind=span.kind.name.lower(),
-        attributes=_json(span.attributes or {}),
+        attributes={**_origin(span), **_json(span.attributes or {})},
         events=[
             {"name": event.name, "time": event.timestamp / 1e9, "attributes": _json(event.attributes or {})}
             for event in span.events
@@ -70,6 +71,11 @@ def to_span(span: Any, scope: Scope, agent: str | None) -> Span:
         started_at=span.start_time / 1e9,
         ended_at=span.end_time / 1e9,
     )
+
+
+def _origin(span: Any) -> dict[str, Any]:
+    service = span.resource.attributes.get(SERVICE_NAME) if span.resource is not None else None
+    return origin(service, span.instrumentation_scope.name if span.instrumentation_scope else None)
 
 
 def _json(value: Any) -> Any:

@@ -131,6 +131,7 @@ async def test_the_official_exporter_reaches_every_address(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", house.url + path)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", f"Authorization=Bearer%20{token}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", compression.value)
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "the program")
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     tracer = provider.get_tracer("app")
@@ -146,7 +147,8 @@ async def test_the_official_exporter_reaches_every_address(
     assert isinstance(second, Span)
     assert (first.name, first.span_kind, first.parent_id) == ("root", "server", None)
     assert first.id == f"{root.get_span_context().span_id:016x}"
-    assert (second.name, second.parent_id, second.attributes) == ("child", first.id, {"k": ["a", "b"]})
+    kept = {"k": ["a", "b"], "service.name": "the program", "otel.scope.name": "app"}
+    assert (second.name, second.parent_id, second.attributes) == ("child", first.id, kept)
     assert (first.error, second.error) == (None, "")
     agent = "a/b" if "agents" in path else None
     assert [span.agent for span in inherit_agents([first, second])] == [agent, agent]
@@ -186,9 +188,33 @@ async def test_spans_without_valid_ids_are_left_out_and_counted(house: House, we
     assert "'s1'" in left_out.error_message
     assert "'s2'" in left_out.error_message
     assert [event.id for event in await stored(house)] == ["02" * 8]
-    wrong_parent = {**CHILD_JSON, "parentSpanId": "abcd"}
-    answer = (await post(web, batch(ROOT_JSON, wrong_parent), token)).json()
-    assert answer["partialSuccess"]["rejectedSpans"] == "1"
+
+
+@pytest.mark.parametrize("field", ["traceId", "spanId", "parentSpanId"])
+@pytest.mark.parametrize("wrong", ["xyz", "abcd", 3, ["1"]])
+async def test_one_span_with_an_id_that_is_none_does_not_keep_out_the_others(
+    house: House, web: httpx.AsyncClient, field: str, wrong: Any
+) -> None:
+    reply = await post(web, batch(ROOT_JSON, {**CHILD_JSON, field: wrong}), await house.rollout())
+    assert (reply.status_code, reply.json()["partialSuccess"]["rejectedSpans"]) == (200, "1")
+    assert [event.id for event in await stored(house)] == [ROOT]
+
+
+async def test_a_span_keeps_the_names_of_its_program_and_instrumentation(
+    house: House, web: httpx.AsyncClient
+) -> None:
+    name = {"key": "service.name", "value": {"stringValue": "shop"}}
+    host = {"key": "host.name", "value": {"stringValue": "h"}}
+    of_scope = {"scope": {"name": "openai.v1"}, "spans": [ROOT_JSON]}
+    sent = {"resourceSpans": [{"resource": {"attributes": [host, name]}, "scopeSpans": [of_scope]}]}
+    await post(web, json.dumps(sent).encode(), await house.rollout())
+    (span,) = await stored(house)
+    assert isinstance(span, Span)
+    assert span.attributes == {
+        "gen_ai.agent.name": "planner",
+        "service.name": "shop",
+        "otel.scope.name": "openai.v1",
+    }
 
 
 async def test_whoever_may_not_send_is_refused_by_name(house: House, web: httpx.AsyncClient) -> None:
@@ -235,21 +261,30 @@ BOMB = gzip.compress(bytes(otlp.MAX_BYTES + 1))
         (b"[]", {}, 400, "malformed_body"),
         (b'{"resourceSpans": 3}', {}, 400, "malformed_body"),
         (b"[" * 100_000, {}, 400, "malformed_body"),
-        (batch({**CHILD_JSON, "traceId": "xyz"}), {}, 400, "malformed_body"),
         (batch({**CHILD_JSON, "kind": {}}), {}, 400, "malformed_body"),
         (batch({**CHILD_JSON, "name": "\ud800"}), {}, 400, "malformed_body"),
         (b"\xff\xff", PROTOBUF, 400, "malformed_body"),
         (b"no gzip", {"content-encoding": "gzip"}, 400, "malformed_body"),
         (gzip.compress(batch(CHILD_JSON))[:-9], {"content-encoding": "gzip"}, 400, "malformed_body"),
+        (gzip.compress(batch(CHILD_JSON)) * 2, {"content-encoding": "gzip"}, 400, "malformed_body"),
+        (zlib.compress(batch(CHILD_JSON)) + b"x", {"content-encoding": "deflate"}, 400, "malformed_body"),
         (BOMB, {"content-encoding": "gzip"}, 413, "batch_too_large"),
+        (batch(*[{}] * 10_001), {}, 413, "batch_too_large"),
+        (protobuf(*[(b"", b"")] * 10_001), PROTOBUF, 413, "batch_too_large"),
+        (batch({"events": [{}] * 100_001}), {}, 413, "batch_too_large"),
+        (b'{"resourceSpans": [%s{}]}' % (b"{}," * 10_000), {}, 413, "batch_too_large"),
+        (b"\x0a\x00" * 10_001, PROTOBUF, 413, "batch_too_large"),
+        (b'{"resource_spans": [{"scope_spans": [%s{}]}]}' % (b"{}," * 10_000), {}, 413, "batch_too_large"),
         (zlib.compress(bytes(otlp.MAX_BYTES + 1)), {"content-encoding": "deflate"}, 413, "batch_too_large"),
         (b"x" * (otlp.MAX_BYTES + 1), {}, 413, "batch_too_large"),
         (batch(CHILD_JSON), {"content-encoding": "br"}, 415, "unsupported_media_type"),
         (batch(CHILD_JSON), {"content-type": "text/plain"}, 415, "unsupported_media_type"),
     ],
     ids=[
-        *("half JSON", "a list", "no list of spans", "deep", "trace id", "span kind", "half a character"),
-        *("not protobuf", "not gzip", "half gzip", "gzip bomb", "deflate bomb", "large", "brotli", "text"),
+        *("half JSON", "a list", "no list of spans", "deep", "span kind", "half a character"),
+        *("not protobuf", "not gzip", "half gzip", "two gzips", "deflate and more", "gzip bomb"),
+        *("spans", "spans in protobuf", "events", "resources", "resources in protobuf", "scopes"),
+        *("deflate bomb", "large", "brotli", "text"),
     ],
 )
 async def test_what_is_too_large_or_broken_is_refused_by_name_and_stores_nothing(

@@ -7,18 +7,21 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
+from pydantic import PrivateAttr
 
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.types import Call, Reward, Rollout, Run, Status, Task, ToolEvent
+from lightning_core.types import Call, Reward, Rollout, Run, Span, Status, Task, ToolEvent
 
 ROOT = Path(__file__).parents[2]
 
@@ -314,6 +317,25 @@ async def test_token_ids_out_of_range_are_refused_by_value(url: str) -> None:
     async with SqliteStore(url) as store:
         with pytest.raises(StoreError, match="-1 is not a token id"):
             await store.add_call(call.model_copy(update={"prompt_ids": [1, -1]}))
+
+
+class WatchedSpan(Span):
+    """Notes which thread turns it into a row."""
+
+    _threads: list[str] = PrivateAttr(default_factory=list)
+
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        self._threads.append(threading.current_thread().name)
+        return super().model_dump(**options)
+
+
+async def test_a_batch_of_events_is_written_out_off_the_event_loop(url: str) -> None:
+    span = WatchedSpan(
+        id="s", trace_id="t", rollout_id="r0", attempt=1, name="s", started_at=1.0, ended_at=2.0
+    )
+    async with SqliteStore(url) as store:
+        await store.add_events([span])
+    assert span._threads == ["store runs.db"]
 
 
 async def test_a_store_that_is_not_open_says_so(url: str) -> None:

@@ -282,7 +282,9 @@ def test_every_kind_of_attribute_is_kept(provider: TracerProvider) -> None:
         span.add_event("happened", {"k": "v"}, timestamp=2_500_000_000)
     (kept,) = scope.seen
     assert isinstance(kept, Span)
-    assert kept.attributes == {**given, "many": [1, 2]}
+    service = provider.resource.attributes["service.name"]
+    source = {"service.name": service, "otel.scope.name": "app"}
+    assert kept.attributes == {**given, "many": [1, 2], **source}
     assert kept.events == [{"name": "happened", "time": 2.5, "attributes": {"k": "v"}}]
     assert kept.error is None
     assert 0 <= kept.ended_at - kept.started_at < 60
