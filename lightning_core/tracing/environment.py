@@ -2,10 +2,13 @@
 
 A subprocess shares no context variable with us and may be written in any language. What it does share is
 its environment, and nearly every client of OpenAI's API reads the same two names from there. The address
-carries the rollout and the agent in its path, the key is the token of this rollout alone.
+carries the rollout and the agent in its path, the key is the token of this rollout alone. OpenTelemetry's
+exporters read their address, headers and protocol from there as well.
 """
 
 from __future__ import annotations
+
+from urllib.parse import quote
 
 from lightning_core.errors import ConfigError
 from lightning_core.tracing.headers import encode_name
@@ -14,7 +17,10 @@ from lightning_core.types import UNNAMED
 
 
 def environment(agent: str | None = None) -> dict[str, str]:
-    """`OPENAI_BASE_URL` and `OPENAI_API_KEY` for a program that the running rollout starts.
+    """Where a program that the running rollout starts is to send its calls and its spans.
+
+    `OPENAI_BASE_URL` and `OPENAI_API_KEY` are for the calls, `OTEL_EXPORTER_OTLP_ENDPOINT`, `_PROTOCOL` and
+    `_HEADERS` for the spans, if it makes any: those in no agent's span are `agent`'s.
 
     Every call that the program makes with them is recorded as a call of `agent`, without a name as one of
     the `agent(...)` block around. It is served by the policy, and trained on if the trainer trains an agent
@@ -31,8 +37,12 @@ def environment(agent: str | None = None) -> dict[str, str]:
     name = agent if agent is not None else who.agent if who is not None else UNNAMED
     if not name:
         raise ConfigError("environment(agent='') names no agent; give its name, or leave the argument out")
-    base = scope.gateway_url.rstrip("/")
+    gateway = scope.gateway_url.rstrip("/")
+    base = f"{gateway}/rollouts/{encode_name(scope.rollout_id)}/agents/{encode_name(name)}"
     return {
-        "OPENAI_BASE_URL": f"{base}/rollouts/{encode_name(scope.rollout_id)}/agents/{encode_name(name)}/v1",
+        "OPENAI_BASE_URL": f"{base}/v1",
         "OPENAI_API_KEY": scope.token,
+        "OTEL_EXPORTER_OTLP_ENDPOINT": base,  # exporters add /v1/traces
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        "OTEL_EXPORTER_OTLP_HEADERS": f"Authorization={quote(f'Bearer {scope.token}', safe='')}",
     }

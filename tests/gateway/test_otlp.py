@@ -10,7 +10,6 @@ import subprocess
 import sys
 import zlib
 from typing import Any
-from urllib.parse import quote
 
 import httpx
 import pytest
@@ -26,9 +25,11 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcess
 from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace import Status as SpanStatus
 
+import lightning_core as lightning
 from lightning_core.gateway import otlp
 from lightning_core.linking import inherit_agents, link
 from lightning_core.stores.memory import MemoryStore
+from lightning_core.tracing.scope import Scope, rollout_scope
 from lightning_core.types import Event, Span
 from tests.gateway.conftest import House, open_house
 
@@ -383,15 +384,8 @@ client.responses.create(model="m", input="hi")
 
 
 async def test_a_program_of_its_own_sends_calls_and_spans_that_find_each_other(house: House) -> None:
-    token = await house.rollout()
-    base = f"{house.url}/rollouts/r1"
-    environment = {
-        **os.environ,
-        "OPENAI_BASE_URL": f"{base}/agents/program/v1",
-        "OPENAI_API_KEY": token,
-        "OTEL_EXPORTER_OTLP_ENDPOINT": f"{base}/agents/program",
-        "OTEL_EXPORTER_OTLP_HEADERS": f"Authorization={quote(f'Bearer {token}')}",
-    }
+    with rollout_scope(Scope("r1", 1, house.url, await house.rollout())):
+        environment = {**os.environ, **lightning.environment(agent="program")}
     program = await asyncio.create_subprocess_exec(
         sys.executable, "-W", "ignore", "-c", PROGRAM, env=environment, stderr=subprocess.PIPE
     )

@@ -122,6 +122,19 @@ async def test_a_client_that_was_made_in_an_earlier_rollout_calls_for_the_one_th
     assert call.agent == "reader"
 
 
+def test_spans_have_the_address_of_the_calls_and_the_same_key() -> None:
+    with rollout_scope(Scope("r 1", 1, "http://gateway/", "to,k=n")):
+        given = lightning.environment(agent="team/writer")
+    base = "http://gateway/rollouts/r%201/agents/team%2Fwriter"
+    assert given == {
+        "OPENAI_BASE_URL": f"{base}/v1",
+        "OPENAI_API_KEY": "to,k=n",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": base,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        "OTEL_EXPORTER_OTLP_HEADERS": "Authorization=Bearer%20to%2Ck%3Dn",
+    }
+
+
 def test_outside_a_rollout_there_is_no_address() -> None:
     with pytest.raises(ConfigError, match="outside a rollout"):
         lightning.environment()
