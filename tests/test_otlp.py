@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -331,7 +332,29 @@ def test_what_a_collector_answers_is_passed_on(collector: Received) -> None:
     send(collector.url, trace())
 
 
-@pytest.mark.parametrize("url", ["localhost:4318", "ftp://host", "http://", ""])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:4318",
+        "ftp://host",
+        "http://",
+        "",
+        "http://host:x",
+        "http://[",
+        "ftp://u:s3cret@host?k=s3cret",
+        "http://u:s3cret?x@host",
+    ],
+)
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="not the URL of a collector"):
+    with pytest.raises(ConfigError, match="not the URL of a collector") as refused:
         Collector(url)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_user_and_password_are_sent_and_not_told(collector: Received) -> None:
+    collector.answer = (401, b"")
+    with pytest.raises(ExportError, match=f"the collector at {collector.url}/v1/traces refused") as refused:
+        send(collector.url.replace("//", "//user:s3cret@"), trace())
+    ((_, headers, _),) = collector.requests
+    assert headers["Authorization"] == f"Basic {b64encode(b'user:s3cret').decode()}"
+    assert "s3cret" not in str(refused.value)

@@ -41,4 +41,4 @@ async def export_run(path: Path, url: str, which: str | None) -> None:
                 spans = to_spans(trace)
                 await asyncio.to_thread(collector.send, spans)
                 sent += len(spans)
-    console.print(f"sent {sent} spans of {len(chosen)} rollouts to {collector.url}", soft_wrap=True)
+    console.print(f"sent {sent} spans of {len(chosen)} rollouts to {collector.shown}", soft_wrap=True)

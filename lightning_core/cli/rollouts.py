@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from lightning_core.cli.tree import rollout_tree
 from lightning_core.errors import ConfigError
@@ -96,13 +97,13 @@ def _find(given: str, ids: Sequence[str], kind: str) -> str:
 
 
 def _table(title: str, rollouts: Sequence[Rollout]) -> Table:
-    table = Table(title=title)
+    table = Table(title=Text(title, "table.title"))
     for column in ("rollout", "task", "split", "step", "attempts", "status", "reward"):
         table.add_column(column, justify="right" if column in ("step", "attempts", "reward") else "left")
     for rollout in rollouts:
         table.add_row(
-            rollout.id,
-            rollout.task.id,
+            Text(rollout.id),  # not markup: "gsm8k[test]/12" is a task as well
+            Text(rollout.task.id),
             rollout.split,
             str(rollout.step),
             str(rollout.attempts),

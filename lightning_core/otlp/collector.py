@@ -31,12 +31,14 @@ class Collector:
     """
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _is_address(url):
             raise ConfigError(
-                f"{url!r} is not the URL of a collector; give one such as http://localhost:4318"
+                f"{url.rpartition('@')[2].partition('?')[0]!r} is not the URL of a collector; "
+                "give one such as http://localhost:4318"
             )
-        self.url = url if parts.path.endswith(_TRACES) else url.rstrip("/") + _TRACES
+        self.url = url if urlsplit(url).path.endswith(_TRACES) else url.rstrip("/") + _TRACES
+        self.shown = _shown(self.url)
+        """The URL as it may be printed: without user, password and query."""
         self._session = _Session()
         self._exporter = OTLPSpanExporter(self.url, session=self._session)
 
@@ -54,7 +56,20 @@ class Collector:
             self._session.forget()
             self._exporter.export(spans[start : start + _BATCH])
             if problem := self._session.problem():
-                raise ExportError(f"the collector at {self.url} {problem}")
+                raise ExportError(f"the collector at {self.shown} {problem}")
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, or half a bracket
+        return False
+
+
+def _shown(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 class _Session(requests.Session):  # type: ignore[misc]

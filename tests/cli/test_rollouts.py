@@ -35,7 +35,9 @@ async def fill(store: SqliteStore) -> None:
     await store.put_run(Run(id="small"))
     rewards = {"small-t0-0-0": 0.5, "small-t0-0-1": -1.0, "small-t0-1-0": 1.0}
     rollouts = [
-        Rollout(id=name, run_id="small", task=Task(id=f"task-{name[9]}", input={}), group_id="g", step=0)
+        Rollout(
+            id=name, run_id="small", task=Task(id=f"task-{name[9]}[test]", input={}), group_id="g", step=0
+        )
         for name in [*rewards, "small-t1-0-0"]
     ]
     await store.enqueue(rollouts)
@@ -106,7 +108,7 @@ def test_a_rollout_is_shown_as_a_tree(run: Path, command: Command) -> None:
     shown = command("show", run, "--rollout", "small-t0-0-0")
     lines = [line.rstrip() for line in shown.splitlines() if line.strip()]
     assert lines[0].startswith(
-        "rollout small-t0-0-0  task task-0, train, step 0, attempt 1 of 1: succeeded, reward +0.500"
+        "rollout small-t0-0-0  task task-0[test], train, step 0, attempt 1 of 1: succeeded, reward +0.500"
     )
     marks = [
         "writer  3 → 0 tokens, 0.50 s",
@@ -143,6 +145,7 @@ def test_a_rollout_is_found_by_words_and_by_part_of_its_id(
 
 def test_the_rollouts_of_a_task_are_listed_and_the_best_of_them_shown(run: Path, command: Command) -> None:
     listed = command("show", run, "--task", "task-0")
+    assert "rollouts of task task-0[test]" in listed
     assert "small-t0-0-1" in listed
     assert "small-t0-1-0" not in listed
     assert command("show", run, "--task", "task-0", "--rollout", "best").startswith("rollout small-t0-0-0 ")
@@ -151,6 +154,7 @@ def test_the_rollouts_of_a_task_are_listed_and_the_best_of_them_shown(run: Path,
 def test_show_says_which_rollouts_there_are(run: Path, command: Command) -> None:
     shown = command("show", run)
     assert "the newest 4 of 4" in shown
+    assert "│ task-1[test] │" in shown
     assert "small-t0-0-1" in shown
     assert f"agentlightning show {run} --rollout ID" in shown
 
@@ -161,7 +165,7 @@ def test_show_says_which_rollouts_there_are(run: Path, command: Command) -> None
         (["--rollout", "small-t0"], "fits several: 'small-t0-0-0', 'small-t0-0-1', 'small-t0-1-0'"),
         (["--rollout", "nothing"], "rollout 'nothing' fits none"),
         (["--rollout", ""], "fits none"),
-        (["--task", "other"], "task 'other' fits none: 'task-0', 'task-1'"),
+        (["--task", "other"], "task 'other' fits none: 'task-0[test]', 'task-1[test]'"),
     ],
 )
 def test_what_is_not_there_is_an_error_with_what_is(
@@ -189,6 +193,13 @@ def test_a_run_is_exported_whole_or_one_rollout_of_it(
     collector.requests.clear()
     command("export", run, "--otlp", collector.url, "--rollout", "best")
     assert {name for name in collector.spans() if name.startswith("rollout")} == {"rollout small-t0-1-0"}
+
+
+def test_a_collector_s_password_is_not_shown(run: Path, command: Command, collector: Received) -> None:
+    secret = collector.url.replace("//", "//user:s3cret@")
+    said = command("export", run, "--otlp", secret, "--rollout", "best")
+    assert f"1 rollouts to {collector.url}/v1/traces" in said
+    assert "s3cret" not in said
 
 
 def test_a_collector_that_is_not_there_is_one_message(
