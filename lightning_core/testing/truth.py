@@ -26,6 +26,11 @@ def read_marks(body: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(messages, str):
         messages = ({"content": messages},)
     text = "".join(_text(message.get("content")) for message in messages)
+    return find_marks(text)
+
+
+def find_marks(text: str) -> dict[str, str]:
+    """The marks in any text; of equal names the last one counts."""
     return dict(_MARK.findall(text))
 
 

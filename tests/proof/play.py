@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from lightning_core.testing.truth import mark
+from lightning_core.testing.truth import find_marks, mark
 from lightning_core.types import Call
 
 Run = Callable[[str], Awaitable[None] | None]
@@ -48,9 +47,6 @@ def prompt(rollout: str, agent: str, **marks: object) -> list[dict[str, str]]:
     return [{"role": "user", "content": mark(rollout=rollout, agent=agent, **marks)}]
 
 
-_MARK = re.compile(r"<<(\w+)=([^>]*)>>")
-
-
 def read_marks(call: Call) -> dict[str, str]:
     """What the prompt of a call says of it, in whichever dialect; of equal names the last one counts."""
-    return dict(_MARK.findall(json.dumps(call.request, ensure_ascii=False)))
+    return find_marks(json.dumps(call.request, ensure_ascii=False))

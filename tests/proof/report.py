@@ -29,6 +29,8 @@ def show(proof: Proof, seconds: float, console: Console) -> None:
     console.print(table)
     for error in proof.errors:
         console.print(error, markup=False, highlight=False)
+    if proof.skipped:
+        console.print(f"Not installed here: {', '.join(proof.skipped)}")
     verdict = "holds" if proof.holds else "FAILS"
     console.print(f"The proof {verdict}: {proof.most_at_once} rollouts at once, {seconds:.0f} s.")
 

@@ -79,6 +79,8 @@ class Proof:
     tallies: list[Tally]
     most_at_once: int = 0
     errors: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    """The modules of which no play was run, as their framework is not installed."""
 
     @property
     def holds(self) -> bool:
@@ -107,13 +109,18 @@ async def prove(folder: Path, *, calls: int, rollouts: int) -> Proof:
         recorded = await store.get_calls([rollout.id for rollout in finished])
     errors = [f"{r.id}: {r.error}" for r in finished if r.status is not Status.SUCCEEDED]
     errors += [f"plugin {name!r} is broken: {problem}" for name, problem in plugins.broken.items()]
-    return Proof(stage.judge(recorded), stage.most, errors)
+    return Proof(stage.judge(recorded), stage.most, errors, _skipped())
 
 
 async def _open_plays(stack: AsyncExitStack) -> list[Play]:
-    modules = [name for name, package in FRAMEWORKS.items() if find_spec(package)]
+    skipped = _skipped()
+    modules = [name for name in FRAMEWORKS if name not in skipped]
     opened = [importlib.import_module(f"tests.proof.{name}").plays() for name in modules]
     return [play for plays in opened for play in await stack.enter_async_context(plays)]
+
+
+def _skipped() -> list[str]:
+    return [name for name, package in FRAMEWORKS.items() if find_spec(package) is None]
 
 
 class Stage:

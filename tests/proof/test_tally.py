@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from lightning_core.testing.truth import mark
 from lightning_core.types import Call
+from tests.proof import run
 from tests.proof.play import Play
-from tests.proof.run import Tally
+from tests.proof.report import show
+from tests.proof.run import Proof, Tally, prove
 
 
 async def _nothing(rollout: str) -> None:
@@ -61,3 +66,23 @@ def test_a_wrong_call_is_counted(wrong: Call, counted: dict[str, int]) -> None:
 def test_a_call_that_is_not_there_is_missing_and_one_too_many_is_surplus() -> None:
     assert tally(*RIGHT[1:]).missing == 1
     assert tally(*RIGHT, call("8")).surplus == 1
+
+
+def report(proof: Proof) -> str:
+    """What is printed of a proof."""
+    printed = StringIO()
+    show(proof, 1.0, Console(file=printed, width=160))
+    return printed.getvalue()
+
+
+async def test_a_framework_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run, "FRAMEWORKS", {"bare": "openai", "crewai": "not_installed_anywhere"})
+    said = report(await prove(tmp_path, calls=1, rollouts=1))
+    assert "Not installed here: crewai\n" in said
+    assert "The proof holds" in said
+
+
+def test_where_all_are_installed_none_is_named() -> None:
+    assert "Not installed" not in report(Proof([tally(*RIGHT)]))
