@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 import pytest
 from langchain.agents import create_agent
 from langchain.tools import tool
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolCall, ToolMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.tools import ToolException
 from langchain_openai import ChatOpenAI
@@ -425,7 +425,7 @@ async def test_a_cancelled_model_call_is_not_kept(
             await llm.ainvoke([*state["messages"], script])
         raise AssertionError
 
-    graph = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
+    graph: Any = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
     callback = LightningCallback()
     with rollout_scope(scope_at(gateway)), pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2 if whole else None):
@@ -436,15 +436,14 @@ async def test_a_cancelled_model_call_is_not_kept(
 def asking(callback: LightningCallback, root: UUID, names: list[str]) -> None:
     """A model of this graph asks for tools."""
     model = uuid4()
-    calls = [{"name": name, "args": {}, "id": f"{model} {index}"} for index, name in enumerate(names)]
+    calls = [ToolCall(name=name, args={}, id=f"{model} {index}") for index, name in enumerate(names)]
     reply = AIMessage("", tool_calls=calls)
     callback.on_chat_model_start({}, [], run_id=model, parent_run_id=root)
     callback.on_llm_end(LLMResult(generations=[[ChatGeneration(message=reply)]]), run_id=model)
     for call in calls:
-        callback.on_tool_start(
-            {"name": call["name"]}, "", run_id=(tool := uuid4()), parent_run_id=root, tool_call_id=call["id"]
-        )
-        callback.on_tool_end("", run_id=tool)
+        tool_run, named = uuid4(), {"name": call["name"]}
+        callback.on_tool_start(named, "", run_id=tool_run, parent_run_id=root, tool_call_id=call["id"])
+        callback.on_tool_end("", run_id=tool_run)
 
 
 def test_nodes_end_while_other_threads_ask() -> None:
