@@ -18,7 +18,7 @@ class Agent:
     def __init__(
         self,
         client: AsyncOpenAI,
-        name: str,
+        name: str | None,
         instructions: str,
         tools: Sequence[Callable[..., Any]] = (),
         then: Agent | None = None,

@@ -14,6 +14,10 @@ from openai import AsyncOpenAI
 import lightning_core
 from lightning_core.testing.conformance import *  # noqa: F403
 from lightning_core.testing.conformance import Framework, Member
+from lightning_core.testing.server import serving
+from lightning_core.testing.truth import mark
+from lightning_core.tracing.scope import Scope, rollout_scope
+from lightning_core.types import ToolEvent
 
 
 class MyFramework(Framework):
@@ -45,6 +49,20 @@ class MyFramework(Framework):
 @pytest.fixture
 def framework() -> Framework:
     return MyFramework()
+
+
+@pytest.mark.asyncio
+async def test_the_tool_of_an_agent_without_a_name_runs_and_is_reported() -> None:
+    async def look_up(word: str) -> str:
+        return word
+
+    with serving() as server, rollout_scope(Scope("r1", 1, server.url, "token")) as scope:
+        async with AsyncOpenAI(api_key="none", base_url=f"{server.url}/v1") as client:
+            agent = attach(Agent(client, None, mark(calls="look_up"), [look_up]))
+            await agent.run("Do it.")
+    [event] = scope.seen
+    assert isinstance(event, ToolEvent)
+    assert (event.name, event.agent, event.error) == ("look_up", "unnamed", None)
 
 
 def test_the_cores_attach_is_the_same(framework: Framework) -> None:

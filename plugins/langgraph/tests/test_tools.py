@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
+from uuid import UUID, uuid4
 
 import pytest
 from langchain.agents import create_agent
 from langchain.tools import tool
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolCall, ToolMessage
+from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.tools import ToolException
 from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
@@ -202,6 +206,13 @@ def looping(llm: ChatOpenAI, tools: Any, offered: list[Any], calls: str) -> Any:
     return graph.add_edge("tools", "thinker").compile()
 
 
+def asked_in(state: MessagesState) -> list[Any]:
+    """The requests for tools in the last message."""
+    message = state["messages"][-1]
+    assert isinstance(message, AIMessage)
+    return message.tool_calls
+
+
 async def test_handled_errors_keep_the_exception_and_what_the_model_was_told(
     gateway: GatewayDouble, llm: ChatOpenAI
 ) -> None:
@@ -238,15 +249,13 @@ async def test_tools_in_a_node_of_the_apps_own(gateway: GatewayDouble, llm: Chat
     """No callback fires for them: the answer is the only sign."""
 
     def own(state: MessagesState) -> dict[str, Any]:
-        message = state["messages"][-1]
-        assert isinstance(message, AIMessage)
         status: dict[str, Literal["success", "error"]] = {"look_up": "success"}
         return {
             "messages": [
                 ToolMessage(
                     f"{call['name']}!", tool_call_id=call["id"], status=status.get(call["name"], "error")
                 )
-                for call in message.tool_calls
+                for call in asked_in(state)
             ]
         }
 
@@ -257,6 +266,52 @@ async def test_tools_in_a_node_of_the_apps_own(gateway: GatewayDouble, llm: Chat
         ("count", "raised"),
     ]
     assert reported(events) == told(gateway)
+
+
+@pytest.mark.parametrize("entrance", ["ainvoke", "astream"])
+async def test_tools_that_a_node_gives_the_bare_arguments(
+    gateway: GatewayDouble, llm: ChatOpenAI, entrance: Entrance
+) -> None:
+    """Their runs carry no id, so what was asked for says which request each answers."""
+    offered = {each.name: each for each in (sync_look_up, fail)}
+
+    def answer(call: Any) -> ToolMessage:
+        try:
+            return ToolMessage(offered[call["name"]].invoke(call["args"]), tool_call_id=call["id"])
+        except ZeroDivisionError:
+            return ToolMessage("no", tool_call_id=call["id"], status="error")
+
+    def own(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [answer(call) for call in asked_in(state)]}
+
+    graph = looping(llm, own, list(offered.values()), "sync_look_up+sync_look_up+fail")
+    events = await run(graph, gateway, entrance)
+    assert [(event.name, event.agent, event.error) for event in events] == [
+        ("sync_look_up", "thinker", None),
+        ("sync_look_up", "thinker", None),
+        ("fail", "thinker", "ZeroDivisionError: asked"),
+    ]
+    assert reported(events) == told(gateway)
+
+
+async def test_a_tool_that_another_tool_runs_takes_no_request_of_the_model(
+    gateway: GatewayDouble, llm: ChatOpenAI
+) -> None:
+    """Though it is given the very arguments of a request that still waits."""
+
+    @tool
+    async def ask(word: str) -> str:
+        """Look it up."""
+        return str(await look_up.ainvoke({"word": word}))
+
+    async def in_turn(state: MessagesState) -> dict[str, Any]:
+        offered = {each.name: each for each in (ask, look_up)}
+        return {"messages": [await offered[call["name"]].ainvoke(call) for call in asked_in(state)]}
+
+    events = await run(looping(llm, in_turn, [ask, look_up], "ask+look_up"), gateway)
+    [inner] = [event for event in events if event.tool_call_id is None]
+    assert inner.name == "look_up"
+    assert reported([event for event in events if event is not inner]) == told(gateway)
 
 
 @pytest.mark.parametrize("aio", [False, True])
@@ -355,7 +410,75 @@ async def test_a_cancelled_tool_is_neither_reported_nor_kept(gateway: GatewayDou
         running.cancel()
         await asyncio.wait([running])
     assert tools_in(scope) == []
-    assert callback.lightning_tools.open_count() == 0
+    assert callback.lightning_runs.open_count() == callback.lightning_tools.open_count() == 0
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_cancelled_model_call_is_not_kept(
+    gateway: GatewayDouble, llm: ChatOpenAI, whole: bool
+) -> None:
+    """Neither with its graph nor where only the call is cancelled and the graph goes on."""
+
+    async def node(state: MessagesState) -> dict[str, Any]:
+        script = HumanMessage(mark(agent="node", slow="1"))
+        async with asyncio.timeout(None if whole else 0.2):
+            await llm.ainvoke([*state["messages"], script])
+        raise AssertionError
+
+    graph: Any = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
+    callback = LightningCallback()
+    with rollout_scope(scope_at(gateway)), pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2 if whole else None):
+            await graph.with_config(callbacks=[callback]).ainvoke(given("r1"))
+    assert callback.lightning_runs.open_count() == callback.lightning_tools.open_count() == 0
+
+
+def asking(callback: LightningCallback, root: UUID, names: list[str]) -> None:
+    """A model of this graph asks for tools."""
+    model = uuid4()
+    calls = [ToolCall(name=name, args={}, id=f"{model} {index}") for index, name in enumerate(names)]
+    reply = AIMessage("", tool_calls=calls)
+    callback.on_chat_model_start({}, [], run_id=model, parent_run_id=root)
+    callback.on_llm_end(LLMResult(generations=[[ChatGeneration(message=reply)]]), run_id=model)
+    for call in calls:
+        tool_run, named = uuid4(), {"name": call["name"]}
+        callback.on_tool_start(named, "", run_id=tool_run, parent_run_id=root, tool_call_id=call["id"])
+        callback.on_tool_end("", run_id=tool_run)
+
+
+def test_nodes_end_while_other_threads_ask() -> None:
+    callback, root = LightningCallback(), uuid4()
+    callback.on_chain_start({}, {}, run_id=root)
+    asking(callback, root, ["look_up"] * 5_000)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            others = pool.submit(asking, callback, root, ["look_up"] * 2_000)
+            while not others.done():
+                node = uuid4()
+                callback.on_chain_start({}, {}, run_id=node, parent_run_id=root)
+                callback.on_chain_end({}, run_id=node)
+            others.result()
+    finally:
+        sys.setswitchinterval(before)
+    callback.on_chain_end({}, run_id=root)
+    assert callback.lightning_runs.open_count() == callback.lightning_tools.open_count() == 0
+
+
+class _Unreadable(dict[str, Any]):
+    def values(self) -> Any:
+        raise RuntimeError("not now")
+
+
+def test_a_run_whose_output_cannot_be_read_has_ended_all_the_same() -> None:
+    callback, root, tool = LightningCallback(), uuid4(), uuid4()
+    callback.on_chain_start({}, {}, run_id=root)
+    callback.on_tool_start({"name": "fail"}, "", run_id=tool, parent_run_id=root)
+    callback.on_tool_error(ZeroDivisionError(), run_id=tool)
+    with pytest.raises(RuntimeError, match="not now"):
+        callback.on_chain_end(_Unreadable(), run_id=root)
+    assert callback.lightning_runs.open_count() == callback.lightning_tools.open_count() == 0
 
 
 async def test_a_block_around_the_model_asks_for_its_tools(gateway: GatewayDouble, llm: ChatOpenAI) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Agent, Model, get_current_span, set_trace_provider
-from agents.tracing import get_trace_provider
+from agents import Agent, Model, ModelResponse, get_current_span, set_trace_provider
+from agents.exceptions import ToolTimeoutError
+from agents.tool import FunctionToolResult
+from agents.tool_context import ToolContext
+from agents.tracing import AgentSpanData, get_trace_provider
 from agents.tracing.provider import DefaultTraceProvider
 from lightning_openai_agents import attach, install, uninstall
 from lightning_openai_agents.provider import NamingProvider
@@ -21,6 +25,8 @@ from lightning_core.testing.server import GatewayDouble
 from plugins.openai_agents.tests.apps import member
 from plugins.openai_agents.tests.playing import arun, expect, scope_at
 from plugins.openai_agents.tests.tracing import OwnProvider, Recorder
+
+WATCHED = (ToolContext, ToolTimeoutError, FunctionToolResult, ModelResponse)
 
 
 def python(program: str, folder: Path) -> None:
@@ -93,6 +99,53 @@ def test_it_goes_around_the_apps_provider_once_and_gives_it_back(recorder: Recor
     uninstall()
     uninstall()
     assert get_trace_provider() is own
+
+
+def _around_ours() -> OwnProvider:
+    return OwnProvider(get_trace_provider())
+
+
+def _in_place_of_ours() -> OwnProvider:
+    return OwnProvider(DefaultTraceProvider())
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("change", [_around_ours, _in_place_of_ours])
+async def test_whatever_the_app_sets_since_everything_is_taken_back(
+    bare_gateway: GatewayDouble, model: Model, change: Callable[[], OwnProvider], again: bool
+) -> None:
+    before = [dict(vars(owner)) for owner in WATCHED]
+    writer = member(model, "writer")
+    install()
+    await arun(writer, scope_at(bare_gateway))
+    assert [dict(vars(owner)) for owner in WATCHED] != before
+    own = change()
+    set_trace_provider(own)
+    if again:
+        install()
+        await arun(writer, scope_at(bare_gateway))
+    uninstall()
+    assert get_trace_provider() is own
+    assert [dict(vars(owner)) for owner in WATCHED] == before
+    await arun(writer, scope_at(bare_gateway))
+    assert [dict(vars(owner)) for owner in WATCHED] == before
+    data = AgentSpanData("writer")
+    noted = dict(vars(data))
+    own.create_span(data)
+    assert vars(data) == noted
+
+
+def test_a_provider_that_was_taken_out_and_is_set_again_gets_another_around_it(recorder: Recorder) -> None:
+    install()
+    kept = get_trace_provider()
+    uninstall()
+    set_trace_provider(kept)
+    install()
+    placed = get_trace_provider()
+    assert isinstance(placed, NamingProvider)
+    assert placed.inner is kept
+    uninstall()
+    assert get_trace_provider() is kept
 
 
 def test_at_exit_the_last_traces_have_the_time_the_sdk_gives_them(recorder: Recorder) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from lightning_core.tracing.scope import enter_order
 from lightning_core.tracing.tools import report_tool
-from lightning_core.types import Who
+from lightning_core.types import UNNAMED, Who
 
 FRAMEWORK = "myframework"
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class LightningHooks:
     async def around_tool(self, agent: Any, call: Any, proceed: Callable[[], Awaitable[Any]]) -> Any:
         """A run of a tool, whose own calls are the agent's."""
         run: dict[str, Any] = {
-            "agent": agent.name,
+            "agent": agent.name or UNNAMED,
             "framework": FRAMEWORK,
             "arguments": call.function.arguments,
             "tool_call_id": call.id,
@@ -61,8 +61,8 @@ class LightningHooks:
 
 
 @contextmanager
-def _working(name: str) -> Iterator[None]:
-    token = _at_work.set(Who(name, enter_order(), FRAMEWORK))
+def _working(name: str | None) -> Iterator[None]:
+    token = _at_work.set(Who(name or UNNAMED, enter_order(), FRAMEWORK))
     try:
         yield
     finally:

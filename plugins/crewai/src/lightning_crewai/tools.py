@@ -10,11 +10,13 @@ A model that is asked for tools in words ("Action: ...", for models without tool
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any
 
 from lightning_core.tracing.scope import current_scope
@@ -27,6 +29,10 @@ _REFUSED: dict[str, ToolErrorType] = {
     "invalid_input": "invalid_arguments",
 }
 """CrewAI's reasons for not running a tool at all."""
+_NEAR = 0.85
+"""How like a tool's name the one asked for in words must be at least, for CrewAI to pick that tool."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -43,9 +49,9 @@ class Run:
     error: BaseException | str | None = None
     error_type: ToolErrorType | None = None
 
-    def note(self, event: Any) -> None:
+    def note(self, source: Any, event: Any) -> None:
         """Learn from an event of CrewAI's bus that was emitted within the run."""
-        if getattr(event, "agent_id", None) not in (None, str(getattr(self.worker, "id", None))):
+        if not self._is_about(source, event):
             return
         if event.type == "tool_usage_error":
             self.fail(event.error)
@@ -56,7 +62,21 @@ class Run:
         elif event.type == "tool_usage_finished" and event.failure is None:
             self.error = self.error_type = None  # CrewAI itself tried again, and it went well
 
-    def fail(self, error: BaseException) -> None:
+    def _is_about(self, source: Any, event: Any) -> bool:
+        """Not about a run further in: another agent's, or one that a model's object made by itself."""
+        from crewai import BaseLLM
+        from crewai.utilities.string_utils import sanitize_tool_name
+
+        agent_id, name = getattr(event, "agent_id", None), getattr(event, "tool_name", None)
+        if name is None or isinstance(source, BaseLLM):
+            return False
+        if agent_id not in (None, str(getattr(self.worker, "id", None))):
+            return False
+        asked, named = sanitize_tool_name(self.name), sanitize_tool_name(name)
+        in_words = self.tool_call_id is None
+        return asked == named or (in_words and SequenceMatcher(None, named, asked).ratio() > _NEAR)
+
+    def fail(self, error: BaseException | str) -> None:
         """The tool raised, or its arguments did not fit."""
         self.error, self.error_type = error, _type_of(error)
 
@@ -116,12 +136,15 @@ def in_text_call(original: Callable[..., Any], users: list[str]) -> Callable[...
 
 
 def in_emit(original: Callable[..., Any], users: list[str]) -> Callable[..., Any]:
-    """For the bus's `emit`, which is called where the thing happens."""
+    """For the bus's `emit`, which is called where the thing happens: whatever is emitted, it goes on."""
 
     def emit(bus: Any, source: Any, event: Any) -> Any:
         run = _run.get()
-        if run is not None:
-            run.note(event)
+        try:
+            if run is not None:
+                run.note(source, event)
+        except Exception:
+            _log.warning("could not learn from CrewAI's event %r of a tool", event, exc_info=True)
         return original(bus, source, event)
 
     return emit
@@ -163,10 +186,11 @@ def _running(run: Run) -> Iterator[Run]:
         )
 
 
-def _type_of(error: BaseException) -> ToolErrorType:
+def _type_of(error: BaseException | str) -> ToolErrorType:
     from pydantic import ValidationError
 
     if isinstance(error, TimeoutError):
         return "timed_out"
-    refused = isinstance(error.__cause__, ValidationError) and "rguments validation failed" in str(error)
+    cause = getattr(error, "__cause__", None)
+    refused = isinstance(cause, ValidationError) and "rguments validation failed" in str(error)
     return "invalid_arguments" if refused else "raised"

@@ -96,28 +96,40 @@ class LightningCallback(BaseCallbackHandler):
         self.lightning_runs.call(run_id, parent_run_id, metadata)
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        self.lightning_tools.node_ends(run_id, outputs)
-        self.lightning_runs.leave(run_id)
+        try:
+            self.lightning_tools.node_ends(run_id, outputs)
+        finally:
+            self.lightning_runs.leave(run_id)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        self.lightning_tools.node_ends(run_id)
-        self.lightning_runs.leave(run_id)
+        try:
+            self.lightning_tools.node_ends(run_id)
+        finally:
+            self.lightning_runs.leave(run_id)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        self.lightning_tools.tool_ends(run_id, output)
-        self.lightning_runs.leave(run_id)
+        try:
+            self.lightning_tools.tool_ends(run_id, output)
+        finally:
+            self.lightning_runs.leave(run_id)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        self.lightning_tools.tool_fails(run_id, error)
-        self.lightning_runs.leave(run_id)
+        try:
+            self.lightning_tools.tool_fails(run_id, error)
+        finally:
+            self.lightning_runs.leave(run_id)
 
     def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        self.lightning_tools.model_ends(run_id, response.generations)
-        self.lightning_runs.end_call(run_id)
+        try:
+            self.lightning_tools.model_ends(run_id, response.generations)
+        finally:
+            self.lightning_runs.end_call(run_id)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        self.lightning_tools.model_ends(run_id)
-        self.lightning_runs.end_call(run_id)
+        try:
+            self.lightning_tools.model_ends(run_id)
+        finally:
+            self.lightning_runs.end_call(run_id)
 
 
 def _named(who: Who | None) -> str:

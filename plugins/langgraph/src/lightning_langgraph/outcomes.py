@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -32,6 +33,16 @@ def offered_in(tools: Any) -> frozenset[str] | None:
     if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
         return None
     return frozenset(str((tool.get("function") or tool).get("name")) for tool in tools)
+
+
+def same_arguments(asked: object, given: object) -> bool:
+    """Whether a tool was given just what a model asked for, which may still be JSON text."""
+    if isinstance(asked, str) and isinstance(given, Mapping):
+        try:
+            asked = json.loads(asked)
+        except ValueError:
+            return False
+    return asked == given
 
 
 def is_interrupt(error: BaseException) -> bool:

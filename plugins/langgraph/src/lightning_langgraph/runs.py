@@ -44,8 +44,9 @@ class Runs:
 
     def __init__(self) -> None:
         self._open: dict[UUID, Run] = {}
-        self._calling: set[UUID] = set()
-        """Model runs that have not ended. The context may outlive them, so it is checked against this."""
+        self._calling: dict[UUID, UUID | None] = {}
+        """Model runs that have not ended, and the outermost run around each. The context may outlive them,
+        so it is checked against this."""
 
     def enter(self, run_id: UUID, parent: UUID | None, metadata: Mapping[str, Any] | None) -> None:
         """A node, chain or tool starts."""
@@ -54,14 +55,23 @@ class Runs:
         self._open[run_id] = Run(key, owner, parent, self._order(key, parent), root)
 
     def leave(self, run_id: UUID) -> None:
-        """It has ended, well or not."""
-        self._open.pop(run_id, None)
+        """It has ended, well or not, and with an outermost run all that is in it: nobody tells the end of
+        a model or a tool that was cancelled."""
+        run = self._open.pop(run_id, None)
+        if run is None or run.root != run_id:
+            return
+        for inner, around in list(self._open.items()):
+            if around.root == run_id:
+                self._open.pop(inner, None)
+        for model, root in list(self._calling.items()):
+            if root == run_id:
+                self._calling.pop(model, None)
 
     def call(self, run_id: UUID, parent: UUID | None, metadata: Mapping[str, Any] | None) -> Who | None:
         """A model is about to be called, in this very context; returns for whom."""
         who = self.find_who(parent, metadata)
         if who is not None:
-            self._calling.add(run_id)
+            self._calling[run_id] = self.find_root(parent)
             _calling.set(_ModelRun(self, run_id, enter_order(), who))
         return who
 
@@ -72,7 +82,7 @@ class Runs:
 
     def end_call(self, run_id: UUID) -> None:
         """The model has answered or failed."""
-        self._calling.discard(run_id)
+        self._calling.pop(run_id, None)
 
     def is_calling(self, run_id: UUID) -> bool:
         """Whether a model run is still going on."""

@@ -3,8 +3,9 @@
 A request is known by its `tool_call_id` from the reply that made it (which also says who asked, also where
 the tools are a node of their own) until the outermost run ends. It is answered by a run of the tool, which
 LangChain announces, or by a tool message that a node returns without one: the refusal of an unknown tool,
-or what a node of the app's own found out. A run that failed waits for its node to end, because only there
-it shows whether the model is told of it, and what.
+or what a node of the app's own found out. A node that hands a tool the bare arguments runs it without the
+id; then it answers the first open request for just that, made as deep in other tools as it runs. A run that
+failed waits for its node to end, because only there it shows whether the model is told of it, and what.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +23,7 @@ from langchain_core.messages.tool import ToolOutputMixin
 
 from lightning_core.tracing.tools import report_tool
 from lightning_core.types import ToolErrorType
-from lightning_langgraph.outcomes import error_kind, is_interrupt, offered_in, tool_messages
+from lightning_langgraph.outcomes import error_kind, is_interrupt, offered_in, same_arguments, tool_messages
 from lightning_langgraph.runs import FRAMEWORK, Runs
 
 _REFUSED_ARGUMENTS = "Tool input validation error"
@@ -33,6 +35,8 @@ class _Model:
     agent: str
     root: UUID | None
     """The outermost run around it, if it is known."""
+    within: UUID | None
+    """The innermost run of a tool around it."""
     offered: frozenset[str] | None
     """The names of the tools that this request offers; None if it does not say."""
 
@@ -41,10 +45,13 @@ class _Model:
 class _Asked:
     """A model's request for a tool."""
 
+    tool_call_id: str
     agent: str
     name: str
     arguments: object
     offered: bool | None
+    within: UUID | None
+    """The innermost run of a tool around the model."""
     at: float = field(default_factory=time.time)
     answered: bool = False
 
@@ -89,6 +96,8 @@ class Tools:
 
     def __init__(self, runs: Runs) -> None:
         self._open = runs
+        self._taking = Lock()
+        """Held while a run without an id takes its request: nodes run their tools in threads."""
         self._models: dict[UUID, _Model] = {}
         self._asked: defaultdict[UUID, dict[str, _Asked]] = defaultdict(dict)
         """By the outermost run."""
@@ -104,7 +113,9 @@ class Tools:
     def model_starts(self, run_id: UUID, parent: UUID | None, agent: str, request: Mapping[str, Any]) -> None:
         """`request` is what goes to the model beside the messages."""
         root = self._open.find_root(parent)
-        self._models[run_id] = _Model(agent, root, offered_in(request.get("tools")))
+        self._models[run_id] = _Model(
+            agent, root, self._tool_around(parent), offered_in(request.get("tools"))
+        )
 
     def model_ends(self, run_id: UUID, generations: list[list[Any]] | None = None) -> None:
         """With its replies, or without any."""
@@ -123,7 +134,8 @@ class Tools:
             if root is not None and tool_call_id:
                 offered = None if model.offered is None else name in model.offered
                 arguments = written.get(tool_call_id) or call["args"]
-                self._asked[root][tool_call_id] = _Asked(model.agent, name, arguments, offered)
+                asked = _Asked(tool_call_id, model.agent, name, arguments, offered, model.within)
+                self._asked[root][tool_call_id] = asked
         for broken in message.invalid_tool_calls:
             refused = _Run(model.agent, broken["name"] or "", broken["args"], broken["id"], None)
             refused.report(error=broken["error"] or "not valid JSON", error_type="invalid_arguments")
@@ -141,13 +153,36 @@ class Tools:
     ) -> None:
         """`agent` and `arguments` count if nobody is known to have asked for it."""
         root = self._open.find_root(parent)
-        asked = self._asked.get(root, {}).get(tool_call_id or "") if root is not None else None
-        if asked is not None:
-            asked.answered = True
-            agent, arguments = asked.agent, asked.arguments
+        requests = self._asked.get(root, {}) if root is not None else {}
+        with self._taking:
+            asked = (
+                requests.get(tool_call_id) if tool_call_id else self._find(requests, parent, name, arguments)
+            )
+            if asked is not None:
+                asked.answered = True
+                agent, arguments, tool_call_id = asked.agent, asked.arguments, asked.tool_call_id
         self._runs[run_id] = _Run(
             agent, name, arguments, tool_call_id, parent if root is not None else None, root
         )
+
+    def _find(
+        self, requests: dict[str, _Asked], parent: UUID | None, name: str, arguments: object
+    ) -> _Asked | None:
+        """The first request that a run without an id answers."""
+        within = self._tool_around(parent)
+        for asked in list(requests.values()):
+            fits = not asked.answered and asked.name == name and asked.within == within
+            if fits and same_arguments(asked.arguments, arguments):
+                return asked
+        return None
+
+    def _tool_around(self, run_id: UUID | None) -> UUID | None:
+        """The innermost run of a tool that this is or is in."""
+        run = self._open.find(run_id)
+        while run is not None and run_id not in self._runs:
+            run_id = run.parent
+            run = self._open.find(run_id)
+        return run_id if run is not None else None
 
     def tool_ends(self, run_id: UUID, output: Any) -> None:
         run = self._runs.pop(run_id, None)
@@ -179,19 +214,28 @@ class Tools:
         root = self._open.find_root(run_id)
         asked = self._asked.get(root, {}) if root is not None else {}
         failed = self._failed.pop(run_id, [])
-        if failed or not all(request.answered for request in asked.values()):
-            told = {message.tool_call_id: message for message in tool_messages(output)}
-            _report_failed(failed, told)
-            _report_answered(asked, told)
-        if run_id == root:
-            self._forget(run_id)
+        try:
+            # A copy: other threads add requests meanwhile.
+            if failed or not all(request.answered for request in list(asked.values())):
+                told = {message.tool_call_id: message for message in tool_messages(output)}
+                _report_failed(failed, told)
+                _report_answered(asked, told)
+        finally:
+            if run_id == root:
+                self._forget(run_id)
 
     def _forget(self, root: UUID) -> None:
-        """Also of the tools that were cancelled, whose end nobody tells."""
+        """Also of the models and tools that were cancelled, whose end nobody tells."""
         self._asked.pop(root, None)
+        for run_id, model in list(self._models.items()):
+            if model.root == root:
+                self._models.pop(run_id, None)
         for run_id, run in list(self._runs.items()):
             if run.root == root:
                 self._runs.pop(run_id, None)
+        for node, failed in list(self._failed.items()):
+            if failed[0][0].root == root:
+                self._failed.pop(node, None)
 
 
 def _report_failed(failed: list[tuple[_Run, BaseException]], told: Mapping[str, ToolMessage]) -> None:

@@ -1,7 +1,8 @@
 """Put the naming trace provider in place once the app has the SDK, and take it out again.
 
 What is installed is the SDK's own provider slot (or a finder in `sys.meta_path` that waits for the
-SDK), so nothing here can fall out of step with it.
+SDK), so nothing here can fall out of step with it. An app may put a provider of its own in the slot since,
+also one around ours; so the providers that were placed are kept on the SDK's module until they are taken out.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="Agent[Any]")
 
 _MODULE = "agents.tracing"
+_PLACED = "_lightning_providers"
 _NEEDED = ("AgentSpanData", "TraceProvider", "get_current_span", "get_trace_provider", "set_trace_provider")
 
 
@@ -39,7 +41,10 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Give the SDK its provider back; a second time does nothing."""
+    """Give the SDK its provider back, and leave one that the app has set since; a second time does nothing.
+
+    A provider of ours that the app has kept passes everything through from now on.
+    """
     for finder in _waiting():
         finder.stop()
     sdk = find_sdk()
@@ -49,7 +54,8 @@ def uninstall() -> None:
         provider = sdk.get_trace_provider()
         if isinstance(provider, NamingProvider):
             sdk.set_trace_provider(provider.inner)
-            provider.stop()
+        for placed in vars(sdk).pop(_PLACED, ()):
+            placed.stop()
 
 
 def find_sdk() -> Any:
@@ -76,8 +82,10 @@ class _Waiting(WhenImported):
 
         sdk: Any = module
         provider = sdk.get_trace_provider()
-        if not isinstance(provider, NamingProvider):
-            sdk.set_trace_provider(NamingProvider(provider))
+        if not isinstance(provider, NamingProvider) or provider.stopped:
+            placed = NamingProvider(provider)
+            vars(sdk).setdefault(_PLACED, []).append(placed)
+            sdk.set_trace_provider(placed)
 
 
 def _waiting() -> list[_Waiting]:

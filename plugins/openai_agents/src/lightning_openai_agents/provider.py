@@ -8,7 +8,6 @@ processors that an app may empty.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from threading import Lock
 from types import ModuleType
 from typing import Any
@@ -28,8 +27,9 @@ class NamingProvider(TraceProvider):
 
     def __init__(self, inner: TraceProvider) -> None:
         self.inner = inner
+        self.stopped = False
         self._starting = Lock()
-        self._take_back: list[Callable[[], None]] | None = None
+        self._tools: ModuleType | None = None
 
     def create_span(
         self,
@@ -38,30 +38,34 @@ class NamingProvider(TraceProvider):
         parent: Trace | Span[Any] | None = None,
         disabled: bool = False,
     ) -> Span[TSpanData]:
+        tools = self._start()
+        if tools is None:
+            return self.inner.create_span(span_data, span_id, parent, disabled)
         given = parent if isinstance(parent, Span) else None
         current = self.inner.get_current_span()
         note(span_data, given, current)
-        tools = self._tools()
         tools.prepare(span_data, given, current)
         span = self.inner.create_span(span_data, span_id, parent, disabled)
         tools.watch(span)
         return span
 
-    def _tools(self) -> ModuleType:
-        """The module, at the first span: this one is imported in the midst of the SDK's own import."""
-        from lightning_openai_agents import tools
-
+    def _start(self) -> ModuleType | None:
+        """The module `tools`, at the first span: this one is imported in the midst of the SDK's own import.
+        None once it is stopped."""
         with self._starting:
-            if self._take_back is None:
-                self._take_back = tools.watch_values()
-        return tools
+            if self._tools is None and not self.stopped:
+                from lightning_openai_agents import tools
+
+                tools.watch_values()
+                self._tools = tools
+            return self._tools
 
     def stop(self) -> None:
-        """Take back what was changed in the SDK."""
+        """Take back what was changed in the SDK, and from now on only pass through."""
         with self._starting:
-            for take_back in self._take_back or ():
-                take_back()
-            self._take_back = []
+            if self._tools is not None:
+                self._tools.unwatch_values()
+            self.stopped, self._tools = True, None
 
     def create_trace(
         self,

@@ -17,6 +17,7 @@ import time
 from asyncio import CancelledError
 from collections.abc import Callable
 from functools import partial
+from threading import Lock
 from typing import Any
 
 from agents import ModelBehaviorError, ModelResponse
@@ -33,6 +34,9 @@ from lightning_openai_agents.naming import FRAMEWORK, find_who
 
 _RUN = "_lightning_tool_run"
 _REPLIES = "_lightning_replies"
+_UNDO = "_lightning_openai_agents_undo"
+_CHANGING = Lock()
+"""Held while classes are patched or restored: providers in other threads may start at the same time."""
 
 
 class _Run:
@@ -97,15 +101,30 @@ def watch(span: Any) -> None:
         own["finish"] = partial(_finished, span, span.finish)
 
 
-def watch_values() -> list[Callable[[], None]]:
-    """Have what the SDK makes written down on the span that is current then; returns what takes it back."""
-    notes: dict[type, Callable[[Any], None]] = {
+def watch_values() -> None:
+    """Have what the SDK makes written down on the span that is current then; a second time does nothing."""
+    with _CHANGING:
+        for owner, note in _notes().items():
+            if _UNDO not in vars(owner):
+                setattr(owner, _UNDO, patch(owner, "__init__", note, _noting))
+
+
+def unwatch_values() -> None:
+    """Take that back; if nothing is watched, do nothing."""
+    with _CHANGING:
+        for owner in _notes():
+            if _UNDO in vars(owner):
+                vars(owner)[_UNDO]()
+                delattr(owner, _UNDO)
+
+
+def _notes() -> dict[type, Callable[[Any], None]]:
+    return {
         ToolContext: _note_context,
         ToolTimeoutError: _note_timeout,
         FunctionToolResult: _note_approval,
         ModelResponse: _note_reply,
     }
-    return [patch(owner, "__init__", note, _noting) for owner, note in notes.items()]
 
 
 def _noting(original: Callable[..., None], users: list[Callable[[Any], None]]) -> Callable[..., None]:
