@@ -36,12 +36,17 @@ class GatewayServer:
         try:
             self._url = await asyncio.to_thread(thread.start, self._host, self._port)
         except BaseException:  # cancelled, most likely; the thread that starts it is not
-            await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, thread.stop))
+            await _stop(thread)
             raise
         self._thread = thread
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.stop)
-        self._thread, self._url = None, ""
+        thread, self._thread, self._url = self._thread, None, ""
+        if thread is not None:
+            await _stop(thread)
+
+
+async def _stop(thread: ServerThread) -> None:
+    """Whoever waits for it may be cancelled, also before it has begun; the server stops all the same."""
+    await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, thread.stop))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -16,10 +17,12 @@ from lightning_core.stores.memory import MemoryStore
 from tests.gateway.scripted import ScriptedEngine
 
 
-async def serve(port: int = 0) -> None:
+async def serve(port: int = 0, ready: asyncio.Event | None = None) -> None:
     async with MemoryStore() as store:
         gateway = Gateway(ScriptedEngine(), store, Tokens(b"0123456789abcdef"), agents=None)
         async with GatewayServer(gateway, port=port):
+            if ready is not None:
+                ready.set()
             await asyncio.sleep(60)
 
 
@@ -40,6 +43,23 @@ async def test_a_start_that_is_cancelled_leaves_no_server(turns: int, times: int
         await asyncio.sleep(0)
     with pytest.raises(asyncio.CancelledError):
         await starting
+    assert await threads_left() == []
+
+
+async def test_an_end_that_is_cancelled_before_it_has_begun_comes_all_the_same() -> None:
+    ready, busy = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    serving = asyncio.create_task(serve(ready=ready))
+    await ready.wait()
+    blocked = loop.run_in_executor(None, busy.wait)
+    for _ in range(2):
+        serving.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    busy.set()
+    await blocked
     assert await threads_left() == []
 
 
