@@ -9,7 +9,6 @@ does change what is sampled and has no equal here: it is refused (see `chat_temp
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -28,7 +27,7 @@ from lightning_core.gateway.fields import (
 )
 from lightning_core.gateway.logprobs import TokenText
 from lightning_core.gateway.messages import read_messages, read_tools
-from lightning_core.gateway.recording import ChoiceSoFar, Recording, by_choice
+from lightning_core.gateway.recording import ChoiceSoFar, Recording, TextBody, by_choice
 from lightning_core.gateway.refusals import Refusal, invalid
 from lightning_core.gateway.upstream import ChatRequest, Delta
 from lightning_core.gateway.wire import event, to_json
@@ -72,20 +71,6 @@ MOST_CHOICES: Final = 128
 MOST_TOP_LOGPROBS: Final = 20
 
 
-@dataclass(frozen=True, slots=True)
-class ChatBody:
-    """A chat completion request: what the engine is asked, and what form the reply has."""
-
-    raw: dict[str, Any]
-    """As it was sent."""
-    model: str
-    request: ChatRequest
-    stream: bool
-    include_usage: bool
-    logprobs: bool
-    return_token_ids: bool
-
-
 class Chat:
     """The dialect."""
 
@@ -96,24 +81,24 @@ class Chat:
         self._tokens = tokens
         self._default_model = default_model
 
-    def read(self, content: bytes, caller: Caller) -> ChatBody:
+    def read(self, content: bytes, caller: Caller) -> TextBody:
         return read_chat(content, caller.sampling)
 
-    def reply(self, recording: Recording, body: ChatBody) -> ChatReply:
+    def reply(self, recording: Recording, body: TextBody) -> ChatReply:
         return ChatReply(recording, body, self._tokens, self._default_model)
 
     def error(self, refusal: Refusal) -> dict[str, Any]:
         return refusal.body()
 
 
-def read_chat(content: bytes, sampling: Sampling | None) -> ChatBody:
+def read_chat(content: bytes, sampling: Sampling | None) -> TextBody:
     """The request in `content`; `sampling`, where given, takes the place of the app's own.
 
     Raises Refusal for what is not valid or can't be honoured.
     """
     body = _FIELDS.read(content)
     options = mapping(body, "stream_options")
-    return ChatBody(
+    return TextBody(
         raw=body,
         model=text(body, "model") or "",
         request=_request(body, sampling),
@@ -151,7 +136,7 @@ def _top_logprobs(body: dict[str, Any]) -> int:
 class ChatReply:
     """Writes the replies to one call."""
 
-    def __init__(self, recording: Recording, body: ChatBody, tokens: TokenText, default_model: str) -> None:
+    def __init__(self, recording: Recording, body: TextBody, tokens: TokenText, default_model: str) -> None:
         self._recording = recording
         self._tokens = tokens
         self._body = body

@@ -7,7 +7,6 @@ refused by name. No `max_tokens` means 16 tokens, as OpenAI documents it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -25,7 +24,7 @@ from lightning_core.gateway.fields import (
     text,
 )
 from lightning_core.gateway.logprobs import TokenText
-from lightning_core.gateway.recording import ChoiceSoFar, Recording, by_choice
+from lightning_core.gateway.recording import ChoiceSoFar, Recording, TextBody, by_choice
 from lightning_core.gateway.refusals import Refusal, invalid, unsupported
 from lightning_core.gateway.upstream import ChatRequest, Delta
 from lightning_core.gateway.wire import event
@@ -56,20 +55,6 @@ _MAX_TOKENS: Final = 16
 _MOST_LOGPROBS: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionBody:
-    """A completion request: what the engine is asked, and what form the reply has."""
-
-    raw: dict[str, Any]
-    """As it was sent."""
-    model: str
-    request: ChatRequest
-    stream: bool
-    include_usage: bool
-    logprobs: bool
-    return_token_ids: bool
-
-
 class Completions:
     """The dialect."""
 
@@ -80,7 +65,7 @@ class Completions:
         self._tokens = tokens
         self._default_model = default_model
 
-    def read(self, content: bytes, caller: Caller) -> CompletionBody:
+    def read(self, content: bytes, caller: Caller) -> TextBody:
         body = _FIELDS.read(content)
         options = mapping(body, "stream_options")
         logprobs = integer(body, "logprobs", 0, _MOST_LOGPROBS)
@@ -96,7 +81,7 @@ class Completions:
             seed=seed(body, caller.sampling),
             top_logprobs=logprobs or 0,
         )
-        return CompletionBody(
+        return TextBody(
             raw=body,
             model=text(body, "model") or "",
             request=request,
@@ -106,7 +91,7 @@ class Completions:
             return_token_ids=flag(body, "return_token_ids"),
         )
 
-    def reply(self, recording: Recording, body: CompletionBody) -> CompletionReply:
+    def reply(self, recording: Recording, body: TextBody) -> CompletionReply:
         return CompletionReply(recording, body, self._tokens, body.model or self._default_model)
 
     def error(self, refusal: Refusal) -> dict[str, Any]:
@@ -134,7 +119,7 @@ def _is_id(value: Any) -> bool:
 class CompletionReply:
     """Writes the replies to one call."""
 
-    def __init__(self, recording: Recording, body: CompletionBody, tokens: TokenText, model: str) -> None:
+    def __init__(self, recording: Recording, body: TextBody, tokens: TokenText, model: str) -> None:
         self._recording = recording
         self._body = body
         self._tokens = tokens

@@ -34,6 +34,20 @@ class Body(Protocol):
     def stream(self) -> bool: ...
 
 
+@dataclass(frozen=True, slots=True)
+class TextBody:
+    """A chat or text completion request: what the engine is asked, and what form the reply has."""
+
+    raw: dict[str, Any]
+    """As it was sent."""
+    model: str
+    request: ChatRequest
+    stream: bool
+    include_usage: bool
+    logprobs: bool
+    return_token_ids: bool
+
+
 @dataclass(slots=True)
 class ChoiceSoFar:
     """One choice while it is being sampled."""

@@ -8,13 +8,13 @@ import json
 from collections import defaultdict
 from typing import Any
 
-import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from examples.rag.app import MAX_TURNS, agent
 from examples.rag.library import Library
 from examples.rag.reward import answer_reward
 from lightning_core.backends.local.toolcalls import ToolCalls
+from recipes.answering import answer
 from recipes.rag.corpus import TOOLS, Messages
 
 Task = dict[str, Any]
@@ -28,7 +28,7 @@ def run_app(
     runs: list[Messages] = [[system, {"role": "user", "content": task["question"]}] for task in tasks]
     running = list(zip(runs, tasks, strict=True))
     for _ in range(MAX_TURNS):
-        replies = answer(model, tokenizer, [run for run, _ in running], greedy)
+        replies = answer(model, tokenizer, [run for run, _ in running], greedy, tools=TOOLS, most=48)
         for (run, task), reply in zip(running, replies, strict=True):
             run += _take_turn(reply, Library(task["library"]))
         running = [(run, task) for run, task in running if run[-1]["role"] == "tool"]
@@ -47,32 +47,6 @@ def measure(
         for name in (task["form"], "all"):
             by_form[name].append(answer_reward(reply, task["answers"]))
     return {name: sum(rewards) / len(rewards) for name, rewards in sorted(by_form.items())}
-
-
-@torch.inference_mode()
-def answer(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    prompts: list[Messages],
-    greedy: bool,
-    batch_size: int = 64,
-) -> list[str]:
-    """A reply to each conversation, the most likely one or one sampled at temperature 1."""
-    replies: list[str] = []
-    decoding: dict[str, Any] = {"do_sample": False} if greedy else {"do_sample": True, "top_k": 0}
-    for start in range(0, len(prompts), batch_size):
-        inputs: Any = tokenizer.apply_chat_template(
-            prompts[start : start + batch_size],
-            tools=TOOLS,
-            add_generation_prompt=True,
-            padding=True,
-            return_tensors="pt",
-            return_dict=True,
-        )
-        out = model.generate(**inputs, max_new_tokens=48, **decoding)
-        new = out[:, inputs["input_ids"].shape[1] :]
-        replies += tokenizer.batch_decode(new, skip_special_tokens=True)
-    return replies
 
 
 def _take_turn(reply: str, library: Library) -> Messages:

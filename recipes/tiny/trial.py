@@ -5,14 +5,13 @@ together, so that a few hundred take seconds.
 """
 
 from collections import defaultdict
-from typing import Any
 
-import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from examples.sql.app import MAX_REWRITES, State, clean_sql, execute, next_step, read_schema
-from examples.sql.prompts import Messages, check_prompt, rewrite_prompt, write_prompt
+from examples.sql.prompts import check_prompt, rewrite_prompt, write_prompt
 from examples.sql.reward import execution_match
+from recipes.answering import answer
 
 Task = dict[str, str]
 
@@ -53,31 +52,6 @@ def measure(
     for task, reward in zip(tasks, rewards, strict=True):
         by_form[task["form"]].append(reward)
     return {name: sum(values) / len(values) for name, values in [*sorted(by_form.items()), ("all", rewards)]}
-
-
-@torch.inference_mode()
-def answer(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    prompts: list[Messages],
-    greedy: bool,
-    batch_size: int = 64,
-) -> list[str]:
-    """A reply to each prompt, the most likely one or one sampled at temperature 1."""
-    replies: list[str] = []
-    decoding: dict[str, Any] = {"do_sample": False} if greedy else {"do_sample": True, "top_k": 0}
-    for start in range(0, len(prompts), batch_size):
-        inputs: Any = tokenizer.apply_chat_template(
-            prompts[start : start + batch_size],
-            add_generation_prompt=True,
-            padding=True,
-            return_tensors="pt",
-            return_dict=True,
-        )
-        out = model.generate(**inputs, max_new_tokens=64, **decoding)
-        new = out[:, inputs["input_ids"].shape[1] :]
-        replies += tokenizer.batch_decode(new, skip_special_tokens=True)
-    return replies
 
 
 def _check(
