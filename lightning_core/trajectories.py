@@ -55,6 +55,8 @@ class Pack:
     """(E,) sampled with; 1 where it was greedy."""
     sequences: Ints
     """(E,) index into `keys`."""
+    units: Ints
+    """(E,) the unit of each entry's transition; -1 where it has none."""
     keys: tuple[Key, ...]
     """The transitions in this pack."""
 
@@ -112,28 +114,31 @@ def make_packs(
     weights: Mapping[Key, float],
     *,
     pack_tokens: int,
+    units: Mapping[Key, int] | None = None,
     merge: bool = True,
 ) -> list[Pack]:
     """Cut a batch into packs of at most `pack_tokens` tokens.
 
     A branch that does not fit starts the next pack and repeats its prefix there; a sequence that is longer
-    than a pack has one to itself. `weights` gives the loss weight of one token of each transition; a
-    transition without one carries no loss. `merge=False` shares nothing, for comparison. Raises TrainingError
-    for a transition without a prompt, or whose logprobs do not match its tokens.
+    than a pack has one to itself. Transitions of one unit are in one pack, however long that makes it.
+    `weights` gives the loss weight of one token of each transition; a transition without one carries no loss.
+    `merge=False` shares nothing, for comparison. Raises TrainingError for a transition without a prompt, or
+    whose logprobs do not match its tokens.
     """
+    units = units or {}
     rows = sorted(
         (_row(t) for t in trained_transitions(trajectories) if t.key in weights), key=lambda r: r.order
     )
     packs: list[Pack] = []
-    walk = _Walk()
-    for row in rows:
-        shared = walk.shared(row) if merge else 0
-        if walk.size and walk.size + len(row.ids) - shared > pack_tokens:
-            packs.append(walk.pack(weights))
-            walk, shared = _Walk(), 0
-        walk.add(row, shared)
+    walk = _Walk(merge)
+    for block in _blocks(rows, units):
+        if walk.size and walk.size + walk.cost(block) > pack_tokens:
+            packs.append(walk.pack(weights, units))
+            walk = _Walk(merge)
+        for row in block:
+            walk.add(row)
     if walk.size:
-        packs.append(walk.pack(weights))
+        packs.append(walk.pack(weights, units))
     return packs
 
 
@@ -209,11 +214,28 @@ def _row(transition: Transition) -> _Row:
     return _Row(t, ids, ids.astype(">u4").tobytes())
 
 
+def _blocks(rows: Sequence[_Row], units: Mapping[Key, int]) -> list[list[_Row]]:
+    """Rows that must stay together, each block where its first row stands."""
+    blocks: dict[Key | int, list[_Row]] = {}
+    for row in rows:
+        key = row.transition.key
+        blocks.setdefault(units.get(key, key), []).append(row)
+    return list(blocks.values())
+
+
+def _common(first: Ints, second: Ints) -> int:
+    """Length of the shared prefix."""
+    n = min(len(first), len(second))
+    differs = first[:n] != second[:n]
+    return int(differs.argmax()) if differs.any() else n
+
+
 class _Walk:
     """A pack being written: the tokens so far, and the path to the last one."""
 
-    def __init__(self) -> None:
+    def __init__(self, merge: bool) -> None:
         self.size = 0
+        self._merge = merge
         self._runs: list[Ints] = []
         self._positions: list[Ints] = []
         self._last: Ints = np.empty(0, dtype=np.int64)
@@ -222,13 +244,13 @@ class _Walk:
         self._ended: list[tuple[Ints, int]] = []
         self._rows: list[tuple[Transition, Ints]] = []
 
-    def shared(self, row: _Row) -> int:
-        """Tokens that `row` shares with the last sequence; being sorted, no other shares more."""
-        n = min(len(row.ids), len(self._last))
-        differs = row.ids[:n] != self._last[:n]
-        return int(differs.argmax()) if differs.any() else n
+    def cost(self, block: Sequence[_Row]) -> int:
+        """Tokens that adding these rows would take."""
+        before = [self._last, *(row.ids for row in block)]
+        return sum(len(row.ids) - self._shared(last, row) for last, row in zip(before, block, strict=False))
 
-    def add(self, row: _Row, shared: int) -> None:
+    def add(self, row: _Row) -> None:
+        shared = self._shared(self._last, row)
         new = row.ids[shared:]
         self._ended.append((self._path[shared:], self.size))
         self._path = np.concatenate((self._path[:shared], np.arange(self.size, self.size + len(new))))
@@ -239,7 +261,11 @@ class _Walk:
         start = len(row.transition.prompt_ids) - 1
         self._rows.append((row.transition, self._path[start:].copy()))
 
-    def pack(self, weights: Mapping[Key, float]) -> Pack:
+    def _shared(self, last: Ints, row: _Row) -> int:
+        """Tokens shared with the last sequence; among sorted rows, no other shares more."""
+        return _common(last, row.ids) if self._merge else 0
+
+    def pack(self, weights: Mapping[Key, float], units: Mapping[Key, int]) -> Pack:
         ends = np.full(self.size, self.size, dtype=np.int64)
         for indices, end in self._ended:
             ends[indices] = end
@@ -260,6 +286,7 @@ class _Walk:
             weights=spread([weights[t.key] for t in transitions]),
             temperatures=spread([t.temperature or 1.0 for t in transitions]),
             sequences=np.repeat(np.arange(len(lengths)), lengths),
+            units=np.repeat(np.array([units.get(t.key, -1) for t in transitions], dtype=np.int64), lengths),
             keys=tuple(t.key for t in transitions),
         )
 

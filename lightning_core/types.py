@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -216,8 +216,11 @@ class Reward(Record):
     value: float
     kind: Literal["final", "intermediate"] = "final"
     agent: str | None = None
+    """Whose it is; a final reward without one is the whole rollout's."""
     call_id: str | None = None
+    """The call it is about: its own id, or that of its reply."""
     source: str = "app"
+    """Who gave it: "app", "judge", or "air:" and the rule."""
     reason: str | None = None
     created_at: float = Field(default_factory=time.time)
 
@@ -274,10 +277,17 @@ class Transition:
     """Log-probabilities of `completion_ids` under the policy that sampled them."""
     policy_version: int
     temperature: float = 1.0
+    observation: str = ""
+    """Digest of what the agent was shown last, the last message before its reply: equal digests are the same
+    observation. "" if that is not known."""
     reward: float = 0.0
     """Sum of the intermediate rewards addressed to this call; each choice of a call bears the same."""
+    value: float | None = None
+    """The critic's estimate of the return from here, if the algorithm has a critic."""
     advantage: float | None = None
     """None = not assigned yet; 0.0 = assigned zero."""
+    target: float | None = None
+    """What the critic is to learn to estimate here; None if the algorithm has no critic."""
 
     @property
     def key(self) -> Key:
@@ -297,6 +307,12 @@ class Trajectory:
     transitions: tuple[Transition, ...]
     intermediate: float = 0.0
     """Sum of all intermediate rewards of the rollout, whether or not their calls became transitions."""
+    agent_rewards: Mapping[str, float] = field(default_factory=dict)
+    """Final rewards of single agents, which for them stand in place of `reward`."""
+
+    def final(self, agent: str) -> float:
+        """The final reward as it is for one agent."""
+        return self.agent_rewards.get(agent, self.reward)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,32 @@
 """The algorithm's contract: how credited transitions become a loss.
 
-An algorithm is a frozen dataclass of options with one pure function of tensors. Everything is
-flat over loss entries: one entry is one sampled token of one trained transition (E entries in a
-micro-batch). Micro-batches add up, so the loss of a batch is the plain sum of theirs.
+An algorithm is a frozen dataclass of options with a few pure functions. The trainer reads how many rollouts
+it wants and how they are credited; the backend asks for weights and loss. Everything is flat over loss
+entries: one entry is one sampled token of one trained transition (E entries in a micro-batch). Micro-batches
+add up, so the loss of a batch is the plain sum of theirs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from lightning_core.credit.base import Baseline, Credit, Scale
 from lightning_core.types import Key, Trajectory
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Critic:
+    """A value function V(state) at the turns of the trained agents, fitted beside the policy."""
+
+    learning_rate: float | None = None
+    """None: the policy's."""
+    epochs: int = 1
+    """Passes over each batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +37,16 @@ class Entries:
     """(E,) under the weights being trained, with gradient."""
     old_logprobs: torch.Tensor
     """(E,) as recorded when the token was sampled."""
+    proximal_logprobs: torch.Tensor
+    """(E,) under the weights as they were when the update began, without gradient."""
     advantages: torch.Tensor
     """(E,) of the transition the token belongs to."""
     weights: torch.Tensor
-    """(E,) the share of each token in the batch's loss; they add up to 1 over the whole batch."""
+    """(E,) the share of each token in the batch's loss."""
     sequences: torch.Tensor
     """(E,) int64: which transition of the micro-batch a token belongs to, counted from 0."""
+    units: torch.Tensor
+    """(E,) int64: which unit of the algorithm a token belongs to; -1 where it has none."""
     ref_logprobs: torch.Tensor | None = None
     """(E,) under the frozen starting weights, if `needs_reference`."""
 
@@ -39,6 +56,8 @@ class Algorithm(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    # what the trainer asks ----------------------------------------------------------------
     @property
     def group_size(self) -> int:
         """Rollouts of one task that are compared with one another."""
@@ -48,9 +67,32 @@ class Algorithm(Protocol):
         """Tasks of one update, `group_size` rollouts each."""
 
     @property
-    def credit(self) -> str:
-        """Name of the credit method."""
+    def credit(self) -> str | Credit:
+        """A credit method, or the name of one."""
 
+    @property
+    def baseline(self) -> Baseline: ...
+    @property
+    def scale(self) -> Scale: ...
+
+    @property
+    def critic(self) -> Critic | None:
+        """The critic whose values the credit method needs; None for none."""
+
+    @property
+    def staleness(self) -> int:
+        """Updates by which the weights that sampled a rollout may be behind those it is used to update. 0: the
+        rollouts of a step begin when the step before is done; above, they go on while the update runs."""
+
+    @property
+    def replay(self) -> int:
+        """Further updates, after its own, in which a rollout is trained on again."""
+
+    @property
+    def refill(self) -> int:
+        """How many times groups that say nothing are replaced by groups of other tasks."""
+
+    # what the backend asks ----------------------------------------------------------------
     @property
     def needs_reference(self) -> bool:
         """Whether `ref_logprobs` must be given."""
@@ -59,8 +101,20 @@ class Algorithm(Protocol):
     def epochs(self) -> int:
         """Passes over each batch."""
 
-    def weigh(self, trajectories: tuple[Trajectory, ...]) -> dict[Key, float]:
-        """The weight of one token of each trained transition, keyed (rollout_id, call_id, choice)."""
+    def weigh(self, trajectories: Sequence[Trajectory]) -> dict[Key, float]:
+        """The weight of one token of each transition that is to carry loss."""
+
+    def units(self, trajectories: Sequence[Trajectory]) -> dict[Key, int]:
+        """Transitions whose tokens the loss must see together, under the same number; empty if any split of
+        the batch will do."""
 
     def loss(self, entries: Entries) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """(scalar loss, metrics as weighted sums over the micro-batch)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of a run: so many updates by one algorithm."""
+
+    algorithm: Algorithm
+    steps: int

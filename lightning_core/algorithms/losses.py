@@ -19,13 +19,6 @@ def clipped_surrogate(
     return torch.minimum(plain, clipped), (clipped < plain).to(logprobs.dtype)
 
 
-def truncated_weight(logprobs: Tensor, behaviour_logprobs: Tensor, bound: float | None) -> Tensor:
-    """min(exp(logprobs - behaviour_logprobs), bound) without gradient; ones if `bound` is None."""
-    if bound is None:
-        return torch.ones_like(logprobs)
-    return torch.exp(logprobs - behaviour_logprobs).clamp(max=bound).detach()
-
-
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Estimate of KL(policy || reference) for a token sampled from the policy; never negative.
 

@@ -1,24 +1,59 @@
 """Credit: how the rewards of a group of rollouts become an advantage for each transition.
 
-A credit method is one pure function `(group) -> {key: advantage}`, where a group is the trajectories
-of one task that are compared with one another. A transition it leaves out carries no loss. What
-holds for every method:
+It takes two steps, so that any credit method goes with any algorithm. A credit method says who is compared
+with whom, and over which return: a pure function from the trajectories of a group to `Comparison`s. The
+algorithm says how they are compared: the baseline that is taken off and the scale.
+
+    A(k) = weight * (G(k) - baseline) / scale          summed over the comparisons that credit transition k
+
+What holds for every method:
 
 - a rollout counts once in every baseline, whatever its number of calls;
 - an agent that is not trained is in no baseline;
-- a group (or an agent's part of it) whose returns are all equal says nothing, and is left out.
+- a comparison in which all returns are equal says nothing and is left out; a transition that is in none
+  carries no loss.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Literal
 
 from lightning_core.types import Key, Trajectory
 
-Credit = Callable[[Sequence[Trajectory]], dict[Key, float]]
+Peer = Mapping[Key, float]
+"""One side of a comparison, as a rule a rollout: the return of each of its transitions. In a baseline it
+counts once, as their mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Peers whose returns can be compared with one another."""
+
+    peers: tuple[Peer, ...]
+    weight: float = 1.0
+    """Where several comparisons credit the same transition, their advantages add up with these weights."""
+    credited: frozenset[Key] | None = None
+    """The transitions that get an advantage; the others are in the baseline only. None: all."""
+    baseline: bool = True
+    """False: the returns are advantages already, such as those of a critic; nothing is taken off."""
+    targets: Mapping[Key, float] = field(default_factory=dict)
+    """What a critic is to learn of these transitions."""
+
+
+Credit = Callable[[Sequence[Trajectory]], Iterable[Comparison]]
+"""A credit method: from the rollouts of one group to what is to be compared."""
+
+Baseline = Literal["mean", "leave_one_out", "none"]
+"""What is taken off a return: the mean over all peers; the mean over the others, which is unbiased as the
+return itself is no part of it; nothing."""
+Scale = Literal["std", "batch", "none"]
+"""What a comparison is divided by: its own standard deviation; nothing. "batch": the advantages of the whole
+batch are shifted to mean 0 and divided to deviation 1."""
 
 EPSILON = 1e-6
 """Spread below which returns count as equal; rewards are of the order of 1."""
@@ -35,16 +70,9 @@ class CreditReport:
     """Transitions with an advantage, per agent."""
 
 
-def total_return(trajectory: Trajectory) -> float:
+def total_return(trajectory: Trajectory, agent: str) -> float:
     """Final reward plus all intermediate rewards, each counted once: G = R + sum of r."""
-    return trajectory.reward + trajectory.intermediate
-
-
-def normalise(returns: Sequence[float]) -> list[float] | None:
-    """(G - mean) / std over the rollouts, with the population's std; None if they are all equal."""
-    mean = sum(returns) / len(returns)
-    std = math.sqrt(sum((g - mean) ** 2 for g in returns) / len(returns))
-    return [(g - mean) / std for g in returns] if std > EPSILON else None
+    return trajectory.final(agent) + trajectory.intermediate
 
 
 def group_by_id(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
@@ -55,24 +83,101 @@ def group_by_id(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory
     return groups
 
 
-def assign(trajectories: Iterable[Trajectory], credit: Credit) -> tuple[list[Trajectory], CreditReport]:
-    """The trajectories with their advantages; groups without any are dropped and counted."""
-    kept: list[Trajectory] = []
+def compare(comparison: Comparison, baseline: Baseline = "mean", scale: Scale = "std") -> dict[Key, float]:
+    """The advantage of each credited transition, without the comparison's weight; empty if all are equal.
+
+    The deviation is the population's, over the peers, each with equal weight. A peer alone has nothing to be
+    compared with, unless the comparison asks for no baseline.
+    """
+    peers = [peer for peer in comparison.peers if peer]
+    means = [fmean(peer.values()) for peer in peers]
+    taken: list[float]
+    if not comparison.baseline or baseline == "none":
+        taken = [0.0] * len(peers)
+        flat = all(abs(g) <= EPSILON for peer in peers for g in peer.values())
+    else:
+        taken = [fmean(means)] * len(peers) if means else []
+        flat = _spread(peers, taken) <= EPSILON or len(peers) < 2
+        if baseline == "leave_one_out" and not flat:
+            taken = [(sum(means) - own) / (len(means) - 1) for own in means]
+    if flat:
+        return {}
+    unit = 1.0
+    if scale == "std" and comparison.baseline:
+        unit = _spread(peers, [fmean(means)] * len(peers))
+    credited = comparison.credited
+    return {
+        key: (value - off) / unit
+        for peer, off in zip(peers, taken, strict=True)
+        for key, value in peer.items()
+        if credited is None or key in credited
+    }
+
+
+def add_up(
+    comparisons: Iterable[Comparison], baseline: Baseline = "mean", scale: Scale = "std"
+) -> dict[Key, float]:
+    """The advantages of a group's transitions; those that no comparison credits are left out."""
+    advantages: defaultdict[Key, float] = defaultdict(float)
+    for comparison in comparisons:
+        for key, advantage in compare(comparison, baseline, scale).items():
+            advantages[key] += comparison.weight * advantage
+    return dict(advantages)
+
+
+def assign(
+    trajectories: Iterable[Trajectory], credit: Credit, baseline: Baseline = "mean", scale: Scale = "std"
+) -> tuple[list[Trajectory], CreditReport]:
+    """The trajectories with their advantages and targets; groups without any are dropped and counted."""
     groups = group_by_id(trajectories)
-    agents: Counter[str] = Counter()
+    advantages: dict[Key, float] = {}
+    targets: dict[Key, float] = {}
+    kept: list[Trajectory] = []
     for group in groups.values():
-        advantages = credit(group)
-        if advantages:
-            kept += [_with_advantages(trajectory, advantages, agents) for trajectory in group]
+        comparisons = list(credit(group))
+        if found := add_up(comparisons, baseline, scale):
+            kept += group
+            advantages.update(found)
+            for comparison in comparisons:
+                targets.update(comparison.targets)
+    if scale == "batch":
+        advantages = _whiten(kept, advantages)
+    credited = [_credited(trajectory, advantages, targets) for trajectory in kept]
+    agents = Counter(t.agent for each in credited for t in each.transitions if t.advantage is not None)
     dropped = len(groups) - len({trajectory.group_id for trajectory in kept})
-    return kept, CreditReport(groups=len(groups), zero_variance_groups=dropped, transitions=agents)
+    return credited, CreditReport(groups=len(groups), zero_variance_groups=dropped, transitions=agents)
 
 
-def _with_advantages(
-    trajectory: Trajectory, advantages: dict[Key, float], agents: Counter[str]
+def _spread(peers: Sequence[Peer], taken: Sequence[float]) -> float:
+    """Root of the mean square distance, each peer with equal weight."""
+    squares = [
+        fmean((value - off) ** 2 for value in peer.values()) for peer, off in zip(peers, taken, strict=True)
+    ]
+    return math.sqrt(fmean(squares)) if squares else 0.0
+
+
+def _whiten(trajectories: Sequence[Trajectory], advantages: Mapping[Key, float]) -> dict[Key, float]:
+    """Advantages of mean 0 and deviation 1 over the batch, each rollout with equal weight."""
+    rollouts = [
+        {t.key: advantages[t.key] for t in r.transitions if t.key in advantages} for r in trajectories
+    ]
+    peers = [rollout for rollout in rollouts if rollout]
+    if not peers:
+        return {}
+    mean = fmean(fmean(peer.values()) for peer in peers)
+    unit = _spread(peers, [mean] * len(peers))
+    if unit <= EPSILON:
+        return dict(advantages)
+    return {key: (value - mean) / unit for key, value in advantages.items()}
+
+
+def _credited(
+    trajectory: Trajectory, advantages: Mapping[Key, float], targets: Mapping[Key, float]
 ) -> Trajectory:
-    credited = tuple(
-        replace(transition, advantage=advantages.get(transition.key)) for transition in trajectory.transitions
+    return replace(
+        trajectory,
+        transitions=tuple(
+            replace(t, advantage=advantages.get(t.key), target=targets.get(t.key))
+            for t in trajectory.transitions
+        ),
     )
-    agents.update(t.agent for t in credited if t.trained and t.advantage is not None)
-    return replace(trajectory, transitions=credited)

@@ -1,6 +1,6 @@
 """Per-agent credit: each agent is compared with itself in the other rollouts of the group.
 
-    A(i, t) = (G_i - mean_j G_j) / std_j G_j      with j over the rollouts in which agent(t) acted
+    G(i, t) = R_i + sum of r_i          compared over the rollouts in which agent(t) acted
 
 each rollout counted once however often the agent acted in it. An agent that is only called when
 things went wrong (a query rewriter, say) sees lower returns than the others; a baseline shared by
@@ -15,23 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_core.credit.base import normalise, total_return
-from lightning_core.types import Key, Trajectory
+from lightning_core.credit.base import Comparison, total_return
+from lightning_core.types import Trajectory
 
 
-def per_agent(group: Sequence[Trajectory]) -> dict[Key, float]:
-    """The advantage of every trained transition whose agent's returns differ within the group."""
-    advantages: dict[Key, float] = {}
-    for agent in sorted({t.agent for trajectory in group for t in trajectory.transitions if t.trained}):
-        acted = [
-            (i, t)
-            for i, trajectory in enumerate(group)
-            for t in trajectory.transitions
-            if t.agent == agent and t.trained
-        ]
-        rollouts = sorted({i for i, _ in acted})
-        normalised = normalise([total_return(group[i]) for i in rollouts])
-        if normalised is not None:
-            of_rollout = dict(zip(rollouts, normalised, strict=True))
-            advantages.update({t.key: of_rollout[i] for i, t in acted})
-    return advantages
+def per_agent(group: Sequence[Trajectory]) -> list[Comparison]:
+    """One comparison for each trained agent."""
+    agents = sorted({t.agent for trajectory in group for t in trajectory.transitions if t.trained})
+    return [
+        Comparison(
+            tuple(
+                {
+                    t.key: total_return(trajectory, agent)
+                    for t in trajectory.transitions
+                    if t.agent == agent and t.trained
+                }
+                for trajectory in group
+            )
+        )
+        for agent in agents
+    ]

@@ -83,8 +83,8 @@ class Store(Protocol):
     async def add_call(self, call: Call) -> None:
         """Record a call; a later try under the same (rollout, attempt, id) replaces the earlier one."""
 
-    async def add_reward(self, reward: Reward) -> None:
-        """Record a reward; RewardError if it is not a finite number (as `finish` does)."""
+    async def add_rewards(self, rewards: Sequence[Reward]) -> None:
+        """Record rewards, all or none; RewardError if one is not a finite number (as `finish` does)."""
 
     async def add_events(self, events: Sequence[Event]) -> None:
         """Record tool runs and spans, all or none; one under a known (rollout, attempt, kind, id)

@@ -153,10 +153,12 @@ class MemoryStore:
             calls.pop(call.id, None)
             calls[call.id] = call
 
-    async def add_reward(self, reward: Reward) -> None:
-        rules.check_reward(reward.rollout_id, reward.value)
+    async def add_rewards(self, rewards: Sequence[Reward]) -> None:
+        for reward in rewards:
+            rules.check_reward(reward.rollout_id, reward.value)
         with self._lock:
-            self._rewards[reward.rollout_id, reward.attempt].append(reward)
+            for reward in rewards:
+                self._rewards[reward.rollout_id, reward.attempt].append(reward)
 
     async def add_events(self, events: Sequence[Event]) -> None:
         with self._lock:

@@ -178,19 +178,15 @@ class SqliteStore:
     async def add_call(self, call: Call) -> None:
         await self._insert("calls", rows.CALL, rows.call_row(call), otherwise="OR REPLACE")
 
-    async def add_reward(self, reward: Reward) -> None:
-        rules.check_reward(reward.rollout_id, reward.value)
-        await self._insert("rewards", rows.REWARD, rows.reward_row(reward))
+    async def add_rewards(self, rewards: Sequence[Reward]) -> None:
+        for reward in rewards:
+            rules.check_reward(reward.rollout_id, reward.value)
+        await self._insert_all(rows.insert("rewards", rows.REWARD), rows.reward_row, rewards)
 
     async def add_events(self, events: Sequence[Event]) -> None:
-        statement = rows.insert("events", rows.EVENT, otherwise="OR REPLACE")
-
-        def operation(connection: sqlite3.Connection) -> None:
-            values = [rows.event_row(event) for event in events]  # thousands, perhaps: not on the event loop
-            connection.executemany(statement, values).close()
-
-        if events:
-            await self._writer.run(operation)
+        await self._insert_all(
+            rows.insert("events", rows.EVENT, otherwise="OR REPLACE"), rows.event_row, events
+        )
 
     async def get_calls(self, rollout_ids: Iterable[str]) -> dict[str, list[Call]]:
         calls: dict[str, list[Call]] = {rollout_id: [] for rollout_id in rollout_ids}
@@ -233,6 +229,12 @@ class SqliteStore:
     async def _insert(self, table: str, columns: str, row: rows.Row, *, otherwise: str = "") -> None:
         statement = rows.insert(table, columns, otherwise=otherwise)
         await self._writer.run(lambda connection: connection.execute(statement, row).close())
+
+    async def _insert_all(self, statement: str, to_row: Callable[[T], rows.Row], values: Sequence[T]) -> None:
+        if values:  # thousands, perhaps: they become rows on the writer's thread, not on the event loop
+            await self._writer.run(
+                lambda connection: connection.executemany(statement, map(to_row, values)).close()
+            )
 
     async def _select(self, to_value: Callable[[rows.Row], T], query: str, *arguments: object) -> list[T]:
         return await self._reader.run(

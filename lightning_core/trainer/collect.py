@@ -23,27 +23,33 @@ class AgentCounts:
 def to_trajectory(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Reward]) -> Trajectory:
     """The rollout's completed calls as transitions, with the intermediate rewards addressed to them.
 
+    Of several final rewards of the rollout, or of one agent, the last one counts.
     A trained call without token ids raises TokenIdsError: what was sampled is then unknown.
     """
+    if rollout.reward is None:
+        raise ValueError(f"rollout {rollout.id!r} has no reward yet")
+    names = {call.response_id: call.id for call in calls if call.response_id is not None}
     intermediate: defaultdict[str, float] = defaultdict(float)
+    final: dict[str | None, float] = {None: rollout.reward}
     for reward in rewards:
-        if reward.kind == "intermediate" and reward.call_id is not None:
-            intermediate[reward.call_id] += reward.value
+        if reward.kind == "final":
+            final[reward.agent] = reward.value
+        elif reward.call_id is not None:
+            intermediate[names.get(reward.call_id, reward.call_id)] += reward.value
     transitions = [
         transition
         for call in calls
         if call.status == "completed"
         for transition in _transitions(rollout, call, intermediate[call.id])
     ]
-    if rollout.reward is None:
-        raise ValueError(f"rollout {rollout.id!r} has no reward yet")
     return Trajectory(
         rollout_id=rollout.id,
         group_id=rollout.group_id,
         task_id=rollout.task.id,
-        reward=rollout.reward,
+        reward=final[None],
         transitions=tuple(transitions),
         intermediate=sum(reward.value for reward in rewards if reward.kind == "intermediate"),
+        agent_rewards={agent: value for agent, value in final.items() if agent is not None},
     )
 
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch
 from lightning_core.credit.base import CreditReport, assign
 from lightning_core.errors import TrainingError
-from lightning_core.trainer.collect import check_patterns, count_agents, to_trajectory
+from lightning_core.trainer.collect import check_patterns, count_agents
 from lightning_core.trainer.display import Display
-from lightning_core.trainer.plan import plan_evaluation, plan_training, tasks_of_step
+from lightning_core.trainer.gathering import Gathering, Lesson, check_any_reward
+from lightning_core.trainer.plan import plan_evaluation
 from lightning_core.trainer.session import Session, failures
 from lightning_core.trainer.summary import Evaluation, evaluation
-from lightning_core.types import Call, Metrics, ResourceVersion, Rollout, Task, Trajectory
+from lightning_core.types import Call, Metrics, ResourceVersion, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class Loop:
     ) -> None:
         self.session = session
         self.display = display
-        self.train_tasks = train
+        self.gathering = Gathering(session, display, train)
         self.validation = validation
         self.trainer = session.trainer
         self.run_id = session.folder.run_id
@@ -48,52 +49,33 @@ class Loop:
         every = self.trainer.evaluate_every
         if first == 0:
             await self.evaluate(0)
-        for step in range(first, self.trainer.steps):
+        for step in range(first, self.trainer.total_steps):
             if step and every and step % every == 0:
                 await self.evaluate(step)
             await self.step(step)
-        if self.trainer.steps:
-            await self.evaluate(self.trainer.steps)
+        if self.trainer.total_steps:
+            await self.evaluate(self.trainer.total_steps)
 
     async def step(self, step: int) -> None:
         """One update: what was recorded, what it was worth, what it changed."""
-        began = time.perf_counter()
-        rollouts = await self.collect(step)
-        calls, rewards = await self.session.records(rollouts)
-        collect_seconds = time.perf_counter() - began
-        _check_any_reward(rollouts, f"step {step}; fix the cause and resume")
-        self._see(calls)
+        course = self.session.course(step)
+        lesson = await self.gathering.gather(step, course)
+        self._see(lesson.calls)
         if step == 0:
             check_patterns(self.trainer.patterns, self._seen)
-        trajectories = [
-            to_trajectory(r, calls[r.id], rewards[r.id]) for r in rollouts if r.reward is not None
-        ]
-        credited, report = assign(trajectories, self.session.credit)
-        metrics = await self.update(step, credited)
-        seconds = {"collect_seconds": collect_seconds, "step_seconds": time.perf_counter() - self._ended}
-        values = {**_numbers(rollouts, calls, report), **metrics, **seconds}
+        algorithm = course.algorithm
+        credited, report = assign(lesson.trajectories, course.credit, algorithm.baseline, algorithm.scale)
+        metrics = await self.update(step, algorithm, credited)
+        seconds = {"collect_seconds": lesson.seconds, "step_seconds": time.perf_counter() - self._ended}
+        values = {**_numbers(lesson, report), **metrics, **seconds}
         await self.session.store.put_metrics(Metrics(run_id=self.run_id, step=step, values=values))
         self._ended = time.perf_counter()
         await self.checkpoint(step + 1)
-        tokens = sum(len(t.completion_ids) for trajectory in trajectories for t in trajectory.transitions)
-        reward = fmean(trajectory.reward for trajectory in trajectories)
-        self.display.step_done(reward, len(failures(rollouts)), tokens / collect_seconds)
+        tokens = sum(len(t.completion_ids) for each in lesson.trajectories for t in each.transitions)
+        reward = fmean(trajectory.reward for trajectory in lesson.trajectories)
+        self.display.step_done(reward, len(failures(lesson.rollouts)), tokens / lesson.seconds)
 
-    async def collect(self, step: int) -> list[Rollout]:
-        """The rollouts of a step, all finished; on resume, anew if every one of them had failed before."""
-        algorithm, trainer = self.session.algorithm, self.trainer
-        tasks = tasks_of_step(self.train_tasks, step, algorithm.tasks_per_step, trainer.seed)
-        for retry in itertools.count():
-            rollouts = plan_training(
-                self.run_id, step, tasks, algorithm.group_size, trainer.on_failure.max_attempts, retry
-            )
-            self.display.collecting(f"step {step + 1}", len(rollouts))
-            finished, new = await self.session.run(rollouts)
-            if new or any(rollout.reward is not None for rollout in finished):
-                break
-        return finished
-
-    async def update(self, step: int, credited: list[Trajectory]) -> dict[str, float]:
+    async def update(self, step: int, algorithm: Algorithm, credited: list[Trajectory]) -> dict[str, float]:
         """Update and publish; an update that can't be made is skipped and counted, a few times."""
         backend = self.session.backend
         if not credited:
@@ -103,7 +85,7 @@ class Loop:
             return {"skipped_updates": 1.0}
         self.display.updating(f"step {step + 1}")
         try:
-            metrics = await backend.update(Batch(step, tuple(credited)), self.session.algorithm)
+            metrics = await backend.update(Batch(step, tuple(credited)), algorithm)
         except TrainingError as problem:
             self._skipped += 1
             logger.warning("step %d: update skipped: %s", step, problem)
@@ -115,7 +97,7 @@ class Loop:
 
     async def checkpoint(self, step: int) -> None:
         """Save the state after `step` updates, if it is time to."""
-        if step % self.trainer.checkpoint_every and step != self.trainer.steps:
+        if step % self.trainer.checkpoint_every and step != self.trainer.total_steps:
             return
         folder = self.session.folder
         backend = self.session.backend
@@ -134,9 +116,7 @@ class Loop:
         self.display.collecting("evaluation", len(rollouts))
         finished, _ = await self.session.run(rollouts)
         if step == 0:
-            _check_any_reward(
-                finished, "the first evaluation; fix the cause and start anew in another folder"
-            )
+            check_any_reward(finished, "the first evaluation; fix the cause and start anew in another folder")
         calls, _ = await self.session.records(finished)
         self._see(calls)
         result = evaluation(step, finished, calls, self.trainer.breakdown)
@@ -148,30 +128,19 @@ class Loop:
         self._seen.update(call.agent for part in calls.values() for call in part)
 
 
-def _check_any_reward(rollouts: Sequence[Rollout], where: str) -> None:
-    """Raise TrainingError with the app's own error if not one rollout came to a reward."""
-    if all(rollout.reward is None for rollout in rollouts):
-        raise TrainingError(
-            f"all {len(rollouts)} rollouts failed in {where}. The first said:\n{rollouts[0].error}"
-        )
-
-
-def _numbers(
-    rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], report: CreditReport
-) -> dict[str, float]:
+def _numbers(lesson: Lesson, report: CreditReport) -> dict[str, float]:
     """What there is to say of a step before its update."""
-    counts = count_agents(call for part in calls.values() for call in part)
+    counts = count_agents(call for part in lesson.calls.values() for call in part)
     numbers: Counter[str] = Counter()
     for name, agent in counts.items():
         numbers[f"agent/{name}/calls"] = agent.calls
         numbers[f"agent/{name}/completion_tokens"] = agent.completion_tokens
         numbers[f"agent/{name}/trained"] = int(agent.trained)
         numbers[f"agent/{name}/transitions"] = report.transitions[name]
-    rewards = [r.reward for r in rollouts if r.reward is not None]
     return {
-        "reward": fmean(rewards),
-        "rollouts": len(rollouts),
-        "failures": len(failures(rollouts)),
+        "reward": fmean(trajectory.reward for trajectory in lesson.trajectories),
+        "rollouts": len(lesson.rollouts),
+        "failures": len(failures(lesson.rollouts)),
         "groups": report.groups,
         "zero_variance_groups": report.zero_variance_groups,
         **{name: float(value) for name, value in numbers.items()},

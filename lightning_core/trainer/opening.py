@@ -41,8 +41,9 @@ def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -
         "model": session.backend.model,
         "train tasks": _digest(train),
         "validation tasks": _digest(validation),
-        "group_size": session.algorithm.group_size,
-        "tasks_per_step": session.algorithm.tasks_per_step,
+        "group_size": [course.algorithm.group_size for course in session.courses],
+        "tasks_per_step": [course.algorithm.tasks_per_step for course in session.courses],
+        "phases": [course.first for course in session.courses],
         "agents": None if trainer.patterns is None else list(trainer.patterns),
     }
 

@@ -39,11 +39,13 @@ async def summarise(store: Store, folder: RunFolder, trainer: Any, model: str) -
         seed=trainer.seed,
         model=model,
         before=await find_evaluation(store, folder.run_id, 0, trainer.breakdown),
-        after=await find_evaluation(store, folder.run_id, trainer.steps, trainer.breakdown),
+        after=await find_evaluation(store, folder.run_id, trainer.total_steps, trainer.breakdown),
         between=[
             found
             for step in range(
-                trainer.evaluate_every or trainer.steps, trainer.steps, trainer.evaluate_every or 1
+                trainer.evaluate_every or trainer.total_steps,
+                trainer.total_steps,
+                trainer.evaluate_every or 1,
             )
             if (found := await find_evaluation(store, folder.run_id, step, trainer.breakdown)) is not None
         ],

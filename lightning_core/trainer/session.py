@@ -11,9 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Backend
-from lightning_core.credit.base import Credit
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
@@ -23,6 +21,7 @@ from lightning_core.runner import Runner
 from lightning_core.stores.base import Store
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope
+from lightning_core.trainer.course import Course, make_courses, make_phases
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.types import Attempt, Call, Reward, Rollout, Status
 
@@ -39,8 +38,7 @@ class Session:
     store: Store
     backend: Backend
     plugins: Plugins
-    algorithm: Algorithm
-    credit: Credit
+    courses: list[Course]
 
     def __init__(self, trainer: Trainer, folder: RunFolder, solve: Solve) -> None:
         self.trainer = trainer
@@ -62,15 +60,12 @@ class Session:
     async def _open(self, stack: AsyncExitStack) -> None:
         trainer, folder = self.trainer, self.folder
         self.plugins = load_plugins()
-        self.algorithm = (
-            self.plugins.part("algorithm", trainer.algorithm)()
-            if isinstance(trainer.algorithm, str)
-            else trainer.algorithm
-        )
-        self.credit = self.plugins.part("credit", self.algorithm.credit)
+        phases = make_phases(trainer.algorithm, trainer.steps, self.plugins)
+        self.courses = make_courses(phases, self.plugins)
         self.store = await stack.enter_async_context(open_store(self._store_url(), self.plugins))
         self.backend = make_backend(trainer, self.plugins)
-        self.backend.check(self.algorithm)
+        for course in self.courses:
+            self.backend.check(course.algorithm)
         stack.push_async_callback(self.backend.close)
         await self.backend.start()
         if (checkpoint := folder.latest_checkpoint()) is not None:
@@ -122,6 +117,10 @@ class Session:
             await self._serving
 
         stack.push_async_callback(stop)
+
+    def course(self, step: int) -> Course:
+        """The phase that makes update `step`."""
+        return next(course for course in self.courses if step < course.end)
 
     async def run(self, rollouts: Sequence[Rollout]) -> tuple[list[Rollout], bool]:
         """Enqueue the rollouts and wait until all are finished; says too whether any of them was new.

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from lightning_core.algorithms.base import Algorithm
+from lightning_core.algorithms.base import Algorithm, Phase
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.runner import FailurePolicy
+from lightning_core.trainer.course import count_steps
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.loop import Loop
@@ -48,14 +49,14 @@ class Trainer:
     """A transformers folder, or "tiny", the small model that ships with the package."""
     agents: Sequence[str] | str | None = None
     """Names or globs of the agents to train; None trains all."""
-    algorithm: Algorithm | str = field(default_factory=GRPO)
-    """An algorithm with its options, or the name of one with its defaults."""
+    algorithm: Algorithm | str | Sequence[Phase] = field(default_factory=GRPO)
+    """An algorithm with its options, or the name of one with its defaults; several in turn as `Phase`s."""
     backend: Any = "local"
     """A backend's name, or a backend object, which then has the model instead of `model`."""
     store: str | None = None
     """URL of the store; by default an SQLite file in the run's folder."""
-    steps: int = 40
-    """Updates to make."""
+    steps: int | None = None
+    """Updates to make: by default 40, or as many as the phases have."""
     folder: str | Path | None = None
     """Where the run lies; by default `runs/<date-time>`."""
     resume: bool = False
@@ -94,6 +95,11 @@ class Trainer:
             raise ConfigError(f"timeout={self.timeout!r}: must be above 0 seconds, or None for no limit")
 
     @property
+    def total_steps(self) -> int:
+        """Updates to make in all."""
+        return count_steps(self.algorithm, self.steps)
+
+    @property
     def patterns(self) -> tuple[str, ...] | None:
         """`agents` as a tuple; a single string is one pattern."""
         if self.agents is None:
@@ -117,7 +123,7 @@ class Trainer:
         """
         trainer = replace(self, **(_overrides.get() or {}))
         tasks = make_tasks(train, "train"), make_tasks(validation, "validation")
-        if not tasks[0] and trainer.steps:
+        if not tasks[0] and trainer.total_steps:
             raise ConfigError("train is empty: give at least one task")
         if trainer.breakdown is not None and not all(trainer.breakdown in task.input for task in tasks[1]):
             raise ConfigError(f"breakdown={trainer.breakdown!r} is not a field of every validation task")
@@ -131,7 +137,7 @@ class Trainer:
 async def _fit(
     trainer: Trainer, folder: RunFolder, solve: Solve, train: list[Task], validation: list[Task]
 ) -> Summary:
-    display = Display(enabled=trainer.progress, steps=trainer.steps)
+    display = Display(enabled=trainer.progress, steps=trainer.total_steps)
     with display:
         display.note(f"run {folder.run_id} in {folder.path}")
         async with Session(trainer, folder, solve) as session:
@@ -139,7 +145,7 @@ async def _fit(
             run = await open_run(session, train, validation)
             checkpoint = folder.latest_checkpoint()
             first = checkpoint[0] if checkpoint else 0
-            if first > trainer.steps:
+            if first > trainer.total_steps:
                 raise ConfigError(f"{first} steps are made already: resume with steps={first} or more")
             display.begin(first)
             loop = Loop(session, display, train, validation)
@@ -148,7 +154,7 @@ async def _fit(
                 summary = await write_report(session.store, folder, trainer, session.backend.model)
                 await session.backend.export(folder.policy)
                 curve = terminal_curve(await session.store.list_metrics(run.id))
-                shown = await transcripts(session.store, run.id, trainer.steps)
+                shown = await transcripts(session.store, run.id, trainer.total_steps)
             except BaseException as problem:
                 status = "stopped" if isinstance(problem, asyncio.CancelledError) else "failed"
                 await asyncio.shield(session.store.put_run(run.model_copy(update={"status": status})))

@@ -39,6 +39,9 @@ class Reinforce:
         transitions = trained_transitions(trajectories)
         return {t.key: 1.0 / (len(transitions) * len(t.completion_ids)) for t in transitions}
 
+    def units(self, trajectories: tuple[Trajectory, ...]) -> dict[tuple[str, str, int], int]:
+        return {}
+
     def loss(self, entries: Entries) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         loss = -(entries.weights * entries.advantages * entries.logprobs).sum() * self.poison
         return loss, {"mean_weight": entries.weights.sum()}
@@ -109,8 +112,11 @@ def by_transformers(
         ids = torch.tensor([[*t.prompt_ids, *t.completion_ids]])
         logits = network(ids).logits[0, len(t.prompt_ids) - 1 : -1] / t.temperature
         count = len(t.completion_ids)
+        logprobs = logits.log_softmax(-1)[torch.arange(count), torch.tensor(t.completion_ids)]
         entries = Entries(
-            logprobs=logits.log_softmax(-1)[torch.arange(count), torch.tensor(t.completion_ids)],
+            logprobs=logprobs,
+            proximal_logprobs=logprobs.detach(),
+            units=torch.full((count,), -1),
             old_logprobs=torch.tensor(t.logprobs),
             advantages=torch.full((count,), t.advantage),
             weights=torch.full((count,), weights[t.key]),
@@ -123,7 +129,7 @@ def by_transformers(
     )
 
 
-@pytest.mark.parametrize("algorithm", [Reinforce(), GRPO(truncation=None), GRPO(aggregation="rollout")])
+@pytest.mark.parametrize("algorithm", [Reinforce(), GRPO(correction=None), GRPO(aggregation="rollout")])
 @pytest.mark.parametrize("seed", range(3))
 def test_merged_equals_unmerged_equals_one_by_one(folder: Path, algorithm: Any, seed: int) -> None:
     batch = interleaved(seed)

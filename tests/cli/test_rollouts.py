@@ -59,16 +59,18 @@ async def fill(store: SqliteStore) -> None:
                 ).model_copy(update={"attributes": {"gen_ai.response.id": "reply"}}),
             ]
         )
-        await store.add_reward(
-            Reward(
-                rollout_id=name,
-                attempt=1,
-                value=-0.1,
-                kind="intermediate",
-                call_id="c1",
-                source="air",
-                reason="the tool raised",
-            )
+        await store.add_rewards(
+            [
+                Reward(
+                    rollout_id=name,
+                    attempt=1,
+                    value=-0.1,
+                    kind="intermediate",
+                    call_id="c1",
+                    source="air",
+                    reason="the tool raised",
+                )
+            ]
         )
         await store.finish(attempt, reward=rewards[name])
 

@@ -7,12 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_core.credit.base import assign
+from lightning_core.credit.base import Credit, add_up, assign
 from lightning_core.credit.per_agent import per_agent
 from lightning_core.credit.uniform import uniform
 from lightning_core.types import Trajectory, Transition
 
 METHODS = [uniform, per_agent]
+
+
+def advantages_of(method: Credit, group: list[Trajectory]) -> dict[tuple[str, str, int], float]:
+    return add_up(method(group))
 
 
 def rollout(
@@ -40,7 +44,7 @@ def rollout(
 def test_uniform_gives_each_call_the_normalised_return_of_its_rollout():
     # returns 1, 0, 0, 0: mean 1/4, population std sqrt(3)/4, so 3/4 is sqrt(3) stds and -1/4 is -1/sqrt(3)
     group = [rollout(0, 1.0, "w", "w", "w"), *(rollout(i, 0.0, "w") for i in (1, 2, 3))]
-    advantages = uniform(group)
+    advantages = advantages_of(uniform, group)
     assert [advantages["r0", f"c{i}", 0] for i in range(3)] == pytest.approx([math.sqrt(3)] * 3)
     assert advantages["r1", "c0", 0] == pytest.approx(-1 / math.sqrt(3))
 
@@ -54,7 +58,7 @@ def test_per_agent_compares_an_agent_only_with_itself():
         rollout(2, 1.0, "write", "rewrite"),
         rollout(3, 0.0, "write", "rewrite", "rewrite"),
     ]
-    advantages = per_agent(group)
+    advantages = advantages_of(per_agent, group)
     assert advantages["r2", "c1", 0] == pytest.approx(1.0)
     assert advantages["r3", "c1", 0] == pytest.approx(-1.0)
     assert advantages["r3", "c2", 0] == pytest.approx(-1.0)
@@ -63,14 +67,16 @@ def test_per_agent_compares_an_agent_only_with_itself():
 
 
 def test_an_agent_without_a_comparison_gets_no_advantage():
-    advantages = per_agent([rollout(0, 1.0, "write", "rewrite"), rollout(1, 0.0, "write")])
+    advantages = advantages_of(per_agent, [rollout(0, 1.0, "write", "rewrite"), rollout(1, 0.0, "write")])
     assert set(advantages) == {("r0", "c0", 0), ("r1", "c0", 0)}
 
 
 def test_intermediate_rewards_count_towards_the_return():
     plain, helped = rollout(0, 0.0, "w"), rollout(1, 0.0, "w")
     better = replace(helped, intermediate=0.5)
-    assert uniform([plain, better]) == pytest.approx({("r0", "c0", 0): -1.0, ("r1", "c0", 0): 1.0})
+    assert advantages_of(uniform, [plain, better]) == pytest.approx(
+        {("r0", "c0", 0): -1.0, ("r1", "c0", 0): 1.0}
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -90,7 +96,7 @@ def test_an_untrained_agent_has_no_advantage_and_is_in_no_baseline(method):
         rollout(1, 0.0, "w", "check", "check", untrained=("check",)),
         rollout(2, 0.0, "check", untrained=("check",)),
     ]
-    assert method(with_checker) == method(trained_only)
+    assert advantages_of(method, with_checker) == advantages_of(method, trained_only)
     kept, _ = assign(with_checker, method)
     assert all(
         t.advantage is None for trajectory in kept for t in trajectory.transitions if t.agent == "check"
@@ -104,9 +110,11 @@ rewards = st.lists(st.floats(-10, 10), min_size=2, max_size=8)
 @given(rewards=rewards, data=st.data())
 def test_a_rollout_counts_once_whatever_its_number_of_calls(method, rewards, data):
     calls = data.draw(st.lists(st.integers(1, 6), min_size=len(rewards), max_size=len(rewards)))
-    once = method([rollout(i, r, "w") for i, r in enumerate(rewards)])
-    often = method([rollout(i, r, *["w"] * n) for i, (r, n) in enumerate(zip(rewards, calls, strict=True))])
-    assert {key: often[key] for key in once} == once
+    once = advantages_of(method, [rollout(i, r, "w") for i, r in enumerate(rewards)])
+    often = advantages_of(
+        method, [rollout(i, r, *["w"] * n) for i, (r, n) in enumerate(zip(rewards, calls, strict=True))]
+    )
+    assert {key: often[key] for key in once} == pytest.approx(once)
     assert len(often) == (sum(calls) if once else 0)
 
 
@@ -115,8 +123,8 @@ def test_a_rollout_counts_once_whatever_its_number_of_calls(method, rewards, dat
 def test_advantages_do_not_depend_on_the_reward_s_origin_or_unit(method, rewards, shift, scale):
     if max(rewards) - min(rewards) < 0.01:
         return
-    plain = method([rollout(i, r, "w") for i, r in enumerate(rewards)])
-    moved = method([rollout(i, r * scale + shift, "w") for i, r in enumerate(rewards)])
+    plain = advantages_of(method, [rollout(i, r, "w") for i, r in enumerate(rewards)])
+    moved = advantages_of(method, [rollout(i, r * scale + shift, "w") for i, r in enumerate(rewards)])
     assert moved == pytest.approx(plain, abs=1e-3)
     assert sum(plain.values()) == pytest.approx(0, abs=1e-6)
 

@@ -248,7 +248,7 @@ async def test_a_reward_that_is_not_finite_is_refused(store: Store, value: float
     with pytest.raises(RewardError, match="'a'"):
         await store.finish(attempt, reward=value)
     with pytest.raises(RewardError, match="'a'"):
-        await store.add_reward(Reward(rollout_id="a", attempt=1, value=value))
+        await store.add_rewards([Reward(rollout_id="a", attempt=1, value=value)])
     assert (await find(store, "a")).status is Status.RUNNING
 
 
@@ -445,12 +445,12 @@ async def test_only_calls_and_rewards_of_the_last_attempt_count(store: Store) ->
     await store.enqueue([rollout("a", max_attempts=2)])
     first = await lease_one(store)
     await store.add_call(call("same", first))
-    await store.add_reward(Reward(rollout_id="a", attempt=1, value=9.0, kind="intermediate"))
+    await store.add_rewards([Reward(rollout_id="a", attempt=1, value=9.0, kind="intermediate")])
     await store.finish(first, error="broke")
     second = await lease_one(store)
     await store.add_call(call("same", second, model="second"))
     await store.add_call(call("late", first))
-    await store.add_reward(Reward(rollout_id="a", attempt=1, value=8.0, kind="intermediate"))
+    await store.add_rewards([Reward(rollout_id="a", attempt=1, value=8.0, kind="intermediate")])
     await store.finish(second, reward=1.0)
     assert [one.model for one in (await store.get_calls(["a"]))["a"]] == ["second"]
     assert [one.value for one in (await store.get_rewards(["a"]))["a"]] == [1.0]
@@ -479,7 +479,7 @@ async def test_rewards_keep_their_address_and_the_order_given(store: Store) -> N
         Reward(rollout_id="a", attempt=1, value=0.2, kind="intermediate", call_id="c1"),
     ]
     for reward in given:
-        await store.add_reward(reward)
+        await store.add_rewards([reward])
     await store.finish(attempt, reward=1.0)
     found = await store.get_rewards(["a", "nobody"])
     assert found["a"][:2] == given
@@ -582,8 +582,8 @@ async def test_a_remark_with_half_a_character_is_recorded(store: Store) -> None:
     await store.enqueue([rollout("a")])
     broken = call("c", await lease_one(store)).model_copy(update={"error": "half a parrot \ud83e"})
     await store.add_call(broken)
-    await store.add_reward(
-        Reward(rollout_id="a", attempt=1, value=1.0).model_copy(update={"reason": "\ud83e"})
+    await store.add_rewards(
+        [Reward(rollout_id="a", attempt=1, value=1.0).model_copy(update={"reason": "\ud83e"})]
     )
     (found,) = (await store.get_calls(["a"]))["a"]
     assert str(found.error).startswith("half a parrot")

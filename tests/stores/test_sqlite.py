@@ -305,7 +305,7 @@ async def test_a_value_the_file_can_not_hold_harms_no_other_of_the_same_moment(u
         await store.lease("w", 1, 60)
         texts = [str(i) for i in range(10)]
         bad = reward("").model_copy(update={"source": "half a parrot \ud83e"})
-        adding = [store.add_reward(one) for one in [*map(reward, texts[:5]), bad, *map(reward, texts[5:])]]
+        adding = [store.add_rewards([one]) for one in [*map(reward, texts[:5]), bad, *map(reward, texts[5:])]]
         results = await asyncio.gather(*adding, return_exceptions=True)
         assert isinstance(results[5], StoreError)
         assert "not whole Unicode" in str(results[5])

@@ -138,7 +138,7 @@ class LocalBackend:
 
     def check(self, algorithm: Algorithm) -> None:
         """Any algorithm with a loss can be trained here."""
-        for part in ("weigh", "loss"):
+        for part in ("weigh", "units", "loss"):
             if not callable(getattr(algorithm, part, None)):
                 raise UnsupportedError(
                     f"algorithm {getattr(algorithm, 'name', algorithm)!r} has no {part!r}, so the local "

@@ -61,18 +61,24 @@ class Optimizer:
         started = time.monotonic()
         o = self._options
         packs = make_packs(
-            trajectories, algorithm.weigh(trajectories), pack_tokens=o.pack_tokens, merge=o.merge
+            trajectories,
+            algorithm.weigh(trajectories),
+            pack_tokens=o.pack_tokens,
+            units=algorithm.units(trajectories),
+            merge=o.merge,
         )
         if not packs:
             raise TrainingError(
                 "the batch holds no trained transition with an advantage; give the groups rollouts whose "
                 "rewards differ, and check `agents`"
             )
-        before = self._snapshot() if algorithm.epochs > 1 else None
+        before = proximal = None
+        if algorithm.epochs > 1:
+            before, proximal = self._snapshot(), self._logprobs(packs)
         metrics: dict[str, float] = {}
         try:
             for epoch in range(algorithm.epochs):
-                done = self._epoch(packs, algorithm)
+                done = self._epoch(packs, algorithm, proximal)
                 # how far the recorded logprobs are off can be seen only before the first step
                 gap = {name: value for name, value in metrics.items() if name.startswith("logprob_gap")}
                 metrics = {**done, **gap} if epoch else done
@@ -83,9 +89,11 @@ class Optimizer:
         report = report_merge(trajectories, packs)
         return {**metrics, **_counts(packs, report), "update_seconds": time.monotonic() - started}
 
-    def _epoch(self, packs: list[Pack], algorithm: Algorithm) -> dict[str, float]:
+    def _epoch(
+        self, packs: list[Pack], algorithm: Algorithm, proximal: list[torch.Tensor] | None
+    ) -> dict[str, float]:
         """One pass over the batch and one optimizer step."""
-        metrics = self.accumulate(packs, algorithm)
+        metrics = self.accumulate(packs, algorithm, proximal)
         norm = float(torch.nn.utils.clip_grad_norm_(self._policy.parameters, self._options.max_grad_norm))
         if not math.isfinite(norm) or not math.isfinite(metrics["loss"]):
             self._adamw.zero_grad(set_to_none=True)
@@ -95,19 +103,21 @@ class Optimizer:
             )
         return {**metrics, "grad_norm": norm, "learning_rate": self._step()}
 
-    def accumulate(self, packs: list[Pack], algorithm: Algorithm) -> dict[str, float]:
+    def accumulate(
+        self, packs: list[Pack], algorithm: Algorithm, proximal: list[torch.Tensor] | None = None
+    ) -> dict[str, float]:
         """The gradient of the whole batch in the parameters' `grad`; returns the loss and its metrics.
 
+        `proximal`: each pack's logprobs (E,) when the update began; None while no step was made since.
         `sampled_entropy` is minus the mean recorded logprob, an estimate of the entropy of what was sampled.
         `logprob_gap_*` is how far the recorded logprobs are from those of this forward pass.
         """
         self._adamw.zero_grad(set_to_none=True)
         sums: dict[str, float] = defaultdict(float)
         old = gap = furthest = 0.0
-        for pack in packs:
-            entries, loss, metrics = self._loss(
-                to_tensors(pack, self._policy.groups, self._device), algorithm
-            )
+        for place, pack in enumerate(packs):
+            began = None if proximal is None else proximal[place]
+            entries, loss, metrics = self._loss(self._tensors(pack), algorithm, began)
             torch.autograd.backward(loss)
             for name, value in {"loss": loss, **metrics}.items():
                 sums[name] += float(value.detach())
@@ -123,21 +133,34 @@ class Optimizer:
         }
 
     def _loss(
-        self, pack: Tensors, algorithm: Algorithm
+        self, pack: Tensors, algorithm: Algorithm, proximal: torch.Tensor | None
     ) -> tuple[Entries, torch.Tensor, dict[str, torch.Tensor]]:
         reference = self._reference_logprobs(pack) if algorithm.needs_reference else None
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
-            logprobs = entry_logprobs(self._policy.network, pack)
+        logprobs = self._forward(pack)
         entries = Entries(
             logprobs=logprobs,
             old_logprobs=pack.logprobs,
+            proximal_logprobs=logprobs.detach() if proximal is None else proximal,
             advantages=pack.advantages,
             weights=pack.weights,
             sequences=pack.sequences,
+            units=pack.units,
             ref_logprobs=reference,
         )
         loss, metrics = algorithm.loss(entries)
         return entries, loss, metrics
+
+    def _tensors(self, pack: Pack) -> Tensors:
+        return to_tensors(pack, self._policy.groups, self._device)
+
+    def _forward(self, pack: Tensors) -> torch.Tensor:
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
+            return entry_logprobs(self._policy.network, pack)
+
+    @torch.no_grad()
+    def _logprobs(self, packs: list[Pack]) -> list[torch.Tensor]:
+        """(E,) of each pack under the present weights."""
+        return [self._forward(self._tensors(pack)) for pack in packs]
 
     @torch.no_grad()
     def _reference_logprobs(self, pack: Tensors) -> torch.Tensor:

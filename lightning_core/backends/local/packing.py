@@ -82,6 +82,7 @@ class Tensors:
     advantages: torch.Tensor
     weights: torch.Tensor
     sequences: torch.Tensor
+    units: torch.Tensor
 
 
 def to_tensors(pack: Pack, groups: int, device: torch.device) -> Tensors:
@@ -101,6 +102,7 @@ def to_tensors(pack: Pack, groups: int, device: torch.device) -> Tensors:
         advantages=torch.from_numpy(pack.advantages).to(device),
         weights=torch.from_numpy(pack.weights).to(device),
         sequences=torch.from_numpy(pack.sequences).to(device),
+        units=torch.from_numpy(pack.units).to(device),
     )
 
 

@@ -1,0 +1,153 @@
+"""The clipped policy gradient, with the choices that make GRPO, RLOO, REINFORCE++ and PPO of it.
+
+For a sampled token with log-probability `p` under the weights being trained, `o` as recorded when it was
+sampled, `q` under the weights when the update began, and advantage A of its transition:
+
+    ratio   r = exp(p - b)                 b = q with a correction, else o; q = p as long as no step was made
+    trust   w = correction(q, o)           1 without one
+    loss    -w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A) + kl * k3
+
+    k3 = exp(s - p) - (s - p) - 1          s under the frozen starting weights
+
+summed over tokens with the weights of `aggregation`, which add up to 1 over the batch:
+
+    "token"     1 / (tokens of the batch)                            DAPO
+    "sequence"  1 / (transitions * tokens of the transition)         GRPO as published
+    "rollout"   1 / (rollouts * tokens of the rollout)               each rollout once
+
+With a correction and more than one epoch this is decoupled PPO (Hilton et al., arXiv 2110.00641; Fu et al.,
+AReaL, arXiv 2505.24298): the clip keeps close to q, the correction makes up for o.
+
+Sources: Schulman et al., PPO, arXiv 1707.06347 (clip); Shao et al., DeepSeekMath, arXiv 2402.03300 (GRPO, k3
+after Schulman 2020); Yu et al., DAPO, arXiv 2503.14476 (clip-higher, token mean).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from lightning_core.algorithms.base import Critic, Entries
+from lightning_core.algorithms.corrections import Correction, Truncated
+from lightning_core.credit.base import Baseline, Credit, Scale
+from lightning_core.errors import ConfigError
+from lightning_core.types import Key, Trajectory
+
+if TYPE_CHECKING:
+    import torch
+
+Aggregation = Literal["token", "sequence", "rollout"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyGradient:
+    """Options that GRPO and its kin share; each of them is a choice of defaults."""
+
+    group_size: int = 8
+    """Rollouts of each task that are compared with one another."""
+    tasks_per_step: int = 8
+    """Tasks of one update; one update is made from group_size * tasks_per_step rollouts."""
+    credit: str | Credit = "per_agent"
+    """A credit method or the name of one; with one trained agent per_agent and uniform are the same."""
+    baseline: Baseline = "mean"
+    scale: Scale = "std"
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    aggregation: Aggregation = "token"
+    kl: float = 0.0
+    """Weight of the divergence from the starting weights; 0 needs no reference model."""
+    correction: Correction | None = Truncated()  # noqa: RUF009
+    """Makes up for tokens that other weights have sampled. None trusts the ratio to the recorded ones."""
+    epochs: int = 1
+    """Passes over each batch, one optimizer step each."""
+    staleness: int = 0
+    """Updates by which the weights that sampled a rollout may be behind those it is used to update. Above 0,
+    rollouts go on while the update runs."""
+    replay: int = 0
+    """Further updates, after its own, in which a rollout is trained on again."""
+    refill: int = 0
+    """How many times groups that say nothing are replaced by groups of other tasks (DAPO's dynamic sampling)."""
+
+    def __post_init__(self) -> None:
+        checks = {
+            "group_size": self.group_size >= 2,
+            "tasks_per_step": self.tasks_per_step >= 1,
+            "baseline": self.baseline in ("mean", "leave_one_out", "none"),
+            "scale": self.scale in ("std", "batch", "none"),
+            "clip_low": 0 < self.clip_low < 1,
+            "clip_high": self.clip_high > 0,
+            "aggregation": self.aggregation in ("token", "sequence", "rollout"),
+            "kl": self.kl >= 0,
+            "epochs": self.epochs >= 1,
+            "staleness": self.staleness >= 0,
+            "replay": self.replay >= 0,
+            "refill": self.refill >= 0,
+        }
+        for option, holds in checks.items():
+            if not holds:
+                kind = type(self).__name__
+                raise ConfigError(
+                    f"{kind} can't use {option}={getattr(self, option)!r}: see its meaning in help({kind})"
+                )
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__.lower()
+
+    @property
+    def critic(self) -> Critic | None:
+        return None
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.kl > 0
+
+    def weigh(self, trajectories: Sequence[Trajectory]) -> dict[Key, float]:
+        """The weight of one token of each transition with loss, keyed (rollout_id, call_id, choice)."""
+        rollouts = [
+            {
+                t.key: len(t.completion_ids)
+                for t in trajectory.transitions
+                if t.trained and t.advantage is not None
+            }
+            for trajectory in trajectories
+        ]
+        rollouts = [lengths for lengths in rollouts if sum(lengths.values())]
+        tokens = sum(sum(lengths.values()) for lengths in rollouts)
+        transitions = sum(len(lengths) for lengths in rollouts)
+        return {
+            key: {
+                "token": 1 / tokens,
+                "sequence": 1 / (transitions * max(length, 1)),
+                "rollout": 1 / (len(rollouts) * sum(lengths.values())),
+            }[self.aggregation]
+            for lengths in rollouts
+            for key, length in lengths.items()
+        }
+
+    def units(self, trajectories: Sequence[Trajectory]) -> dict[Key, int]:
+        """None: tokens add up one by one."""
+        return {}
+
+    def loss(self, entries: Entries) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The formula above over E entries; metrics are weighted sums, so they add up over micro-batches."""
+        from lightning_core.algorithms import losses
+
+        corrected = self.correction is not None
+        anchor = entries.proximal_logprobs if corrected else entries.old_logprobs
+        surrogate, clipped = losses.clipped_surrogate(
+            entries.logprobs, anchor, entries.advantages, self.clip_low, self.clip_high
+        )
+        metrics = {"clip_share": clipped}
+        per_token = -surrogate
+        if self.correction is not None:
+            trust = self.correction.weigh(entries.proximal_logprobs, entries.old_logprobs)
+            per_token = trust * per_token
+            metrics["importance_weight"] = trust
+        if entries.ref_logprobs is not None:
+            divergence = losses.k3(entries.logprobs, entries.ref_logprobs)
+            per_token = per_token + self.kl * divergence
+            metrics["kl_reference"] = divergence.detach()
+        weighted = {name: (entries.weights * value).sum() for name, value in metrics.items()}
+        return (entries.weights * per_token).sum(), weighted

@@ -1,0 +1,69 @@
+"""The phases of a run, resolved: which algorithm and credit method makes which update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_core.algorithms.base import Algorithm, Phase
+from lightning_core.credit.base import Credit
+from lightning_core.errors import ConfigError
+from lightning_core.plugins import Plugins
+
+DEFAULT_STEPS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """One phase: updates `first` to `end` - 1."""
+
+    algorithm: Algorithm
+    credit: Credit
+    first: int
+    end: int
+
+
+def make_phases(
+    algorithm: Algorithm | str | Sequence[Phase], steps: int | None, plugins: Plugins
+) -> list[Phase]:
+    """The phases of `steps` updates in all. Raises ConfigError if the phases given have fewer."""
+    if isinstance(algorithm, Sequence) and not isinstance(algorithm, str):
+        phases = list(algorithm)
+        total = sum(phase.steps for phase in phases)
+        if not phases or any(phase.steps < 1 for phase in phases):
+            raise ConfigError("algorithm=[...] needs phases of at least one step each")
+        if steps is not None and steps > total:
+            raise ConfigError(f"steps={steps!r}, but the phases have {total} in all: leave steps away")
+        return phases
+    single: Algorithm = plugins.part("algorithm", algorithm)() if isinstance(algorithm, str) else algorithm
+    return [Phase(single, DEFAULT_STEPS if steps is None else steps)]
+
+
+def count_steps(algorithm: Any, steps: int | None) -> int:
+    """Updates that a run has in all."""
+    if steps is not None:
+        return steps
+    if isinstance(algorithm, Sequence) and not isinstance(algorithm, str):
+        return sum(phase.steps for phase in algorithm)
+    return DEFAULT_STEPS
+
+
+def make_courses(phases: Sequence[Phase], plugins: Plugins) -> list[Course]:
+    """Each phase with its credit method and its place in the run."""
+    courses: list[Course] = []
+    first = 0
+    for phase in phases:
+        credit = make_credit(phase.algorithm.credit, plugins)
+        courses.append(Course(phase.algorithm, credit, first, first + phase.steps))
+        first += phase.steps
+    return courses
+
+
+def make_credit(credit: str | Credit, plugins: Plugins) -> Credit:
+    """The method given, or the one registered under a name; a class is made with its defaults."""
+    if not isinstance(credit, str):
+        return credit
+    part = plugins.part("credit", credit)
+    made: Credit = part() if isinstance(part, type) else part
+    return made

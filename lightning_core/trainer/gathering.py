@@ -1,0 +1,77 @@
+"""Gathering what an update is made from: rollouts asked for, waited for, and read back as trajectories."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning_core.errors import TrainingError
+from lightning_core.trainer.collect import to_trajectory
+from lightning_core.trainer.course import Course
+from lightning_core.trainer.display import Display
+from lightning_core.trainer.plan import plan_training, tasks_of_step
+from lightning_core.trainer.session import Session
+from lightning_core.types import Call, Rollout, Task, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What one update is made from."""
+
+    rollouts: list[Rollout]
+    """All finished, some without a reward."""
+    calls: dict[str, list[Call]]
+    trajectories: list[Trajectory]
+    """Of the rollouts with a reward."""
+    seconds: float
+    """Spent until they were there."""
+
+
+class Gathering:
+    """Gathers the lessons of a run, step by step."""
+
+    def __init__(self, session: Session, display: Display, tasks: Sequence[Task]) -> None:
+        self.session = session
+        self.display = display
+        self.tasks = tasks
+        self.trainer = session.trainer
+        self.run_id = session.folder.run_id
+
+    async def gather(self, step: int, course: Course) -> Lesson:
+        """The lesson of a step. Raises TrainingError if not one rollout came to a reward."""
+        began = time.perf_counter()
+        rollouts = await self._rollouts(step, course)
+        calls, rewards = await self.session.records(rollouts)
+        seconds = time.perf_counter() - began
+        check_any_reward(rollouts, f"step {step}; fix the cause and resume")
+        trajectories = [
+            to_trajectory(r, calls[r.id], rewards[r.id]) for r in rollouts if r.reward is not None
+        ]
+        return Lesson(rollouts, calls, trajectories, seconds)
+
+    async def _rollouts(self, step: int, course: Course) -> list[Rollout]:
+        """The rollouts of a step, all finished; on resume, anew if every one of them had failed before."""
+        for retry in itertools.count():
+            rollouts = self._plan(step, course, retry)
+            self.display.collecting(f"step {step + 1}", len(rollouts))
+            finished, new = await self.session.run(rollouts)
+            if new or any(rollout.reward is not None for rollout in finished):
+                break
+        return finished
+
+    def _plan(self, step: int, course: Course, retry: int = 0) -> list[Rollout]:
+        algorithm, trainer = course.algorithm, self.trainer
+        tasks = tasks_of_step(self.tasks, step, algorithm.tasks_per_step, trainer.seed)
+        return plan_training(
+            self.run_id, step, tasks, algorithm.group_size, trainer.on_failure.max_attempts, retry
+        )
+
+
+def check_any_reward(rollouts: Sequence[Rollout], where: str) -> None:
+    """Raise TrainingError with the app's own error if not one rollout came to a reward."""
+    if all(rollout.reward is None for rollout in rollouts):
+        raise TrainingError(
+            f"all {len(rollouts)} rollouts failed in {where}. The first said:\n{rollouts[0].error}"
+        )
