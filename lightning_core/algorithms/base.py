@@ -81,8 +81,8 @@ class Algorithm(Protocol):
 
     @property
     def staleness(self) -> int:
-        """Updates by which the weights that sampled a rollout may be behind those it is used to update. 0: the
-        rollouts of a step begin when the step before is done; above, they go on while the update runs."""
+        """Updates by which the weights that sampled a rollout may be behind those it is used to update.
+        0: the rollouts of a step begin when the step before is done; above, they go on while it updates."""
 
     @property
     def replay(self) -> int:

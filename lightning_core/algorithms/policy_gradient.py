@@ -67,7 +67,7 @@ class PolicyGradient:
     replay: int = 0
     """Further updates, after its own, in which a rollout is trained on again."""
     refill: int = 0
-    """How many times groups that say nothing are replaced by groups of other tasks (DAPO's dynamic sampling)."""
+    """How many times groups that say nothing are replaced by other tasks (DAPO, dynamic sampling)."""
 
     def __post_init__(self) -> None:
         checks = {
