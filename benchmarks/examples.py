@@ -33,6 +33,10 @@ class Example:
     """A table of its own, after the others."""
 
     @property
+    def command(self) -> str:
+        return f"make results EXAMPLE={self.name}"
+
+    @property
     def script(self) -> str:
         return f"examples/{self.name}/train.py"
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.examples import EXAMPLES, Example
 from benchmarks.tables import agent_table, part_table, seed_table
@@ -100,15 +100,29 @@ def render(example: Example, record: Record) -> str:
     return "\n\n".join(parts)
 
 
-def insert(page: str, example: Example, text: str) -> str:
-    """The page with the text between the example's marks; with a section for it, if it had none."""
-    begin, end = f"<!-- {example.name} table -->", f"<!-- end of {example.name} table -->"
+class Section(Protocol):
+    """What has a part of the page."""
+
+    @property
+    def name(self) -> str:
+        """Of its marks and its plot."""
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def command(self) -> str:
+        """Makes it again."""
+
+
+def insert(page: str, section: Section, text: str) -> str:
+    """The page with the text between the section's marks; with a section for it, if it had none."""
+    begin, end = f"<!-- {section.name} table -->", f"<!-- end of {section.name} table -->"
     if begin not in page:
-        plot = f"![training reward of every run](results-{example.name}.png)"
-        command = f"    make results EXAMPLE={example.name}"
-        section = "\n\n".join((f"## {example.title}", command, f"{begin}\n{end}", f"{plot}\n"))
+        plot = f"![training reward of every run](results-{section.name}.png)"
+        command = f"    {section.command}"
+        written = "\n\n".join((f"## {section.title}", command, f"{begin}\n{end}", f"{plot}\n"))
         before, heading, after = page.partition(NEXT_SECTION)
-        page = f"{before}\n{section}{heading}{after}"
+        page = f"{before}\n{written}{heading}{after}"
     before, _, rest = page.partition(begin)
     _, _, after = rest.partition(end)
     return f"{before}{begin}\n{text}\n{end}{after}"

@@ -1,0 +1,88 @@
+"""Studies: one example trained in several ways from the same start, over several seeds, side by side.
+
+    python -m benchmarks.study algorithms            # GRPO and its kin on the SQL agent
+    python -m benchmarks.study air --seeds 5
+
+Each variant replaces settings of the trainer in the example's own script and nothing else. Writes a table and the
+plot `docs/results-NAME.png` into `docs/results.md`, and `benchmarks/results/NAME.json`. Runs that are there already
+are not made again, and a run that was stopped is gone on with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.outcomes import Outcome, outcome_of, plot_outcomes, study_table
+from benchmarks.results import PAGE, RECORDS, insert
+from benchmarks.studies import STUDIES, Study, Variant
+from lightning_core.cli.training import train_script
+
+RUNS = Path("runs/studies")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("study", choices=STUDIES)
+    parser.add_argument("--seeds", type=int, help="training seeds for each variant (default: the study's)")
+    parser.add_argument("--variants", nargs="*", metavar="NAME", help="only these (default: all)")
+    parser.add_argument("--one", nargs=2, metavar=("VARIANT", "SEED"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    study = STUDIES[options.study]
+    if options.one:
+        train(study, study.variant(options.one[0]), int(options.one[1]))
+        return
+    chosen = [study.variant(name) for name in options.variants or study.names]
+    seeds = options.seeds or study.seeds
+    for seed in range(
+        seeds
+    ):  # all variants of a seed side by side in time, so that a busy hour hits all alike
+        for variant in chosen:
+            make_run(study, variant, seed)
+    publish(study, chosen, seeds)
+
+
+def folder_of(study: Study, variant: Variant, seed: int) -> Path:
+    """Where a run lies; runs that mean the same are made once for all studies of an example."""
+    return RUNS / study.example / f"{variant.key}-{study.steps}-seed{seed}"
+
+
+def make_run(study: Study, variant: Variant, seed: int) -> None:
+    """One run in a process of its own, unless its summary is there already."""
+    if not (folder_of(study, variant, seed) / "summary.json").exists():
+        command = [sys.executable, "-m", "benchmarks.study", study.name, "--one", variant.name, str(seed)]
+        subprocess.run(command, check=True)
+
+
+def train(study: Study, variant: Variant, seed: int) -> None:
+    """Run the example's own script with the variant's settings in place of its trainer's."""
+    folder = folder_of(study, variant, seed)
+    settings = {"steps": study.steps, "seed": seed, "folder": str(folder), **variant.settings()}
+    held_out = ["--held-out", "test", "--held-out-tasks", str(study.tasks)]
+    script = Path(variant.script or f"examples/{study.example}/train.py")
+    train_script(script, held_out, settings, resume=(folder / "run.json").exists())
+
+
+def publish(study: Study, variants: list[Variant], seeds: int) -> None:
+    """Write the study's JSON, table and plot from its runs' own records."""
+    outcomes: dict[str, list[Outcome]] = {
+        variant.name: [
+            asyncio.run(outcome_of(folder_of(study, variant, seed), study)) for seed in range(seeds)
+        ]
+        for variant in variants
+    }
+    RECORDS.mkdir(parents=True, exist_ok=True)
+    record = {name: [o.model_dump(mode="json") for o in runs] for name, runs in outcomes.items()}
+    (RECORDS / f"{study.name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    text = study_table(study, outcomes)
+    PAGE.write_text(insert(PAGE.read_text(), study, text))
+    plot_outcomes(study, outcomes, PAGE.with_name(f"results-{study.name}.png"))
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
