@@ -3,9 +3,9 @@
     python -m benchmarks.study algorithms            # GRPO and its kin on the SQL agent
     python -m benchmarks.study air --seeds 5
 
-Each variant replaces settings of the trainer in the example's own script and nothing else. Writes a table and the
-plot `docs/results-NAME.png` into `docs/results.md`, and `benchmarks/results/NAME.json`. Runs that are there already
-are not made again, and a run that was stopped is gone on with.
+Each variant replaces settings of the trainer in the example's own script and nothing else. Writes a table and
+the plot `docs/results-NAME.png` into `docs/results.md`, and `benchmarks/results/NAME.json`. Runs already
+there are not made again, and a run that was stopped is gone on with.
 """
 
 from __future__ import annotations
