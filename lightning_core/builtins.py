@@ -23,6 +23,11 @@ def lightning_register_backends(register: Register) -> None:
 def lightning_register_credit(register: Register) -> None:
     register("uniform", "lightning_core.credit.uniform:uniform")
     register("per_agent", "lightning_core.credit.per_agent:per_agent")
+    register("discounted", "lightning_core.credit.discounted:Discounted")
+    register("turn", "lightning_core.credit.turn:turn")
+    register("anchor", "lightning_core.credit.anchor:Anchor")
+    register("gae", "lightning_core.credit.gae:Gae")
+    register("hierarchical", "lightning_core.credit.hierarchical:Hierarchical")
 
 
 @hookimpl

@@ -7,6 +7,7 @@ seen may hold anything.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -19,16 +20,7 @@ Message = dict[str, Any]
 
 def prompt(call: Call) -> list[Message]:
     """The messages that the model was given."""
-    request: dict[str, Any] = call.request
-    messages = [
-        {"role": "system", "parts": _parts(request[name])}
-        for name in ("system", "instructions")
-        if request.get(name)
-    ]
-    for name in ("messages", "input", "prompt"):
-        given = request.get(name)
-        messages += [_message(item) for item in (given if isinstance(given, list) else [given]) if item]
-    return messages
+    return [*_instructions(call), *(_message(item) for item in _items(call))]
 
 
 def replies(call: Call) -> list[Message]:
@@ -37,6 +29,31 @@ def replies(call: Call) -> list[Message]:
         {**_message({"role": "assistant", **choice.message}), "finish_reason": choice.finish_reason or ""}
         for choice in call.choices
     ]
+
+
+def observation(call: Call) -> str:
+    """Digest of what the model was shown last: the messages after its own last one, or all if it had none.
+
+    Equal digests are the same observation, whatever came before. The ids of tool calls, which are new in each
+    rollout, are left out. "" if nothing was shown. A text completion is shown its whole prompt.
+    """
+    shown: list[Message] = []
+    for item in reversed(_items(call)):
+        message = _message(item)
+        if message["role"] == "assistant" and shown:
+            break
+        shown.append(message)
+    else:
+        shown += reversed(_instructions(call))
+    said = [
+        [message["role"], [{**part, "id": None} for part in message["parts"]]]
+        for message in reversed(shown)
+        if message["parts"]
+    ]
+    if not said:
+        return ""
+    content = json.dumps(said, sort_keys=True, default=repr)
+    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
 def text(messages: Iterable[Message]) -> str:
@@ -54,6 +71,20 @@ def tokens_written(call: Call) -> int | None:
     """Tokens of all choices; None if the engine gave none."""
     counts = [len(choice.completion_ids) for choice in call.choices if choice.completion_ids is not None]
     return sum(counts) if counts else None
+
+
+def _instructions(call: Call) -> list[Message]:
+    given = (call.request.get(name) for name in ("system", "instructions"))
+    return [{"role": "system", "parts": _parts(content)} for content in given if content]
+
+
+def _items(call: Call) -> list[Any]:
+    """What stands in the place of messages, as it was sent."""
+    found: list[Any] = []
+    for name in ("messages", "input", "prompt"):
+        given: Any = call.request.get(name)
+        found += [item for item in (given if isinstance(given, list) else [given]) if item]
+    return found
 
 
 def _said(part: Part) -> str:

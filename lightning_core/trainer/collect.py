@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lightning_core.errors import TokenIdsError, UnknownAgentError
 from lightning_core.tracing.scope import matches
+from lightning_core.transcript import observation
 from lightning_core.types import Call, Reward, Rollout, Trajectory, Transition
 
 
@@ -54,6 +55,7 @@ def to_trajectory(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Rew
 
 
 def _transitions(rollout: Rollout, call: Call, reward: float) -> Iterable[Transition]:
+    shown = observation(call)
     for choice in call.choices:
         if call.prompt_ids is None or choice.completion_ids is None or choice.logprobs is None:
             if call.trained:
@@ -73,6 +75,7 @@ def _transitions(rollout: Rollout, call: Call, reward: float) -> Iterable[Transi
             logprobs=choice.logprobs,
             policy_version=call.policy_version or 0,
             temperature=call.temperature,
+            observation=shown,
             reward=reward,
         )
 

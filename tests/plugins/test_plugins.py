@@ -188,7 +188,9 @@ def test_the_cores_own_parts_go_through_the_same_door() -> None:
     assert [info.name for info in plugins.list()] == ["core"]
     assert plugins.names("store") == ["memory", "sqlite"]
     assert plugins.names("backend") == ["local"]
-    assert plugins.names("credit") == ["per_agent", "uniform"]
+    assert plugins.names("credit") == [
+        *("anchor", "discounted", "gae", "hierarchical", "per_agent", "turn", "uniform"),
+    ]
     assert plugins.names("algorithm") == ["grpo"]
     for kind in get_args(Kind):
         for name in plugins.names(kind):

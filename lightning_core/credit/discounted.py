@@ -1,0 +1,40 @@
+"""Discounted credit: what came after a call in its branch, the nearer the more.
+
+    G(i, t) = discount^(turns from t to the end) * R_i + sum over later turns u of discount^(u - t) * r_u
+
+with t itself among the u, compared per agent as in `per_agent`. "Later" means further down the same branch
+of tokens, never by time: what a parallel branch earns stays there. Return-to-go is the policy gradient
+theorem's (Sutton et al. 1999); the discount over turns instead of tokens is that of ArCHer (Zhou et al.,
+arXiv 2402.19446).
+
+Assumes that a call earns nothing for agents whose prompts do not go on from it, other than the final reward;
+with a discount below 1 also that later turns matter more. With discount 1 and that assumption it is unbiased.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning_core.credit.base import Comparison
+from lightning_core.credit.branches import returns_to_go
+from lightning_core.credit.peers import peers_by
+from lightning_core.errors import ConfigError
+from lightning_core.types import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Discounted:
+    """Return-to-go along the branch."""
+
+    discount: float = 0.95
+    """What a reward is worth one turn earlier."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.discount <= 1:
+            raise ConfigError(f"Discounted(discount={self.discount!r}): must lie between 0 and 1")
+
+    def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
+        """One comparison for each trained agent."""
+        returns = {k: g for each in group for k, g in returns_to_go(each, self.discount).items()}
+        return [Comparison(peers) for peers in peers_by(lambda t: t.agent, group, returns).values()]

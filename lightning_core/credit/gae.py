@@ -1,0 +1,63 @@
+"""Turn-level GAE: a critic's values say how much better things went with each turn.
+
+    delta(t) = r(t) + discount * V(next) - V(t)
+    A(t)     = delta(t) + discount * lam * A(next)          target(t) = A(t) + V(t)
+
+next is the following turn of the branch; where branches part, the mean over them. After the last turn of a
+branch comes the final reward instead. Schulman et al., GAE, arXiv 1506.02438, over turns instead of tokens
+as in Turn-PPO (Li et al., arXiv 2512.17008). A turn without a value (of an agent that is not trained) is
+passed through: its value is what comes after it.
+
+Assumes a critic that is right about the prompts: its errors are bias, unless lam and discount are 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import ClassVar
+
+from lightning_core.credit.base import Comparison
+from lightning_core.credit.branches import branches, reward_without_call
+from lightning_core.errors import TrainingError
+from lightning_core.types import Key, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Gae:
+    """Generalised advantage estimation along the branch."""
+
+    needs_critic: ClassVar[bool] = True
+    discount: float = 1.0
+    lam: float = 0.95
+    """1: the whole return minus the value; 0: only up to the next turn's value."""
+
+    def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
+        """One comparison without a baseline, and what the critic is to learn."""
+        advantages = [self._advantages(trajectory) for trajectory in group]
+        values = {t.key: t.value for each in group for t in each.transitions}
+        targets = {key: a + (values[key] or 0.0) for peer in advantages for key, a in peer.items()}
+        return [Comparison(tuple(advantages), baseline=False, targets=targets)]
+
+    def _advantages(self, trajectory: Trajectory) -> dict[Key, float]:
+        """Of the trained transitions."""
+        tree = branches(trajectory)
+        found: dict[Key, float] = {}
+        value, advantage = ([0.0] * len(tree.transitions) for _ in range(2))
+        unaddressed = reward_without_call(trajectory)
+        for place, t in reversed(list(enumerate(tree.transitions))):
+            below = tree.children[place]
+            after = self.discount * fmean(value[i] for i in below) if below else 0.0
+            reward = t.reward + (0.0 if below else trajectory.final(t.agent) + unaddressed)
+            value[place] = reward + after if t.value is None else t.value
+            later = fmean(advantage[i] for i in below) if below else 0.0
+            advantage[place] = reward + after - value[place] + self.discount * self.lam * later
+            if t.trained:
+                if t.value is None:
+                    raise TrainingError(
+                        f"call {t.call_id!r} of rollout {t.rollout_id!r} has no value: credit 'gae' needs "
+                        "an algorithm with a critic, such as PPO"
+                    )
+                found[t.key] = advantage[place]
+        return found
