@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_core.algorithms.grpo import GRPO as GRPO
+    from lightning_core.algorithms.reinforce_pp import ReinforcePP as ReinforcePP
+    from lightning_core.algorithms.rloo import RLOO as RLOO
     from lightning_core.backends.local import LocalBackend as LocalBackend
     from lightning_core.backends.local import LoraOptions as LoraOptions
     from lightning_core.errors import LightningError as LightningError
@@ -36,6 +38,8 @@ _HOMES = {
     "LightningError": "errors",
     "LocalBackend": "backends.local",
     "LoraOptions": "backends.local",
+    "RLOO": "algorithms.rloo",
+    "ReinforcePP": "algorithms.reinforce_pp",
     "Rollout": "types",
     "Task": "types",
     "Trainer": "trainer.trainer",

@@ -33,3 +33,5 @@ def lightning_register_credit(register: Register) -> None:
 @hookimpl
 def lightning_register_algorithms(register: Register) -> None:
     register("grpo", "lightning_core.algorithms.grpo:GRPO")
+    register("rloo", "lightning_core.algorithms.rloo:RLOO")
+    register("reinforce++", "lightning_core.algorithms.reinforce_pp:ReinforcePP")

@@ -19,6 +19,30 @@ def clipped_surrogate(
     return torch.minimum(plain, clipped), (clipped < plain).to(logprobs.dtype)
 
 
+def clipped_weight(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+) -> tuple[Tensor, Tensor]:
+    """(clip(r) A logprobs, 1.0 where the clip was active); the clipped ratio is a weight without gradient.
+
+    CISPO: MiniMax-M1, arXiv 2506.13585, eq. 4. No token's gradient is lost to the clip, only shortened.
+    """
+    ratio = torch.exp(logprobs - old_logprobs).detach()
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    return clipped * advantages * logprobs, (clipped != ratio).to(logprobs.dtype)
+
+
+def sequence_anchor(logprobs: Tensor, old_logprobs: Tensor, sequences: Tensor) -> Tensor:
+    """What to take a token's ratio to so that its value is its sequence's and its gradient its own.
+
+    exp(logprobs - anchor) = s * exp(logprobs - sg(logprobs)), with s = exp(mean over the sequence of
+    sg(logprobs - old_logprobs)): GSPO-token, arXiv 2507.18071, eq. 14. All of a sequence must be here.
+    """
+    gaps = (logprobs - old_logprobs).detach()
+    sums = torch.zeros_like(gaps).index_add_(0, sequences, gaps)  # at most E sequences
+    counts = torch.zeros_like(gaps).index_add_(0, sequences, torch.ones_like(gaps))
+    return logprobs.detach() - (sums / counts)[sequences]
+
+
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Estimate of KL(policy || reference) for a token sampled from the policy; never negative.
 

@@ -5,28 +5,37 @@ sampled, `q` under the weights when the update began, and advantage A of its tra
 
     ratio   r = exp(p - b)                 b = q with a correction, else o; q = p as long as no step was made
     trust   w = correction(q, o)           1 without one
-    loss    -w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A) + kl * k3
+    loss    -w * min(r * A, clip(r) * A) + kl * k3          clip(r) within [1 - clip_low, 1 + clip_high]
 
     k3 = exp(s - p) - (s - p) - 1          s under the frozen starting weights
 
-summed over tokens with the weights of `aggregation`, which add up to 1 over the batch:
+`ratio` says what r is a ratio of (sg: without gradient):
+
+    "token"     the token                                            PPO, GRPO, DAPO
+    "sequence"  the transition: r = exp(mean of sg(p - b)) * exp(p - sg(p)), GSPO's token form
+    "weight"    the token, as a weight: -w * sg(clip(r)) * A * p in place of the minimum          CISPO
+
+The tokens are summed with the weights of `aggregation`, which but for "constant" add up to 1 over the batch:
 
     "token"     1 / (tokens of the batch)                            DAPO
     "sequence"  1 / (transitions * tokens of the transition)         GRPO as published
     "rollout"   1 / (rollouts * tokens of the rollout)               each rollout once
+    "constant"  1 / (group_size * tasks_per_step * constant)         Dr. GRPO
 
 With a correction and more than one epoch this is decoupled PPO (Hilton et al., arXiv 2110.00641; Fu et al.,
 AReaL, arXiv 2505.24298): the clip keeps close to q, the correction makes up for o.
 
 Sources: Schulman et al., PPO, arXiv 1707.06347 (clip); Shao et al., DeepSeekMath, arXiv 2402.03300 (GRPO, k3
-after Schulman 2020); Yu et al., DAPO, arXiv 2503.14476 (clip-higher, token mean).
+after Schulman 2020); Yu et al., DAPO, arXiv 2503.14476 (clip-higher, token mean, refill); Liu et al., Dr. GRPO,
+arXiv 2503.20783; Zheng et al., GSPO, arXiv 2507.18071; MiniMax-M1, arXiv 2506.13585 (CISPO). Left out: PPO's
+dual clip, an entropy bonus, and a KL term inside the reward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from lightning_core.algorithms.base import Critic, Entries
 from lightning_core.algorithms.corrections import Correction, Truncated
@@ -37,7 +46,8 @@ from lightning_core.types import Key, Trajectory
 if TYPE_CHECKING:
     import torch
 
-Aggregation = Literal["token", "sequence", "rollout"]
+Ratio = Literal["token", "sequence", "weight"]
+Aggregation = Literal["token", "sequence", "rollout", "constant"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +62,14 @@ class PolicyGradient:
     """A credit method or the name of one; with one trained agent per_agent and uniform are the same."""
     baseline: Baseline = "mean"
     scale: Scale = "std"
+    ratio: Ratio = "token"
+    """What is clipped: each token's ratio, that of a whole transition (GSPO), or each token's weight (CISPO)."""
     clip_low: float = 0.2
+    """At 1 there is no bound below."""
     clip_high: float = 0.28
     aggregation: Aggregation = "token"
+    constant: int | None = None
+    """What aggregation="constant" divides a rollout by: the tokens of a long one."""
     kl: float = 0.0
     """Weight of the divergence from the starting weights; 0 needs no reference model."""
     correction: Correction | None = Truncated()  # noqa: RUF009
@@ -71,13 +86,15 @@ class PolicyGradient:
 
     def __post_init__(self) -> None:
         checks = {
-            "group_size": self.group_size >= 2,
+            "group_size": self.group_size >= 1,
             "tasks_per_step": self.tasks_per_step >= 1,
             "baseline": self.baseline in ("mean", "leave_one_out", "none"),
             "scale": self.scale in ("std", "batch", "none"),
-            "clip_low": 0 < self.clip_low < 1,
+            "ratio": self.ratio in ("token", "sequence", "weight"),
+            "clip_low": 0 < self.clip_low <= 1,
             "clip_high": self.clip_high > 0,
-            "aggregation": self.aggregation in ("token", "sequence", "rollout"),
+            "aggregation": self.aggregation in ("token", "sequence", "rollout", "constant"),
+            "constant": self.constant is None or self.constant >= 1,
             "kl": self.kl >= 0,
             "epochs": self.epochs >= 1,
             "staleness": self.staleness >= 0,
@@ -86,10 +103,32 @@ class PolicyGradient:
         }
         for option, holds in checks.items():
             if not holds:
-                kind = type(self).__name__
-                raise ConfigError(
-                    f"{kind} can't use {option}={getattr(self, option)!r}: see its meaning in help({kind})"
-                )
+                self._refuse(option, f"see its meaning in help({type(self).__name__})")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Refuse options that contradict one another or would do nothing."""
+        if self.group_size < 2 and self.baseline != "none":
+            self._refuse("group_size", "one rollout has no others to be compared with; use baseline='none'")
+        if self.baseline == "none" and self.scale == "std":
+            self._refuse("scale", "the deviation is about the baseline; with baseline='none' use 'batch'")
+        if self.refill and self.baseline == "none" and self.scale == "batch":
+            self._refuse("refill", "with baseline='none' and scale='batch' every group says something")
+        if (self.aggregation == "constant") != (self.constant is not None):
+            self._refuse("constant", "it goes with aggregation='constant', which needs it")
+        if self.correction is not None and self.epochs == 1:
+            # the ratio is to the weights that begin the update, and no step is made before the loss is taken
+            defaults = {each.name: each.default for each in fields(self)}
+            for option in ("ratio", "clip_low", "clip_high"):
+                if getattr(self, option) != defaults[option]:
+                    self._refuse(
+                        option,
+                        "with a correction and one epoch the ratio is 1 and no clip acts; give epochs=2 or "
+                        "more, or correction=None to clip the ratio to the recorded log-probabilities",
+                    )
+
+    def _refuse(self, option: str, why: str) -> NoReturn:
+        raise ConfigError(f"{type(self).__name__} can't use {option}={getattr(self, option)!r}: {why}")
 
     @property
     def name(self) -> str:
@@ -116,14 +155,17 @@ class PolicyGradient:
         rollouts = [lengths for lengths in rollouts if sum(lengths.values())]
         tokens = sum(sum(lengths.values()) for lengths in rollouts)
         transitions = sum(len(lengths) for lengths in rollouts)
+        shares: dict[Aggregation, Callable[[int, int], float]] = {
+            "token": lambda transition, rollout: 1 / tokens,
+            "sequence": lambda transition, rollout: 1 / (transitions * max(transition, 1)),
+            "rollout": lambda transition, rollout: 1 / (len(rollouts) * rollout),
+            "constant": lambda transition, rollout: (
+                1 / (self.group_size * self.tasks_per_step * (self.constant or 1))
+            ),
+        }
+        share = shares[self.aggregation]
         return {
-            key: {
-                "token": 1 / tokens,
-                "sequence": 1 / (transitions * max(length, 1)),
-                "rollout": 1 / (len(rollouts) * sum(lengths.values())),
-            }[self.aggregation]
-            for lengths in rollouts
-            for key, length in lengths.items()
+            key: share(length, sum(lengths.values())) for lengths in rollouts for key, length in lengths.items()
         }
 
     def units(self, trajectories: Sequence[Trajectory]) -> dict[Key, int]:
@@ -131,14 +173,13 @@ class PolicyGradient:
         return {}
 
     def loss(self, entries: Entries) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The formula above over E entries; metrics are weighted sums, so they add up over micro-batches."""
+        """The formula above over E entries; metrics are weighted sums, so they add up over micro-batches.
+
+        "constant" adds `loss_weight`, the sum of the weights: a share is its metric divided by it.
+        """
         from lightning_core.algorithms import losses
 
-        corrected = self.correction is not None
-        anchor = entries.proximal_logprobs if corrected else entries.old_logprobs
-        surrogate, clipped = losses.clipped_surrogate(
-            entries.logprobs, anchor, entries.advantages, self.clip_low, self.clip_high
-        )
+        surrogate, clipped = self._surrogate(entries)
         metrics = {"clip_share": clipped}
         per_token = -surrogate
         if self.correction is not None:
@@ -150,4 +191,16 @@ class PolicyGradient:
             per_token = per_token + self.kl * divergence
             metrics["kl_reference"] = divergence.detach()
         weighted = {name: (entries.weights * value).sum() for name, value in metrics.items()}
+        if self.aggregation == "constant":
+            weighted["loss_weight"] = entries.weights.sum()
         return (entries.weights * per_token).sum(), weighted
+
+    def _surrogate(self, entries: Entries) -> tuple[torch.Tensor, torch.Tensor]:
+        """(what is to grow, 1.0 where the clip was active), each (E,)."""
+        from lightning_core.algorithms import losses
+
+        anchor = entries.old_logprobs if self.correction is None else entries.proximal_logprobs
+        if self.ratio == "sequence":
+            anchor = losses.sequence_anchor(entries.logprobs, anchor, entries.sequences)
+        form = losses.clipped_weight if self.ratio == "weight" else losses.clipped_surrogate
+        return form(entries.logprobs, anchor, entries.advantages, self.clip_low, self.clip_high)

@@ -27,6 +27,8 @@ class Lesson:
     """Of the rollouts with a reward."""
     seconds: float
     """Spent until they were there."""
+    refilled: int = 0
+    """Groups that were added in place of groups that said nothing."""
 
 
 class Gathering:

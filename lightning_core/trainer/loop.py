@@ -16,6 +16,7 @@ from lightning_core.trainer.collect import check_patterns, count_agents
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.gathering import Gathering, Lesson, check_any_reward
 from lightning_core.trainer.plan import plan_evaluation
+from lightning_core.trainer.refilling import refill
 from lightning_core.trainer.session import Session, failures
 from lightning_core.trainer.summary import Evaluation, evaluation
 from lightning_core.types import Call, Metrics, ResourceVersion, Task, Trajectory
@@ -59,7 +60,7 @@ class Loop:
     async def step(self, step: int) -> None:
         """One update: what was recorded, what it was worth, what it changed."""
         course = self.session.course(step)
-        lesson = await self.gathering.gather(step, course)
+        lesson = await refill(self.gathering, step, course, await self.gathering.gather(step, course))
         self._see(lesson.calls)
         if step == 0:
             check_patterns(self.trainer.patterns, self._seen)
@@ -142,6 +143,7 @@ def _numbers(lesson: Lesson, report: CreditReport) -> dict[str, float]:
         "rollouts": len(lesson.rollouts),
         "failures": len(failures(lesson.rollouts)),
         "groups": report.groups,
+        "refilled_groups": lesson.refilled,
         "zero_variance_groups": report.zero_variance_groups,
         **{name: float(value) for name, value in numbers.items()},
     }

@@ -55,10 +55,28 @@ def tasks_of_step(tasks: Sequence[Task], step: int, count: int, seed: int) -> li
     return chosen
 
 
+def spare_tasks(tasks: Sequence[Task], step: int, count: int, seed: int) -> list[Task]:
+    """The tasks that are not among the `count` of a step, each once, in an order of this step's own."""
+    taken = {task.id for task in tasks_of_step(tasks, step, count, seed)}
+    spare = {task.id: task for task in tasks if task.id not in taken}
+    order = list(spare.values())
+    random.Random(f"{seed}-{step}-spare").shuffle(order)
+    return order
+
+
 def plan_training(
-    run_id: str, step: int, tasks: Sequence[Task], group_size: int, max_attempts: int, retry: int = 0
+    run_id: str,
+    step: int,
+    tasks: Sequence[Task],
+    group_size: int,
+    max_attempts: int,
+    retry: int = 0,
+    first: int = 0,
 ) -> list[Rollout]:
-    """`group_size` rollouts of each task, sampled from the policy itself; each `retry` has ids of its own."""
+    """`group_size` rollouts of each task, sampled from the policy itself; each `retry` has ids of its own.
+
+    `first` is the place of the first task in the step.
+    """
     name = f"{run_id}-t{step}" + (f"r{retry}" if retry else "")
     return [
         Rollout(
@@ -70,7 +88,7 @@ def plan_training(
             split="train",
             max_attempts=max_attempts,
         )
-        for place, task in enumerate(tasks)
+        for place, task in enumerate(tasks, first)
         for member in range(group_size)
     ]
 

@@ -1,0 +1,174 @@
+"""The variants of the clipped policy gradient against numbers worked out by hand."""
+
+import math
+
+import pytest
+import torch
+
+import lightning_core as lightning
+from lightning_core.algorithms.base import Entries
+from lightning_core.algorithms.policy_gradient import PolicyGradient
+from lightning_core.credit.base import assign
+from lightning_core.credit.uniform import uniform
+from lightning_core.errors import ConfigError
+from lightning_core.types import Trajectory, Transition
+
+LN2 = math.log(2)
+
+
+def entries(logprobs, old, advantages, *, weights=None, sequences=None) -> Entries:
+    size = len(logprobs)
+    now = torch.tensor(logprobs, dtype=torch.float64, requires_grad=True)
+    return Entries(
+        logprobs=now,
+        old_logprobs=torch.tensor(old, dtype=torch.float64),
+        proximal_logprobs=now.detach(),
+        advantages=torch.tensor(advantages, dtype=torch.float64),
+        weights=torch.tensor(weights or [1 / size] * size, dtype=torch.float64),
+        sequences=torch.tensor(sequences or [0] * size),
+        units=torch.full((size,), -1),
+    )
+
+
+def rollout(number: int, reward: float, *, group: str = "g", calls: int = 1, tokens: int = 1) -> Trajectory:
+    steps = tuple(
+        Transition(f"r{number}", f"c{i}", 0, "a", True, [1], [2] * tokens, [0.0] * tokens, 0)
+        for i in range(calls)
+    )
+    return Trajectory(f"r{number}", group, "t", reward, steps)
+
+
+def advantages(algorithm: PolicyGradient, *rollouts: Trajectory) -> dict[str, float | None]:
+    credited, _ = assign(rollouts, uniform, algorithm.baseline, algorithm.scale)
+    return {t.rollout_id + t.call_id: t.advantage for each in credited for t in each.transitions}
+
+
+def test_the_sequence_ratio_is_the_geometric_mean_and_its_gradient_each_token_s_own():
+    # sequence 0: log-ratios ln 2 and 3 ln 2, mean 2 ln 2: s = 4, bounded by 8; sequence 1: -ln 2: s = 1/2
+    algorithm = lightning.GRPO(ratio="sequence", clip_high=7.0, clip_low=0.9, correction=None)
+    batch = entries([-1.0, -1.0, -2.0], [-1 - LN2, -1 - 3 * LN2, -2 + LN2], [1.0, 1.0, -3.0], sequences=[0, 0, 1])
+    loss, metrics = algorithm.loss(batch)
+    # three tokens of weight 1/3: -(4 + 4 - 3/2) / 3
+    assert loss.item() == pytest.approx(-6.5 / 3)
+    assert metrics["clip_share"].item() == 0
+    loss.backward()
+    assert batch.logprobs.grad.tolist() == pytest.approx([-4 / 3, -4 / 3, 1.5 / 3])
+
+
+def test_the_sequence_ratio_is_clipped_as_a_whole():
+    # s = 2 for both tokens, though the second token's own ratio is 1/2
+    algorithm = lightning.GRPO(ratio="sequence", clip_low=3e-4, clip_high=4e-4, correction=None)
+    batch = entries([-1.0, -1.0], [-1 - 3 * LN2, -1 + LN2], [1.0, 1.0])
+    loss, metrics = algorithm.loss(batch)
+    assert loss.item() == pytest.approx(-(1 + 4e-4))
+    assert metrics["clip_share"].item() == pytest.approx(1)
+    loss.backward()
+    assert batch.logprobs.grad.tolist() == [0.0, 0.0]
+
+
+def test_the_sequences_of_a_batch_may_come_in_any_order():
+    algorithm = lightning.GRPO(ratio="sequence", clip_high=7.0, correction=None)
+    # sequence 1: 2 ln 2 and 0, mean ln 2: s = 2; sequence 0: s = 1
+    batch = entries([-1.0, -1.0, -1.0], [-1 - 2 * LN2, -1.0, -1.0], [1.0, 1.0, 1.0], sequences=[1, 0, 1])
+    assert algorithm.loss(batch)[0].item() == pytest.approx(-(2 + 1 + 2) / 3)
+
+
+def test_a_clipped_weight_keeps_the_gradient_of_every_token():
+    # ratios 2, 1/4, 1: weights 1.5, 1/2, 1 within [1/2, 1.5]; gradient -weight * A / 3
+    algorithm = lightning.GRPO(ratio="weight", clip_low=0.5, clip_high=0.5, correction=None)
+    batch = entries([-1.0, -2.0, -3.0], [-1 - LN2, -2 + 2 * LN2, -3.0], [1.0, -2.0, 4.0])
+    loss, metrics = algorithm.loss(batch)
+    assert loss.item() == pytest.approx(-(1.5 * 1 * -1 + 0.5 * -2 * -2 + 1 * 4 * -3) / 3)
+    assert metrics["clip_share"].item() == pytest.approx(2 / 3)
+    loss.backward()
+    assert batch.logprobs.grad.tolist() == pytest.approx([-1.5 / 3, 1 / 3, -4 / 3])
+
+
+def test_without_a_lower_bound_a_weight_may_vanish():
+    algorithm = lightning.GRPO(ratio="weight", clip_low=1.0, correction=None)
+    batch = entries([-1.0], [-1 + 10 * LN2], [1.0])
+    algorithm.loss(batch)[0].backward()
+    assert batch.logprobs.grad.item() == pytest.approx(-1 / 1024)
+
+
+def test_dr_grpo_divides_by_the_same_number_whatever_the_lengths():
+    algorithm = lightning.GRPO(group_size=2, tasks_per_step=3, scale="none", aggregation="constant", constant=50)
+    credited, _ = assign(
+        [rollout(0, 1.0, tokens=4), rollout(1, 0.0, calls=2, tokens=9)], uniform, algorithm.baseline, algorithm.scale
+    )
+    # G - mean, no deviation
+    assert [t.advantage for each in credited for t in each.transitions] == [0.5, -0.5, -0.5]
+    assert set(algorithm.weigh(credited).values()) == {pytest.approx(1 / (2 * 3 * 50))}
+
+
+def test_with_a_constant_the_sum_of_the_weights_is_told():
+    algorithm = lightning.GRPO(aggregation="constant", constant=4, correction=None)
+    batch = entries([-1.0, -1.0], [-1 - LN2, -1.0], [1.0, 1.0], weights=[0.125, 0.125])
+    _, metrics = algorithm.loss(batch)
+    assert metrics["clip_share"] / metrics["loss_weight"] == pytest.approx(1 / 2)
+
+
+def test_rloo_compares_a_rollout_with_the_others():
+    # rewards 1, 0, 0.5: the others' means are 0.25, 0.75, 0.5
+    found = advantages(lightning.RLOO(), rollout(0, 1.0), rollout(1, 0.0), rollout(2, 0.5))
+    assert found == pytest.approx({"r0c0": 0.75, "r1c0": -0.75, "r2c0": 0.0})
+
+
+def test_reinforce_pp_normalises_over_the_batch():
+    # one rollout of each of four tasks, rewards 1, 0, 0, 0: mean 1/4, deviation sqrt(3)/4; a reward of 0 tells
+    batch = [rollout(i, float(i == 0), group=f"g{i}") for i in range(4)]
+    found = advantages(lightning.ReinforcePP(), *batch)
+    assert found == pytest.approx({"r0c0": math.sqrt(3), **{f"r{i}c0": -1 / math.sqrt(3) for i in (1, 2, 3)}})
+
+
+def test_reinforce_pp_with_a_baseline_takes_the_group_s_mean_off_first():
+    # groups (3, 1) and (0.5, 0): less their means (1, -1) and (1/4, -1/4); mean 0, mean square (2 + 1/8) / 4
+    algorithm = lightning.ReinforcePP(group_size=2, tasks_per_step=2, baseline="mean")
+    batch = [rollout(i, r, group=g) for i, (r, g) in enumerate([(3.0, "a"), (1.0, "a"), (0.5, "b"), (0.0, "b")])]
+    unit = math.sqrt(2.125 / 4)
+    found = advantages(algorithm, *batch)
+    assert found == pytest.approx({"r0c0": 1 / unit, "r1c0": -1 / unit, "r2c0": 0.25 / unit, "r3c0": -0.25 / unit})
+
+
+def test_reinforce_pp_gives_a_call_the_reward_that_comes_after_later_observations():
+    # the final reward reaches all three calls of rollout 0, though observations lie between them
+    found = advantages(lightning.ReinforcePP(), rollout(0, 1.0, calls=3), rollout(1, 0.0, group="h"))
+    assert found == pytest.approx({"r0c0": 1.0, "r0c1": 1.0, "r0c2": 1.0, "r1c0": -1.0})
+
+
+def test_a_batch_of_equal_rewards_says_nothing_to_reinforce_pp():
+    credited, report = assign([rollout(i, 1.0, group=f"g{i}") for i in range(3)], uniform, "none", "batch")
+    assert credited == []
+    assert (report.groups, report.zero_variance_groups) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("named", "options"),
+    [
+        ("group_size", {"group_size": 1}),
+        ("scale", {"baseline": "none"}),
+        ("refill", {"baseline": "none", "scale": "batch", "refill": 1}),
+        ("constant", {"aggregation": "constant"}),
+        ("constant", {"constant": 9}),
+        ("constant", {"aggregation": "constant", "constant": 0}),
+        ("clip_high", {"clip_high": 0.4}),
+        ("clip_low", {"clip_low": 0.1}),
+        ("ratio", {"ratio": "sequence"}),
+        ("ratio", {"ratio": "word", "correction": None}),
+    ],
+)
+def test_options_that_contradict_or_would_do_nothing_are_refused_by_name(named, options):
+    with pytest.raises(ConfigError, match=f"GRPO can't use {named}="):
+        lightning.GRPO(**options)
+
+
+@pytest.mark.parametrize("acting", [{"epochs": 2}, {"correction": None}])
+def test_a_clip_that_can_act_is_accepted(acting):
+    assert lightning.GRPO(clip_high=0.4, ratio="sequence", **acting).clip_high == 0.4
+
+
+@pytest.mark.parametrize("kind", [lightning.GRPO, lightning.RLOO, lightning.ReinforcePP])
+def test_an_algorithm_is_found_by_its_name(kind):
+    from lightning_core.plugins import load_plugins
+
+    assert load_plugins([]).part("algorithm", kind().name) is kind
