@@ -11,7 +11,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightning_core.algorithms.base import Critic as Critic
     from lightning_core.algorithms.grpo import GRPO as GRPO
+    from lightning_core.algorithms.ppo import PPO as PPO
     from lightning_core.backends.local import LocalBackend as LocalBackend
     from lightning_core.backends.local import LoraOptions as LoraOptions
     from lightning_core.errors import LightningError as LightningError
@@ -31,11 +33,13 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Call": "types",
+    "Critic": "algorithms.base",
     "FailurePolicy": "runner",
     "GRPO": "algorithms.grpo",
     "LightningError": "errors",
     "LocalBackend": "backends.local",
     "LoraOptions": "backends.local",
+    "PPO": "algorithms.ppo",
     "Rollout": "types",
     "Task": "types",
     "Trainer": "trainer.trainer",

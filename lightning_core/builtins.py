@@ -23,8 +23,10 @@ def lightning_register_backends(register: Register) -> None:
 def lightning_register_credit(register: Register) -> None:
     register("uniform", "lightning_core.credit.uniform:uniform")
     register("per_agent", "lightning_core.credit.per_agent:per_agent")
+    register("gae", "lightning_core.credit.gae:Gae")
 
 
 @hookimpl
 def lightning_register_algorithms(register: Register) -> None:
     register("grpo", "lightning_core.algorithms.grpo:GRPO")
+    register("ppo", "lightning_core.algorithms.ppo:PPO")

@@ -71,7 +71,7 @@ class PolicyGradient:
 
     def __post_init__(self) -> None:
         checks = {
-            "group_size": self.group_size >= 2,
+            "group_size": self.group_size >= (2 if self.critic is None and self.baseline != "none" else 1),
             "tasks_per_step": self.tasks_per_step >= 1,
             "baseline": self.baseline in ("mean", "leave_one_out", "none"),
             "scale": self.scale in ("std", "batch", "none"),

@@ -55,6 +55,7 @@ def make_courses(phases: Sequence[Phase], plugins: Plugins) -> list[Course]:
     first = 0
     for phase in phases:
         credit = make_credit(phase.algorithm.credit, plugins)
+        check_critic_use(phase.algorithm, credit)
         courses.append(Course(phase.algorithm, credit, first, first + phase.steps))
         first += phase.steps
     return courses
@@ -67,3 +68,18 @@ def make_credit(credit: str | Credit, plugins: Plugins) -> Credit:
     part = plugins.part("credit", credit)
     made: Credit = part() if isinstance(part, type) else part
     return made
+
+
+def check_critic_use(algorithm: Algorithm, credit: Credit) -> None:
+    """Raise ConfigError if a credit method that reads a critic's values gets none, or nobody reads them."""
+    needed = bool(getattr(credit, "needs_critic", False))
+    if needed and algorithm.critic is None:
+        raise ConfigError(
+            f"credit={algorithm.credit!r} reads a critic's values, and {algorithm.name!r} has no critic; "
+            "use PPO, or another credit method"
+        )
+    if algorithm.critic is not None and not needed:
+        raise ConfigError(
+            f"{algorithm.name!r} has a critic, and credit={algorithm.credit!r} does not read its values; "
+            'use credit="gae", or an algorithm without a critic, such as GRPO'
+        )
