@@ -94,7 +94,8 @@ def compare(comparison: Comparison, baseline: Baseline = "mean", scale: Scale = 
     taken: list[float]
     if not comparison.baseline or baseline == "none":
         taken = [0.0] * len(peers)
-        flat = all(abs(g) <= EPSILON for peer in peers for g in peer.values())
+        # over a whole batch a return of 0 tells too
+        flat = scale != "batch" and all(abs(g) <= EPSILON for peer in peers for g in peer.values())
     else:
         taken = [fmean(means)] * len(peers) if means else []
         flat = _spread(peers, taken) <= EPSILON or len(peers) < 2
@@ -105,6 +106,8 @@ def compare(comparison: Comparison, baseline: Baseline = "mean", scale: Scale = 
     unit = 1.0
     if scale == "std" and comparison.baseline:
         unit = _spread(peers, [fmean(means)] * len(peers))
+        if unit <= EPSILON:
+            return {}
     credited = comparison.credited
     return {
         key: (value - off) / unit
@@ -142,6 +145,7 @@ def assign(
                 targets.update(comparison.targets)
     if scale == "batch":
         advantages = _whiten(kept, advantages)
+        kept = kept if advantages else []
     credited = [_credited(trajectory, advantages, targets) for trajectory in kept]
     agents = Counter(t.agent for each in credited for t in each.transitions if t.advantage is not None)
     dropped = len(groups) - len({trajectory.group_id for trajectory in kept})
@@ -157,7 +161,8 @@ def _spread(peers: Sequence[Peer], taken: Sequence[float]) -> float:
 
 
 def _whiten(trajectories: Sequence[Trajectory], advantages: Mapping[Key, float]) -> dict[Key, float]:
-    """Advantages of mean 0 and deviation 1 over the batch, each rollout with equal weight."""
+    """Advantages of mean 0 and deviation 1 over the batch, each rollout with equal weight; none if all are
+    equal."""
     rollouts = [
         {t.key: advantages[t.key] for t in r.transitions if t.key in advantages} for r in trajectories
     ]
@@ -167,7 +172,7 @@ def _whiten(trajectories: Sequence[Trajectory], advantages: Mapping[Key, float])
     mean = fmean(fmean(peer.values()) for peer in peers)
     unit = _spread(peers, [mean] * len(peers))
     if unit <= EPSILON:
-        return dict(advantages)
+        return {}
     return {key: (value - mean) / unit for key, value in advantages.items()}
 
 
