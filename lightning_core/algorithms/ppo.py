@@ -1,4 +1,4 @@
-"""PPO: the clipped policy gradient with a critic. The critic's estimate of each state stands in for the group.
+"""PPO: the clipped policy gradient with a critic, whose estimate of each state stands in for the group.
 
     A(t) = GAE(lambda) over the turns of a branch, with V before each reply      credit "gae"
     shifted to mean 0 and divided to deviation 1 over the batch                  scale "batch"

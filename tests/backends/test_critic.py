@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from lightning_core.algorithms.base import Critic, Entries
+from lightning_core.algorithms.base import Critic
 from lightning_core.algorithms.losses import value_loss
 from lightning_core.backends.base import Batch, check_critic
 from lightning_core.backends.local import LocalBackend, LoraOptions
