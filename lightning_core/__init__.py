@@ -11,7 +11,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightning_core.algorithms.base import Critic as Critic
     from lightning_core.algorithms.grpo import GRPO as GRPO
+    from lightning_core.algorithms.ppo import PPO as PPO
     from lightning_core.algorithms.reinforce_pp import ReinforcePP as ReinforcePP
     from lightning_core.algorithms.rloo import RLOO as RLOO
     from lightning_core.backends.local import LocalBackend as LocalBackend
@@ -33,6 +35,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Call": "types",
+    "Critic": "algorithms.base",
     "FailurePolicy": "runner",
     "GRPO": "algorithms.grpo",
     "LightningError": "errors",
@@ -40,6 +43,7 @@ _HOMES = {
     "LoraOptions": "backends.local",
     "RLOO": "algorithms.rloo",
     "ReinforcePP": "algorithms.reinforce_pp",
+    "PPO": "algorithms.ppo",
     "Rollout": "types",
     "Task": "types",
     "Trainer": "trainer.trainer",

@@ -35,3 +35,4 @@ def lightning_register_algorithms(register: Register) -> None:
     register("grpo", "lightning_core.algorithms.grpo:GRPO")
     register("rloo", "lightning_core.algorithms.rloo:RLOO")
     register("reinforce++", "lightning_core.algorithms.reinforce_pp:ReinforcePP")
+    register("ppo", "lightning_core.algorithms.ppo:PPO")

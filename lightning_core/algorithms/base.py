@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from lightning_core.credit.base import Baseline, Credit, Scale
+from lightning_core.errors import ConfigError
 from lightning_core.types import Key, Trajectory
 
 if TYPE_CHECKING:
@@ -25,8 +26,22 @@ class Critic:
 
     learning_rate: float | None = None
     """None: the policy's."""
-    epochs: int = 1
-    """Passes over each batch."""
+    epochs: int = 4
+    """Passes over each batch, one optimizer step each."""
+    clip: float | None = None
+    """How far from its estimate before the update a value may go and still be improved; None for no limit."""
+
+    def __post_init__(self) -> None:
+        checks = {
+            "learning_rate": self.learning_rate is None or self.learning_rate > 0,
+            "epochs": self.epochs >= 1,
+            "clip": self.clip is None or self.clip > 0,
+        }
+        for option, holds in checks.items():
+            if not holds:
+                raise ConfigError(
+                    f"Critic can't use {option}={getattr(self, option)!r}: see its meaning in help(Critic)"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,3 +50,20 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """
     difference = ref_logprobs - logprobs
     return torch.exp(difference) - difference - 1
+
+
+def value_loss(
+    values: Tensor, targets: Tensor, old_values: Tensor, clip: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """(half the squared error of each value, 1.0 where the clip was active).
+
+    With a clip, the larger of the errors of the value and of the value kept within `clip` of the old one:
+    a pessimist's bound, as for the policy (Schulman et al., OpenAI Baselines `ppo2`, 2017; no part of the
+    paper, and found to help little by Andrychowicz et al., arXiv 2006.05990).
+    """
+    plain = (values - targets) ** 2
+    if clip is None:
+        return 0.5 * plain, torch.zeros_like(plain)
+    kept = old_values + (values - old_values).clamp(-clip, clip)
+    clipped = (kept - targets) ** 2
+    return 0.5 * torch.maximum(plain, clipped), (clipped > plain).to(values.dtype)

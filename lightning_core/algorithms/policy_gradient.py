@@ -108,7 +108,7 @@ class PolicyGradient:
 
     def _check_together(self) -> None:
         """Refuse options that contradict one another or would do nothing."""
-        if self.group_size < 2 and self.baseline != "none":
+        if self.group_size < 2 and self.baseline != "none" and self.critic is None:
             self._refuse("group_size", "one rollout has no others to be compared with; use baseline='none'")
         if self.baseline == "none" and self.scale == "std":
             self._refuse("scale", "the deviation is about the baseline; with baseline='none' use 'batch'")
@@ -165,7 +165,9 @@ class PolicyGradient:
         }
         share = shares[self.aggregation]
         return {
-            key: share(length, sum(lengths.values())) for lengths in rollouts for key, length in lengths.items()
+            key: share(length, sum(lengths.values()))
+            for lengths in rollouts
+            for key, length in lengths.items()
         }
 
     def units(self, trajectories: Sequence[Trajectory]) -> dict[Key, int]:

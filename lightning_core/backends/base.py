@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from lightning_core.algorithms.base import Algorithm
+from lightning_core.algorithms.base import Algorithm, Critic
+from lightning_core.errors import UnsupportedError
 from lightning_core.gateway.upstream import Upstream
-from lightning_core.types import Trajectory
+from lightning_core.types import Key, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +40,15 @@ class Backend(Protocol):
     async def start(self) -> None: ...
     async def close(self) -> None: ...
 
+    async def values(self, trajectories: Sequence[Trajectory], critic: Critic) -> dict[Key, float]:
+        """The critic's V at the state of each transition of a trained agent: after its prompt, before its
+        reply. Needed only by algorithms with a critic."""
+
     async def update(self, batch: Batch, algorithm: Algorithm) -> dict[str, float]:
         """One optimizer update; new requests are held while weights change. Returns metrics.
 
-        Raises TrainingError, with the weights as they were, if the gradient is not finite.
+        The algorithm's critic is fitted to the transitions with a `target`.
+        Raises TrainingError, with all weights as they were, if a gradient is not finite.
         """
 
     async def publish(self) -> int:
@@ -56,3 +63,12 @@ class Backend(Protocol):
 
     async def load(self, folder: Path) -> None:
         """Go on from a folder written by `save`."""
+
+
+def check_critic(backend: Backend, algorithm: Algorithm) -> None:
+    """Raise UnsupportedError if the algorithm has a critic and the backend none to offer."""
+    if algorithm.critic is not None and not callable(getattr(backend, "values", None)):
+        raise UnsupportedError(
+            f"algorithm {algorithm.name!r} has a critic, and backend {backend.name!r} can't fit one; "
+            "use the local backend, or an algorithm without a critic, such as GRPO"
+        )

@@ -19,6 +19,7 @@ from lightning_core.trainer.plan import plan_evaluation
 from lightning_core.trainer.refilling import refill
 from lightning_core.trainer.session import Session, failures
 from lightning_core.trainer.summary import Evaluation, evaluation
+from lightning_core.trainer.valuing import value, value_numbers
 from lightning_core.types import Call, Metrics, ResourceVersion, Task, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -65,8 +66,9 @@ class Loop:
         if step == 0:
             check_patterns(self.trainer.patterns, self._seen)
         algorithm = course.algorithm
-        credited, report = assign(lesson.trajectories, course.credit, algorithm.baseline, algorithm.scale)
-        metrics = await self.update(step, algorithm, credited)
+        valued = await value(lesson.trajectories, algorithm, self.session.backend)
+        credited, report = assign(valued, course.credit, algorithm.baseline, algorithm.scale)
+        metrics = {**value_numbers(credited), **await self.update(step, algorithm, credited)}
         seconds = {"collect_seconds": lesson.seconds, "step_seconds": time.perf_counter() - self._ended}
         values = {**_numbers(lesson, report), **metrics, **seconds}
         await self.session.store.put_metrics(Metrics(run_id=self.run_id, step=step, values=values))

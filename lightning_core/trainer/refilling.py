@@ -53,6 +53,4 @@ def _plan(gathering: Gathering, step: int, course: Course, lesson: Lesson) -> li
     missing = max(0, wanted - (report.groups - report.zero_variance_groups))
     spare = spare_tasks(gathering.tasks, step, wanted, trainer.seed)[done : done + missing]
     attempts = trainer.on_failure.max_attempts
-    return plan_training(
-        gathering.run_id, step, spare, algorithm.group_size, attempts, first=wanted + done
-    )
+    return plan_training(gathering.run_id, step, spare, algorithm.group_size, attempts, first=wanted + done)

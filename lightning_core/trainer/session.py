@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-from lightning_core.backends.base import Backend
+from lightning_core.backends.base import Backend, check_critic
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
@@ -66,6 +66,7 @@ class Session:
         self.backend = make_backend(trainer, self.plugins)
         for course in self.courses:
             self.backend.check(course.algorithm)
+            check_critic(self.backend, course.algorithm)
         stack.push_async_callback(self.backend.close)
         await self.backend.start()
         if (checkpoint := folder.latest_checkpoint()) is not None:

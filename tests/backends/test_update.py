@@ -16,8 +16,9 @@ from lightning_core.algorithms.base import Entries
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.backends.base import Batch
 from lightning_core.backends.local import LocalBackend, LoraOptions
+from lightning_core.backends.local.descent import OptimizerOptions
 from lightning_core.backends.local.model import load_model
-from lightning_core.backends.local.optimizer import Optimizer, OptimizerOptions
+from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
 from lightning_core.errors import ConfigError, TrainingError, UnsupportedError
 from lightning_core.trajectories import make_packs, trained_transitions
@@ -228,13 +229,13 @@ def test_a_bad_second_epoch_takes_the_first_one_back(qwen: Path) -> None:
     policy, optimizer = make_optimizer(qwen, learning_rate=1e-2, warmup_steps=1)
     optimizer.update(interleaved(0), Reinforce())
     weights = [p.detach().clone() for p in policy.parameters]
-    moments = {name: value.clone() for name, value in optimizer.moments().items()}
+    moments = {name: value.clone() for name, value in optimizer.descent.moments().items()}
     batch = sampled_as_now(policy, optimizer)
     with pytest.raises(TrainingError):
         optimizer.update(batch, Spoils())
-    assert optimizer.steps == 1
+    assert optimizer.descent.steps == 1
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters, weights, strict=True))
-    assert all(torch.equal(value, moments[name]) for name, value in optimizer.moments().items())
+    assert all(torch.equal(value, moments[name]) for name, value in optimizer.descent.moments().items())
 
 
 def sampled_as_now(policy: Policy, optimizer: Optimizer) -> tuple[Trajectory, ...]:

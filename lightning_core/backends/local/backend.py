@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +13,20 @@ from typing import TypeVar
 
 import torch
 
-from lightning_core.algorithms.base import Algorithm
+from lightning_core.algorithms.base import Algorithm, Critic
 from lightning_core.backends.base import Batch
 from lightning_core.backends.local.chat import LocalUpstream
-from lightning_core.backends.local.checkpoint import Checkpoints
+from lightning_core.backends.local.checkpoint import CRITIC, MOMENTS, Checkpoints
+from lightning_core.backends.local.critic import LocalCritic
 from lightning_core.backends.local.decoder import make_decoder
+from lightning_core.backends.local.descent import OptimizerOptions
 from lightning_core.backends.local.engine import Engine, EngineOptions
 from lightning_core.backends.local.model import check_folder, load_model
-from lightning_core.backends.local.optimizer import Optimizer, OptimizerOptions
+from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import LoraOptions, Policy
 from lightning_core.backends.local.tuning import Tuning, kv_shape, memory_bytes, tune
 from lightning_core.errors import ConfigError, UnsupportedError
+from lightning_core.types import Key, Trajectory
 
 T = TypeVar("T")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -44,6 +47,7 @@ class _Parts:
     engine: Engine
     upstream: LocalUpstream
     optimizer: Optimizer
+    critic: LocalCritic
     checkpoints: Checkpoints
 
 
@@ -176,12 +180,15 @@ class LocalBackend:
             options,
             tuning.decode_threads,
         )
+        optimizer = Optimizer(policy, self._options, source=self.model, bfloat16=tuning.train_bfloat16)
+        rate = optimizer.learning_rate
         return _Parts(
             policy=policy,
             tuning=tuning,
             engine=engine,
             upstream=LocalUpstream(model, engine, seed=self._seed),
-            optimizer=Optimizer(policy, self._options, source=self.model, bfloat16=tuning.train_bfloat16),
+            optimizer=optimizer,
+            critic=LocalCritic(policy, self._options, learning_rate=rate, bfloat16=tuning.train_bfloat16),
             checkpoints=Checkpoints(policy),
         )
 
@@ -195,6 +202,11 @@ class LocalBackend:
         self._worker = ThreadPoolExecutor(1, "lightning-optimizer")
         self._parts, self.policy_version, self._updates = None, 0, 0
 
+    async def values(self, trajectories: Sequence[Trajectory], critic: Critic) -> dict[Key, float]:
+        """The critic's values; the first call makes it."""
+        parts = self._started
+        return await self._work(lambda: parts.critic.values(trajectories))
+
     async def update(self, batch: Batch, algorithm: Algorithm) -> dict[str, float]:
         """One update. Waits for the replies under way, and keeps new requests waiting until `publish`.
 
@@ -203,7 +215,7 @@ class LocalBackend:
         parts = self._started
         try:
             await self._hold()
-            metrics = await self._work(lambda: parts.optimizer.update(batch.trajectories, algorithm))
+            metrics = await self._work(lambda: _update(parts, batch, algorithm))
         except BaseException:
             parts.engine.release()
             raise
@@ -221,11 +233,12 @@ class LocalBackend:
         state = {
             "policy_version": self.policy_version,
             "updates": self._updates,
-            "optimizer_steps": parts.optimizer.steps,
+            "optimizer_steps": parts.optimizer.descent.steps,
             "model": self.model,
             "sampling": parts.upstream.sampling_state(),
+            "critic_steps": parts.critic.steps,
         }
-        await self._work(lambda: parts.checkpoints.save(Path(folder), parts.optimizer.moments(), state))
+        await self._work(lambda: parts.checkpoints.save(Path(folder), _tensors(parts), state))
 
     async def export(self, folder: Path) -> None:
         """Write a plain transformers folder, replacing an older one. Raises ModelError if the disk won't."""
@@ -237,8 +250,9 @@ class LocalBackend:
         parts = self._started
         try:
             await self._hold()
-            moments, state = await self._work(lambda: parts.checkpoints.load(Path(folder)))
-            parts.optimizer.load(moments, state["optimizer_steps"])
+            tensors, state = await self._work(lambda: parts.checkpoints.load(Path(folder)))
+            parts.optimizer.descent.load(tensors[MOMENTS], state["optimizer_steps"])
+            parts.critic.load(tensors.get(CRITIC, {}), state.get("critic_steps"))
             parts.upstream.load_sampling_state(state["sampling"])
             self._updates = state["updates"]
             await self._publish(state["policy_version"])
@@ -261,3 +275,15 @@ class LocalBackend:
     async def _work(self, work: Callable[[], T]) -> T:
         """Run in the optimizer's own thread, one after the other."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
+
+def _update(parts: _Parts, batch: Batch, algorithm: Algorithm) -> dict[str, float]:
+    """Critic and policy, both or neither."""
+    with parts.critic.fitting(batch.trajectories, algorithm) as fitted:
+        return {**fitted, **parts.optimizer.update(batch.trajectories, algorithm)}
+
+
+def _tensors(parts: _Parts) -> dict[str, dict[str, torch.Tensor]]:
+    """What a checkpoint holds beside the policy's weights, by the name of its file."""
+    critic = parts.critic.state()
+    return {MOMENTS: parts.optimizer.descent.moments(), **({CRITIC: critic} if critic else {})}

@@ -2,6 +2,7 @@
 
 model/                a transformers folder (with LoRA: a peft adapter folder that names its base)
 moments.safetensors   AdamW's state
+critic.safetensors    weights and AdamW's state of the critic, if an algorithm needed one
 state.json            policy version, counts, sampling state
 """
 
@@ -25,7 +26,9 @@ from lightning_core.backends.local.policy import Policy
 from lightning_core.errors import ModelError
 
 WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
-MOMENTS, STATE = "moments.safetensors", "state.json"
+MOMENTS, CRITIC, STATE = "moments.safetensors", "critic.safetensors", "state.json"
+Tensors = dict[str, dict[str, torch.Tensor]]
+"""Named tensors, by the name of the file they are in."""
 
 
 class Checkpoints:
@@ -35,10 +38,11 @@ class Checkpoints:
         self._policy = policy
         self._fixed: dict[str, bytes] | None = None
 
-    def save(self, folder: Path, moments: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+    def save(self, folder: Path, tensors: Tensors, state: dict[str, Any]) -> None:
         """Write `folder`, replacing an older one of that name. Raises ModelError if the disk refuses."""
         files = {f"model/{name}": content for name, content in self._model_files().items()}
-        _write_folder(folder, files | {MOMENTS: _bytes(moments), STATE: json.dumps(state).encode()})
+        files |= {name: _bytes(content) for name, content in tensors.items()}
+        _write_folder(folder, files | {STATE: json.dumps(state).encode()})
 
     def export(self, folder: Path) -> None:
         """Write the policy as it serves as a transformers folder. Raises ModelError if the disk refuses."""
@@ -46,21 +50,22 @@ class Checkpoints:
         weights = {n: w for n, w in policy.serving_weights().items() if n not in policy.tied_names}
         _write_folder(folder, {**_plain_files(policy), WEIGHTS: _bytes(weights)})
 
-    def load(self, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Put the folder's weights into the policy; returns (moments, state).
+    def load(self, folder: Path) -> tuple[Tensors, dict[str, Any]]:
+        """Put the folder's weights into the policy; returns what else was saved.
 
         Raises ModelError naming the folder if a part is missing or does not fit.
         """
         try:
             state = json.loads((folder / STATE).read_text())
-            moments = load_file(folder / MOMENTS)
+            names = [MOMENTS, CRITIC] if state.get("critic_steps") is not None else [MOMENTS]
+            tensors = {name: load_file(folder / name) for name in names}
             self._put(folder / "model")
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise ModelError(
                 f"can't go on from checkpoint {str(folder)!r}: {error}; give a folder written by `save` "
                 "with the same model and the same lora options"
             ) from error
-        return moments, state
+        return tensors, state
 
     def _put(self, folder: Path) -> None:
         policy = self._policy

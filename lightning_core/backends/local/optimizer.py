@@ -6,34 +6,17 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from dataclasses import dataclass
 
 import torch
 
 from lightning_core.algorithms.base import Algorithm, Entries
+from lightning_core.backends.local.descent import Descent, OptimizerOptions
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.packing import Tensors, entry_logprobs, to_tensors
 from lightning_core.backends.local.policy import Policy
 from lightning_core.errors import TrainingError
 from lightning_core.trajectories import MergeReport, Pack, make_packs, report_merge
 from lightning_core.types import Trajectory
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerOptions:
-    """AdamW and the size of a forward pass."""
-
-    learning_rate: float | None = None
-    """None: `Policy.default_learning_rate`."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    warmup_steps: int = 3
-    """The rate grows in a line over the first so many optimizer steps."""
-    max_grad_norm: float = 1.0
-    pack_tokens: int = 2048
-    """Tokens to a forward pass; what it takes in memory grows with them."""
-    merge: bool = True
-    """Train shared prefixes once. Off only to compare: it changes no gradient."""
 
 
 class Optimizer:
@@ -45,15 +28,7 @@ class Optimizer:
         """`source` is the model folder, from which the reference weights are read if an algorithm asks."""
         self._policy, self._options, self._source, self._bfloat16 = policy, options, source, bfloat16
         self.learning_rate = options.learning_rate or policy.default_learning_rate()
-        self._adamw = torch.optim.AdamW(
-            policy.parameters,
-            lr=self.learning_rate,
-            betas=options.betas,
-            weight_decay=options.weight_decay,
-            fused=True,
-        )
-        self.steps = 0
-        """Optimizer steps so far: one for each epoch of each update."""
+        self.descent = Descent(policy.parameters, options)
         self._reference: torch.nn.Module | None = None
 
     def update(self, trajectories: tuple[Trajectory, ...], algorithm: Algorithm) -> dict[str, float]:
@@ -74,7 +49,7 @@ class Optimizer:
             )
         before = proximal = None
         if algorithm.epochs > 1:
-            before, proximal = self._snapshot(), self._logprobs(packs)
+            before, proximal = self.descent.snapshot(), self._logprobs(packs)
         metrics: dict[str, float] = {}
         try:
             for epoch in range(algorithm.epochs):
@@ -84,7 +59,7 @@ class Optimizer:
                 metrics = {**done, **gap} if epoch else done
         except TrainingError:
             if before is not None:
-                self._restore(before)
+                self.descent.restore(before)
             raise
         report = report_merge(trajectories, packs)
         return {**metrics, **_counts(packs, report), "update_seconds": time.monotonic() - started}
@@ -94,14 +69,14 @@ class Optimizer:
     ) -> dict[str, float]:
         """One pass over the batch and one optimizer step."""
         metrics = self.accumulate(packs, algorithm, proximal)
-        norm = float(torch.nn.utils.clip_grad_norm_(self._policy.parameters, self._options.max_grad_norm))
+        norm = self.descent.clip()
         if not math.isfinite(norm) or not math.isfinite(metrics["loss"]):
-            self._adamw.zero_grad(set_to_none=True)
+            self.descent.zero()
             raise TrainingError(
                 f"the gradient is not finite (norm {norm}, loss {metrics['loss']}), so the weights were left "
                 "as they were; look for non-finite rewards or advantages, or lower the learning rate"
             )
-        return {**metrics, "grad_norm": norm, "learning_rate": self._step()}
+        return {**metrics, "grad_norm": norm, "learning_rate": self.descent.step(self.learning_rate)}
 
     def accumulate(
         self, packs: list[Pack], algorithm: Algorithm, proximal: list[torch.Tensor] | None = None
@@ -112,7 +87,7 @@ class Optimizer:
         `sampled_entropy` is minus the mean recorded logprob, an estimate of the entropy of what was sampled.
         `logprob_gap_*` is how far the recorded logprobs are from those of this forward pass.
         """
-        self._adamw.zero_grad(set_to_none=True)
+        self.descent.zero()
         sums: dict[str, float] = defaultdict(float)
         old = gap = furthest = 0.0
         for place, pack in enumerate(packs):
@@ -174,44 +149,9 @@ class Optimizer:
             ).network
         return entry_logprobs(self._reference, pack)
 
-    def _step(self) -> float:
-        """AdamW at the rate of this step; returns the rate."""
-        self.steps += 1
-        rate = self.learning_rate * min(1.0, self.steps / max(1, self._options.warmup_steps))
-        for group in self._adamw.param_groups:
-            group["lr"] = rate
-        self._adamw.step()
-        self._adamw.zero_grad(set_to_none=True)
-        return rate
-
     @property
     def _device(self) -> torch.device:
-        return self._policy.parameters[0].device
-
-    def moments(self) -> dict[str, torch.Tensor]:
-        """AdamW's state, flat: with `steps` it is all that an exact continuation needs."""
-        states = self._adamw.state_dict()["state"]
-        return {f"{i}.{name}": value for i, state in states.items() for name, value in state.items()}
-
-    def load(self, moments: dict[str, torch.Tensor], steps: int) -> None:
-        """Go on from `moments()` and `steps`."""
-        states: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
-        for key, value in moments.items():
-            index, _, name = key.partition(".")
-            states[int(index)][name] = value.clone()
-        self._adamw.load_state_dict({**self._adamw.state_dict(), "state": dict(states)})
-        self.steps = steps
-
-    def _snapshot(self) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], int]:
-        weights = [p.detach().clone() for p in self._policy.parameters]
-        return weights, {name: value.clone() for name, value in self.moments().items()}, self.steps
-
-    @torch.no_grad()
-    def _restore(self, before: tuple[list[torch.Tensor], dict[str, torch.Tensor], int]) -> None:
-        weights, moments, steps = before
-        for parameter, weight in zip(self._policy.parameters, weights, strict=True):
-            parameter.copy_(weight)
-        self.load(moments, steps)
+        return self.descent.device
 
 
 def _counts(packs: list[Pack], report: MergeReport) -> dict[str, float]:
