@@ -28,3 +28,5 @@ def lightning_register_credit(register: Register) -> None:
 @hookimpl
 def lightning_register_algorithms(register: Register) -> None:
     register("grpo", "lightning_core.algorithms.grpo:GRPO")
+    register("dpo", "lightning_core.algorithms.dpo:DPO")
+    register("sft", "lightning_core.algorithms.sft:SFT")

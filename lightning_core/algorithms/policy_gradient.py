@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from lightning_core.algorithms.base import Critic, Entries
+from lightning_core.algorithms.base import Critic, Entries, Teaching
 from lightning_core.algorithms.corrections import Correction, Truncated
 from lightning_core.credit.base import Baseline, Credit, Scale
 from lightning_core.errors import ConfigError
@@ -97,6 +97,10 @@ class PolicyGradient:
 
     @property
     def critic(self) -> Critic | None:
+        return None
+
+    @property
+    def teaching(self) -> Teaching | None:
         return None
 
     @property

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.gateway.upstream import Upstream
-from lightning_core.types import Trajectory
+from lightning_core.types import Demonstration, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,16 @@ class Backend(Protocol):
 
     async def start(self) -> None: ...
     async def close(self) -> None: ...
+
+    def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
+        """Token ids of the request and of the reply, as the engine would have recorded them.
+
+        Raises UnsupportedError for what the model's chat template can't say, ContextLengthError for what is
+        too long.
+        """
+
+    async def refer(self, folder: Path) -> None:
+        """Let the reference be the policy that `export` wrote to this folder, in place of the start."""
 
     async def update(self, batch: Batch, algorithm: Algorithm) -> dict[str, float]:
         """One optimizer update; new requests are held while weights change. Returns metrics.
