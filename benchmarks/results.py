@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from benchmarks.examples import EXAMPLES, Example
 from benchmarks.tables import agent_table, part_table, seed_table
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.trainer.report import running_mean
+from lightning_core.trainer.report import reward_curve, running_mean
 from lightning_core.trainer.summary import Summary
 
 RUNS = Path("runs/results")
@@ -146,7 +146,7 @@ def plot(example: Example, runs: Mapping[Path, Summary]) -> None:
 
 async def rewards_of(folder: Path, run: str) -> list[float]:
     async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
-        return running_mean([entry.values["reward"] for entry in await store.list_metrics(run)])
+        return running_mean(reward_curve(await store.list_metrics(run))[1])
 
 
 if __name__ == "__main__":

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_core.algorithms.base import Critic as Critic
+    from lightning_core.algorithms.base import Phase as Phase
+    from lightning_core.algorithms.dpo import DPO as DPO
     from lightning_core.algorithms.grpo import GRPO as GRPO
     from lightning_core.algorithms.ppo import PPO as PPO
     from lightning_core.algorithms.reinforce_pp import ReinforcePP as ReinforcePP
     from lightning_core.algorithms.rloo import RLOO as RLOO
+    from lightning_core.algorithms.sft import SFT as SFT
     from lightning_core.backends.local import LocalBackend as LocalBackend
     from lightning_core.backends.local import LoraOptions as LoraOptions
     from lightning_core.errors import LightningError as LightningError
@@ -24,8 +27,10 @@ if TYPE_CHECKING:
     from lightning_core.runner import FailurePolicy as FailurePolicy
     from lightning_core.tracing.environment import environment as environment
     from lightning_core.tracing.scope import agent as agent
+    from lightning_core.trainer.demonstrations import demonstrations as demonstrations
     from lightning_core.trainer.trainer import Trainer as Trainer
     from lightning_core.types import Call as Call
+    from lightning_core.types import Demonstration as Demonstration
     from lightning_core.types import Rollout as Rollout
     from lightning_core.types import Task as Task
     from lightning_core.types import Trajectory as Trajectory
@@ -36,6 +41,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "Call": "types",
     "Critic": "algorithms.base",
+    "DPO": "algorithms.dpo",
+    "Demonstration": "types",
     "FailurePolicy": "runner",
     "GRPO": "algorithms.grpo",
     "LightningError": "errors",
@@ -44,13 +51,16 @@ _HOMES = {
     "RLOO": "algorithms.rloo",
     "ReinforcePP": "algorithms.reinforce_pp",
     "PPO": "algorithms.ppo",
+    "Phase": "algorithms.base",
     "Rollout": "types",
+    "SFT": "algorithms.sft",
     "Task": "types",
     "Trainer": "trainer.trainer",
     "Trajectory": "types",
     "Transition": "types",
     "agent": "tracing.scope",
     "attach": "plugins",
+    "demonstrations": "trainer.demonstrations",
     "environment": "tracing.environment",
     "hookimpl": "hookspecs",
 }

@@ -36,3 +36,5 @@ def lightning_register_algorithms(register: Register) -> None:
     register("rloo", "lightning_core.algorithms.rloo:RLOO")
     register("reinforce++", "lightning_core.algorithms.reinforce_pp:ReinforcePP")
     register("ppo", "lightning_core.algorithms.ppo:PPO")
+    register("dpo", "lightning_core.algorithms.dpo:DPO")
+    register("sft", "lightning_core.algorithms.sft:SFT")

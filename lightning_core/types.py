@@ -45,6 +45,38 @@ class Task(Record):
         return values
 
 
+class Demonstration(Record):
+    """A request, and the reply that the policy is to give to it."""
+
+    messages: list[dict[str, JsonValue]] = Field(min_length=1)
+    """The conversation so far, as in Chat Completions."""
+    reply: str | dict[str, JsonValue]
+    """The text, or an assistant message with `content` and `tool_calls`."""
+    tools: list[dict[str, JsonValue]] | None = None
+    """The tools that the request offers."""
+    agent: str | None = None
+    """Whose reply it is. None: anybody's, as all trained agents share one policy."""
+    template: dict[str, JsonValue] = Field(default_factory=dict)
+    """Further arguments of the chat template (`chat_template_kwargs`)."""
+
+    @property
+    def message(self) -> dict[str, JsonValue]:
+        """The reply as an assistant message."""
+        said = {"content": self.reply} if isinstance(self.reply, str) else self.reply
+        return {**said, "role": "assistant"}
+
+    @model_validator(mode="after")
+    def _check(self) -> Demonstration:
+        for place, message in enumerate(self.messages):
+            if not isinstance(message.get("role"), str):
+                raise ValueError(f"messages[{place}] has no role")
+        if isinstance(self.reply, dict) and self.reply.get("role", "assistant") != "assistant":
+            raise ValueError(f"the reply has the role {self.reply['role']!r}; only an assistant replies")
+        if not self.message.get("content") and not self.message.get("tool_calls"):
+            raise ValueError("the reply says nothing: give it text or tool calls")
+        return self
+
+
 class Sampling(Record):
     """Sampling settings that a rollout imposes on the calls of trained agents."""
 
@@ -274,7 +306,7 @@ class Transition:
     prompt_ids: Sequence[int]
     completion_ids: Sequence[int]
     logprobs: Sequence[float]
-    """Log-probabilities of `completion_ids` under the policy that sampled them."""
+    """Log-probabilities of `completion_ids` under the policy that sampled them; NaN in a demonstration."""
     policy_version: int
     temperature: float = 1.0
     observation: str = ""

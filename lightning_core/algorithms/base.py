@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from lightning_core.credit.base import Baseline, Credit, Scale
 from lightning_core.errors import ConfigError
-from lightning_core.types import Key, Trajectory
+from lightning_core.types import Demonstration, Key, Trajectory
 
 if TYPE_CHECKING:
     import torch
@@ -45,13 +45,22 @@ class Critic:
 
 
 @dataclass(frozen=True, slots=True)
+class Teaching:
+    """What is learnt from in place of rollouts."""
+
+    demonstrations: tuple[Demonstration, ...]
+    batch_size: int
+    """Demonstrations of one update."""
+
+
+@dataclass(frozen=True, slots=True)
 class Entries:
     """The loss entries of a micro-batch, one row per sampled token."""
 
     logprobs: torch.Tensor
     """(E,) under the weights being trained, with gradient."""
     old_logprobs: torch.Tensor
-    """(E,) as recorded when the token was sampled."""
+    """(E,) as recorded when the token was sampled; NaN in a demonstration, which nobody sampled here."""
     proximal_logprobs: torch.Tensor
     """(E,) under the weights as they were when the update began, without gradient."""
     advantages: torch.Tensor
@@ -95,6 +104,10 @@ class Algorithm(Protocol):
         """The critic whose values the credit method needs; None for none."""
 
     @property
+    def teaching(self) -> Teaching | None:
+        """Demonstrations to learn from; None: rollouts are asked for."""
+
+    @property
     def staleness(self) -> int:
         """Updates by which the weights that sampled a rollout may be behind those it is used to update.
         0: the rollouts of a step begin when the step before is done; above, they go on while it updates."""
@@ -131,5 +144,6 @@ class Algorithm(Protocol):
 class Phase:
     """A part of a run: so many updates by one algorithm."""
 
-    algorithm: Algorithm
+    algorithm: Algorithm | str
+    """With its options, or the name of one with its defaults."""
     steps: int

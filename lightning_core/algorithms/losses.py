@@ -67,3 +67,33 @@ def value_loss(
     kept = old_values + (values - old_values).clamp(-clip, clip)
     clipped = (kept - targets) ** 2
     return 0.5 * torch.maximum(plain, clipped), (clipped > plain).to(values.dtype)
+
+
+def preference(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor) -> Tensor:
+    """(P,) how much more than the reference the policy prefers the better side of each pair.
+
+    All arguments have shape (P,): the log-probability of a side of each pair.
+    """
+    return (chosen - ref_chosen) - (rejected - ref_rejected)
+
+
+def dpo(
+    chosen: Tensor,
+    rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    beta: float,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """(P,) -log sigmoid(beta * preference), the labels taken to be wrong with probability `label_smoothing`.
+
+    Rafailov et al., arXiv 2305.18290, eq. 7; Mitchell, "A note on DPO with noisy preferences", 2023.
+    """
+    scaled = beta * preference(chosen, rejected, ref_chosen, ref_rejected)
+    right, wrong = torch.nn.functional.logsigmoid(scaled), torch.nn.functional.logsigmoid(-scaled)
+    return -(1 - label_smoothing) * right - label_smoothing * wrong
+
+
+def ipo(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float) -> Tensor:
+    """(P,) (preference - 1 / (2 beta))^2. Azar et al., arXiv 2310.12036, eq. 17, whose tau is beta."""
+    return (preference(chosen, rejected, ref_chosen, ref_rejected) - 1 / (2 * beta)) ** 2

@@ -37,7 +37,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from lightning_core.algorithms.base import Critic, Entries
+from lightning_core.algorithms.base import Critic, Entries, Teaching
 from lightning_core.algorithms.corrections import Correction, Truncated
 from lightning_core.credit.base import Baseline, Credit, Scale
 from lightning_core.errors import ConfigError
@@ -136,6 +136,10 @@ class PolicyGradient:
 
     @property
     def critic(self) -> Critic | None:
+        return None
+
+    @property
+    def teaching(self) -> Teaching | None:
         return None
 
     @property

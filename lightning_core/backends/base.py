@@ -10,7 +10,7 @@ from typing import Protocol
 from lightning_core.algorithms.base import Algorithm, Critic
 from lightning_core.errors import UnsupportedError
 from lightning_core.gateway.upstream import Upstream
-from lightning_core.types import Key, Trajectory
+from lightning_core.types import Demonstration, Key, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,16 @@ class Backend(Protocol):
     async def values(self, trajectories: Sequence[Trajectory], critic: Critic) -> dict[Key, float]:
         """The critic's V at the state of each transition of a trained agent: after its prompt, before its
         reply. Needed only by algorithms with a critic."""
+
+    def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
+        """Token ids of the request and of the reply, as the engine would have recorded them.
+
+        Raises UnsupportedError for what the model's chat template can't say, ContextLengthError for what is
+        too long.
+        """
+
+    async def refer(self, folder: Path) -> None:
+        """Let the reference be the policy that `export` wrote to this folder, in place of the start."""
 
     async def update(self, batch: Batch, algorithm: Algorithm) -> dict[str, float]:
         """One optimizer update; new requests are held while weights change. Returns metrics.

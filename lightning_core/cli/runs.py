@@ -10,8 +10,8 @@ from rich.table import Table
 
 from lightning_core.cli.rollouts import open_run, show_newest
 from lightning_core.plugins import load_plugins
-from lightning_core.trainer.display import agent_table, success_table
-from lightning_core.trainer.report import terminal_curve
+from lightning_core.trainer.display import agent_table, phase_line, success_table
+from lightning_core.trainer.report import find_phases, terminal_curve
 from lightning_core.trainer.summary import Summary
 
 
@@ -52,6 +52,8 @@ async def show_run(path: Path) -> None:
         metrics = await store.list_metrics(run_id)
         rollouts = await store.find_rollouts(run_id)
     console.print(f"run {run_id}: {run.status if run else 'not begun'}, {len(metrics)} steps")
+    if len(phases := find_phases(run)) > 1:
+        console.print(phase_line(phases, len(metrics)), highlight=False)
     console.print(terminal_curve(metrics), markup=False, highlight=False)
     show_newest(rollouts, path, console)
     summary = find_summary(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lightning_core.algorithms.base import Algorithm, Phase
 from lightning_core.credit.base import Credit
@@ -24,29 +23,30 @@ class Course:
     end: int
 
 
-def make_phases(
-    algorithm: Algorithm | str | Sequence[Phase], steps: int | None, plugins: Plugins
-) -> list[Phase]:
+def make_phases(algorithm: Algorithm | str | Sequence[Phase], steps: int | None) -> list[Phase]:
     """The phases of `steps` updates in all. Raises ConfigError if the phases given have fewer."""
     if isinstance(algorithm, Sequence) and not isinstance(algorithm, str):
         phases = list(algorithm)
+        if not all(isinstance(phase, Phase) for phase in phases):
+            raise ConfigError("algorithm=[...] takes phases, such as Phase(SFT(), steps=10)")
         total = sum(phase.steps for phase in phases)
         if not phases or any(phase.steps < 1 for phase in phases):
             raise ConfigError("algorithm=[...] needs phases of at least one step each")
         if steps is not None and steps > total:
             raise ConfigError(f"steps={steps!r}, but the phases have {total} in all: leave steps away")
         return phases
-    single: Algorithm = plugins.part("algorithm", algorithm)() if isinstance(algorithm, str) else algorithm
-    return [Phase(single, DEFAULT_STEPS if steps is None else steps)]
+    return [Phase(algorithm, DEFAULT_STEPS if steps is None else steps)]
 
 
-def count_steps(algorithm: Any, steps: int | None) -> int:
+def asks_for_rollouts(algorithm: Algorithm | str | Sequence[Phase]) -> bool:
+    """Whether any update needs tasks, or whether all are made from demonstrations."""
+    named = [phase.algorithm for phase in make_phases(algorithm, None)]
+    return any(isinstance(each, str) or each.teaching is None for each in named)
+
+
+def count_steps(algorithm: Algorithm | str | Sequence[Phase], steps: int | None) -> int:
     """Updates that a run has in all."""
-    if steps is not None:
-        return steps
-    if isinstance(algorithm, Sequence) and not isinstance(algorithm, str):
-        return sum(phase.steps for phase in algorithm)
-    return DEFAULT_STEPS
+    return steps if steps is not None else sum(phase.steps for phase in make_phases(algorithm, None))
 
 
 def make_courses(phases: Sequence[Phase], plugins: Plugins) -> list[Course]:
@@ -54,9 +54,11 @@ def make_courses(phases: Sequence[Phase], plugins: Plugins) -> list[Course]:
     courses: list[Course] = []
     first = 0
     for phase in phases:
-        credit = make_credit(phase.algorithm.credit, plugins)
-        check_critic_use(phase.algorithm, credit)
-        courses.append(Course(phase.algorithm, credit, first, first + phase.steps))
+        named = phase.algorithm
+        algorithm: Algorithm = plugins.part("algorithm", named)() if isinstance(named, str) else named
+        credit = make_credit(algorithm.credit, plugins)
+        check_critic_use(algorithm, credit)
+        courses.append(Course(algorithm, credit, first, first + phase.steps))
         first += phase.steps
     return courses
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lightning_core.trainer.summary import Evaluation, Summary
+from lightning_core.trainer.summary import Evaluation, PhaseSummary, Summary
 from lightning_core.types import Rollout
 
 
@@ -64,10 +65,12 @@ class Display:
         if self._phase is not None:
             self._progress.update(self._phase, description=f"  {what}", note="update")
 
-    def step_done(self, reward: float, failures: int, tokens_per_second: float) -> None:
-        """An update is made; shows the mean reward of the last five steps."""
-        self._recent = [*self._recent[-4:], reward]
-        note = f"reward {sum(self._recent) / len(self._recent):.2f}  {tokens_per_second:,.0f} tok/s"
+    def step_done(self, reward: float | None, failures: int, tokens_per_second: float) -> None:
+        """An update is made; shows the mean reward of the last five steps that had rollouts."""
+        note = ""
+        if reward is not None:
+            self._recent = [*self._recent[-4:], reward]
+            note = f"reward {sum(self._recent) / len(self._recent):.2f}  {tokens_per_second:,.0f} tok/s"
         if failures:
             note += f"  [red]{failures} failed[/red]"
         if self._training is not None:
@@ -91,6 +94,8 @@ class Display:
         if summary.before and summary.after:
             console.print(success_table(summary.before, summary.after))
         console.print(agent_table(summary))
+        if len(summary.phases) > 1:
+            console.print(phase_line(summary.phases, summary.steps), highlight=False)
         console.print(
             f"policy      {folder / 'policy'}   (an ordinary transformers folder)\n"
             f"summary     {folder / 'summary.json'}\n"
@@ -116,6 +121,16 @@ def success_table(before: Evaluation, after: Evaluation) -> Table:
         tasks = str(last["sampled"].tasks) if name == "all" else ""
         table.add_row(name, tasks, *(f"{value:.2f}" for value in values))
     return table
+
+
+def phase_line(phases: Sequence[PhaseSummary], steps: int) -> str:
+    """Which algorithm made which of so many steps."""
+    ends = [*(phase.first for phase in phases[1:]), steps]
+    return "phases: " + ", ".join(
+        f"{phase.algorithm} steps {phase.first + 1} to {min(end, steps)}"
+        for phase, end in zip(phases, ends, strict=True)
+        if phase.first < steps
+    )
 
 
 def agent_table(summary: Summary) -> Table:

@@ -102,6 +102,10 @@ class RunFolder:
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:06d}"
 
+    def reference(self, step: int) -> Path:
+        """The policy after `step` updates, to which a phase that began there compares its own."""
+        return self.path / "references" / f"step-{step:06d}"
+
     def latest_checkpoint(self) -> tuple[int, Path] | None:
         """(updates made, folder) of the newest whole checkpoint."""
         found = [

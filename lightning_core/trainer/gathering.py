@@ -13,6 +13,7 @@ from lightning_core.trainer.course import Course
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.plan import plan_training, tasks_of_step
 from lightning_core.trainer.session import Session
+from lightning_core.trainer.teaching import draw
 from lightning_core.types import Call, Rollout, Task, Trajectory
 
 
@@ -21,10 +22,10 @@ class Lesson:
     """What one update is made from."""
 
     rollouts: list[Rollout]
-    """All finished, some without a reward."""
+    """All finished, some without a reward; none if it is made of demonstrations."""
     calls: dict[str, list[Call]]
     trajectories: list[Trajectory]
-    """Of the rollouts with a reward."""
+    """Of the rollouts with a reward; or demonstrations, whose reward is NaN."""
     seconds: float
     """Spent until they were there."""
     refilled: int = 0
@@ -44,6 +45,10 @@ class Gathering:
     async def gather(self, step: int, course: Course) -> Lesson:
         """The lesson of a step. Raises TrainingError if not one rollout came to a reward."""
         began = time.perf_counter()
+        if (teaching := course.algorithm.teaching) is not None:
+            place = step - course.first
+            taught = draw(self.session.taught[course.first], place, teaching.batch_size, self.trainer.seed)
+            return Lesson([], {}, taught, time.perf_counter() - began)
         rollouts = await self._rollouts(step, course)
         calls, rewards = await self.session.records(rollouts)
         seconds = time.perf_counter() - began

@@ -13,6 +13,7 @@ from lightning_core.backends.base import Batch
 from lightning_core.credit.base import CreditReport, assign
 from lightning_core.errors import TrainingError
 from lightning_core.trainer.collect import check_patterns, count_agents
+from lightning_core.trainer.course import Course
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.gathering import Gathering, Lesson, check_any_reward
 from lightning_core.trainer.plan import plan_evaluation
@@ -41,6 +42,11 @@ class Loop:
         self.trainer = session.trainer
         self.run_id = session.folder.run_id
         self._skipped = 0
+        self._referred: int | None = None
+        """First step of the phase whose start is the reference; None: the run's."""
+        asking = (course.first for course in session.courses if course.algorithm.teaching is None)
+        self._first_asking = next(asking, None)
+        """The first step that has rollouts."""
         self._seen: set[str] = set()
         """Agents that have made a call since this process began."""
         self._ended = time.perf_counter()
@@ -61,9 +67,10 @@ class Loop:
     async def step(self, step: int) -> None:
         """One update: what was recorded, what it was worth, what it changed."""
         course = self.session.course(step)
+        await self._refer(step, course)
         lesson = await refill(self.gathering, step, course, await self.gathering.gather(step, course))
         self._see(lesson.calls)
-        if step == 0:
+        if step == self._first_asking:
             check_patterns(self.trainer.patterns, self._seen)
         algorithm = course.algorithm
         valued = await value(lesson.trajectories, algorithm, self.session.backend)
@@ -75,15 +82,24 @@ class Loop:
         self._ended = time.perf_counter()
         await self.checkpoint(step + 1)
         tokens = sum(len(t.completion_ids) for each in lesson.trajectories for t in each.transitions)
-        reward = fmean(trajectory.reward for trajectory in lesson.trajectories)
-        self.display.step_done(reward, len(failures(lesson.rollouts)), tokens / lesson.seconds)
+        self.display.step_done(values.get("reward"), len(failures(lesson.rollouts)), tokens / lesson.seconds)
+
+    async def _refer(self, step: int, course: Course) -> None:
+        """From its first step on, a later phase has the policy that it found as its reference."""
+        if not course.first or not course.algorithm.needs_reference or self._referred == course.first:
+            return
+        folder = self.session.folder.reference(course.first)
+        if step == course.first:
+            await self.session.backend.export(folder)
+        await self.session.backend.refer(folder)
+        self._referred = course.first
 
     async def update(self, step: int, algorithm: Algorithm, credited: list[Trajectory]) -> dict[str, float]:
         """Update and publish; an update that can't be made is skipped and counted, a few times."""
         backend = self.session.backend
         if not credited:
             self.display.note(
-                f"step {step + 1}: in every group all rollouts were equally good; nothing to learn"
+                f"step {step + 1}: no group says which of its rollouts were good; nothing to learn"
             )
             return {"skipped_updates": 1.0}
         self.display.updating(f"step {step + 1}")
@@ -140,6 +156,11 @@ def _numbers(lesson: Lesson, report: CreditReport) -> dict[str, float]:
         numbers[f"agent/{name}/completion_tokens"] = agent.completion_tokens
         numbers[f"agent/{name}/trained"] = int(agent.trained)
         numbers[f"agent/{name}/transitions"] = report.transitions[name]
+    if not lesson.rollouts:
+        for name, count in report.transitions.items():
+            numbers[f"agent/{name}/trained"] = 1
+            numbers[f"agent/{name}/transitions"] = count
+        return {name: float(value) for name, value in numbers.items()} | {"demonstrations": report.groups}
     return {
         "reward": fmean(trajectory.reward for trajectory in lesson.trajectories),
         "rollouts": len(lesson.rollouts),

@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning_core.errors import ConfigError
 from lightning_core.trainer.session import Session
-from lightning_core.types import Run, Task
+from lightning_core.types import Record, Run, Task
 
 
 async def open_run(session: Session, train: Sequence[Task], validation: Sequence[Task]) -> Run:
@@ -43,12 +43,17 @@ def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -
         "validation tasks": _digest(validation),
         "group_size": [course.algorithm.group_size for course in session.courses],
         "tasks_per_step": [course.algorithm.tasks_per_step for course in session.courses],
-        "phases": [course.first for course in session.courses],
+        "phases": [[course.algorithm.name, course.first] for course in session.courses],
+        "demonstrations": [
+            _digest(teaching.demonstrations)
+            for course in session.courses
+            if (teaching := course.algorithm.teaching) is not None
+        ],
         "agents": None if trainer.patterns is None else list(trainer.patterns),
     }
 
 
-def _digest(tasks: Sequence[Task]) -> str:
+def _digest(tasks: Sequence[Record]) -> str:
     content = hashlib.blake2b(digest_size=8)
     for task in tasks:
         content.update(task.model_dump_json().encode() + b"\n")

@@ -13,8 +13,15 @@ from typing import Any
 
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder
-from lightning_core.trainer.summary import AgentSummary, Evaluation, Summary, evaluation, versions
-from lightning_core.types import Call, Metrics, Rollout, Status
+from lightning_core.trainer.summary import (
+    AgentSummary,
+    Evaluation,
+    PhaseSummary,
+    Summary,
+    evaluation,
+    versions,
+)
+from lightning_core.types import Call, Metrics, Rollout, Run, Status
 
 
 async def find_evaluation(store: Store, run_id: str, step: int, breakdown: str | None) -> Evaluation | None:
@@ -55,12 +62,19 @@ async def summarise(store: Store, folder: RunFolder, trainer: Any, model: str) -
         zero_variance_groups=int(totals["zero_variance_groups"]),
         skipped_updates=int(totals["skipped_updates"]),
         agents=_agents(metrics),
+        phases=find_phases(await store.find_run(folder.run_id)),
         settings={
             name: repr(getattr(trainer, name))
             for name in ("agents", "algorithm", "backend", "steps", "concurrency", "timeout", "on_failure")
         },
         versions=versions(),
     )
+
+
+def find_phases(run: Run | None) -> list[PhaseSummary]:
+    """The phases that a run was opened with."""
+    planned: Any = run.config.get("phases", []) if run else []
+    return [PhaseSummary(algorithm=name, first=first) for name, first in planned]
 
 
 def _agents(metrics: Sequence[Metrics]) -> dict[str, AgentSummary]:
@@ -86,10 +100,15 @@ def plot_curve(metrics: Sequence[Metrics], summary: Summary, path: Path) -> None
     """Mean training reward per step, its running mean, and the held-out success before and after."""
     from matplotlib.figure import Figure
 
-    steps = [entry.step + 1 for entry in metrics]
-    rewards = [entry.values["reward"] for entry in metrics]
+    steps, rewards = reward_curve(metrics)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
+    for phase in summary.phases if len(summary.phases) > 1 else ():
+        axes.axvline(phase.first + 0.5, color="0.85")
+        axes.annotate(
+            phase.algorithm, (phase.first + 0.5, 1), (3, -10), xycoords=("data", "axes fraction"),
+            textcoords="offset points", fontsize="small",
+        )  # fmt: skip
     axes.plot(steps, rewards, color="0.75", label="reward of each step's rollouts")
     axes.plot(steps, running_mean(rewards), color="C0", label="mean of five steps")
     for kind, style in (("sampled", "s"), ("greedy", "o")):
@@ -108,16 +127,22 @@ def terminal_curve(metrics: Sequence[Metrics]) -> str:
     """The running mean of the reward as text, for a terminal."""
     import plotext
 
-    if len(metrics) < 2:
+    steps, rewards = reward_curve(metrics)
+    if len(steps) < 2:
         return ""
-    rewards = running_mean([entry.values["reward"] for entry in metrics])
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plot_size(72, 14)
-    plotext.plot([entry.step + 1 for entry in metrics], rewards, marker="braille")
+    plotext.plot(steps, running_mean(rewards), marker="braille")
     plotext.title("reward (mean of five steps)")
     plotext.xlabel("step")
     return str(plotext.uncolorize(plotext.build()))
+
+
+def reward_curve(metrics: Sequence[Metrics]) -> tuple[list[int], list[float]]:
+    """(updates made, mean reward) of each step; a step without rollouts has none."""
+    points = [(each.step + 1, each.values["reward"]) for each in metrics if "reward" in each.values]
+    return [step for step, _ in points], [reward for _, reward in points]
 
 
 def running_mean(values: Sequence[float], width: int = 5) -> list[float]:

@@ -23,7 +23,8 @@ from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope
 from lightning_core.trainer.course import Course, make_courses, make_phases
 from lightning_core.trainer.folder import RunFolder
-from lightning_core.types import Attempt, Call, Reward, Rollout, Status
+from lightning_core.trainer.teaching import encode_all
+from lightning_core.types import Attempt, Call, Reward, Rollout, Status, Trajectory
 
 if TYPE_CHECKING:
     from lightning_core.trainer.trainer import Trainer
@@ -39,6 +40,8 @@ class Session:
     backend: Backend
     plugins: Plugins
     courses: list[Course]
+    taught: dict[int, tuple[Trajectory, ...]]
+    """The demonstrations of a phase, by its first step."""
 
     def __init__(self, trainer: Trainer, folder: RunFolder, solve: Solve) -> None:
         self.trainer = trainer
@@ -60,7 +63,7 @@ class Session:
     async def _open(self, stack: AsyncExitStack) -> None:
         trainer, folder = self.trainer, self.folder
         self.plugins = load_plugins()
-        phases = make_phases(trainer.algorithm, trainer.steps, self.plugins)
+        phases = make_phases(trainer.algorithm, trainer.steps)
         self.courses = make_courses(phases, self.plugins)
         self.store = await stack.enter_async_context(open_store(self._store_url(), self.plugins))
         self.backend = make_backend(trainer, self.plugins)
@@ -69,6 +72,11 @@ class Session:
             check_critic(self.backend, course.algorithm)
         stack.push_async_callback(self.backend.close)
         await self.backend.start()
+        self.taught = {
+            course.first: encode_all(course.algorithm.teaching, self.backend, trainer.patterns)
+            for course in self.courses
+            if course.algorithm.teaching is not None
+        }
         if (checkpoint := folder.latest_checkpoint()) is not None:
             await self.backend.load(checkpoint[1])
         tokens = Tokens(folder.secret())

@@ -57,6 +57,14 @@ class AgentSummary(Record):
     transitions_with_advantage: int = 0
 
 
+class PhaseSummary(Record):
+    """A part of the run, by one algorithm."""
+
+    algorithm: str
+    first: int
+    """Updates made before it."""
+
+
 class Summary(Record):
     """The content of `summary.json`."""
 
@@ -77,6 +85,8 @@ class Summary(Record):
     zero_variance_groups: int
     skipped_updates: int
     agents: dict[str, AgentSummary]
+    phases: list[PhaseSummary] = Field(default_factory=list)
+    """In turn; one, if the run has one algorithm."""
     settings: dict[str, str]
     versions: dict[str, str]
 

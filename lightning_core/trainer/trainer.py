@@ -17,7 +17,7 @@ from lightning_core.algorithms.base import Algorithm, Phase
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.runner import FailurePolicy
-from lightning_core.trainer.course import count_steps
+from lightning_core.trainer.course import asks_for_rollouts, count_steps
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.loop import Loop
@@ -110,11 +110,12 @@ class Trainer:
         self,
         solve: Solve,
         *,
-        train: Iterable[Task | Mapping[str, Any]],
+        train: Iterable[Task | Mapping[str, Any]] = (),
         validation: Iterable[Task | Mapping[str, Any]] = (),
     ) -> Summary:
         """Train on `train`, evaluate on `validation` before and after, and write the run's folder.
 
+        SFT on demonstrations needs no `train`.
         `solve(task)` runs the app once and returns the reward, a finite number; it may be async.
         Afterwards the folder holds the trained policy (`policy/`, a transformers folder),
         `summary.json`, `curve.png` and everything recorded. Raises UnknownAgentError after the first
@@ -123,7 +124,7 @@ class Trainer:
         """
         trainer = replace(self, **(_overrides.get() or {}))
         tasks = make_tasks(train, "train"), make_tasks(validation, "validation")
-        if not tasks[0] and trainer.total_steps:
+        if not tasks[0] and trainer.total_steps and asks_for_rollouts(trainer.algorithm):
             raise ConfigError("train is empty: give at least one task")
         if trainer.breakdown is not None and not all(trainer.breakdown in task.input for task in tasks[1]):
             raise ConfigError(f"breakdown={trainer.breakdown!r} is not a field of every validation task")

@@ -26,7 +26,7 @@ from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import LoraOptions, Policy
 from lightning_core.backends.local.tuning import Tuning, kv_shape, memory_bytes, tune
 from lightning_core.errors import ConfigError, UnsupportedError
-from lightning_core.types import Key, Trajectory
+from lightning_core.types import Demonstration, Key, Trajectory
 
 T = TypeVar("T")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -148,6 +148,14 @@ class LocalBackend:
                     f"algorithm {getattr(algorithm, 'name', algorithm)!r} has no {part!r}, so the local "
                     "backend has nothing to descend; use one that trains weights, such as GRPO"
                 )
+
+    def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
+        """(prompt ids, completion ids) in the model's own chat template."""
+        return self._started.upstream.encode(demonstration)
+
+    async def refer(self, folder: Path) -> None:
+        """The reference is from now on the policy in `folder`, read when an algorithm asks for it."""
+        self._started.optimizer.refer(str(folder))
 
     async def start(self) -> None:
         """Load the model, measure, and start serving."""

@@ -9,11 +9,12 @@ from typing import Any
 from lightning_core.backends.local.completion import Completion, Options, Request
 from lightning_core.backends.local.engine import Engine
 from lightning_core.backends.local.model import Model
-from lightning_core.backends.local.prompts import raw_ids, render
+from lightning_core.backends.local.prompts import raw_ids, render, render_reply
 from lightning_core.backends.local.text import StopStrings, TextStream
 from lightning_core.backends.local.toolcalls import CLOSE, OPEN, ToolCalls
 from lightning_core.errors import ContextLengthError
 from lightning_core.gateway.upstream import ChatRequest, Delta
+from lightning_core.types import Demonstration
 
 
 class LocalUpstream:
@@ -52,6 +53,19 @@ class LocalUpstream:
         if request.prompt is None:
             return render(tokenizer, request.messages, request.tools, request.extra)
         return raw_ids(tokenizer, request.prompt, self._model.network.config.vocab_size)
+
+    def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
+        """(prompt ids, completion ids), as they would have been recorded. Raises ContextLengthError."""
+        d, model = demonstration, self._model
+        prompt, reply = render_reply(
+            model.tokenizer, d.messages, d.message, d.tools, d.template, model.stop_ids
+        )
+        if len(prompt) + len(reply) > model.context:
+            raise ContextLengthError(
+                f"prompt and reply have {len(prompt) + len(reply)} tokens and the context of "
+                f"{self.model_name!r} is {model.context}; shorten them"
+            )
+        return prompt, reply
 
     def decode(self, token_id: int) -> str:
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))

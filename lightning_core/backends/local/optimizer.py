@@ -30,6 +30,12 @@ class Optimizer:
         self.learning_rate = options.learning_rate or policy.default_learning_rate()
         self.descent = Descent(policy.parameters, options)
         self._reference: torch.nn.Module | None = None
+        self._referred = False
+        """Whether the reference is another than the start."""
+
+    def refer(self, source: str) -> None:
+        """Take the reference weights from another model folder."""
+        self._source, self._reference, self._referred = source, None, True
 
     def update(self, trajectories: tuple[Trajectory, ...], algorithm: Algorithm) -> dict[str, float]:
         """All epochs of one batch; returns metrics. Raises TrainingError with everything as it was before."""
@@ -85,21 +91,26 @@ class Optimizer:
 
         `proximal`: each pack's logprobs (E,) when the update began; None while no step was made since.
         `sampled_entropy` is minus the mean recorded logprob, an estimate of the entropy of what was sampled.
-        `logprob_gap_*` is how far the recorded logprobs are from those of this forward pass.
+        `logprob_gap_*` is how far the recorded logprobs are from those of this forward pass. Of
+        demonstrations, which have none recorded, there is neither.
         """
         self.descent.zero()
         sums: dict[str, float] = defaultdict(float)
         old = gap = furthest = 0.0
+        count = 0
         for place, pack in enumerate(packs):
             began = None if proximal is None else proximal[place]
             entries, loss, metrics = self._loss(self._tensors(pack), algorithm, began)
             torch.autograd.backward(loss)
             for name, value in {"loss": loss, **metrics}.items():
                 sums[name] += float(value.detach())
-            apart = (entries.logprobs.detach() - entries.old_logprobs).abs()
-            old, gap = old + float(entries.old_logprobs.sum()), gap + float(apart.sum())
-            furthest = max(furthest, float(apart.max()))
-        count = sum(len(pack.targets) for pack in packs)
+            recorded = ~entries.old_logprobs.isnan()
+            apart = (entries.logprobs.detach() - entries.old_logprobs)[recorded].abs()
+            old, gap = old + float(entries.old_logprobs[recorded].sum()), gap + float(apart.sum())
+            furthest = max(furthest, float(apart.max()) if len(apart) else 0.0)
+            count += len(apart)
+        if not count:
+            return dict(sums)
         return {
             **sums,
             "sampled_entropy": -old / count,
@@ -139,7 +150,7 @@ class Optimizer:
 
     @torch.no_grad()
     def _reference_logprobs(self, pack: Tensors) -> torch.Tensor:
-        if self._policy.lora is not None:
+        if self._policy.lora is not None and not self._referred:
             with self._policy.frozen_start() as network:
                 return entry_logprobs(network, pack)
         if self._reference is None:

@@ -23,18 +23,64 @@ def render(
 
     Raises UnsupportedError for content that is not text, and for messages that the template refuses.
     """
+    return _encode(tokenizer, _write(tokenizer, messages, tools, options, asks=True))
+
+
+def _write(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    options: dict[str, Any],
+    *,
+    asks: bool,
+) -> str:
+    """The conversation as text; `asks` adds what stands before a reply."""
     try:
         plain = [plain_message(message) for message in messages]
         text = tokenizer.apply_chat_template(
-            plain, tools=tools or None, add_generation_prompt=True, tokenize=False, **options
+            plain, tools=tools or None, add_generation_prompt=asks, tokenize=False, **options
         )
+        return str(text)
     except (TemplateError, TypeError, ValueError, AttributeError) as error:
         raise UnsupportedError(
             f"the model's chat template refuses these messages: {error}; change the messages or "
             "use another model"
         ) from error
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     ids: list[int] = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     return ids
+
+
+def render_reply(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, Any]],
+    reply: dict[str, Any],
+    tools: list[dict[str, Any]] | None,
+    options: dict[str, Any],
+    stop_ids: frozenset[int],
+) -> tuple[list[int], list[int]]:
+    """Token ids of a prompt and of its reply, as if the model had sampled it, the stop token included.
+
+    The reply is what the template writes after the prompt, up to the stop token: so a tool call has the form
+    that the model knows. Raises UnsupportedError for a reply that the template can't write so.
+    """
+    prompt = _write(tokenizer, messages, tools, options, asks=True)
+    whole = _write(tokenizer, [*messages, reply], tools, options, asks=False)
+    if not whole.startswith(prompt):
+        raise UnsupportedError(
+            "the model's chat template writes these messages otherwise once they are answered, so it does "
+            "not say what the model itself would write; use a model with another template"
+        )
+    ids = _encode(tokenizer, whole[len(prompt) :])
+    end = next((place for place, token_id in enumerate(ids) if token_id in stop_ids), None)
+    if end is None or tokenizer.decode(ids[end + 1 :]).strip():
+        raise UnsupportedError(
+            "the reply, as the model's chat template writes it, does not end with a stop token, or goes on "
+            "after one; take special tokens out of its text, or use a model with another template"
+        )
+    return _encode(tokenizer, prompt), ids[: end + 1]
 
 
 def raw_ids(tokenizer: PreTrainedTokenizerBase, prompt: str | list[int], vocabulary: int) -> list[int]:

@@ -1,0 +1,148 @@
+"""SFT: supervised fine-tuning, the negative log-likelihood of replies that are to be imitated.
+
+    loss = -(1 / tokens) * sum of log p(token)          over all tokens of the batch's kept replies
+
+Where the replies come from:
+
+- rejection sampling from the rollouts of the step: those with the best return of their group, or with at
+  least `least_return` (`credit.best`: RAFT, STaR, RFT). A policy that learns from its own best replies only.
+- `demonstrations`: requests with the reply to give, whoever wrote it. Their tokens are those of the model's
+  own chat template and tokenizer, the stop token included; only the reply carries loss. No rollouts are asked
+  for. Every pass over the demonstrations has an order of its own, which follows from the trainer's seed.
+
+Source: Ouyang et al., InstructGPT, arXiv 2203.02155, step 1; the token mean is TRL's. Left out: packing
+several demonstrations into one sequence (the token tree does without), loss on prompts, and duplicates, which
+are neither looked for nor removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from lightning_core.algorithms.base import Critic, Entries, Teaching
+from lightning_core.algorithms.options import check_options
+from lightning_core.credit.base import Baseline, Credit, Scale
+from lightning_core.credit.best import Best, everything
+from lightning_core.errors import ConfigError, TaskError
+from lightning_core.types import Demonstration, Key, Trajectory
+
+if TYPE_CHECKING:
+    import torch
+
+OF_ROLLOUTS = ("group_size", "tasks_per_step", "least_return", "staleness", "replay", "refill")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SFT:
+    """The defaults are those measured on the shipped example."""
+
+    demonstrations: Sequence[Demonstration | Mapping[str, Any]] | None = field(default=None, repr=False)
+    """What to imitate, as `Demonstration`s or dicts with their fields. None: the best of its own rollouts."""
+    batch_size: int = 32
+    """Demonstrations of one update."""
+    group_size: int = 8
+    """Rollouts of each task, of which the best are kept."""
+    tasks_per_step: int = 8
+    """Tasks of one update."""
+    least_return: float | None = None
+    """Keep the rollouts with at least this return. None: the best of each group, unless all are equal."""
+    epochs: int = 1
+    """Passes over each batch, one optimizer step each."""
+    staleness: int = 0
+    """Updates by which the weights that sampled a rollout may be behind those it is used to update. Above 0,
+    rollouts go on while the update runs."""
+    replay: int = 0
+    """Further updates, after its own, in which a rollout is trained on again."""
+    refill: int = 0
+    """How many times groups of which nothing is kept are replaced by groups of other tasks."""
+
+    def __post_init__(self) -> None:
+        checks = {
+            "batch_size": self.batch_size >= 1,
+            "group_size": self.group_size >= 1,
+            "tasks_per_step": self.tasks_per_step >= 1,
+            "epochs": self.epochs >= 1,
+            "staleness": self.staleness >= 0,
+            "replay": self.replay >= 0,
+            "refill": self.refill >= 0,
+        }
+        check_options(self, checks)
+        idle = ("batch_size",) if self.demonstrations is None else OF_ROLLOUTS
+        defaults = {option.name: option.default for option in fields(self)}
+        for name in idle:
+            if getattr(self, name) != defaults[name]:
+                where = "without" if self.demonstrations is None else "with"
+                raise ConfigError(f"SFT has no use for {name} {where} demonstrations: leave it away")
+        if self.demonstrations is None:
+            if self.group_size == 1 and self.least_return is None:
+                raise ConfigError("SFT(group_size=1) has nothing to choose from: give least_return")
+        elif not self.demonstrations:
+            raise ConfigError("SFT(demonstrations=[]) teaches nothing: give at least one, or leave it away")
+        else:
+            read = tuple(_read(index, row) for index, row in enumerate(self.demonstrations))
+            object.__setattr__(self, "demonstrations", read)
+
+    @property
+    def name(self) -> str:
+        return "sft"
+
+    @property
+    def credit(self) -> Credit:
+        return Best(self.least_return) if self.demonstrations is None else everything
+
+    @property
+    def baseline(self) -> Baseline:
+        return "none"
+
+    @property
+    def scale(self) -> Scale:
+        return "none"
+
+    @property
+    def critic(self) -> Critic | None:
+        return None
+
+    @property
+    def teaching(self) -> Teaching | None:
+        if self.demonstrations is None:
+            return None
+        return Teaching(
+            tuple(each for each in self.demonstrations if isinstance(each, Demonstration)), self.batch_size
+        )
+
+    @property
+    def needs_reference(self) -> bool:
+        return False
+
+    def weigh(self, trajectories: Sequence[Trajectory]) -> dict[Key, float]:
+        """1 / (tokens to imitate), for every reply that is kept."""
+        lengths = {
+            t.key: len(t.completion_ids)
+            for each in trajectories
+            for t in each.transitions
+            if t.trained and t.advantage is not None
+        }
+        return dict.fromkeys(lengths, 1 / max(sum(lengths.values()), 1))
+
+    def units(self, trajectories: Sequence[Trajectory]) -> dict[Key, int]:
+        """None: tokens add up one by one."""
+        return {}
+
+    def loss(self, entries: Entries) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The formula above over E entries; there is nothing else to say of them."""
+        return -(entries.weights * entries.logprobs).sum(), {}
+
+
+def _read(index: int, row: Demonstration | Mapping[str, Any]) -> Demonstration:
+    if isinstance(row, Demonstration):
+        return row
+    if not isinstance(row, Mapping):
+        raise TaskError(f"demonstration {index} is a {type(row).__name__}; give a Demonstration or a dict")
+    try:
+        return Demonstration.model_validate(dict(row))
+    except ValidationError as problem:
+        raise TaskError(f"demonstration {index} can't be used: {problem}") from None

@@ -1,0 +1,68 @@
+"""Pairs: the best rollout of a group beside its worst, the second best beside the second worst, and so on.
+
+    A = +1 for every call of the better one, -1 for every call of the worse one
+
+Each trained agent is paired with itself: over the rollouts of the group in which it acted, by the return that
+it got there, a side being all of its replies in the rollout. A rollout is in at most one pair of an agent. A
+pair whose returns differ by no more than `margin` is not made; what is in no pair carries no loss.
+
+Why whole rollouts and not single turns: what a group ends with is a reward of the rollout, and two rollouts
+rarely have a second turn with the same prompt. Both sides begin with the same task, and the sum over all
+turns is what DPO's derivation holds for where the environment is deterministic (Rafailov et al., "From r to
+Q*", arXiv 2404.12358); it is the pair of ETO (Song et al., arXiv 2403.02502) and of multi-turn DPO (Shi et
+al., DMPO, arXiv 2406.14868). Why within an agent: an agent that is called when things went wrong is mostly on
+the worse side of a pair of whole rollouts, and would be taught to say less of anything (see `per_agent`).
+
+Assumes that an agent's prompts in the two rollouts of a pair are comparable. Left out: pairs of single turns,
+and DMPO's discount for later turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from lightning_core.credit.base import EPSILON, Comparison, group_by_id, total_return
+from lightning_core.types import Key, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The replies of an agent in a better and in a worse rollout."""
+
+    chosen: tuple[Key, ...]
+    rejected: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The credit method; see above."""
+
+    margin: float = 0.0
+    """Returns that differ by no more say nothing about which is better."""
+
+    def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
+        return [
+            Comparison((dict.fromkeys(pair.chosen, 1.0), dict.fromkeys(pair.rejected, -1.0)), baseline=False)
+            for pair in pair_up(group, self.margin)
+        ]
+
+
+def pair_up(trajectories: Iterable[Trajectory], margin: float = 0.0) -> list[Pair]:
+    """The pairs of each group, agent by agent; equal returns keep the order of the rollouts."""
+    pairs: list[Pair] = []
+    for group in group_by_id(trajectories).values():
+        for agent in sorted({t.agent for each in group for t in each.transitions if t.trained}):
+            sides = [(total_return(each, agent), _replies(each, agent)) for each in group]
+            ranked = sorted((side for side in sides if side[1]), key=lambda side: -side[0])
+            for (best, chosen), (worst, rejected) in zip(ranked, reversed(ranked), strict=True):
+                if best - worst <= max(margin, EPSILON):
+                    break
+                pairs.append(Pair(chosen, rejected))
+    return pairs
+
+
+def _replies(trajectory: Trajectory, agent: str) -> tuple[Key, ...]:
+    return tuple(
+        t.key for t in trajectory.transitions if t.trained and t.agent == agent and len(t.completion_ids)
+    )

@@ -1,0 +1,142 @@
+"""Demonstrations from what was recorded: the calls of a hosted teacher, or of another run, to be imitated.
+
+A call that was only seen holds what it was asked and what it answered, which is all that a demonstration
+needs; its token ids are those of the policy's own chat template, not the teacher's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from lightning_core.errors import ConfigError, DataError
+from lightning_core.gateway.anthropic_messages import read_system, read_turns, told_tools
+from lightning_core.gateway.messages import read_messages, read_tools
+from lightning_core.gateway.refusals import Refusal
+from lightning_core.gateway.response_items import read_functions, read_items
+from lightning_core.plugins import load_plugins
+from lightning_core.tracing.scope import matches
+from lightning_core.trainer.folder import RunFolder
+from lightning_core.trainer.session import open_store
+from lightning_core.types import Call, Choice, Demonstration, Rollout, Split, Status
+
+logger = logging.getLogger(__name__)
+
+WHOLE = ("stop", "tool_calls")
+"""Finish reasons of a reply that came to its own end."""
+
+Request = tuple[list[dict[str, Any]], list[dict[str, Any]] | None]
+"""Messages and tools."""
+
+
+def demonstrations(
+    source: str | Path,
+    *,
+    agents: Sequence[str] | str | None = None,
+    least_reward: float | None = None,
+    split: Split = "train",
+) -> list[Demonstration]:
+    """Every whole reply of the agents in the successful rollouts of a store (a URL) or of a run (a folder).
+
+    `agents` are names or globs, None all; `least_reward` leaves out rollouts with a smaller one. Replies that
+    were cut short, and requests that a chat template can't say (images, a conversation that a server keeps),
+    are left out and counted in the log. Raises DataError if nothing is left, ConfigError for a folder without
+    a run.
+    """
+    with ThreadPoolExecutor(1) as thread:  # there may be a running loop in this one
+        rollouts, calls = thread.submit(lambda: asyncio.run(_read(source, split))).result()
+    good = {
+        each.id
+        for each in rollouts
+        if each.status is Status.SUCCEEDED and (least_reward is None or (each.reward or 0.0) >= least_reward)
+    }
+    wanted = (agents,) if isinstance(agents, str) else tuple(agents or ("*",))
+    chosen = [call for call in calls if call.rollout_id in good and matches(call.agent, wanted)]
+    left_out: Counter[str] = Counter()
+    found = [each for call in chosen for each in _of_call(call, left_out)]
+    if left_out:
+        logger.info("%s: left out %s", source, dict(left_out))
+    if not found:
+        seen = ", ".join(sorted({repr(call.agent) for call in calls})) or "none"
+        raise DataError(
+            f"{str(source)!r} holds nothing to imitate: {len(good)} of {len(rollouts)} {split} rollouts are "
+            f"good enough, {len(chosen)} of their calls are of {list(wanted)!r} (agents seen: {seen}), left "
+            f"out: {dict(left_out)!r}"
+        )
+    return found
+
+
+async def _read(source: str | Path, split: Split) -> tuple[list[Rollout], list[Call]]:
+    url, run_id = _address(source)
+    async with open_store(url, load_plugins()) as store:
+        rollouts = [
+            rollout
+            for name in ([run_id] if run_id else [run.id for run in await store.list_runs()])
+            for rollout in await store.find_rollouts(name, split=split)
+        ]
+        calls = await store.get_calls([rollout.id for rollout in rollouts])
+    return rollouts, [call for part in calls.values() for call in part]
+
+
+def _address(source: str | Path) -> tuple[str, str | None]:
+    """The store's URL, and the run if `source` is one's folder."""
+    if "://" in str(source):
+        return str(source), None
+    folder = RunFolder(Path(source), resume=True)
+    address = folder.read_address()
+    if address is None:
+        raise ConfigError(f"{str(source)!r} is neither a store's URL nor a run's folder")
+    return address["store"] or folder.store_url, address["run"]
+
+
+def _of_call(call: Call, left_out: Counter[str]) -> Iterator[Demonstration]:
+    """Those of the call's choices that can be imitated."""
+    request: dict[str, Any] = call.request
+    if call.status != "completed":
+        left_out[f"{call.status} calls"] += 1
+        return
+    try:
+        messages, tools = _request(call)
+    except Refusal as problem:
+        left_out[str(problem)] += 1
+        return
+    for choice in call.choices:
+        reply = _reply(choice)
+        if reply is None:
+            left_out["replies that are not whole"] += 1
+            continue
+        yield Demonstration(
+            messages=messages,
+            reply=reply,
+            tools=tools,
+            agent=call.agent,
+            template=request.get("chat_template_kwargs") or {},
+        )
+
+
+def _reply(choice: Choice) -> dict[str, Any] | None:
+    said = {name: choice.message.get(name) for name in ("content", "tool_calls")}
+    said = {name: value for name, value in said.items() if value}
+    return said if said and choice.finish_reason in WHOLE else None
+
+
+def _request(call: Call) -> Request:
+    """What was asked, as a chat. Raises Refusal for what can't be one."""
+    request: dict[str, Any] = call.request
+    tools, choice = request.get("tools"), "none" if request.get("tool_choice") == "none" else None
+    match call.dialect:
+        case "chat":
+            return read_messages(request.get("messages")), read_tools(tools, choice)
+        case "responses" if not request.get("previous_response_id"):
+            said = request.get("instructions")
+            first = [{"role": "system", "content": said}] if said else []
+            return [*first, *read_items(request.get("input"))], read_functions(tools, choice)
+        case "anthropic":
+            first = read_system(request.get("system"))
+            return [*first, *read_turns(request.get("messages"))], read_tools(told_tools(tools), None)
+    raise Refusal(f"{call.dialect} calls that are no chat", code="unsupported")
