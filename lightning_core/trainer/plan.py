@@ -58,7 +58,10 @@ def tasks_of_step(tasks: Sequence[Task], step: int, count: int, seed: int) -> li
 def plan_training(
     run_id: str, step: int, tasks: Sequence[Task], group_size: int, max_attempts: int, retry: int = 0
 ) -> list[Rollout]:
-    """`group_size` rollouts of each task, sampled from the policy itself; each `retry` has ids of its own."""
+    """`group_size` rollouts of each task, sampled from the policy itself; each `retry` has ids of its own.
+
+    Rollouts of earlier steps are run first.
+    """
     name = f"{run_id}-t{step}" + (f"r{retry}" if retry else "")
     return [
         Rollout(
@@ -68,6 +71,7 @@ def plan_training(
             group_id=f"{name}-{place}",
             step=step,
             split="train",
+            priority=-step,
             max_attempts=max_attempts,
         )
         for place, task in enumerate(tasks)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from lightning_core.stores.base import Store
@@ -54,6 +55,8 @@ async def summarise(store: Store, folder: RunFolder, trainer: Any, model: str) -
         failures=int(totals["failures"]),
         zero_variance_groups=int(totals["zero_variance_groups"]),
         skipped_updates=int(totals["skipped_updates"]),
+        staleness_mean=fmean(_each(metrics, "staleness_mean") or [0.0]),
+        staleness_max=int(max(_each(metrics, "staleness_max"), default=0)),
         agents=_agents(metrics),
         settings={
             name: repr(getattr(trainer, name))
@@ -61,6 +64,11 @@ async def summarise(store: Store, folder: RunFolder, trainer: Any, model: str) -
         },
         versions=versions(),
     )
+
+
+def _each(metrics: Sequence[Metrics], name: str) -> list[float]:
+    """A number of all steps that have it."""
+    return [entry.values[name] for entry in metrics if name in entry.values]
 
 
 def _agents(metrics: Sequence[Metrics]) -> dict[str, AgentSummary]:
