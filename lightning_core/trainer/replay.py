@@ -1,9 +1,9 @@
 """Replay: the credited trajectories of the last steps, trained on again.
 
 After its own batch a step makes one more update from each of the last n steps' batches, the latest first.
-Advantages are those of the batch's own step: they compare rollouts of one policy with one another. What has
-changed since is made up for by the importance weights of the algorithm's `correction`. A rollout is trained on
-n + 1 times and is then forgotten.
+Advantages are those of the batch's own step: they compare rollouts of one time with one another. What has
+changed since is made up for by the importance weights of the algorithm's `correction`. A rollout is trained
+on n + 1 times and is then forgotten.
 
 What this process does not remember, after a resume, is read from the store and credited by the same pure
 functions, which gives the same.
