@@ -192,6 +192,8 @@ class PolicyGradient:
             trust = self.correction.weigh(entries.proximal_logprobs, entries.old_logprobs)
             per_token = trust * per_token
             metrics["importance_weight"] = trust
+            plain = (entries.proximal_logprobs - entries.old_logprobs).exp()
+            metrics["bounded_share"] = (trust != plain).to(trust.dtype)
         if entries.ref_logprobs is not None:
             divergence = losses.k3(entries.logprobs, entries.ref_logprobs)
             per_token = per_token + self.kl * divergence

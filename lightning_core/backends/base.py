@@ -55,14 +55,19 @@ class Backend(Protocol):
         """Let the reference be the policy that `export` wrote to this folder, in place of the start."""
 
     async def update(self, batch: Batch, algorithm: Algorithm) -> dict[str, float]:
-        """One optimizer update; new requests are held while weights change. Returns metrics.
+        """Improve the weights under training by one batch; requests are answered by the published ones
+        meanwhile. Returns metrics.
 
         The algorithm's critic is fitted to the transitions with a `target`.
         Raises TrainingError, with all weights as they were, if a gradient is not finite.
         """
 
     async def publish(self) -> int:
-        """Let the engine answer with the updated weights; returns the new policy version."""
+        """Let the engine answer with the updated weights; returns the new policy version.
+
+        Requests under way are answered to their end by the version they began with; those that come before
+        the weights have changed are held, not refused.
+        """
 
     async def save(self, folder: Path) -> None:
         """Write weights (as a transformers folder), optimizer state and version; atomic: the folder

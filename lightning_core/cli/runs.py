@@ -12,6 +12,7 @@ from lightning_core.cli.rollouts import open_run, show_newest
 from lightning_core.plugins import load_plugins
 from lightning_core.trainer.display import agent_table, phase_line, success_table
 from lightning_core.trainer.report import find_phases, terminal_curve
+from lightning_core.trainer.staleness import describe
 from lightning_core.trainer.summary import Summary
 
 
@@ -65,6 +66,7 @@ async def show_run(path: Path) -> None:
     console.print(agent_table(summary))
     skipped = f"{summary.zero_variance_groups} groups of equal rewards left out"
     console.print(f"{summary.rollouts} rollouts, {summary.failures} failed, {skipped}")
+    console.print(describe(summary.staleness_mean, summary.staleness_max) or "trained on-policy")
 
 
 def find_summary(path: Path) -> Summary | None:

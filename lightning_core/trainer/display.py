@@ -31,6 +31,9 @@ class Display:
         self._training: TaskID | None = None
         self._phase: TaskID | None = None
         self._recent: list[float] = []
+        self._ended: set[str] = set()
+        """Rollouts that have ended before they were waited for."""
+        self._awaited: set[str] = set()
 
     def __enter__(self) -> Display:
         self._progress.start()
@@ -50,14 +53,20 @@ class Display:
         self._training = self._progress.add_task("training", total=self._steps, completed=first, note="")
         self._phase = self._progress.add_task("", total=None, note="")
 
-    def collecting(self, what: str, total: int) -> None:
-        """`total` rollouts are being waited for."""
+    def collecting(self, what: str, rollouts: Sequence[Rollout]) -> None:
+        """The rollouts are being waited for; some may have ended already."""
+        self._awaited = {rollout.id for rollout in rollouts}
+        done, total = len(self._ended & self._awaited), len(rollouts)
+        self._ended -= self._awaited
         if self._phase is not None:
-            self._progress.reset(self._phase, total=total, description=f"  {what}", note="rollouts")
+            what = f"  {what}"
+            self._progress.reset(self._phase, total=total, completed=done, description=what, note="rollouts")
 
     def rollout_done(self, rollout: Rollout) -> None:
         """One more rollout has ended."""
-        if self._phase is not None and rollout.status.finished:
+        if rollout.id not in self._awaited:
+            self._ended.add(rollout.id)
+        elif self._phase is not None:
             self._progress.advance(self._phase)
 
     def updating(self, what: str) -> None:
@@ -65,12 +74,16 @@ class Display:
         if self._phase is not None:
             self._progress.update(self._phase, description=f"  {what}", note="update")
 
-    def step_done(self, reward: float | None, failures: int, tokens_per_second: float) -> None:
-        """An update is made; shows the mean reward of the last five steps that had rollouts."""
+    def step_done(
+        self, reward: float | None, failures: int, tokens_per_second: float, more: str = ""
+    ) -> None:
+        """An update is made; shows the mean reward of the last five steps that had rollouts, and `more`."""
         note = ""
         if reward is not None:
             self._recent = [*self._recent[-4:], reward]
             note = f"reward {sum(self._recent) / len(self._recent):.2f}  {tokens_per_second:,.0f} tok/s"
+        if more:
+            note += f"  {more}"
         if failures:
             note += f"  [red]{failures} failed[/red]"
         if self._training is not None:

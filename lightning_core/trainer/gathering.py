@@ -13,8 +13,9 @@ from lightning_core.trainer.course import Course
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.plan import plan_training, tasks_of_step
 from lightning_core.trainer.session import Session
+from lightning_core.trainer.staleness import admitted
 from lightning_core.trainer.teaching import draw
-from lightning_core.types import Call, Rollout, Task, Trajectory
+from lightning_core.types import Call, Rollout, Status, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class Gathering:
         self.tasks = tasks
         self.trainer = session.trainer
         self.run_id = session.folder.run_id
+        self._begun: set[int] = set()
+        """Steps whose rollouts were first asked for by this process."""
 
     async def gather(self, step: int, course: Course) -> Lesson:
         """The lesson of a step. Raises TrainingError if not one rollout came to a reward."""
@@ -49,6 +52,7 @@ class Gathering:
             place = step - course.first
             taught = draw(self.session.taught[course.first], place, teaching.batch_size, self.trainer.seed)
             return Lesson([], {}, taught, time.perf_counter() - began)
+        await self._begin(step, course)
         rollouts = await self._rollouts(step, course)
         calls, rewards = await self.session.records(rollouts)
         seconds = time.perf_counter() - began
@@ -62,10 +66,29 @@ class Gathering:
         """The rollouts of a step, all finished; on resume, anew if every one of them had failed before."""
         for retry in itertools.count():
             rollouts = self._plan(step, course, retry)
-            self.display.collecting(f"step {step + 1}", len(rollouts))
+            self.display.collecting(f"step {step + 1}", rollouts)
             finished, new = await self.session.run(rollouts)
-            if new or any(rollout.reward is not None for rollout in finished):
+            if new or step in self._begun or any(rollout.reward is not None for rollout in finished):
                 break
+        return await self._without_cancelled(step, course, retry, finished)
+
+    async def _begin(self, step: int, course: Course) -> None:
+        """Ask for the rollouts of all steps that may begin by now; those of earlier steps are run first."""
+        for each in admitted(step, course, self.trainer.total_steps):
+            if await self.session.store.enqueue(self._plan(each, course)):
+                self._begun.add(each)
+
+    async def _without_cancelled(
+        self, step: int, course: Course, retry: int, finished: list[Rollout]
+    ) -> list[Rollout]:
+        """The rollouts with those anew, in the same groups, that were withdrawn when the run was resumed."""
+        while places := [i for i, r in enumerate(finished) if r.status is Status.CANCELLED]:
+            retry += 1
+            plan = self._plan(step, course, retry)
+            anew = [plan[i].model_copy(update={"group_id": finished[i].group_id}) for i in places]
+            self.display.collecting(f"step {step + 1}", anew)
+            for i, rollout in zip(places, (await self.session.run(anew))[0], strict=True):
+                finished[i] = rollout
         return finished
 
     def _plan(self, step: int, course: Course, retry: int = 0) -> list[Rollout]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import Counter
@@ -18,7 +19,9 @@ from lightning_core.trainer.display import Display
 from lightning_core.trainer.gathering import Gathering, Lesson, check_any_reward
 from lightning_core.trainer.plan import plan_evaluation
 from lightning_core.trainer.refilling import refill
+from lightning_core.trainer.replay import Replay
 from lightning_core.trainer.session import Session, failures
+from lightning_core.trainer.staleness import describe, measure
 from lightning_core.trainer.summary import Evaluation, evaluation
 from lightning_core.trainer.valuing import value, value_numbers
 from lightning_core.types import Call, Metrics, ResourceVersion, Task, Trajectory
@@ -38,6 +41,7 @@ class Loop:
         self.session = session
         self.display = display
         self.gathering = Gathering(session, display, train)
+        self.replay = Replay(session)
         self.validation = validation
         self.trainer = session.trainer
         self.run_id = session.folder.run_id
@@ -75,14 +79,18 @@ class Loop:
         algorithm = course.algorithm
         valued = await value(lesson.trajectories, algorithm, self.session.backend)
         credited, report = assign(valued, course.credit, algorithm.baseline, algorithm.scale)
-        metrics = {**value_numbers(credited), **await self.update(step, algorithm, credited)}
+        again = await self.replay.recall(step, course)
+        self.replay.keep(step, course, credited)
+        metrics = {**value_numbers(credited), **await self.update(step, algorithm, credited, again)}
         seconds = {"collect_seconds": lesson.seconds, "step_seconds": time.perf_counter() - self._ended}
         values = {**_numbers(lesson, report), **metrics, **seconds}
         await self.session.store.put_metrics(Metrics(run_id=self.run_id, step=step, values=values))
         self._ended = time.perf_counter()
         await self.checkpoint(step + 1)
         tokens = sum(len(t.completion_ids) for each in lesson.trajectories for t in each.transitions)
-        self.display.step_done(values.get("reward"), len(failures(lesson.rollouts)), tokens / lesson.seconds)
+        rate = tokens / (seconds["step_seconds"] if algorithm.staleness else lesson.seconds)
+        stale = describe(metrics.get("staleness_mean", 0.0), metrics.get("staleness_max", 0.0))
+        self.display.step_done(values.get("reward"), len(failures(lesson.rollouts)), rate, stale)
 
     async def _refer(self, step: int, course: Course) -> None:
         """From its first step on, a later phase has the policy that it found as its reference."""
@@ -94,8 +102,15 @@ class Loop:
         await self.session.backend.refer(folder)
         self._referred = course.first
 
-    async def update(self, step: int, algorithm: Algorithm, credited: list[Trajectory]) -> dict[str, float]:
-        """Update and publish; an update that can't be made is skipped and counted, a few times."""
+    async def update(
+        self,
+        step: int,
+        algorithm: Algorithm,
+        credited: list[Trajectory],
+        again: Sequence[list[Trajectory]] = (),
+    ) -> dict[str, float]:
+        """Update, train on `again`, and publish; an update that can't be made is skipped and counted, a few
+        times."""
         backend = self.session.backend
         if not credited:
             self.display.note(
@@ -112,7 +127,22 @@ class Loop:
                 raise
             return {"skipped_updates": 1.0}
         self._skipped = 0
+        metrics |= await self._update_again(step, algorithm, again)
+        metrics |= measure(itertools.chain(credited, *again), backend.policy_version)
         return {**metrics, "policy_version": float(await backend.publish())}
+
+    async def _update_again(
+        self, step: int, algorithm: Algorithm, batches: Sequence[list[Trajectory]]
+    ) -> dict[str, float]:
+        """An update from each of the earlier batches; one that can't be made is left out."""
+        metrics: list[dict[str, float]] = []
+        for batch in batches:
+            try:
+                metrics.append(await self.session.backend.update(Batch(step, tuple(batch)), algorithm))
+            except TrainingError as problem:
+                logger.warning("step %d: a batch was not replayed: %s", step, problem)
+        names = metrics[0] if metrics else ()
+        return {f"replay/{name}": fmean(each[name] for each in metrics) for name in names}
 
     async def checkpoint(self, step: int) -> None:
         """Save the state after `step` updates, if it is time to."""
@@ -132,7 +162,7 @@ class Loop:
         if not self.validation:
             return None
         rollouts = plan_evaluation(self.run_id, step, self.validation, self.trainer.on_failure.max_attempts)
-        self.display.collecting("evaluation", len(rollouts))
+        self.display.collecting("evaluation", rollouts)
         finished, _ = await self.session.run(rollouts)
         if step == 0:
             check_any_reward(finished, "the first evaluation; fix the cause and start anew in another folder")

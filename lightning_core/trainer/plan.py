@@ -75,7 +75,7 @@ def plan_training(
 ) -> list[Rollout]:
     """`group_size` rollouts of each task, sampled from the policy itself; each `retry` has ids of its own.
 
-    `first` is the place of the first task in the step.
+    `first` is the place of the first task in the step. Rollouts of earlier steps are run first.
     """
     name = f"{run_id}-t{step}" + (f"r{retry}" if retry else "")
     return [
@@ -86,6 +86,7 @@ def plan_training(
             group_id=f"{name}-{place}",
             step=step,
             split="train",
+            priority=-step,
             max_attempts=max_attempts,
         )
         for place, task in enumerate(tasks, first)

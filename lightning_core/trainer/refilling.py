@@ -28,7 +28,7 @@ async def refill(gathering: Gathering, step: int, course: Course, lesson: Lesson
         if not planned:
             break
         began = time.perf_counter()
-        gathering.display.collecting(f"step {step + 1}, refill {turn}", len(planned))
+        gathering.display.collecting(f"step {step + 1}, refill {turn}", planned)
         finished, _ = await gathering.session.run(planned)
         calls, rewards = await gathering.session.records(finished)
         lesson = replace(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from lightning_core.stores.base import Store
@@ -61,6 +62,8 @@ async def summarise(store: Store, folder: RunFolder, trainer: Any, model: str) -
         failures=int(totals["failures"]),
         zero_variance_groups=int(totals["zero_variance_groups"]),
         skipped_updates=int(totals["skipped_updates"]),
+        staleness_mean=fmean(_each(metrics, "staleness_mean") or [0.0]),
+        staleness_max=int(max(_each(metrics, "staleness_max"), default=0)),
         agents=_agents(metrics),
         phases=find_phases(await store.find_run(folder.run_id)),
         settings={
@@ -75,6 +78,11 @@ def find_phases(run: Run | None) -> list[PhaseSummary]:
     """The phases that a run was opened with."""
     planned: Any = run.config.get("phases", []) if run else []
     return [PhaseSummary(algorithm=name, first=first) for name, first in planned]
+
+
+def _each(metrics: Sequence[Metrics], name: str) -> list[float]:
+    """A number of all steps that have it."""
+    return [entry.values[name] for entry in metrics if name in entry.values]
 
 
 def _agents(metrics: Sequence[Metrics]) -> dict[str, AgentSummary]:

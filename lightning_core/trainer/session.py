@@ -23,6 +23,7 @@ from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope
 from lightning_core.trainer.course import Course, make_courses, make_phases
 from lightning_core.trainer.folder import RunFolder
+from lightning_core.trainer.staleness import admitted, withdraw
 from lightning_core.trainer.teaching import encode_all
 from lightning_core.types import Attempt, Call, Reward, Rollout, Status, Trajectory
 
@@ -108,6 +109,7 @@ class Session:
     async def _start_runner(self, stack: AsyncExitStack, scope_for: Callable[[Attempt], Scope]) -> None:
         worker = f"{self.folder.run_id}/embedded"
         await self.store.reclaim(worker)
+        await withdraw(self.store, self.folder.run_id, self._admitted_until())
         runner = Runner(
             self.solve,
             self.store,
@@ -126,6 +128,12 @@ class Session:
             await self._serving
 
         stack.push_async_callback(stop)
+
+    def _admitted_until(self) -> int:
+        """The first step that a run at its latest checkpoint may not yet ask for rollouts of."""
+        checkpoint = self.folder.latest_checkpoint()
+        step, total = checkpoint[0] if checkpoint else 0, self.trainer.total_steps
+        return admitted(step, self.course(step), total).stop if step < total else step
 
     def course(self, step: int) -> Course:
         """The phase that makes update `step`."""

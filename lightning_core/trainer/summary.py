@@ -84,6 +84,10 @@ class Summary(Record):
     failures: int
     zero_variance_groups: int
     skipped_updates: int
+    staleness_mean: float = 0.0
+    """Updates by which the weights that sampled a transition were behind those it was used to update: mean of
+    the steps' means."""
+    staleness_max: int = 0
     agents: dict[str, AgentSummary]
     phases: list[PhaseSummary] = Field(default_factory=list)
     """In turn; one, if the run has one algorithm."""

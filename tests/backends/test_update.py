@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -171,20 +172,39 @@ async def test_an_update_raises_the_probability_of_what_was_praised(qwen: Path) 
         assert last["loss"] < first["loss"] - 0.05
 
 
-async def test_requests_are_held_during_an_update_and_answered_by_the_new_version(qwen: Path) -> None:
+async def test_requests_are_answered_by_the_published_weights_during_an_update(qwen: Path) -> None:
+    began, answered = threading.Event(), threading.Event()
+
+    @dataclass(frozen=True)
+    class Slow(Reinforce):
+        def loss(self, entries: Entries) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            began.set()
+            assert answered.wait(60)
+            return super().loss(entries)
+
     async with serving(qwen) as backend:
-        batch = await sample_batch(backend)
+        update = asyncio.create_task(backend.update(Batch(0, await sample_batch(backend)), Slow()))
+        assert await asyncio.to_thread(began.wait, 60)
+        assert (await ask(backend, "during", max_tokens=4)).policy_version == 0
+        assert not update.done()
+        answered.set()
+        await update
+        assert (await ask(backend, "after", max_tokens=4)).policy_version == 0
+        assert await backend.publish() == 1
+        assert (await ask(backend, "published", max_tokens=4)).policy_version == 1
+
+
+async def test_requests_are_held_while_weights_change_and_answered_by_the_new_version(qwen: Path) -> None:
+    async with serving(qwen) as backend:
+        await backend.update(Batch(0, await sample_batch(backend)), Reinforce())
         running = asyncio.create_task(ask(backend, "before", max_tokens=30, seed=1))
         while not backend.engine.running:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        update = asyncio.create_task(backend.update(Batch(0, batch), Reinforce()))
+        publish = asyncio.create_task(backend.publish())
         await asyncio.sleep(0)
-        held = asyncio.create_task(ask(backend, "during", max_tokens=4))
-        await update
-        await asyncio.sleep(0.05)
+        held = asyncio.create_task(ask(backend, "meanwhile", max_tokens=4))
+        assert await publish == backend.policy_version == 1
         assert running.done()
-        assert not held.done()
-        assert await backend.publish() == backend.policy_version == 1
         assert (await running).policy_version == 0
         assert (await held).policy_version == 1
 

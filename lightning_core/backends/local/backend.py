@@ -54,9 +54,8 @@ class _Parts:
 class LocalBackend:
     """Serves and trains a transformers causal LM in this process (`backends.base.Backend`).
 
-    The engine answers from its own copy of the weights, so an update never changes a reply under way; the
-    price is memory for the weights once more. Requests that come after an update has begun wait for
-    `publish`.
+    The engine answers from its own copy of the weights, so it goes on while an update is made; the price is
+    memory for the weights once more. Requests wait only while `publish` changes that copy.
     """
 
     name = "local"
@@ -216,22 +215,17 @@ class LocalBackend:
         return await self._work(lambda: parts.critic.values(trajectories))
 
     async def update(self, batch: Batch, algorithm: Algorithm) -> dict[str, float]:
-        """One update. Waits for the replies under way, and keeps new requests waiting until `publish`.
+        """One update; requests are answered by the published weights meanwhile.
 
-        Raises TrainingError, with the weights as they were and requests served again, if it can't be made.
+        Raises TrainingError, with the weights as they were, if it can't be made.
         """
         parts = self._started
-        try:
-            await self._hold()
-            metrics = await self._work(lambda: _update(parts, batch, algorithm))
-        except BaseException:
-            parts.engine.release()
-            raise
+        metrics = await self._work(lambda: _update(parts, batch, algorithm))
         self._updates += 1
         return metrics
 
     async def publish(self) -> int:
-        """Answer with the updated weights; returns their version."""
+        """Answer with the updated weights, once the replies under way have ended; returns their version."""
         await self._publish(self.policy_version + 1)
         return self.policy_version
 
