@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lightning_core.plugins import attach as attach
     from lightning_core.runner import FailurePolicy as FailurePolicy
     from lightning_core.tracing.environment import environment as environment
+    from lightning_core.tracing.rewards import reward as reward
     from lightning_core.tracing.scope import agent as agent
     from lightning_core.trainer.demonstrations import demonstrations as demonstrations
     from lightning_core.trainer.trainer import Trainer as Trainer
@@ -63,6 +64,7 @@ _HOMES = {
     "demonstrations": "trainer.demonstrations",
     "environment": "tracing.environment",
     "hookimpl": "hookspecs",
+    "reward": "tracing.rewards",
 }
 __all__ = sorted(_HOMES)
 

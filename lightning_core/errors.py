@@ -6,7 +6,7 @@
     │   └── UnknownAgentError  an `agents` pattern that no call ever matched
     ├── DataError              what the user's data or app handed over can't be used
     │   ├── TaskError          a task or dataset row
-    │   └── RewardError        a reward that is not a finite number
+    │   └── RewardError        a reward that is missing, not a finite number, or about nothing
     ├── ModelError             a model folder that can't be read or used
     ├── PluginError            a plugin that can't be imported or registered
     ├── StoreError             the store refused an operation
@@ -49,7 +49,7 @@ class TaskError(DataError):
 
 
 class RewardError(DataError):
-    """A reward that is not a finite number."""
+    """A reward that is missing, not a finite number, or about nothing."""
 
 
 class ModelError(LightningError):

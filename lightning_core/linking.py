@@ -1,4 +1,4 @@
-"""Which call a tool run or a span belongs to, and which agent a span: by ids, never by time.
+"""Which call a tool run, a span or a reward belongs to, and which agent a span: by ids, never by time.
 
 Pure functions over what a rollout recorded, so that it does not matter which arrived first. They are
 applied when the records are read: an exporter sends a span when it ends, so children arrive before the
@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from lightning_core.types import Call, Event, Span, ToolEvent
+from lightning_core.types import Call, Event, Reward, Span, ToolEvent
 
 AGENT_NAME = "gen_ai.agent.name"
 """The attribute in which GenAI spans keep the name of the agent at work."""
@@ -43,6 +43,30 @@ def link(calls: Iterable[Call], events: Sequence[Event]) -> list[Event]:
         if call.response_id is not None:
             answered[call.rollout_id, call.response_id][call.id] = call
     return [_linked(event, asked, answered) for event in events]
+
+
+def link_rewards(calls: Iterable[Call], rewards: Iterable[Reward]) -> list[Reward]:
+    """The rewards with the own id of the call they are about in `call_id`.
+
+    What the app gave may be that id, the id of the call's reply, or of a tool call that the reply asks for.
+    What fits no call, or several, is returned as it came.
+    """
+    named: _Ids = defaultdict(dict)
+    asked: _Ids = defaultdict(dict)
+    own: set[tuple[str | None, str]] = set()
+    for call in calls:
+        own.add((call.rollout_id, call.id))
+        if call.response_id is not None:
+            named[call.rollout_id, call.response_id][call.id] = call
+        for choice in call.choices:
+            for tool_call_id in tool_call_ids(choice.message):
+                asked[call.rollout_id, tool_call_id][call.id] = call
+    linked = []
+    for reward in rewards:
+        place = reward.rollout_id, reward.call_id or ""
+        found = None if place in own else _only(named.get(place, {})) or _only(asked.get(place, {}))
+        linked.append(reward if found is None else reward.model_copy(update={"call_id": found}))
+    return linked
 
 
 def inherit_agents(events: Sequence[Event]) -> list[Event]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lightning_core.linking import RESPONSE_ID, TOOL_CALL_ID, inherit_agents, link
+from lightning_core.linking import RESPONSE_ID, TOOL_CALL_ID, inherit_agents, link, link_rewards
 from lightning_core.stores.base import Store
 from lightning_core.types import Call, Event, Reward, Rollout, Span, ToolEvent
 
@@ -64,7 +64,7 @@ def build(
     """The tree of one rollout's records; every record is in it exactly once."""
     events = inherit_agents(link(calls, events))
     items: dict[Place, Item] = {_place(item, 0): item for item in [*calls, *events]}
-    items |= {_place(reward, number): reward for number, reward in enumerate(rewards)}
+    items |= {_place(reward, number): reward for number, reward in enumerate(link_rewards(calls, rewards))}
     parents = _parents(items)
     _cut_circles(parents)
     return Trace(rollout, _grow(items, parents))

@@ -118,7 +118,8 @@ class Rollout(Record):
     attempts: int = 0
     """Attempts started so far; the last one is the one that counts."""
     reward: float | None = None
-    """The final reward; None until the rollout has succeeded (or was penalised)."""
+    """The final reward it ended with; None until the rollout has succeeded (or was penalised), and for one
+    whose final reward a judge gives afterwards."""
     error: str | None = None
     """Why the last attempt failed."""
     created_at: float = Field(default_factory=time.time)

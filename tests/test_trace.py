@@ -175,6 +175,12 @@ def test_ten_thousand_spans_deep_is_not_too_deep() -> None:
     assert walked == [str(number) for number in range(10_000)]
 
 
+def test_a_reward_lies_under_its_call_also_by_the_id_of_the_reply_or_of_a_tool_call() -> None:
+    calls = [call("c1", "x"), call("c2", "y", "z", at=1), call("c3", "z", at=2)]
+    rewards = reward(0.1, "reply-c1"), reward(0.2, "y"), reward(0.3, "z"), reward(0.4, "c3")
+    assert tree(calls, [], rewards) == {"c1": {"0.1": {}}, "c2": {"0.2": {}}, "c3": {"0.4": {}}, "0.3": {}}
+
+
 async def test_traces_are_read_from_the_store_in_the_order_asked_for() -> None:
     store = MemoryStore()
     others = ROLLOUT.model_copy(update={"id": "other"})

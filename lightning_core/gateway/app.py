@@ -23,6 +23,7 @@ from lightning_core.gateway.logprobs import TokenText
 from lightning_core.gateway.otlp import Traces
 from lightning_core.gateway.refusals import Refusal, refusal_of
 from lightning_core.gateway.responses import Responses
+from lightning_core.gateway.rewards import Rewards
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.gateway.upstream import Upstream
 from lightning_core.stores.base import Store
@@ -59,6 +60,7 @@ class Gateway:
         self._access = Access(tokens, agents=agents, anonymous=anonymous)
         self._exchanges = Exchanges(store)
         self._traces = Traces(self._access, store)
+        self._rewards = Rewards(self._access, store)
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -77,6 +79,7 @@ class Gateway:
             routes.append(Route(f"{base}/v1/models", self._models))
         for base in ("", _OF_ROLLOUT, _OF_PROGRAM):
             routes.append(Route(base + _TRACES, self._traces, methods=["POST"]))
+        routes.append(Route(f"{_OF_PROGRAM}/rewards", self._rewards, methods=["POST"]))
         return Starlette(
             routes=routes,
             exception_handlers={HTTPException: _refuse_http, GatewayError: _refuse, Exception: _refuse},
@@ -117,7 +120,7 @@ def _refuse(request: Request, error: Exception) -> Response:
 def _refuse_http(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     asked = f"{request.method} {request.url.path}"
-    served = f"POST {', '.join(_SERVED)}, {_TRACES} and GET /v1/models"
+    served = f"POST {', '.join(_SERVED)}, {_TRACES}, {_OF_PROGRAM}/rewards and GET /v1/models"
     code = "method_not_allowed" if status == 405 else "unknown_endpoint"
     refusal = Refusal(f"{asked} is not served here; served are {served}", status=status, code=code)
     return _json(refusal.body(), status)

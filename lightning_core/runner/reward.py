@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-import math
 import reprlib
-from collections.abc import Callable
-from decimal import Decimal
-from numbers import Real
+from collections.abc import Callable, Sequence
 
 from lightning_core.errors import RewardError
-from lightning_core.types import Task
+from lightning_core.tracing.rewards import finite
+from lightning_core.types import Reward, Task
 
 
 def to_reward(value: object, task: Task, solve: Callable[..., object]) -> float:
     """A finite float from a bool, int, float or a scalar of numpy or torch. Raises RewardError."""
-    number = _number(value)
-    if number is None or not math.isfinite(number):
-        name = getattr(solve, "__name__", type(solve).__name__)
+    number = finite(value)
+    if number is None:
         raise RewardError(
             f"the reward of task {task.id!r} is {reprlib.repr(value)}, not a finite number: "
-            f"return one float from {name}, such as 1.0 when the task is solved and 0.0 when not"
+            f"return one float from {_name(solve)}, such as 1.0 when the task is solved and 0.0 when not"
         )
     return number
 
 
-def _number(value: object) -> float | None:
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        value = value.item()
-    if not isinstance(value, Real | Decimal):
-        return None
-    try:
-        return float(value)
-    except (OverflowError, ValueError):
-        return None
+def find_final(rewards: Sequence[Reward], attempt: int) -> float | None:
+    """The last final reward of the whole rollout among those given in that attempt, if there is one."""
+    final = [one for one in rewards if one.kind == "final" and one.agent is None and one.attempt == attempt]
+    return final[-1].value if final else None
+
+
+def no_reward(task: Task, solve: Callable[..., object]) -> RewardError:
+    """Nothing was returned, and nothing was given otherwise."""
+    return RewardError(
+        f"task {task.id!r} ended without a final reward: {_name(solve)} returned None. Return one float, "
+        "call lightning.reward(value) inside it, or post one to LIGHTNING_REWARD_URL. (A judge scores "
+        "training rollouts only: evaluations need a reward of their own, or leave validation empty)"
+    )
+
+
+def _name(solve: Callable[..., object]) -> str:
+    return getattr(solve, "__name__", type(solve).__name__)

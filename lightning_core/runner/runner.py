@@ -20,7 +20,7 @@ from lightning_core.errors import ConfigError, LeaseLostError, RewardError, Stor
 from lightning_core.runner.calling import Outcome, Solve, start
 from lightning_core.runner.failure import describe
 from lightning_core.runner.policy import FailurePolicy
-from lightning_core.runner.reward import to_reward
+from lightning_core.runner.reward import find_final, no_reward, to_reward
 from lightning_core.stores.base import Store
 from lightning_core.tracing.scope import Scope, rollout_scope
 from lightning_core.types import Attempt, Rollout
@@ -64,10 +64,12 @@ class Runner:
         worker: str | None = None,
         lease_seconds: float = 60.0,
         on_finished: Callable[[Rollout], None] | None = None,
+        judged: bool = False,
     ) -> None:
         """`timeout`: seconds for one attempt. `lease_seconds`: after which a rollout of a dead runner
         goes to another. `on_finished` is told of every rollout that ended here for good; an error
-        that it raises ends `serve`."""
+        that it raises ends `serve`. `judged`: training rollouts may end without a final reward, as
+        a judge gives them one later."""
         if concurrency < 1:
             raise ConfigError(f"concurrency={concurrency!r} must be 1 or more")
         if timeout is not None and timeout <= 0:
@@ -84,6 +86,7 @@ class Runner:
         self.worker = worker or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.lease_seconds = lease_seconds
         self.on_finished = on_finished
+        self.judged = judged
         self._slots: dict[asyncio.Task[None], _Slot] = {}
         self._unfinished: list[Attempt] = []
         self._stubborn: set[asyncio.Task[Outcome]] = set()
@@ -200,10 +203,11 @@ class Runner:
         calls, events = scope.noticed()
         await asyncio.gather(*(self.store.add_call(call) for call in calls))
         await self.store.add_events(events)
+        await self.store.add_rewards(list(scope.rewards))
 
     async def _record(self, slot: _Slot, outcome: Outcome) -> None:
         attempt = slot.attempt
-        reward, error = self._judge(attempt, outcome)
+        reward, error = await self._read(attempt, outcome)
         if error is not None:
             log.info("attempt %d of rollout %s failed: %s", attempt.number, attempt.rollout.id, error)
         try:
@@ -216,15 +220,25 @@ class Runner:
         if self.on_finished is not None and rollout.status.finished:
             self.on_finished(rollout)
 
-    def _judge(self, attempt: Attempt, outcome: Outcome) -> tuple[float | None, str | None]:
+    async def _read(self, attempt: Attempt, outcome: Outcome) -> tuple[float | None, str | None]:
         """The outcome as (reward, error) for the store."""
         failure = outcome.error
         if failure is None:
             try:
-                return to_reward(outcome.value, attempt.rollout.task, self.solve), None
+                return await self._reward(attempt, outcome.value), None
             except RewardError as refused:
                 failure = refused
         return self.on_failure.reward_of_failure(attempt), describe(failure)
+
+    async def _reward(self, attempt: Attempt, value: object) -> float | None:
+        """What was returned; for None what was given otherwise, or is still to be given by a judge."""
+        rollout = attempt.rollout
+        if value is not None:
+            return to_reward(value, rollout.task, self.solve)
+        final = find_final((await self.store.get_rewards([rollout.id]))[rollout.id], attempt.number)
+        if final is None and not (self.judged and rollout.split == "train"):
+            raise no_reward(rollout.task, self.solve)
+        return final
 
     # keeping and giving back --------------------------------------------------------------
     async def _keep_leases(self) -> None:

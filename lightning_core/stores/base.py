@@ -51,7 +51,8 @@ class Store(Protocol):
         """End an attempt: with `reward` the rollout SUCCEEDED; with `error` it is QUEUED again while
         `attempts < max_attempts`, else FAILED. The final reward is stored as a Reward as well.
 
-        Both together (a penalised failure) end it as FAILED with that reward, without another attempt.
+        Both together (a penalised failure) end it as FAILED with that reward, without another attempt; with
+        neither it SUCCEEDED, and its final reward is given by somebody else, by `add_rewards`.
         Raises LeaseLostError if the attempt is not the rollout's running one; then nothing changes,
         except that repeating the very same finish is accepted and changes nothing.
         """

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from lightning_core.errors import LeaseLostError, RewardError, StoreError
+from lightning_core.errors import LeaseLostError, RewardError
 from lightning_core.types import Attempt, Event, Reward, Rollout, Span, Status
 
 LEASE_EXPIRED = "lease expired"
@@ -52,8 +52,6 @@ def finished(
 
     Raises LeaseLostError if the attempt is not the running one.
     """
-    if reward is None and error is None:
-        raise StoreError(f"finish of rollout {attempt.rollout.id!r} needs a reward, an error or both")
     if reward is not None:
         check_reward(attempt.rollout.id, reward)
     if rollout is not None and _repeats(attempt, rollout, reward, error):
@@ -99,6 +97,8 @@ def _ended(
 
 def _repeats(attempt: Attempt, rollout: Rollout, reward: float | None, error: str | None) -> bool:
     over = rollout.status in (Status.SUCCEEDED, Status.FAILED, Status.QUEUED)
+    if reward is None and error is None:  # a rollout that was released looks the same, but is queued
+        over = rollout.status is Status.SUCCEEDED
     return over and (rollout.attempts, rollout.reward, rollout.error) == (attempt.number, reward, error)
 
 

@@ -20,7 +20,8 @@ def environment(agent: str | None = None) -> dict[str, str]:
     """Where a program that the running rollout starts is to send its calls and its spans.
 
     `OPENAI_BASE_URL` and `OPENAI_API_KEY` are for the calls, `OTEL_EXPORTER_OTLP_ENDPOINT`, `_PROTOCOL` and
-    `_HEADERS` for the spans, if it makes any: those in no agent's span are `agent`'s.
+    `_HEADERS` for the spans, if it makes any: those in no agent's span are `agent`'s. `LIGHTNING_REWARD_URL`
+    takes rewards, as JSON, with the same key as bearer token.
 
     Every call that the program makes with them is recorded as a call of `agent`, without a name as one of
     the `agent(...)` block around. It is served by the policy, and trained on if the trainer trains an agent
@@ -38,10 +39,12 @@ def environment(agent: str | None = None) -> dict[str, str]:
     if not name:
         raise ConfigError("environment(agent='') names no agent; give its name, or leave the argument out")
     gateway = scope.gateway_url.rstrip("/")
-    base = f"{gateway}/rollouts/{encode_name(scope.rollout_id)}/agents/{encode_name(name)}"
+    rollout = f"{gateway}/rollouts/{encode_name(scope.rollout_id)}"
+    base = f"{rollout}/agents/{encode_name(name)}"
     return {
         "OPENAI_BASE_URL": f"{base}/v1",
         "OPENAI_API_KEY": scope.token,
+        "LIGHTNING_REWARD_URL": f"{rollout}/rewards",
         "OTEL_EXPORTER_OTLP_ENDPOINT": base,  # exporters add /v1/traces
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
         "OTEL_EXPORTER_OTLP_HEADERS": f"Authorization={quote(f'Bearer {scope.token}', safe='')}",

@@ -14,7 +14,7 @@ from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from lightning_core.types import Call, Event, Who
+from lightning_core.types import Call, Event, Reward, Who
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class Scope:
     stores it when the attempt ends. Appended to from any thread."""
     under_way: dict[str, Callable[[], Call]] = field(default_factory=dict, compare=False, repr=False)
     """Calls that were seen to begin and not yet to end, by id; each tells how it stands."""
+    rewards: list[Reward] = field(default_factory=list, compare=False, repr=False)
+    """What the app gave with `lightning.reward`, stored likewise."""
 
     def noticed(self) -> tuple[list[Call], list[Event]]:
         """All that was noticed until now, to be stored: of a call its last try, also if it is under way."""

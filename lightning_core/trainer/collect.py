@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lightning_core.errors import TokenIdsError, UnknownAgentError
+from lightning_core.linking import link_rewards
 from lightning_core.tracing.scope import matches
 from lightning_core.transcript import observation
-from lightning_core.types import Call, Reward, Rollout, Trajectory, Transition
+from lightning_core.types import Call, Reward, Rollout, Status, Trajectory, Transition
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +28,26 @@ class AgentCounts:
 def to_trajectory(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Reward]) -> Trajectory:
     """The rollout's completed calls as transitions, with the intermediate rewards addressed to them.
 
-    Of several final rewards of the rollout, or of one agent, the last one counts.
+    Of several final rewards of the rollout, or of one agent, the last one counts; a penalised rollout has its
+    penalty, for every agent. A reward about a call that was not recorded counts for the rollout alone.
     A trained call without token ids raises TokenIdsError: what was sampled is then unknown.
     """
     if rollout.reward is None:
         raise ValueError(f"rollout {rollout.id!r} has no reward yet")
-    names = {call.response_id: call.id for call in calls if call.response_id is not None}
     intermediate: defaultdict[str, float] = defaultdict(float)
     final: dict[str | None, float] = {None: rollout.reward}
-    for reward in rewards:
-        if reward.kind == "final":
+    for reward in link_rewards(calls, rewards):
+        if reward.kind == "intermediate" and reward.call_id is not None:
+            intermediate[reward.call_id] += reward.value
+        elif reward.kind == "final" and rollout.status is not Status.FAILED:
             final[reward.agent] = reward.value
-        elif reward.call_id is not None:
-            intermediate[names.get(reward.call_id, reward.call_id)] += reward.value
+    if lost := intermediate.keys() - {call.id for call in calls}:
+        log.warning(
+            "rollout %s: rewards are about %s, which is no id of a call, a reply or a tool call recorded in "
+            "it; they count for the rollout, but for no call",
+            rollout.id,
+            ", ".join(map(repr, sorted(lost))),
+        )
     transitions = [
         transition
         for call in calls

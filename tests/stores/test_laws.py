@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 from pydantic import JsonValue
 
-from lightning_core.errors import LeaseLostError, NotFoundError, RewardError, StoreError
+from lightning_core.errors import LeaseLostError, NotFoundError, RewardError
 from lightning_core.stores.base import Store
 from lightning_core.types import (
     Attempt,
@@ -252,10 +252,22 @@ async def test_a_reward_that_is_not_finite_is_refused(store: Store, value: float
     assert (await find(store, "a")).status is Status.RUNNING
 
 
-async def test_a_finish_with_nothing_to_say_is_refused(store: Store) -> None:
+async def test_a_finish_with_neither_succeeds_and_leaves_the_final_reward_to_others(store: Store) -> None:
     await store.enqueue([rollout("a")])
     attempt = await lease_one(store)
-    with pytest.raises(StoreError, match="'a'"):
+    done = await store.finish(attempt)
+    assert (done.status, done.reward, done.error) == (Status.SUCCEEDED, None, None)
+    assert await store.finish(attempt) == done == await find(store, "a")
+    assert (await store.get_rewards(["a"]))["a"] == []
+    await store.add_rewards([Reward(rollout_id="a", attempt=1, value=0.5, source="judge")])
+    assert [one.value for one in (await store.get_rewards(["a"]))["a"]] == [0.5]
+
+
+async def test_a_finish_with_neither_of_a_released_attempt_is_no_repetition(store: Store) -> None:
+    await store.enqueue([rollout("a")])
+    attempt = await lease_one(store)
+    await store.release([attempt])
+    with pytest.raises(LeaseLostError, match="queued"):
         await store.finish(attempt)
 
 

@@ -74,6 +74,44 @@ def test_an_intermediate_reward_counts_once_however_many_choices_its_call_has():
     assert to_trajectory(rollout, calls, rewards).intermediate == pytest.approx(-0.3)
 
 
+def of_call(value: float, call_id: str) -> Reward:
+    return Reward(rollout_id="r", attempt=1, value=value, kind="intermediate", call_id=call_id)
+
+
+def test_a_reward_finds_its_call_by_the_id_of_the_reply_or_of_a_tool_call():
+    asking = Choice(completion_ids=[1], logprobs=[-1.0], message={"tool_calls": [{"id": "look-1"}]})
+    calls = [call(1, response_id="chatcmpl-1"), call(2, choices=[asking])]
+    rewards = [of_call(0.5, "chatcmpl-1"), of_call(0.25, "c1"), of_call(-1.0, "look-1")]
+    trajectory = to_trajectory(rollout, calls, rewards)
+    assert [t.reward for t in trajectory.transitions] == [0.75, -1.0]
+    assert trajectory.intermediate == -0.25
+
+
+def test_a_reward_about_an_id_that_several_replies_bear_is_no_call_s(caplog):
+    calls = [call(1, response_id="0"), call(2, response_id="0")]
+    trajectory = to_trajectory(rollout, calls, [of_call(0.5, "0"), of_call(0.25, "elsewhere")])
+    assert [t.reward for t in trajectory.transitions] == [0.0, 0.0]
+    assert trajectory.intermediate == 0.75
+    assert "rollout r: rewards are about '0', 'elsewhere', which is no id" in caplog.text
+
+
+def test_the_last_final_reward_counts_for_the_rollout_and_for_each_agent():
+    def final(value: float, agent: str | None = None) -> Reward:
+        return Reward(rollout_id="r", attempt=1, value=value, agent=agent)
+
+    rewards = [final(0.1), final(0.2, "writer"), final(0.3), final(0.4, "writer"), final(0.5, "critic")]
+    trajectory = to_trajectory(rollout, [call(1)], rewards)
+    assert (trajectory.reward, trajectory.agent_rewards) == (0.3, {"writer": 0.4, "critic": 0.5})
+    assert [trajectory.final(name) for name in ("writer", "critic", "checker")] == [0.4, 0.5, 0.3]
+
+
+def test_a_penalised_rollout_has_its_penalty_for_every_agent():
+    failed = rollout.model_copy(update={"status": Status.FAILED, "reward": -1.0})
+    given = [Reward(rollout_id="r", attempt=1, value=1.0, agent=agent) for agent in (None, "writer")]
+    trajectory = to_trajectory(failed, [call(1)], given)
+    assert (trajectory.reward, trajectory.final("writer")) == (-1.0, -1.0)
+
+
 def test_a_trained_call_without_token_ids_is_refused_by_name():
     bare = [Choice(message={"content": "hello"})]
     with pytest.raises(TokenIdsError, match=r"'c1'.*'writer'"):

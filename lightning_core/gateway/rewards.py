@@ -1,0 +1,139 @@
+"""`POST /rollouts/{rollout_id}/rewards`: rewards from a program in any language, stored before the answer.
+
+    curl "$LIGHTNING_REWARD_URL" -H "Authorization: Bearer $OPENAI_API_KEY" -d '{"value": 1.0}'
+
+A body is one reward or a list of them, stored all or none. They belong to the attempt of the token: a rollout
+that has ended takes no more, as it may have been judged and trained on already.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, Final
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from lightning_core.errors import GatewayError, NotFoundError
+from lightning_core.gateway.access import Access, Caller
+from lightning_core.gateway.fields import short
+from lightning_core.gateway.refusals import Refusal, invalid, missing, refusal_of
+from lightning_core.gateway.wire import read_body, send_json
+from lightning_core.stores.base import Store
+from lightning_core.tracing.rewards import finite
+from lightning_core.types import Reward
+
+log = logging.getLogger(__name__)
+
+_TEXTS: Final = ("agent", "call", "reason")
+_EXAMPLE: Final = 'send {"value": 1.0}, with "agent", "call" and "reason" if you like, or a list of such'
+
+
+class Rewards:
+    """The endpoint, as an ASGI application."""
+
+    def __init__(self, access: Access, store: Store) -> None:
+        self._access = access
+        self._store = store
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        content = await read_body(receive)
+        if content is None:
+            return
+        try:
+            caller = self._access.admit(scope)
+            rewards = read_rewards(content, caller)
+            await self._refuse_late(caller)
+            await self._keep(rewards)
+        except GatewayError as error:
+            refusal = refusal_of(error)
+            await send_json(send, refusal.body(), status=refusal.status)
+        else:
+            await send_json(send, {"stored": len(rewards)})
+
+    async def _refuse_late(self, caller: Caller) -> None:
+        rollout_id = caller.rollout_id or ""
+        try:
+            ended = await self._store.wait_finished([rollout_id], timeout=0)
+        except NotFoundError as error:
+            raise Refusal(
+                f"rollout {rollout_id!r} is not in the store", status=404, code="no_rollout"
+            ) from error
+        if ended:
+            raise Refusal(
+                f"rollout {rollout_id!r} has ended and takes no more rewards; send them before the function "
+                "given to Trainer.fit returns",
+                status=409,
+                code="rollout_ended",
+            )
+
+    async def _keep(self, rewards: list[Reward]) -> None:
+        try:
+            await self._store.add_rewards(rewards)
+        except Exception as error:
+            log.exception("%d rewards could not be stored", len(rewards))
+            raise Refusal(
+                f"the rewards could not be stored: {error}; send them again",
+                status=503,
+                code="store_failed",
+                kind="server_error",
+            ) from error
+
+
+def read_rewards(content: bytes, caller: Caller) -> list[Reward]:
+    """The rewards in a body. Raises Refusal that names the first field that can't be used."""
+    try:
+        body = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise Refusal(f"the request body is not JSON: {error}; {_EXAMPLE}", code="invalid_json") from error
+    if isinstance(body, list):
+        return [_reward(item, f"[{index}].", caller) for index, item in enumerate(body)]
+    return [_reward(body, "", caller)]
+
+
+def _reward(item: Any, place: str, caller: Caller) -> Reward:
+    if not isinstance(item, dict):
+        raise Refusal(
+            f"{place.rstrip('.') or 'the body'} is {short(item)}, no reward; {_EXAMPLE}", code="invalid_json"
+        )
+    for name in item:
+        if name not in ("value", *_TEXTS):
+            raise Refusal(
+                f"{place + name!r} is no field of a reward; {_EXAMPLE}",
+                code="unknown_parameter",
+                param=place + name,
+            )
+    agent, call, reason = (_text(item, name, place) for name in _TEXTS)
+    if agent is not None and call is not None:
+        raise invalid(
+            f"{place}agent",
+            f"{place}agent and {place}call are both given; give call alone for an intermediate reward about "
+            "that call, or agent alone for the final reward of that agent",
+        )
+    return Reward(
+        rollout_id=caller.rollout_id or "",
+        attempt=caller.attempt or 0,
+        value=_value(item, place),
+        kind="final" if call is None else "intermediate",
+        agent=agent,
+        call_id=call,
+        reason=reason,
+        created_at=time.time(),
+    )
+
+
+def _value(item: dict[str, Any], place: str) -> float:
+    if "value" not in item:
+        raise missing(f"{place}value")
+    number = finite(item["value"])
+    if number is None:
+        raise invalid(f"{place}value", f"{place}value must be a finite number, not {short(item['value'])}")
+    return number
+
+
+def _text(item: dict[str, Any], name: str, place: str) -> str | None:
+    value = item.get(name)
+    if value is not None and (not isinstance(value, str) or not value):
+        raise invalid(place + name, f"{place + name} must be a non-empty string, not {short(value)}")
+    return value
