@@ -11,6 +11,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightning_core.air.base import Records as Records
+    from lightning_core.air.base import Signal as Signal
+    from lightning_core.air.rules import AIR as AIR
     from lightning_core.algorithms.grpo import GRPO as GRPO
     from lightning_core.backends.local import LocalBackend as LocalBackend
     from lightning_core.backends.local import LoraOptions as LoraOptions
@@ -30,13 +33,16 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AIR": "air.rules",
     "Call": "types",
     "FailurePolicy": "runner",
     "GRPO": "algorithms.grpo",
     "LightningError": "errors",
     "LocalBackend": "backends.local",
     "LoraOptions": "backends.local",
+    "Records": "air.base",
     "Rollout": "types",
+    "Signal": "air.base",
     "Task": "types",
     "Trainer": "trainer.trainer",
     "Trajectory": "types",

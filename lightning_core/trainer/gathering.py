@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from lightning_core.air.report import rule_numbers
 from lightning_core.errors import TrainingError
 from lightning_core.trainer.collect import to_trajectory
 from lightning_core.trainer.course import Course
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.plan import plan_training, tasks_of_step
 from lightning_core.trainer.session import Session
-from lightning_core.types import Call, Rollout, Task, Trajectory
+from lightning_core.types import Call, Reward, Rollout, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Lesson:
     """Of the rollouts with a reward."""
     seconds: float
     """Spent until they were there."""
+    air: dict[str, float] = field(default_factory=dict)
+    """What AIR gave, as metrics; empty if it is off."""
 
 
 class Gathering:
@@ -49,7 +52,11 @@ class Gathering:
         trajectories = [
             to_trajectory(r, calls[r.id], rewards[r.id]) for r in rollouts if r.reward is not None
         ]
-        return Lesson(rollouts, calls, trajectories, seconds)
+        return Lesson(rollouts, calls, trajectories, seconds, self._air_numbers(rewards))
+
+    def _air_numbers(self, rewards: dict[str, list[Reward]]) -> dict[str, float]:
+        rulebook = self.session.rulebook
+        return rule_numbers(rulebook.air.rules, rewards) if rulebook is not None else {}
 
     async def _rollouts(self, step: int, course: Course) -> list[Rollout]:
         """The rollouts of a step, all finished; on resume, anew if every one of them had failed before."""

@@ -144,4 +144,5 @@ def _numbers(lesson: Lesson, report: CreditReport) -> dict[str, float]:
         "groups": report.groups,
         "zero_variance_groups": report.zero_variance_groups,
         **{name: float(value) for name, value in numbers.items()},
+        **lesson.air,
     }

@@ -57,7 +57,16 @@ async def summarise(store: Store, folder: RunFolder, trainer: Any, model: str) -
         agents=_agents(metrics),
         settings={
             name: repr(getattr(trainer, name))
-            for name in ("agents", "algorithm", "backend", "steps", "concurrency", "timeout", "on_failure")
+            for name in (
+                "agents",
+                "algorithm",
+                "backend",
+                "steps",
+                "concurrency",
+                "timeout",
+                "on_failure",
+                "air",
+            )
         },
         versions=versions(),
     )
