@@ -11,6 +11,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightning_core.air.base import Records as Records
+    from lightning_core.air.base import Signal as Signal
+    from lightning_core.air.rules import AIR as AIR
     from lightning_core.algorithms.base import Critic as Critic
     from lightning_core.algorithms.base import Phase as Phase
     from lightning_core.algorithms.dpo import DPO as DPO
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AIR": "air.rules",
     "Call": "types",
     "Critic": "algorithms.base",
     "DPO": "algorithms.dpo",
@@ -55,6 +59,8 @@ _HOMES = {
     "Phase": "algorithms.base",
     "Rollout": "types",
     "SFT": "algorithms.sft",
+    "Records": "air.base",
+    "Signal": "air.base",
     "Task": "types",
     "Trainer": "trainer.trainer",
     "Trajectory": "types",

@@ -38,3 +38,15 @@ def lightning_register_algorithms(register: Register) -> None:
     register("ppo", "lightning_core.algorithms.ppo:PPO")
     register("dpo", "lightning_core.algorithms.dpo:DPO")
     register("sft", "lightning_core.algorithms.sft:SFT")
+
+
+@hookimpl
+def lightning_register_air(register: Register) -> None:
+    register("tool_raised", "lightning_core.air.tools:tool_raised")
+    register("timed_out", "lightning_core.air.tools:timed_out")
+    register("unknown_tool", "lightning_core.air.tools:unknown_tool")
+    register("invalid_arguments", "lightning_core.air.tools:invalid_arguments")
+    register("empty_result", "lightning_core.air.tools:empty_result")
+    register("sql_error", "lightning_core.air.sql:sql_error")
+    register("repeated_call", "lightning_core.air.replies:repeated_call")
+    register("cut_by_length", "lightning_core.air.replies:cut_by_length")

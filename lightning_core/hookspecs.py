@@ -55,3 +55,8 @@ def lightning_register_credit(register: Register) -> None:
 @hookspec
 def lightning_register_algorithms(register: Register) -> None:
     """Add algorithms: `register(name, "module:Class")`, a dataclass as in `algorithms/base.py`."""
+
+
+@hookspec
+def lightning_register_air(register: Register) -> None:
+    """Add rules of AIR: `register(name, "module:function")`, a function as in `air/base.py`."""

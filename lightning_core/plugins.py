@@ -24,12 +24,13 @@ from lightning_core.types import Who
 log = logging.getLogger(__name__)
 
 CORE = "core"
-Kind = Literal["store", "backend", "credit", "algorithm"]
+Kind = Literal["store", "backend", "credit", "algorithm", "air"]
 _REGISTER_HOOKS: dict[Kind, str] = {
     "store": "lightning_register_stores",
     "backend": "lightning_register_backends",
     "credit": "lightning_register_credit",
     "algorithm": "lightning_register_algorithms",
+    "air": "lightning_register_air",
 }
 
 

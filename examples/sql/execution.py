@@ -58,7 +58,7 @@ def run_query(connection: sqlite3.Connection, sql: str, time_limit: float = TIME
     deadline = time.monotonic() + time_limit
     connection.set_progress_handler(lambda: int(time.monotonic() > deadline), 10_000)
     try:
-        rows = connection.execute(sql).fetchmany(ROW_LIMIT)
+        rows = connection.cursor().execute(sql).fetchmany(ROW_LIMIT)
     except (sqlite3.Error, sqlite3.Warning, ValueError, UnicodeEncodeError) as error:
         return Outcome(None, f"Error: {error}")
     finally:

@@ -2,12 +2,16 @@
 
     agentlightning train examples/sql/train.py
 
+With `--air` a query that the database refuses costs the call that wrote it a little; see docs/air.md.
 `--data PATH` after `--` takes a folder in Spider's layout instead of the generated databases.
 """
 
 import argparse
 
 from lightning_langgraph import LightningCallback
+from opentelemetry import trace
+from opentelemetry.instrumentation.sqlite3 import SQLite3Instrumentor
+from opentelemetry.sdk.trace import TracerProvider
 
 import lightning_core as lightning
 from examples.sql.app import build_graph
@@ -15,6 +19,8 @@ from examples.sql.reward import execution_match
 from examples.sql.spider import load_spider
 from examples.sql.tasks import load_tasks
 
+trace.set_tracer_provider(TracerProvider())  # each query becomes a span, refused or not
+SQLite3Instrumentor().instrument()
 graph = build_graph().with_config(callbacks=[LightningCallback()])
 
 

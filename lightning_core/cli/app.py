@@ -42,6 +42,9 @@ def train(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of task order and sampling.")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Rollouts at the same time.")] = None,
+    air: Annotated[
+        bool | None, typer.Option("--air/--no-air", help="Automatic intermediate rewards.")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --folder, or with the newest one.")
     ] = False,
@@ -65,6 +68,7 @@ def train(
             "folder": folder,
             "seed": seed,
             "concurrency": concurrency,
+            "air": air,
         },
         resume=resume,
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from lightning_core.air.report import rule_numbers
 from lightning_core.errors import TrainingError
 from lightning_core.trainer.collect import to_trajectory
 from lightning_core.trainer.course import Course
@@ -15,7 +16,7 @@ from lightning_core.trainer.plan import plan_training, tasks_of_step
 from lightning_core.trainer.session import Session
 from lightning_core.trainer.staleness import admitted
 from lightning_core.trainer.teaching import draw
-from lightning_core.types import Call, Rollout, Status, Task, Trajectory
+from lightning_core.types import Call, Reward, Rollout, Status, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Lesson:
     """Of the rollouts with a reward; or demonstrations, whose reward is NaN."""
     seconds: float
     """Spent until they were there."""
+    air: dict[str, float] = field(default_factory=dict)
+    """What AIR gave, as metrics; empty if it is off."""
     refilled: int = 0
     """Groups that were added in place of groups that said nothing."""
 
@@ -60,7 +63,11 @@ class Gathering:
         trajectories = [
             to_trajectory(r, calls[r.id], rewards[r.id]) for r in rollouts if r.reward is not None
         ]
-        return Lesson(rollouts, calls, trajectories, seconds)
+        return Lesson(rollouts, calls, trajectories, seconds, self._air_numbers(rewards))
+
+    def _air_numbers(self, rewards: dict[str, list[Reward]]) -> dict[str, float]:
+        rulebook = self.session.rulebook
+        return rule_numbers(rulebook.air.rules, rewards) if rulebook is not None else {}
 
     async def _rollouts(self, step: int, course: Course) -> list[Rollout]:
         """The rollouts of a step, all finished; on resume, anew if every one of them had failed before."""

@@ -199,4 +199,5 @@ def _numbers(lesson: Lesson, report: CreditReport) -> dict[str, float]:
         "refilled_groups": lesson.refilled,
         "zero_variance_groups": report.zero_variance_groups,
         **{name: float(value) for name, value in numbers.items()},
+        **lesson.air,
     }

@@ -68,7 +68,16 @@ async def summarise(store: Store, folder: RunFolder, trainer: Any, model: str) -
         phases=find_phases(await store.find_run(folder.run_id)),
         settings={
             name: repr(getattr(trainer, name))
-            for name in ("agents", "algorithm", "backend", "steps", "concurrency", "timeout", "on_failure")
+            for name in (
+                "agents",
+                "algorithm",
+                "backend",
+                "steps",
+                "concurrency",
+                "timeout",
+                "on_failure",
+                "air",
+            )
         },
         versions=versions(),
     )

@@ -23,6 +23,7 @@ from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope
 from lightning_core.trainer.course import Course, make_courses, make_phases
 from lightning_core.trainer.folder import RunFolder
+from lightning_core.trainer.intermediate import add_automatic, make_rulebook
 from lightning_core.trainer.staleness import admitted, withdraw
 from lightning_core.trainer.teaching import encode_all
 from lightning_core.types import Attempt, Call, Reward, Rollout, Status, Trajectory
@@ -66,6 +67,7 @@ class Session:
         self.plugins = load_plugins()
         phases = make_phases(trainer.algorithm, trainer.steps)
         self.courses = make_courses(phases, self.plugins)
+        self.rulebook = make_rulebook(trainer.air, self.plugins)
         self.store = await stack.enter_async_context(open_store(self._store_url(), self.plugins))
         self.backend = make_backend(trainer, self.plugins)
         for course in self.courses:
@@ -158,9 +160,15 @@ class Session:
     async def records(
         self, rollouts: Sequence[Rollout]
     ) -> tuple[dict[str, list[Call]], dict[str, list[Reward]]]:
-        """What was recorded in the rollouts' last attempts: (calls, rewards) by rollout id."""
+        """What was recorded in the rollouts' last attempts: (calls, rewards) by rollout id.
+
+        With AIR on, training rollouts have their automatic rewards from here on.
+        """
         ids = [rollout.id for rollout in rollouts]
-        return await self.store.get_calls(ids), await self.store.get_rewards(ids)
+        calls, rewards = await self.store.get_calls(ids), await self.store.get_rewards(ids)
+        if self.rulebook is not None:
+            rewards = await add_automatic(self.store, self.rulebook, rollouts, calls, rewards)
+        return calls, rewards
 
 
 def open_store(url: str, plugins: Plugins) -> Store:

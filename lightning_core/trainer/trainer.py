@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+from lightning_core.air.rules import AIR
 from lightning_core.algorithms.base import Algorithm, Phase
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.errors import ConfigError, StoreError
@@ -68,6 +69,8 @@ class Trainer:
     timeout: float | None = 300.0
     """Seconds one rollout may take."""
     on_failure: FailurePolicy = field(default_factory=FailurePolicy)
+    air: AIR | bool | None = None
+    """Automatic intermediate rewards: True for the default rules, or an `AIR` of your own."""
     evaluate_every: int | None = None
     """Also evaluate after every so many steps; before and after training it is done anyway."""
     breakdown: str | None = None
@@ -122,7 +125,10 @@ class Trainer:
         batch if a pattern in `agents` matched no call. An exception inside `solve` ends that
         rollout only.
         """
-        trainer = replace(self, **(_overrides.get() or {}))
+        chosen = dict(_overrides.get() or {})
+        if self.air and chosen.get("air") is True:  # it is on already, with settings of the script's own
+            del chosen["air"]
+        trainer = replace(self, **chosen)
         tasks = make_tasks(train, "train"), make_tasks(validation, "validation")
         if not tasks[0] and trainer.total_steps and asks_for_rollouts(trainer.algorithm):
             raise ConfigError("train is empty: give at least one task")

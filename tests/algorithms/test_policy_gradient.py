@@ -46,7 +46,9 @@ def advantages(algorithm: PolicyGradient, *rollouts: Trajectory) -> dict[str, fl
 def test_the_sequence_ratio_is_the_geometric_mean_and_its_gradient_each_token_s_own():
     # sequence 0: log-ratios ln 2 and 3 ln 2, mean 2 ln 2: s = 4, bounded by 8; sequence 1: -ln 2: s = 1/2
     algorithm = lightning.GRPO(ratio="sequence", clip_high=7.0, clip_low=0.9, correction=None)
-    batch = entries([-1.0, -1.0, -2.0], [-1 - LN2, -1 - 3 * LN2, -2 + LN2], [1.0, 1.0, -3.0], sequences=[0, 0, 1])
+    batch = entries(
+        [-1.0, -1.0, -2.0], [-1 - LN2, -1 - 3 * LN2, -2 + LN2], [1.0, 1.0, -3.0], sequences=[0, 0, 1]
+    )
     loss, metrics = algorithm.loss(batch)
     # three tokens of weight 1/3: -(4 + 4 - 3/2) / 3
     assert loss.item() == pytest.approx(-6.5 / 3)
@@ -92,9 +94,14 @@ def test_without_a_lower_bound_a_weight_may_vanish():
 
 
 def test_dr_grpo_divides_by_the_same_number_whatever_the_lengths():
-    algorithm = lightning.GRPO(group_size=2, tasks_per_step=3, scale="none", aggregation="constant", constant=50)
+    algorithm = lightning.GRPO(
+        group_size=2, tasks_per_step=3, scale="none", aggregation="constant", constant=50
+    )
     credited, _ = assign(
-        [rollout(0, 1.0, tokens=4), rollout(1, 0.0, calls=2, tokens=9)], uniform, algorithm.baseline, algorithm.scale
+        [rollout(0, 1.0, tokens=4), rollout(1, 0.0, calls=2, tokens=9)],
+        uniform,
+        algorithm.baseline,
+        algorithm.scale,
     )
     # G - mean, no deviation
     assert [t.advantage for each in credited for t in each.transitions] == [0.5, -0.5, -0.5]
@@ -124,10 +131,14 @@ def test_reinforce_pp_normalises_over_the_batch():
 def test_reinforce_pp_with_a_baseline_takes_the_group_s_mean_off_first():
     # groups (3, 1) and (0.5, 0): less their means (1, -1) and (1/4, -1/4); mean 0, mean square (2 + 1/8) / 4
     algorithm = lightning.ReinforcePP(group_size=2, tasks_per_step=2, baseline="mean")
-    batch = [rollout(i, r, group=g) for i, (r, g) in enumerate([(3.0, "a"), (1.0, "a"), (0.5, "b"), (0.0, "b")])]
+    batch = [
+        rollout(i, r, group=g) for i, (r, g) in enumerate([(3.0, "a"), (1.0, "a"), (0.5, "b"), (0.0, "b")])
+    ]
     unit = math.sqrt(2.125 / 4)
     found = advantages(algorithm, *batch)
-    assert found == pytest.approx({"r0c0": 1 / unit, "r1c0": -1 / unit, "r2c0": 0.25 / unit, "r3c0": -0.25 / unit})
+    assert found == pytest.approx(
+        {"r0c0": 1 / unit, "r1c0": -1 / unit, "r2c0": 0.25 / unit, "r3c0": -0.25 / unit}
+    )
 
 
 def test_reinforce_pp_gives_a_call_the_reward_that_comes_after_later_observations():

@@ -63,7 +63,16 @@ def to_trajectories(batch: Padded) -> list[Trajectory]:
             0.0,
             (
                 Transition(
-                    f"r{row}", "c", 0, "a", True, [1], [2] * length, [0.0] * length, 0, advantage=float(advantage)
+                    f"r{row}",
+                    "c",
+                    0,
+                    "a",
+                    True,
+                    [1],
+                    [2] * length,
+                    [0.0] * length,
+                    0,
+                    advantage=float(advantage),
                 ),
             ),
         )
@@ -96,7 +105,9 @@ def assert_same_loss(batch: Padded, algorithm: Algorithm, theirs: torch.Tensor, 
     assert_same_gradient(batch, algorithm, theirs, factor)
 
 
-def assert_same_gradient(batch: Padded, algorithm: Algorithm, theirs: torch.Tensor, factor: float = 1.0) -> None:
+def assert_same_gradient(
+    batch: Padded, algorithm: Algorithm, theirs: torch.Tensor, factor: float = 1.0
+) -> None:
     """d loss / d logprobs, (B, T)."""
     ours, _ = algorithm.loss(to_entries(batch, algorithm))
     [mine] = torch.autograd.grad(factor * ours, batch.logprobs)

@@ -1,0 +1,117 @@
+"""Reading a rollout's records: which tools its replies asked for, and what came of each request.
+
+Three can tell what came of a request, and the first that does is believed, never two of them:
+
+1. the plugin that saw the tool run (`ToolEvent`),
+2. a span of the tool's run that failed (`gen_ai.tool.call.id`),
+3. the wire: a later request of the rollout tells the model, under the id that the reply gave. Chat
+   Completions say it in a message of role "tool", Responses in a `function_call_output`, Anthropic in a
+   `tool_result`.
+
+Where replies gave one id to several requests, it tells nothing about any of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lightning_core.air.base import Outcome, Records, ToolRequest
+from lightning_core.air.outcomes import outcome_of, read_result
+from lightning_core.linking import TOOL_CALL_ID, link
+from lightning_core.types import Call, Event, Rollout, Span, ToolEvent
+
+_Request = tuple[str, str | None]
+"""(call id, tool call id)"""
+
+
+def read_records(rollout: Rollout, calls: Sequence[Call], events: Sequence[Event]) -> Records:
+    """The records of one rollout, linked by ids."""
+    linked = link(calls, events)
+    asked = [(call, *each) for call in calls if call.status == "completed" for each in asked_tools(call)]
+    by_request = Counter((call.id, tool_call_id) for call, tool_call_id, _, _ in asked)
+    by_id = Counter(tool_call_id for _, tool_call_id, _, _ in asked)
+    seen = {**_failed_spans(linked), **_runs(linked)}
+    told = _told(calls)
+
+    def find_outcome(request: _Request) -> Outcome | None:
+        if request[1] is None or by_request[request] > 1:
+            return None
+        return seen.get(request) or (told.get(request[1]) if by_id[request[1]] == 1 else None)
+
+    requests = [
+        ToolRequest(call, tool_call_id, name, arguments, find_outcome((call.id, tool_call_id)))
+        for call, tool_call_id, name, arguments in asked
+    ]
+    return Records(rollout, tuple(calls), tuple(linked), tuple(requests))
+
+
+def asked_tools(call: Call) -> Iterator[tuple[str | None, str, str]]:
+    """The tools that a call's replies ask for: (id of the request, name, arguments)."""
+    for choice in call.choices:
+        tool_calls = choice.message.get("tool_calls")
+        for each in tool_calls if isinstance(tool_calls, list) else ():
+            if isinstance(each, dict) and isinstance(function := each.get("function"), dict):
+                tool_call_id = str(each["id"]) if each.get("id") else None
+                yield tool_call_id, str(function.get("name") or ""), _arguments(function)
+
+
+def _arguments(function: dict[str, Any]) -> str:
+    given = function.get("arguments")
+    if given is None:
+        return ""
+    return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False, default=repr)
+
+
+def _runs(events: Sequence[Event]) -> dict[_Request, Outcome]:
+    """What the plugins saw. A run that a framework made again counts as failed only if every try failed."""
+    tries: defaultdict[_Request, list[Outcome]] = defaultdict(list)
+    for event in events:
+        if isinstance(event, ToolEvent) and event.call_id and event.tool_call_id:
+            outcome = outcome_of(event.result, event.error, event.error_type)
+            tries[event.call_id, event.tool_call_id].append(outcome)
+    return {
+        request: next((each for each in outcomes if each.error is None), outcomes[-1])
+        for request, outcomes in tries.items()
+    }
+
+
+def _failed_spans(events: Sequence[Event]) -> dict[_Request, Outcome]:
+    """Spans of tools that failed. Any other says little: a framework may have caught the error."""
+    return {
+        (span.call_id, str(span.attributes[TOOL_CALL_ID])): outcome_of(None, span.error or "it failed", None)
+        for span in events
+        if isinstance(span, Span) and span.call_id and TOOL_CALL_ID in span.attributes
+        if span.error is not None
+    }
+
+
+def _told(calls: Sequence[Call]) -> dict[str, Outcome]:
+    """What later requests told the model, by tool call id; as it was told first."""
+    told: dict[str, Outcome] = {}
+    for call in calls:
+        for name in ("messages", "input"):
+            items = call.request.get(name)
+            for item in items if isinstance(items, list) else ():
+                for tool_call_id, outcome in _results(item):
+                    told.setdefault(tool_call_id, outcome)
+    return told
+
+
+def _results(item: Any) -> Iterator[tuple[str, Outcome]]:
+    """The results of tools in one message or item of a request, in any dialect."""
+    if not isinstance(item, dict):
+        return
+    if item.get("type") == "function_call_output" and item.get("call_id"):
+        yield str(item["call_id"]), read_result(item.get("output"))
+    elif item.get("role") == "tool" and item.get("tool_call_id"):
+        yield str(item["tool_call_id"]), read_result(item.get("content"))
+    else:
+        content = item.get("content")
+        for block in content if isinstance(content, list) else ():
+            if isinstance(block, dict) and block.get("type") == "tool_result" and block.get("tool_use_id"):
+                failed = block.get("is_error")
+                told = read_result(block.get("content"), failed=failed if isinstance(failed, bool) else None)
+                yield str(block["tool_use_id"]), told

@@ -1,0 +1,132 @@
+"""From signals to rewards, with the bound that keeps the final reward first.
+
+    r_k = s * w_k,    s = min(1, bound / sum of |w_k|)           over the signals k of one rollout
+
+with w_k the worth of a signal. The rewards of a rollout keep their proportions, and any part of them, the sum
+and every return-to-go included, lies between -bound and +bound. What that guarantees:
+
+- Of two rollouts whose final rewards R differ by 1 or more, the better one never has the smaller return R + S
+  as long as bound <= 0.5, because R1 + S1 - R2 - S2 >= 1 - 2 * bound.
+- The default table only takes away. With it the better one stays ahead by 1 - bound = 0.5 or more.
+
+A reward goes to a completed call of a trained agent with one choice. A call of another agent would change the
+return of those that are trained by what somebody else did; of several choices it could not say which.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from lightning_core.air.base import Finder, Records, Signal
+from lightning_core.air.reading import read_records
+from lightning_core.air.rules import AIR
+from lightning_core.errors import RewardError
+from lightning_core.types import Call, Event, Reward, Rollout
+
+SOURCE: Final = "air:"
+"""What the `source` of an automatic reward begins with; the rule's name follows."""
+
+
+class _Finding(NamedTuple):
+    rule: str
+    signal: Signal
+    worth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rulebook:
+    """An `AIR` whose rules have been found by their names."""
+
+    air: AIR
+    finders: tuple[tuple[str, Finder], ...]
+    """The rules of its table, by name."""
+
+    def rewards(self, rollout: Rollout, calls: Sequence[Call], events: Sequence[Event]) -> list[Reward]:
+        """What a rollout's signals are worth, in the order of its calls.
+
+        Raises RewardError, with the rule and the rollout, if a rule fails or gives no finite number.
+        """
+        records = read_records(rollout, calls, events)
+        places = {call.id: place for place, call in enumerate(calls) if _rewarded(call)}
+        found = [each for each in self._find(records) if each.signal.call_id in places]
+        kept = sorted(_strongest(found), key=lambda finding: places[finding.signal.call_id])
+        share = _share(kept, self.air.bound)
+        agents = {call.id: call.agent for call in calls}
+        return [_reward(rollout, agents[each.signal.call_id], each, share) for each in kept]
+
+    def _find(self, records: Records) -> Iterator[_Finding]:
+        for name, finder in self.finders:
+            yield from _signals(name, finder, records, self.air.rules[name])
+        for function in self.air.functions:
+            yield from _signals(_name(function), function, records, None)
+        if (on_event := self.air.on_event) is not None:
+            yield from _signals(
+                _name(on_event), lambda given: _of_events(given.events, on_event), records, None
+            )
+
+
+def is_automatic(reward: Reward) -> bool:
+    """Whether AIR gave it."""
+    return reward.source.startswith(SOURCE)
+
+
+def _rewarded(call: Call) -> bool:
+    return call.trained and call.status == "completed" and len(call.choices) == 1
+
+
+def _signals(rule: str, finder: Finder, records: Records, worth: float | None) -> Iterator[_Finding]:
+    where = f"AIR rule {rule!r} in rollout {records.rollout.id!r}"
+    try:
+        signals = list(finder(records))
+    except Exception as error:  # a user's own code: say whose, and of what
+        raise RewardError(f"{where} failed: {error!r}; mend it and resume") from error
+    for signal in signals:
+        value = worth if signal.reward is None else signal.reward
+        if value is None:
+            raise RewardError(f"{where} does not say what its signal is worth; give Signal(..., reward=...)")
+        if not math.isfinite(value):
+            raise RewardError(f"{where} gave {value!r}; a reward is a finite number")
+        yield _Finding(rule, signal, float(value))
+
+
+def _of_events(events: Iterable[Event], on_event: Any) -> Iterator[Signal]:
+    for event in events:
+        if event.call_id is not None and (worth := on_event(event)) is not None:
+            yield Signal(event.call_id, event.error or event.name, reward=worth)
+
+
+def _strongest(found: Iterable[_Finding]) -> list[_Finding]:
+    """Of the signals about one request for a tool the one worth most either way, the first of equals."""
+    kept: dict[object, _Finding] = {}
+    for place, finding in enumerate(found):
+        signal = finding.signal
+        key = place if signal.tool_call_id is None else (signal.call_id, signal.tool_call_id)
+        if key not in kept or abs(finding.worth) > abs(kept[key].worth):
+            kept[key] = finding
+    return list(kept.values())
+
+
+def _share(found: Iterable[_Finding], bound: float | None) -> float:
+    total = math.fsum(abs(finding.worth) for finding in found)
+    return 1.0 if bound is None or total <= bound else bound / total
+
+
+def _reward(rollout: Rollout, agent: str, finding: _Finding, share: float) -> Reward:
+    scaled = f" ({finding.worth:+g} before the bound)" if share < 1 else ""
+    return Reward(
+        rollout_id=rollout.id,
+        attempt=rollout.attempts,
+        value=share * finding.worth,
+        kind="intermediate",
+        agent=agent,
+        call_id=finding.signal.call_id,
+        source=SOURCE + finding.rule,
+        reason=finding.signal.detail + scaled,
+    )
+
+
+def _name(function: object) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
