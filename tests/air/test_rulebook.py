@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from lightning_core.types import Choice, Reward
 from tests.air.records import ROLLOUT, asks, call, run, span, told
 
 PLUGINS = load_plugins([])
+PAGE = Path(__file__).parents[2] / "docs/air.md"
 
 
 def book(**settings: Any) -> Rulebook:
@@ -218,3 +221,8 @@ def test_what_an_agent_that_is_not_trained_does_changes_nobody_s_credit(credit: 
         return {t.key: t.advantage for each in credited for t in each.transitions}
 
     assert advantages(FAILED, FAILED) == advantages()
+
+
+def test_the_page_s_table_is_the_default_table() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (-[\d.]+) \|$", PAGE.read_text(), re.MULTILINE)
+    assert [(name, float(worth)) for name, worth in rows] == list(DEFAULT_RULES.items())

@@ -79,7 +79,7 @@ def test_each_training_rollout_has_its_rewards_and_the_metrics_count_them(judged
     assert {rollout.split for rollout in rollouts} == {"train", "validation"}
     for rollout in rollouts:
         sources = Counter(reward.source for reward in rewards[rollout.id])
-        assert sources == ({"runner": 1, CUT: 1} if rollout.split == "train" else {"runner": 1}), sources
+        assert sources == ({"app": 1, CUT: 1} if rollout.split == "train" else {"app": 1}), sources
     for values in metrics:
         assert values["air/cut_by_length"] == values["rollouts"] == 6
         assert values["air/sql_error"] == 0
@@ -90,7 +90,7 @@ def test_a_step_that_is_read_again_after_a_kill_is_not_rewarded_again(judged: Pa
     """Without its last checkpoint the run stands where a kill after the rewards would have left it."""
     folder = tmp_path / judged.name
     shutil.copytree(judged, folder)
-    shutil.rmtree(folder / "checkpoints" / "step-2")
+    shutil.rmtree(folder / "checkpoints" / "step-000002")
     before = read(folder)[1]
     fit(folder, air=True, resume=True, steps=3)
     rollouts, after, metrics = read(folder)
