@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from lightning_core.air.report import RuleLine, rule_lines
 from lightning_core.cli.rollouts import open_run, show_newest
 from lightning_core.plugins import load_plugins
 from lightning_core.trainer.display import agent_table, phase_line, success_table
@@ -52,11 +55,15 @@ async def show_run(path: Path) -> None:
         run = await store.find_run(run_id)
         metrics = await store.list_metrics(run_id)
         rollouts = await store.find_rollouts(run_id)
+        trained = [rollout for rollout in rollouts if rollout.split == "train"]
+        rules = rule_lines(trained, await store.get_rewards([rollout.id for rollout in trained]))
     console.print(f"run {run_id}: {run.status if run else 'not begun'}, {len(metrics)} steps")
     if len(phases := find_phases(run)) > 1:
         console.print(phase_line(phases, len(metrics)), highlight=False)
     console.print(terminal_curve(metrics), markup=False, highlight=False)
     show_newest(rollouts, path, console)
+    if rules:
+        console.print(rule_table(rules))
     summary = find_summary(path)
     if summary is None:
         console.print("not finished: no summary yet")
@@ -67,6 +74,20 @@ async def show_run(path: Path) -> None:
     skipped = f"{summary.zero_variance_groups} groups of equal rewards left out"
     console.print(f"{summary.rollouts} rollouts, {summary.failures} failed, {skipped}")
     console.print(describe(summary.staleness_mean, summary.staleness_max) or "trained on-policy")
+
+
+def rule_table(lines: Sequence[RuleLine]) -> Table:
+    """What each rule of AIR gave, and whether its signals have become fewer."""
+    table = Table(
+        title="automatic intermediate rewards",
+        caption="signals for each rollout in the first steps and in the last",
+    )
+    for column in ("rule", "signals", "sum", "rollouts", "first steps", "last steps"):
+        table.add_column(column, justify="left" if column == "rule" else "right")
+    for line in lines:
+        rates = f"{line.first:.2f}", f"{line.last:.2f}"
+        table.add_row(Text(line.rule), f"{line.count:,}", f"{line.total:+.2f}", f"{line.share:.0%}", *rates)
+    return table
 
 
 def find_summary(path: Path) -> Summary | None:

@@ -18,6 +18,7 @@ PARTS = {
     "lightning_register_backends": "backend",
     "lightning_register_credit": "credit",
     "lightning_register_algorithms": "algorithm",
+    "lightning_register_air": "air",
 }
 
 
@@ -46,6 +47,10 @@ class Answering:
 
     @hookspecs.hookimpl
     def lightning_register_algorithms(self, register: hookspecs.Register) -> None:
+        register("mine", "fractions:Fraction")
+
+    @hookspecs.hookimpl
+    def lightning_register_air(self, register: hookspecs.Register) -> None:
         register("mine", "fractions:Fraction")
 
 

@@ -1,0 +1,209 @@
+"""Rules about tools: each signal by hand, and none where ids do not tell whose it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lightning_core.air import tools
+from lightning_core.types import Choice
+from tests.air.records import TOOLS, asks, call, recorded, run, span, told, where
+
+MINE = [("c1", "t1")]
+RULES = {
+    rule.__name__: rule
+    for rule in (
+        tools.tool_raised,
+        tools.timed_out,
+        tools.unknown_tool,
+        tools.invalid_arguments,
+        tools.empty_result,
+    )
+}
+
+
+def spoke(*items: Any) -> dict[str, list[tuple[str, str | None]]]:
+    """What each rule says, without those that say nothing."""
+    records = recorded(*items)
+    found = {name: where(rule(records)) for name, rule in RULES.items()}
+    return {name: signals for name, signals in found.items() if signals}
+
+
+def test_a_tool_that_ran_well_gives_no_signal() -> None:
+    assert spoke(call(1, asks()), run()) == {}
+    assert spoke(call(1, asks()), call(2, text="done", prompt=told("t1", "a boat floats"))) == {}
+    assert spoke(call(1, text="no tool at all")) == {}
+
+
+@pytest.mark.parametrize(
+    ("event", "rule"),
+    [
+        (run(error="KeyError: 'boat'", error_type="raised", result=None), "tool_raised"),
+        (run(error="TimeoutError: after 5 s", error_type="raised", result=None), "timed_out"),
+        (run(error="gave up", error_type="timed_out", result=None), "timed_out"),
+        (run(error="no such tool", error_type="unknown_tool", result=None), "unknown_tool"),
+        (run(error="word is missing", error_type="invalid_arguments", result=None), "invalid_arguments"),
+        (run(result="[]"), "empty_result"),
+    ],
+)
+def test_a_plugin_s_report_is_a_signal_of_the_call_that_asked(event: Any, rule: str) -> None:
+    other = call(2, asks("t2", arguments={"word": "oar"}))
+    assert spoke(call(1, asks()), other, event, run("t2")) == {rule: MINE}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "Error: KeyError('boat')\n Please fix your mistakes.",
+        "An error occurred while running the tool. Please try again. Error: 'boat'",
+        "Error executing tool: boat",
+        "Traceback (most recent call last):\n  File ...",
+        "sqlite3.OperationalError: no such table: boats",
+        'ToolException("boat")',
+        '{"error": "no boat"}',
+        '{"isError": true, "content": "no boat"}',
+        [{"type": "text", "text": "Error: no boat"}],
+    ],
+)
+def test_the_wire_alone_tells_of_a_tool_that_failed(content: object) -> None:
+    assert spoke(call(1, asks()), call(2, text="sorry", prompt=told("t1", content))) == {"tool_raised": MINE}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "Errors are common in old maps.",
+        "Error handling in Python: a guide",
+        "No error: the boat floats",
+        "The KeyError: class is built in",
+        '{"error": null, "rows": [1]}',
+        '{"errors_found": 3}',
+        "{not JSON",
+        "null",
+        "None",
+    ],
+)
+def test_a_result_that_only_speaks_of_errors_is_none(content: str) -> None:
+    assert spoke(call(1, asks()), call(2, text="well", prompt=told("t1", content))) == {}
+
+
+@pytest.mark.parametrize("content", ["", "  \n", "[]", "{ }", '""', [], [{"type": "text", "text": ""}]])
+def test_the_wire_alone_tells_of_an_empty_result(content: object) -> None:
+    assert spoke(call(1, asks()), call(2, text="hm", prompt=told("t1", content))) == {"empty_result": MINE}
+
+
+def test_the_wire_alone_tells_of_a_time_out() -> None:
+    slow = call(2, text="sorry", prompt=told("t1", "Error: the request timed out"))
+    assert spoke(call(1, asks()), slow) == {"timed_out": MINE}
+
+
+def test_responses_and_anthropic_tell_it_in_their_own_forms() -> None:
+    output = {"type": "function_call_output", "call_id": "t1", "output": "Error: no boat"}
+    responses = call(2, text="sorry", request={"input": [output], "previous_response_id": "resp_c1"})
+    assert spoke(call(1, asks()), responses) == {"tool_raised": MINE}
+    for flag, content, expected in (
+        (True, "no boat", {"tool_raised": MINE}),
+        (True, "", {"tool_raised": MINE}),
+        (False, "Error: is the title of a book", {}),
+        (None, "Error: no boat", {"tool_raised": MINE}),
+    ):
+        block = {"type": "tool_result", "tool_use_id": "t1", "content": content}
+        block |= {} if flag is None else {"is_error": flag}
+        request = {"messages": [{"role": "user", "content": [block]}]}
+        assert spoke(call(1, asks()), call(2, text="sorry", request=request)) == expected, flag
+
+
+def test_a_plugin_s_report_is_believed_and_the_wire_is_not_asked_as_well() -> None:
+    wire = call(2, text="hm", prompt=told("t1", "Error: no boat"))
+    assert spoke(call(1, asks()), wire, run()) == {}
+    unknown = run(error="no such tool", error_type="unknown_tool", result=None)
+    assert spoke(call(1, asks()), wire, unknown) == {"unknown_tool": MINE}
+
+
+def test_a_failed_span_of_a_tool_is_believed_where_no_plugin_reports() -> None:
+    failed = span("ValueError: no boat", gen_ai__tool__call__id="t1")
+    assert spoke(call(1, asks()), failed) == {"tool_raised": MINE}
+    assert spoke(call(1, asks()), failed, run()) == {}
+    fine = span(None, gen_ai__tool__call__id="t1")
+    wire = call(2, text="hm", prompt=told("t1", "Error: no boat"))
+    assert spoke(call(1, asks()), fine, wire) == {"tool_raised": MINE}
+
+
+def test_a_tool_that_a_framework_ran_again_failed_only_if_every_try_did() -> None:
+    failed = run(error="ConnectionError: reset", error_type="raised", result=None)
+    assert spoke(call(1, asks()), failed, failed.model_copy(update={"id": "e2"})) == {"tool_raised": MINE}
+    assert spoke(call(1, asks()), failed, run(id="e2")) == {}
+
+
+def test_what_can_not_be_linked_is_no_signal() -> None:
+    failed = run(error="KeyError: 'boat'", error_type="raised", result=None)
+    assert spoke(call(1, asks("t9")), failed) == {}
+    assert spoke(call(1, asks(None)), failed.model_copy(update={"tool_call_id": None})) == {}
+    # one id for two requests: of one reply, or of two replies by the same agent
+    assert spoke(call(1, asks(), asks(arguments={"word": "oar"})), failed) == {}
+    assert spoke(call(1, asks()), call(2, asks(arguments={"word": "oar"})), failed) == {}
+    wire = call(3, text="hm", prompt=told("t1", "Error: no boat"))
+    assert spoke(call(1, asks()), call(2, asks(arguments={"word": "oar"})), wire) == {}
+    assert spoke(call(1, asks(), status="cancelled"), failed) == {}
+
+
+def test_one_id_in_the_replies_of_two_agents_is_the_one_s_who_asked() -> None:
+    failed = run(error="KeyError: 'boat'", error_type="raised", result=None, agent="reader")
+    assert spoke(call(1, asks()), call(2, asks(), agent="reader"), failed) == {"tool_raised": [("c2", "t1")]}
+
+
+def test_a_tool_that_was_not_offered_is_unknown_unless_it_ran() -> None:
+    ghost = call(1, asks(name="ghost"))
+    assert spoke(ghost) == {"unknown_tool": MINE}
+    assert spoke(ghost, run(name="ghost")) == {}
+    assert spoke(call(1, asks(name="ghost"), request={"messages": []})) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ('{"word": ', "not JSON"),
+        ('["boat"]', "not a JSON object"),
+        ("", "'word' is a required property"),
+        ({}, "'word' is a required property"),
+        ({"word": 3}, "word: 3 is not of type 'string'"),
+        ({"word": "boat", "page": "two"}, "page: 'two' is not of type 'integer'"),
+        ("[" * 10_000, "not JSON"),
+    ],
+)
+def test_arguments_that_do_not_fit_the_schema_are_a_signal(arguments: object, problem: str) -> None:
+    records = recorded(call(1, asks(arguments=arguments)))
+    (signal,) = tools.invalid_arguments(records)
+    assert (signal.call_id, signal.tool_call_id) == ("c1", "t1")
+    assert problem in signal.detail
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": "boat"}, {"required": 3}, {"$ref": "http://127.0.0.1:9/s"}, {"properties": 3}]
+)
+def test_a_schema_that_is_none_finds_nothing_wrong(schema: dict[str, Any]) -> None:
+    odd = [{"type": "function", "function": {"name": "look_up", "parameters": schema}}]
+    assert spoke(call(1, asks(), request={"messages": [], "tools": odd})) == {}
+
+
+@pytest.mark.parametrize(
+    "tools_given",
+    [
+        [{"type": "function", "name": "look_up", "parameters": TOOLS[0]["function"]["parameters"]}],
+        [{"name": "look_up", "input_schema": TOOLS[0]["function"]["parameters"]}],
+    ],
+)
+def test_responses_and_anthropic_offer_tools_in_their_own_forms(tools_given: list[Any]) -> None:
+    request = {"tools": tools_given}
+    assert spoke(call(1, asks(arguments={}), request=request)) == {"invalid_arguments": MINE}
+    assert spoke(call(1, asks(name="ghost"), request=request)) == {"unknown_tool": MINE}
+
+
+@pytest.mark.parametrize("odd", [None, 3, ["x", {}, {"function": 3}], {"function": {"name": "f"}}])
+def test_records_that_are_not_well_formed_are_read_as_far_as_they_go(odd: Any) -> None:
+    message = {"role": "assistant", "content": odd, "tool_calls": odd}
+    strange = call(
+        1, request={"messages": odd, "tools": odd, "input": odd}, choices=[Choice(message=message)]
+    )
+    assert spoke(strange, run(error="KeyError: 1", error_type="raised")) == {}
