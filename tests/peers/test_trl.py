@@ -15,14 +15,18 @@ trl = pytest.importorskip("trl", reason="TRL lives in an environment of its own:
 
 import torch
 from accelerate import Accelerator
+from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.rloo_trainer import RLOOTrainer
 
+from lightning_core.algorithms.base import Algorithm, Entries
 from lightning_core.algorithms.corrections import Truncated
+from lightning_core.algorithms.dpo import DPO
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.algorithms.policy_gradient import PolicyGradient
 from lightning_core.algorithms.rloo import RLOO
-from tests.peers.padded import Padded, assert_same_gradient, assert_same_loss, make_batch
+from lightning_core.algorithms.sft import SFT
+from tests.peers.padded import TOLERANCE, Padded, assert_same_gradient, assert_same_loss, make_batch
 
 SEEDS = range(8)
 CONSTANT = 40
@@ -131,3 +135,89 @@ def test_on_policy_rloo_s_gradient_agrees(seed):
     assert_same_gradient(batch, algorithm, theirs)
     # the default weighs the same tokens alike: the gradient is the same but for rows / tokens
     assert_same_gradient(batch, RLOO(), theirs, factor=float(batch.mask.sum()) / len(batch.mask))
+
+
+def their_dpo_loss(batch: Padded, loss_type: str, beta: float) -> torch.Tensor:
+    """The first half of the rows are the better sides, the others the worse ones, in the same order."""
+    logprobs, reference = batch.logprobs * batch.mask, batch.reference * batch.mask
+    zeros = torch.zeros_like(batch.mask)
+    outputs = SimpleNamespace(log_probs=logprobs, entropy=zeros, mean_logits=zeros, is_top1=zeros.bool())
+    chosen, rejected = reference.sum(1).chunk(2)
+    # the mask is of the whole sequence, the log-probabilities begin at its second token
+    mask = torch.cat((torch.zeros(len(zeros), 1), batch.mask), dim=1).long()
+    given = {
+        "input_ids": torch.ones_like(mask),
+        "attention_mask": torch.ones_like(mask),
+        "completion_mask": mask,
+        "ref_chosen_logps": chosen,
+        "ref_rejected_logps": rejected,
+    }
+    trainer = SimpleNamespace(
+        accelerator=Accelerator(cpu=True),
+        model=SimpleNamespace(training=True),
+        aux_loss_enabled=False,
+        ld_alpha=None,
+        precompute_ref_logps=True,
+        f_divergence_type="reverse_kl",
+        loss_types=[loss_type],
+        loss_weights=[1.0],
+        beta=beta,
+        label_smoothing=0.0,
+        use_weighting=False,
+        _metrics={"train": defaultdict(list)},
+        _total_train_tokens=0,
+        _tp_size=1,
+    )
+    loss: torch.Tensor = DPOTrainer._compute_loss(trainer, lambda **_: outputs, given, False)
+    return loss
+
+
+def our_loss(batch: Padded, algorithm: Algorithm, rows: int, share: float) -> torch.Tensor:
+    """Over the first `rows` rows; of pairs, row i and row i + rows / 2 are one."""
+    inside = batch.mask.bool().clone()
+    inside[rows:] = False
+    row = torch.arange(len(inside)).unsqueeze(1).expand_as(inside)[inside]
+    entries = Entries(
+        logprobs=batch.logprobs[inside],
+        old_logprobs=batch.old[inside],
+        proximal_logprobs=batch.proximal[inside],
+        advantages=1.0 - 2.0 * (row >= rows // 2),
+        weights=torch.full((len(row),), share, dtype=torch.float64),
+        sequences=row,
+        units=row % (rows // 2),
+        ref_logprobs=batch.reference[inside],
+    )
+    return algorithm.loss(entries)[0]
+
+
+def assert_equal(batch: Padded, ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Values and gradients."""
+    torch.testing.assert_close(ours, theirs, rtol=TOLERANCE, atol=1e-12)
+    gradients = (torch.autograd.grad(loss, batch.logprobs)[0] for loss in (ours, theirs))
+    torch.testing.assert_close(*gradients, rtol=TOLERANCE, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("beta", [0.1, 2.0])
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("sigmoid", {}),
+        ("sigmoid_norm", {"length_normalised": True}),
+        ("ipo", {"loss_type": "ipo", "length_normalised": True}),
+    ],
+)
+def test_dpo_agrees(theirs, ours, beta, seed):
+    batch = make_batch(seed)
+    pairs = len(batch.mask) // 2
+    loss = our_loss(batch, DPO(beta=beta, **ours), 2 * pairs, 1 / pairs)
+    assert_equal(batch, loss, their_dpo_loss(batch, theirs, beta))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_sft_agrees(seed):
+    # theirs imitates the better sides alone
+    batch = make_batch(seed)
+    rows = len(batch.mask) // 2
+    loss = our_loss(batch, SFT(), rows, 1 / float(batch.mask[:rows].sum()))
+    assert_equal(batch, loss, their_dpo_loss(batch, "sft", 1.0))

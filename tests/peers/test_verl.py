@@ -21,12 +21,15 @@ from verl.workers.config import ActorConfig
 
 from lightning_core.algorithms.corrections import Masked, Truncated
 from lightning_core.algorithms.grpo import GRPO
-from lightning_core.algorithms.losses import k3
+from lightning_core.algorithms.losses import k3, value_loss
 from lightning_core.algorithms.policy_gradient import PolicyGradient
+from lightning_core.algorithms.ppo import PPO
 from lightning_core.algorithms.reinforce_pp import ReinforcePP
 from lightning_core.algorithms.rloo import RLOO
 from lightning_core.credit.base import assign
+from lightning_core.credit.gae import Gae
 from lightning_core.credit.uniform import uniform
+from lightning_core.types import Trajectory, Transition
 from tests.peers.padded import TOLERANCE, Padded, assert_same_loss, make_batch, to_rollouts
 
 SEEDS = range(8)
@@ -200,3 +203,50 @@ def test_in_reinforce_pp_a_reward_reaches_the_calls_before_an_observation():
     torch.testing.assert_close(
         ours * torch.sqrt((tokens - 1) / tokens), theirs[:, [0, 4]], rtol=TOLERANCE, atol=0
     )
+
+
+def conversation(number: int, rewards: torch.Tensor, values: torch.Tensor) -> Trajectory:
+    """Turns of one branch, each with one sampled token and one observed; the last reward is the final one."""
+    turns = tuple(
+        Transition(
+            f"r{number}", f"c{i}", 0, "a", True, [1] * (2 * i + 1), [1], [0.0], 0, reward=reward, value=value
+        )
+        for i, (reward, value) in enumerate(zip([*rewards.tolist()[:-1], 0.0], values.tolist(), strict=True))
+    )
+    given = rewards.tolist()
+    return Trajectory(f"r{number}", f"g{number}", "t", given[-1], turns, intermediate=sum(given[:-1]))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gae_agrees_and_passes_over_observations(seed):
+    generator = torch.Generator().manual_seed(seed)
+    # rows of four turns; beside them the same with an observation token after each turn
+    rewards, values = torch.randn(2, 5, 4, generator=generator, dtype=torch.float64)
+    discount, lam = 0.9, 0.8
+    mask = torch.tensor([1, 0] * 4, dtype=torch.float64).expand(5, 8)
+    noise = torch.randn(5, 8, generator=generator, dtype=torch.float64) * (1 - mask)
+    wide_rewards, wide_values = torch.zeros(5, 8, dtype=torch.float64), noise.clone()
+    wide_rewards[:, ::2], wide_values[:, ::2] = rewards, values
+    advantages, returns = core_algos.compute_gae_advantage_return(
+        wide_rewards, wide_values, mask, gamma=discount, lam=lam
+    )
+    batch = [conversation(i, *each) for i, each in enumerate(zip(rewards, values, strict=True))]
+    credited, _ = assign(batch, Gae(discount, lam), PPO().baseline, PPO().scale)
+    rows = [each.transitions for each in credited]
+    ours = torch.tensor([[t.advantage for t in row] for row in rows], dtype=torch.float64)
+    targets = torch.tensor([[t.target for t in row] for row in rows], dtype=torch.float64)
+    torch.testing.assert_close(targets, returns[:, ::2], rtol=TOLERANCE, atol=1e-12)
+    # theirs is divided by the sample's deviation, ours by the population's
+    torch.testing.assert_close(ours * math.sqrt(19 / 20), advantages[:, ::2], rtol=TOLERANCE, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_loss_of_the_values_agrees(seed):
+    batch = make_batch(seed)
+    theirs, share = core_algos.compute_value_loss(
+        batch.logprobs, batch.reference, batch.old, batch.mask, cliprange_value=0.3
+    )
+    losses, clipped = value_loss(batch.logprobs, batch.reference, batch.old, 0.3)
+    inside = batch.mask.bool()
+    torch.testing.assert_close(losses[inside].mean(), theirs, rtol=TOLERANCE, atol=0)
+    torch.testing.assert_close(clipped[inside].mean(), share.double(), rtol=TOLERANCE, atol=0)
