@@ -6,11 +6,12 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?= runs/demo
 
-.PHONY: help demo test proof proof-2 proof-3 check bench results policies clean
+.PHONY: help demo test peers proof proof-2 proof-3 check bench results policies clean
 
 help:
 	@echo "make demo      train the SQL agent's writer and rewriter on this machine (minutes)"
 	@echo "make test      run all tests"
+	@echo "make peers     compare losses and advantages with verl's and TRL's own"
 	@echo "make check     ruff, mypy --strict and the layer contract"
 	@echo "make bench     gateway, engine, merging and import benchmarks"
 	@echo "make results   make the tables of docs/results.md (all, or EXAMPLE=sql, calc, rag, plain, crew)"
@@ -18,11 +19,13 @@ help:
 	@echo "make policies  make the three shipped policies anew from their recipes"
 	@echo "make clean     remove environments, caches and runs"
 
-# Two environments, because CrewAI needs openai 2 and newer OpenAI Agents SDKs need openai 3:
-# $(VENV) has everything with openai 2, $(VENV)-new the newest of all but CrewAI, and no torch.
+# Three environments. CrewAI needs openai 2 and newer OpenAI Agents SDKs need openai 3: $(VENV) has everything
+# with openai 2, $(VENV)-new the newest of all but CrewAI, and no torch. $(VENV)-peers has verl and TRL, with
+# which the losses are compared: of verl only what its formulas import, the rest of what it asks for is gigabytes.
 PLUGINS := langgraph autogen openai_agents crewai
 NEW_PLUGINS := $(filter-out crewai,$(PLUGINS))
 NEW     := $(VENV)-new
+PEERS   := $(VENV)-peers
 PIP     := pip install --quiet --disable-pip-version-check
 SETUP   := pyproject.toml constraints.txt
 
@@ -41,13 +44,24 @@ $(NEW)/.ready: $(SETUP) constraints-new.txt $(NEW_PLUGINS:%=plugins/%/pyproject.
 	$(NEW)/bin/$(PIP) -c constraints-new.txt -e ".[frameworks,test]" $(NEW_PLUGINS:%=-e plugins/%)
 	@touch $@
 
+$(PEERS)/.ready: constraints-peers.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/$(PIP) -c constraints-peers.txt torch transformers tensordict ray omegaconf codetiming trl \
+		pydantic pytest pytest-asyncio
+	$(PEERS)/bin/$(PIP) -c constraints-peers.txt --no-deps verl
+	@touch $@
+
 demo: $(VENV)/.demo
 	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(BIN)/agentlightning train examples/sql/train.py --folder $(DEMO)-$$(date +%Y%m%d-%H%M%S)
 
 test: $(READY) $(NEW)/.ready
 	$(BIN)/pytest -n 2 --dist loadfile
 	$(NEW)/bin/pytest -n 2 --dist loadfile tests/tracing tests/gateway tests/proof $(NEW_PLUGINS:%=plugins/%)
+	$(MAKE) peers
 	$(MAKE) -j2 proof
+
+peers: $(PEERS)/.ready
+	$(PEERS)/bin/pytest tests/peers
 
 proof: proof-2 proof-3
 
@@ -75,5 +89,5 @@ policies: $(READY)
 	$(BIN)/python -m recipes.rag --seed 0 --out examples/rag/policy
 
 clean:
-	rm -rf $(VENV) $(NEW) build dist .data runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(NEW) $(PEERS) build dist .data runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -26,9 +26,9 @@ With a correction and more than one epoch this is decoupled PPO (Hilton et al., 
 AReaL, arXiv 2505.24298): the clip keeps close to q, the correction makes up for o.
 
 Sources: Schulman et al., PPO, arXiv 1707.06347 (clip); Shao et al., DeepSeekMath, arXiv 2402.03300 (GRPO, k3
-after Schulman 2020); Yu et al., DAPO, arXiv 2503.14476 (clip-higher, token mean, refill); Liu et al., Dr. GRPO,
-arXiv 2503.20783; Zheng et al., GSPO, arXiv 2507.18071; MiniMax-M1, arXiv 2506.13585 (CISPO). Left out: PPO's
-dual clip, an entropy bonus, and a KL term inside the reward.
+after Schulman 2020); Yu et al., DAPO, arXiv 2503.14476 (clip-higher, token mean, refill); Liu et al.,
+Dr. GRPO, arXiv 2503.20783; Zheng et al., GSPO, arXiv 2507.18071; MiniMax-M1, arXiv 2506.13585 (CISPO).
+Left out: the dual clip of PPO, an entropy bonus, and a KL term inside the reward.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from lightning_core.algorithms.base import Critic, Entries, Teaching
 from lightning_core.algorithms.corrections import Correction, Truncated
+from lightning_core.algorithms.options import check_options
 from lightning_core.credit.base import Baseline, Credit, Scale
 from lightning_core.errors import ConfigError
 from lightning_core.types import Key, Trajectory
@@ -63,7 +64,7 @@ class PolicyGradient:
     baseline: Baseline = "mean"
     scale: Scale = "std"
     ratio: Ratio = "token"
-    """What is clipped: each token's ratio, that of a whole transition (GSPO), or each token's weight (CISPO)."""
+    """What is clipped: a token's ratio, that of a whole transition (GSPO), or a token's weight (CISPO)."""
     clip_low: float = 0.2
     """At 1 there is no bound below."""
     clip_high: float = 0.28
@@ -101,9 +102,7 @@ class PolicyGradient:
             "replay": self.replay >= 0,
             "refill": self.refill >= 0,
         }
-        for option, holds in checks.items():
-            if not holds:
-                self._refuse(option, f"see its meaning in help({type(self).__name__})")
+        check_options(self, checks)
         self._check_together()
 
     def _check_together(self) -> None:
@@ -114,6 +113,8 @@ class PolicyGradient:
             self._refuse("scale", "the deviation is about the baseline; with baseline='none' use 'batch'")
         if self.refill and self.baseline == "none" and self.scale == "batch":
             self._refuse("refill", "with baseline='none' and scale='batch' every group says something")
+        if self.refill and self.critic is not None:
+            self._refuse("refill", "what a group says depends on the critic, which comes after the rollouts")
         if (self.aggregation == "constant") != (self.constant is not None):
             self._refuse("constant", "it goes with aggregation='constant', which needs it")
         if self.correction is not None and self.epochs == 1:

@@ -2,12 +2,13 @@
 
     A_i = (G_i - mean of G) / std of G          over all rollouts of the batch, each counted once
 
-One rollout of each task is enough, so a batch holds as many tasks as rollouts. With baseline="mean" and groups
-of two or more it is REINFORCE++-baseline: the group's mean is taken off first, which is better where tasks differ
-in difficulty or several agents are trained. Hu et al., arXiv 2501.03262.
+One rollout of each task is enough, so a batch holds as many tasks as rollouts. With baseline="mean" and
+groups of two or more it is REINFORCE++-baseline: the group's mean is taken off first, which is better where
+tasks differ in difficulty or several agents are trained. Hu et al., arXiv 2501.03262.
 
-A return is that of the whole rollout, or what the credit method makes of it: a call gets the reward that comes
-after later observations too. Left out: the per-token KL penalty inside the reward; `kl` adds one to the loss.
+A return is that of the whole rollout, or what the credit method makes of it: a call gets the reward that
+comes after later observations too. Left out: the per-token KL penalty inside the reward; `kl` adds one to
+the loss.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
     A_i = G_i - mean of G_j over the other rollouts j of the group          no scale
 
-A rollout's own return is no part of its baseline, so the gradient is unbiased; with n rollouts it is n / (n - 1)
-times that of the group's mean. Ahmadian et al., "Back to basics", arXiv 2402.14740; Kool et al. 2019.
+A rollout's own return is no part of its baseline, so the gradient is unbiased; with n rollouts it is
+n / (n - 1) times that of the group's mean. Ahmadian et al., "Back to basics", arXiv 2402.14740.
 
-The paper sums log-probabilities over a reply. The token mean of `policy_gradient` divides that sum by the same
-number for all tokens of a batch, which keeps its direction. Left out: the KL penalty inside the reward; `kl`
-adds one to the loss.
+The paper sums log-probabilities over a reply. The token mean of `policy_gradient` divides that sum by the
+same number for all tokens of a batch, which keeps its direction. Left out: the KL penalty inside the reward;
+`kl` adds one to the loss.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def assign(
                 targets.update(comparison.targets)
     if scale == "batch":
         advantages = _whiten(kept, advantages)
-        kept = kept if advantages else []
+        kept = kept if targets or any(advantages.values()) else []
     credited = [_credited(trajectory, advantages, targets) for trajectory in kept]
     agents = Counter(t.agent for each in credited for t in each.transitions if t.advantage is not None)
     dropped = len(groups) - len({trajectory.group_id for trajectory in kept})
@@ -161,7 +161,7 @@ def _spread(peers: Sequence[Peer], taken: Sequence[float]) -> float:
 
 
 def _whiten(trajectories: Sequence[Trajectory], advantages: Mapping[Key, float]) -> dict[Key, float]:
-    """Advantages of mean 0 and deviation 1 over the batch, each rollout with equal weight; none if all are
+    """Advantages of mean 0 and deviation 1 over the batch, each rollout with equal weight; 0 if all are
     equal."""
     rollouts = [
         {t.key: advantages[t.key] for t in r.transitions if t.key in advantages} for r in trajectories
@@ -172,7 +172,7 @@ def _whiten(trajectories: Sequence[Trajectory], advantages: Mapping[Key, float])
     mean = fmean(fmean(peer.values()) for peer in peers)
     unit = _spread(peers, [mean] * len(peers))
     if unit <= EPSILON:
-        return {}
+        return dict.fromkeys(advantages, 0.0)
     return {key: (value - mean) / unit for key, value in advantages.items()}
 
 

@@ -1,11 +1,11 @@
 """Dynamic sampling: groups that say nothing are replaced by groups of other tasks.
 
-Yu et al., DAPO, arXiv 2503.14476, section 3.2. A group says nothing if credit finds no difference in it, or if
-none of its rollouts came to a reward. What was run for it stays in the lesson, where it is counted like any
-other, and carries no loss.
+Yu et al., DAPO, arXiv 2503.14476, section 3.2. A group says nothing if credit finds no difference in it, or
+if none of its rollouts came to a reward. What was run for it stays in the lesson, where it is counted like
+any other, and carries no loss.
 
-The tasks come in an order that follows from the seed and the step, and with it the ids of their rollouts, so a
-resumed run asks for nothing twice. When all tasks are used up, the step goes on with what there is.
+The tasks come in an order that follows from the seed and the step, and with it the ids of their rollouts, so
+a resumed run asks for nothing twice. When all tasks are used up, the step goes on with what there is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The variants of the clipped policy gradient against numbers worked out by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import lightning_core as lightning
 from lightning_core.algorithms.base import Entries
 from lightning_core.algorithms.policy_gradient import PolicyGradient
 from lightning_core.credit.base import assign
+from lightning_core.credit.gae import Gae
 from lightning_core.credit.uniform import uniform
 from lightning_core.errors import ConfigError
 from lightning_core.types import Trajectory, Transition
@@ -122,7 +124,7 @@ def test_rloo_compares_a_rollout_with_the_others():
 
 
 def test_reinforce_pp_normalises_over_the_batch():
-    # one rollout of each of four tasks, rewards 1, 0, 0, 0: mean 1/4, deviation sqrt(3)/4; a reward of 0 tells
+    # one rollout of each of four tasks, rewards 1, 0, 0, 0: mean 1/4, deviation sqrt(3)/4; a 0 tells
     batch = [rollout(i, float(i == 0), group=f"g{i}") for i in range(4)]
     found = advantages(lightning.ReinforcePP(), *batch)
     assert found == pytest.approx({"r0c0": math.sqrt(3), **{f"r{i}c0": -1 / math.sqrt(3) for i in (1, 2, 3)}})
@@ -153,6 +155,15 @@ def test_a_batch_of_equal_rewards_says_nothing_to_reinforce_pp():
     assert (report.groups, report.zero_variance_groups) == (3, 3)
 
 
+def test_a_batch_of_equal_advantages_still_teaches_a_critic():
+    def judged(number: int) -> Trajectory:
+        plain = rollout(number, 1.0, group=f"g{number}")
+        return replace(plain, transitions=tuple(replace(t, value=0.5) for t in plain.transitions))
+
+    credited, _ = assign([judged(i) for i in range(2)], Gae(), "none", "batch")
+    assert [(t.advantage, t.target) for each in credited for t in each.transitions] == [(0.0, 1.0)] * 2
+
+
 @pytest.mark.parametrize(
     ("named", "options"),
     [
@@ -171,6 +182,11 @@ def test_a_batch_of_equal_rewards_says_nothing_to_reinforce_pp():
 def test_options_that_contradict_or_would_do_nothing_are_refused_by_name(named, options):
     with pytest.raises(ConfigError, match=f"GRPO can't use {named}="):
         lightning.GRPO(**options)
+
+
+def test_refill_is_refused_beside_a_critic():
+    with pytest.raises(ConfigError, match=r"PPO can't use refill=1: .*critic"):
+        lightning.PPO(baseline="mean", refill=1)
 
 
 @pytest.mark.parametrize("acting", [{"epochs": 2}, {"correction": None}])
