@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 
 import lightning_core as lightning
+from lightning_core.tracing.scope import current_scope
 
 TASKS_PER_STEP, GROUP_SIZE = 2, 4
 CALLS_PER_ROLLOUT = 2
@@ -32,7 +33,10 @@ def fit(folder: Path, *, resume: bool, steps: int, staleness: int = 0, checkpoin
                     model="policy", messages=[{"role": "user", "content": text}], max_completion_tokens=6
                 )
             text = reply.choices[0].message.content or ""
-        return float(len(text) % 3)
+        # the place in the group, so that no group is equal and every step makes an update
+        scope = current_scope()
+        assert scope is not None
+        return float(scope.rollout_id.rpartition("-")[2]) / GROUP_SIZE
 
     lightning.Trainer(
         model="tiny",

@@ -100,6 +100,7 @@ async def check(folder: Path, seed: int, trial: Trial) -> None:
         assert [m.step for m in metrics] == list(range(steps)), seed
         assert {m.values["rollouts"] for m in metrics} == {per_step}, seed
         updates = [m for m in metrics if "policy_version" in m.values]
+        assert len(updates) == steps, (seed, "steps without an update prove nothing of versions")
         assert [m.values["policy_version"] for m in updates] == list(range(1, len(updates) + 1)), seed
         made_on = {m.step: int(m.values["policy_version"]) - 1 for m in updates}
         for rollout in rollouts:
