@@ -6,7 +6,7 @@ changed since is made up for by the importance weights of the algorithm's `corre
 on n + 1 times and is then forgotten.
 
 What this process does not remember, after a resume, is read from the store and credited by the same pure
-functions, which gives the same.
+functions, which gives the same. Only a critic's values are then those of the critic as it is now.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from lightning_core.credit.base import assign
 from lightning_core.trainer.collect import to_trajectory
 from lightning_core.trainer.course import Course
 from lightning_core.trainer.session import Session
+from lightning_core.trainer.valuing import value
 from lightning_core.types import Trajectory
 
 
@@ -48,4 +49,5 @@ class Replay:
         calls, rewards = await self.session.records(rewarded)
         trajectories = [to_trajectory(r, calls[r.id], rewards[r.id]) for r in rewarded]
         algorithm = course.algorithm
-        return assign(trajectories, course.credit, algorithm.baseline, algorithm.scale)[0]
+        valued = await value(trajectories, algorithm, self.session.backend)
+        return assign(valued, course.credit, algorithm.baseline, algorithm.scale)[0]

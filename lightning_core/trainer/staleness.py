@@ -11,6 +11,7 @@ with what its own policy samples.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from statistics import fmean
 
@@ -39,10 +40,12 @@ async def withdraw(store: Store, run_id: str, first: int) -> int:
 
 
 def measure(trajectories: Iterable[Trajectory], version: int) -> dict[str, float]:
-    """Mean and largest staleness of the transitions that carry loss, given the version that is updated."""
+    """Mean and largest staleness of the transitions that carry loss, given the version that is updated;
+    nothing of demonstrations, which no policy has sampled."""
     ages = [
         version - t.policy_version
         for trajectory in trajectories
+        if not math.isnan(trajectory.reward)
         for t in trajectory.transitions
         if t.trained and t.advantage is not None
     ]

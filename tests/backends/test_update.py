@@ -258,6 +258,33 @@ def test_a_bad_second_epoch_takes_the_first_one_back(qwen: Path) -> None:
     assert all(torch.equal(value, moments[name]) for name, value in optimizer.descent.moments().items())
 
 
+def test_in_a_second_epoch_an_algorithm_sees_three_policies(qwen: Path) -> None:
+    """As recorded, as the update began, and as they are: o, q and p."""
+    seen: list[Entries] = []
+
+    @dataclass(frozen=True)
+    class Looks(Reinforce):
+        epochs: int = 3
+
+        def loss(self, entries: Entries) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            seen.append(replace(entries, logprobs=entries.logprobs.detach()))
+            return super().loss(entries)
+
+    _, optimizer = make_optimizer(qwen, learning_rate=1e-2, warmup_steps=1)
+    batch = interleaved(3, rollouts=1)
+    optimizer.update(batch, Looks())
+    first, *later = seen
+    recorded = sorted(x for t in trained_transitions(batch) for x in t.logprobs)
+    assert torch.equal(first.proximal_logprobs, first.logprobs)
+    for entries in seen:
+        assert sorted(entries.old_logprobs.tolist()) == pytest.approx(recorded)
+        assert torch.equal(entries.proximal_logprobs, first.proximal_logprobs)
+        assert not entries.proximal_logprobs.requires_grad
+    steps = [first, *later]
+    for before, after in zip(steps, later, strict=False):
+        assert (after.logprobs - before.logprobs).abs().max() > 1e-3
+
+
 def sampled_as_now(policy: Policy, optimizer: Optimizer) -> tuple[Trajectory, ...]:
     """One transition whose recorded logprob is that of the present weights."""
     t = Transition("r", "c", 0, "a", True, [5, 6], [7], [0.0], 0, advantage=1.0)

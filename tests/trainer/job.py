@@ -13,12 +13,13 @@ import traceback
 from pathlib import Path
 
 import lightning_core as lightning
+from lightning_core.tracing.scope import current_scope
 
 TASKS_PER_STEP, GROUP_SIZE = 2, 4
 CALLS_PER_ROLLOUT = 2
 
 
-def fit(folder: Path, *, resume: bool, steps: int) -> None:
+def fit(folder: Path, *, resume: bool, steps: int, staleness: int = 0, checkpoint_every: int = 1) -> None:
     """Train; each rollout makes one call as `writer` and one as `critic`."""
     import openai
 
@@ -32,12 +33,16 @@ def fit(folder: Path, *, resume: bool, steps: int) -> None:
                     model="policy", messages=[{"role": "user", "content": text}], max_completion_tokens=6
                 )
             text = reply.choices[0].message.content or ""
-        return float(len(text) % 3)
+        # the place in the group, so that no group is equal and every step makes an update
+        scope = current_scope()
+        assert scope is not None
+        return float(scope.rollout_id.rpartition("-")[2]) / GROUP_SIZE
 
     lightning.Trainer(
         model="tiny",
         agents=["writer"],
-        algorithm=lightning.GRPO(group_size=GROUP_SIZE, tasks_per_step=TASKS_PER_STEP),
+        algorithm=lightning.GRPO(group_size=GROUP_SIZE, tasks_per_step=TASKS_PER_STEP, staleness=staleness),
+        checkpoint_every=checkpoint_every,
         backend=lightning.LocalBackend("tiny", threads=1),
         steps=steps,
         folder=folder,
@@ -46,12 +51,12 @@ def fit(folder: Path, *, resume: bool, steps: int) -> None:
     ).fit(solve, train=[{"question": f"List the boats with speed above {n}."} for n in range(7)])
 
 
-def fork_fit(folder: Path, *, steps: int, kill_after: float | None) -> int:
+def fork_fit(folder: Path, *, steps: int, kill_after: float | None, **options: int) -> int:
     """Fit in a forked child, killed with SIGKILL after so many seconds; returns its wait status."""
     pid = os.fork()
     if pid == 0:
         try:
-            fit(folder, resume=(folder / "run.json").exists(), steps=steps)
+            fit(folder, resume=(folder / "run.json").exists(), steps=steps, **options)
         except BaseException:
             traceback.print_exc()
             os._exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,8 @@ def test_staleness_is_that_of_the_transitions_that_carry_loss():
         "staleness_mean": 1.0,
         "staleness_max": 2.0,
     }
-    assert measure([], 7) == {}
+    taught = Trajectory("demonstration", "g", "t", math.nan, (transition(0),))
+    assert measure([taught], 7) == measure([], 7) == {}
     assert describe(1.0, 2) == "staleness 1.00, at most 2"
     assert describe(0.0, 0) == ""
 
