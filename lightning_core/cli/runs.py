@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from lightning_core.cli.rollouts import open_run, show_newest
+from lightning_core.cli.rollouts import find_rollouts, open_run, show_newest
 from lightning_core.plugins import load_plugins
 from lightning_core.trainer.display import agent_table, phase_line, success_table
 from lightning_core.trainer.report import find_phases, terminal_curve
@@ -51,7 +51,7 @@ async def show_run(path: Path) -> None:
     async with open_run(path) as (store, run_id):
         run = await store.find_run(run_id)
         metrics = await store.list_metrics(run_id)
-        rollouts = await store.find_rollouts(run_id)
+        rollouts = await find_rollouts(store, run_id)
     console.print(f"run {run_id}: {run.status if run else 'not begun'}, {len(metrics)} steps")
     if len(phases := find_phases(run)) > 1:
         console.print(phase_line(phases, len(metrics)), highlight=False)
