@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 import lightning_core as lightning
+from benchmarks.invalid_queries import invalid_queries
+from lightning_core.stores.base import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +64,55 @@ def grpo(**options: Any) -> Callable[[], Mapping[str, Any]]:
     return lambda: {"algorithm": lightning.GRPO(**options)}
 
 
+async def invalid_share(store: Store, run_id: str) -> float:
+    """Queries that the database refused, for each 1,000 training rollouts."""
+    steps = await invalid_queries(store, run_id)
+    return 1000 * sum(step.invalid for step in steps) / sum(step.rollouts for step in steps)
+
+
+def credits_of(example: str, names: tuple[str, ...], title: str) -> Study:
+    """GRPO with each of these credit methods."""
+    variants = (Variant(name, grpo(credit=name), key=f"grpo-{name}") for name in names)
+    return Study(f"credit-{example}", title, example, tuple(variants))
+
+
+ALL_CREDIT = ("uniform", "per_agent", "discounted", "turn", "anchor", "hierarchical")
+"""Those that need no critic; what has one is PPO, in the study of algorithms."""
+ONE_AGENT = tuple(name for name in ALL_CREDIT if name != "per_agent")
+"""With a single agent, per_agent is uniform."""
+
 STUDIES = MappingProxyType(
     {
         study.name: study
         for study in (
             Study(
-                "credit-sql",
-                "Credit methods on the SQL agent",
+                "algorithms",
+                "Algorithms on the SQL agent",
                 "sql",
                 (
-                    Variant("uniform", grpo(credit="uniform")),
-                    Variant("per_agent", grpo(credit="per_agent"), key="grpo"),
+                    Variant("GRPO", grpo(), key="grpo"),
+                    Variant("RLOO", lambda: {"algorithm": lightning.RLOO()}),
+                    Variant("REINFORCE++", lambda: {"algorithm": lightning.ReinforcePP()}),
+                    Variant("PPO", lambda: {"algorithm": lightning.PPO()}),
+                    Variant("DPO", lambda: {"algorithm": lightning.DPO()}),
+                    Variant("SFT", lambda: {"algorithm": lightning.SFT()}),
                 ),
+                seeds=3,
             ),
+            Study(
+                "air",
+                "Automatic intermediate rewards on the SQL agent",
+                "sql",
+                (
+                    Variant("without AIR", grpo(), key="grpo"),
+                    Variant("with AIR", lambda: {"air": True, **grpo()()}, key="air"),
+                ),
+                measure=invalid_share,
+                measured="invalid queries in 1,000 rollouts",
+            ),
+            credits_of("sql", ALL_CREDIT, "Credit methods on the SQL agent"),
+            credits_of("calc", ONE_AGENT, "Credit methods on the calculator agent"),
+            credits_of("rag", ONE_AGENT, "Credit methods on the research agent"),
         )
     }
 )
