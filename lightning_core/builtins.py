@@ -27,6 +27,8 @@ def lightning_register_credit(register: Register) -> None:
     register("turn", "lightning_core.credit.turn:turn")
     register("anchor", "lightning_core.credit.anchor:Anchor")
     register("gae", "lightning_core.credit.gae:Gae")
+    register("state", "lightning_core.credit.state:state")
+    register("tabular", "lightning_core.credit.tabular:Tabular")
     register("hierarchical", "lightning_core.credit.hierarchical:Hierarchical")
 
 

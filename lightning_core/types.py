@@ -320,6 +320,9 @@ class Transition:
     observation. "" if that is not known."""
     reward: float = 0.0
     """Sum of the intermediate rewards addressed to this call; each choice of a call bears the same."""
+    started_at: float | None = None
+    ended_at: float | None = None
+    """When the call ran, in Unix seconds; None if not known. Calls that overlap led not to one another."""
     value: float | None = None
     """The critic's estimate of the return from here, if the algorithm has a critic."""
     advantage: float | None = None

@@ -40,7 +40,8 @@ class Comparison:
     credited: frozenset[Key] | None = None
     """The transitions that get an advantage; the others are in the baseline only. None: all."""
     baseline: bool = True
-    """False: the returns are advantages already, such as those of a critic; nothing is taken off."""
+    """False: the returns are advantages already, such as those of a critic; nothing is taken off, and their
+    deviation is that from 0."""
     targets: Mapping[Key, float] = field(default_factory=dict)
     """What a critic is to learn of these transitions."""
 
@@ -104,8 +105,8 @@ def compare(comparison: Comparison, baseline: Baseline = "mean", scale: Scale = 
     if flat:
         return {}
     unit = 1.0
-    if scale == "std" and comparison.baseline:
-        unit = _spread(peers, [fmean(means)] * len(peers))
+    if scale == "std":
+        unit = _spread(peers, [fmean(means) if comparison.baseline else 0.0] * len(peers))
         if unit <= EPSILON:
             return {}
     credited = comparison.credited

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from lightning_core.credit.base import Comparison
 from lightning_core.credit.branches import returns_to_go
-from lightning_core.credit.peers import peers_by
+from lightning_core.credit.peers import peers_by, with_others
 from lightning_core.errors import ConfigError
 from lightning_core.types import Trajectory
 
@@ -37,4 +37,5 @@ class Discounted:
     def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
         """One comparison for each trained agent."""
         returns = {k: g for each in group for k, g in returns_to_go(each, self.discount).items()}
-        return [Comparison(peers) for peers in peers_by(lambda t: t.agent, group, returns).values()]
+        sorted_out = peers_by(lambda t: t.agent, group, returns)
+        return [with_others(peers, group, agent) for agent, peers in sorted_out.items()]

@@ -88,6 +88,8 @@ def _transitions(rollout: Rollout, call: Call, reward: float) -> Iterable[Transi
             temperature=call.temperature,
             observation=shown,
             reward=reward,
+            started_at=call.started_at,
+            ended_at=call.ended_at,
         )
 
 

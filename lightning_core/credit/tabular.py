@@ -1,0 +1,66 @@
+"""Tabular credit: the other rollouts of the group are the critic.
+
+    A(i, t) = own * G(i, t) + (1 - own) * (r + V(next state) + effect(reply)) - V(state)
+
+    G       the rewards from t on; r those of them before the next state
+    V(s)    mean G of the other rollouts that were in s, the same agent shown the same observation; as baseline
+            with one more among them that earned what the agent does on average
+    effect  how much better others did who gave this very reply there, shrunken by what may be chance
+
+The return of a call tells of all that came after it. What others made of the same next state tells the same
+with less noise: what the rollout did later, and what other agents did, no longer counts. The table in the
+place of a critic is GAGPO's (Zhu et al., arXiv 2605.13217); mixing in the whole return is Bellemare et
+al.'s (2016, mixed Monte Carlo update, arXiv 1606.01868). Where no other rollout came to the next state, the
+return stands alone.
+
+Assumes that an observation says what matters of the past. What it hides is still credited, with weight
+`own` or as the effect of a repeated reply. With own = 1 nothing is assumed, and it is unbiased: that is
+`state`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning_core.credit.base import Comparison
+from lightning_core.credit.table import Table
+from lightning_core.credit.visits import Visit
+from lightning_core.errors import ConfigError
+from lightning_core.types import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Tabular:
+    """Advantages from a table of the group. It has baselines of its own, so an algorithm's is not used."""
+
+    own: float = 0.3
+    """The share of the rollout's own return in what came of a call."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.own <= 1:
+            raise ConfigError(f"Tabular(own={self.own!r}): must lie between 0 and 1")
+
+    def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
+        """One comparison: all advantages of the group."""
+        if len(group) < 2:
+            return []
+        table = Table(group)
+        advantages = (
+            {
+                visit.transition.key: self._came_to(visit, place, table) - table.expected(visit, place)
+                for visit in found
+            }
+            for place, found in enumerate(table.visits)
+        )
+        return [Comparison(tuple(advantages), baseline=False)]
+
+    def _came_to(self, visit: Visit, place: int, table: Table) -> float:
+        returned, following = table.returned(visit, place), visit.following
+        if following is None or self.own == 1:
+            return returned
+        known = table.known(following.state, place, visit.transition.agent)
+        if known is None:
+            return returned
+        looked_up = visit.earned - following.earned + known + table.effect(visit, place)
+        return self.own * returned + (1 - self.own) * looked_up
