@@ -131,7 +131,12 @@ def by_transformers(
     )
 
 
-@pytest.mark.parametrize("algorithm", [Reinforce(), GRPO(correction=None), GRPO(aggregation="rollout")])
+SEQUENCE = GRPO(ratio="sequence", correction=None, clip_low=0.9, clip_high=9.0)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [Reinforce(), GRPO(correction=None), GRPO(aggregation="rollout"), SEQUENCE]
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_merged_equals_unmerged_equals_one_by_one(folder: Path, algorithm: Any, seed: int) -> None:
     batch = interleaved(seed)

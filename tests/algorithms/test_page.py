@@ -1,0 +1,44 @@
+"""docs/algorithms.md says what there is."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import lightning_core as lightning
+from lightning_core.algorithms.policy_gradient import PolicyGradient
+from lightning_core.plugins import load_plugins
+
+PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the first table that follows."""
+    table = re.search(r"\n\|.*?\n\|[-|]+\n(.*?)\n\n", PAGE[PAGE.index(heading) :], re.DOTALL)
+    assert table is not None
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[1].splitlines()]
+
+
+def test_every_algorithm_has_a_row_with_its_class():
+    plugins = load_plugins([])
+    listed = {name.strip("`"): kind.strip("`") for name, kind, *_ in rows("# Algorithms")}
+    assert listed == {name: plugins.part("algorithm", name).__name__ for name in plugins.names("algorithm")}
+
+
+def test_every_option_has_a_row_with_its_default():
+    defaults = {}
+    for names, default, _ in rows("## The policy gradient"):
+        for name, value in zip(re.findall(r"`(\w+)`", names), default.split(", "), strict=True):
+            defaults[name] = None if value == "none" else eval(value.strip("`"), vars(_corrections()))
+    assert defaults == {each.name: each.default for each in fields(PolicyGradient)}
+
+
+def _corrections():
+    from lightning_core.algorithms import corrections
+
+    return corrections
+
+
+def test_every_variant_is_accepted_as_it_stands():
+    for variant, options, _ in rows("## Variants of GRPO"):
+        made = eval(f"lightning.GRPO({options.split('`')[1]})", {"lightning": lightning})
+        assert made != lightning.GRPO(), variant
