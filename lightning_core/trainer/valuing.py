@@ -10,6 +10,9 @@ from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Backend
 from lightning_core.types import Trajectory
 
+SPREAD = 0.01
+"""Deviation of the targets from which on there is something to explain; rewards are of the order of 1."""
+
 
 async def value(
     trajectories: Sequence[Trajectory], algorithm: Algorithm, backend: Backend
@@ -26,7 +29,10 @@ async def value(
 
 def value_numbers(credited: Sequence[Trajectory]) -> dict[str, float]:
     """`value_mean`, and `explained_variance` = 1 - var(target - value) / var(target): 1 for a critic that
-    knows, 0 for one that says the same everywhere. Only what can be said: nothing without targets."""
+    knows, 0 for one that says the same everywhere.
+
+    Only what can be said: nothing without targets, and nothing is explained where they hardly differ.
+    """
     pairs = [
         (t.target, t.value)
         for each in credited
@@ -37,7 +43,7 @@ def value_numbers(credited: Sequence[Trajectory]) -> dict[str, float]:
         return {}
     numbers = {"value_mean": fmean(value for _, value in pairs)}
     spread = pvariance(target for target, _ in pairs)
-    if spread > 0:
+    if spread > SPREAD**2:
         left = pvariance(target - value for target, value in pairs)
         numbers["explained_variance"] = 1 - left / spread
     return numbers

@@ -17,7 +17,7 @@ from lightning_core.trainer.course import make_courses
 from lightning_core.trainer.valuing import value_numbers
 from lightning_core.types import Trajectory, Transition
 
-TASKS = [{"question": f"List the boats with speed above {n}."} for n in range(8)]
+TASKS = [{"question": f"List the boats with speed above {n}.", "number": n} for n in range(8)]
 
 
 def turn(rollout: str, number: int, value: float | None, target: float | None = None) -> Transition:
@@ -56,7 +56,7 @@ def test_what_the_values_explain():
     )
     assert value_numbers(batch((7.0, 0.0), (7.0, 2.0)))["explained_variance"] == 0
     assert value_numbers(batch((1.0, 0.0), (0.0, 1.0)))["explained_variance"] == pytest.approx(1 - 4)
-    assert "explained_variance" not in value_numbers(batch((0.0, 1.0), (0.5, 1.0)))
+    assert "explained_variance" not in value_numbers(batch((0.0, 1.0), (0.5, 1.001)))
     assert value_numbers([Trajectory("r", "g", "t", 0.0, (turn("r", 0, None),))]) == {}
 
 
@@ -78,17 +78,17 @@ def test_an_option_of_the_critic_out_of_range_is_refused_by_name(option):
         Critic(**option)
 
 
-async def praise_short(task: lightning.Task) -> float:
-    """One call each by two agents; the reward depends on what was said."""
+async def two_agents(task: lightning.Task) -> float:
+    """One call each; the reward is as good as the task is even."""
     async with openai.AsyncOpenAI(api_key="none") as client:
-        text = str(task.input["question"])
         for name in ("writer", "editor"):
             with lightning.agent(name):
-                reply = await client.chat.completions.create(
-                    model="policy", messages=[{"role": "user", "content": text}], max_completion_tokens=5
+                await client.chat.completions.create(
+                    model="policy",
+                    messages=[{"role": "user", "content": f"{name}: {task.input['question']}"}],
+                    max_completion_tokens=5,
                 )
-            text = reply.choices[0].message.content or "?"
-    return float(len(text) % 3)
+    return float(int(str(task.input["number"])) % 2 == 0)
 
 
 def fit(folder: Path, algorithm: object, **settings: object) -> list[dict[str, float]]:
@@ -104,7 +104,7 @@ def fit(folder: Path, algorithm: object, **settings: object) -> list[dict[str, f
         progress=False,
         **settings,
     )
-    trainer.fit(praise_short, train=TASKS)
+    trainer.fit(two_agents, train=TASKS)
 
     async def read() -> list[dict[str, float]]:
         async with SqliteStore(f"sqlite:///{folder}/store.db") as store:
