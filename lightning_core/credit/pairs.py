@@ -7,14 +7,16 @@ it got there, a side being all of its replies in the rollout. A rollout is in at
 pair whose returns differ by no more than `margin` is not made; what is in no pair carries no loss.
 
 Why whole rollouts and not single turns: what a group ends with is a reward of the rollout, and two rollouts
-rarely have a second turn with the same prompt. Both sides begin with the same task, and the sum over all
-turns is what DPO's derivation holds for where the environment is deterministic (Rafailov et al., "From r to
-Q*", arXiv 2404.12358); it is the pair of ETO (Song et al., arXiv 2403.02502) and of multi-turn DPO (Shi et
-al., DMPO, arXiv 2406.14868). Why within an agent: an agent that is called when things went wrong is mostly on
-the worse side of a pair of whole rollouts, and would be taught to say less of anything (see `per_agent`).
+seldom have a later turn with the same prompt. It is the pair of ETO (Song et al., arXiv 2403.02502) and of
+multi-turn DPO (Shi et al., DMPO, arXiv 2406.14868). With one trained agent the sum over all turns is what
+DPO's derivation holds for, if the environment is deterministic, as both sides begin in the same state and
+everything else cancels (Rafailov et al., "From r to Q*", arXiv 2404.12358).
 
-Assumes that an agent's prompts in the two rollouts of a pair are comparable. Left out: pairs of single turns,
-and DMPO's discount for later turns.
+Why within an agent: one that is called when things went wrong is on the worse side of most pairs of whole
+rollouts, and would be taught to say less of anything (see `per_agent`). The price: the two sides of such an
+agent may begin in different states, whose values do not cancel.
+
+Left out: pairs of single turns, and DMPO's weights and norm for the length of a rollout.
 """
 
 from __future__ import annotations

@@ -128,7 +128,8 @@ class Loop:
             return {"skipped_updates": 1.0}
         self._skipped = 0
         metrics |= await self._update_again(step, algorithm, again)
-        metrics |= measure(itertools.chain(credited, *again), backend.policy_version)
+        if algorithm.teaching is None:  # a demonstration was sampled by nobody
+            metrics |= measure(itertools.chain(credited, *again), backend.policy_version)
         return {**metrics, "policy_version": float(await backend.publish())}
 
     async def _update_again(

@@ -45,7 +45,7 @@ def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -
         "tasks_per_step": [course.algorithm.tasks_per_step for course in session.courses],
         "phases": [[course.algorithm.name, course.first] for course in session.courses],
         "demonstrations": [
-            _digest(teaching.demonstrations)
+            [_digest(teaching.demonstrations), teaching.batch_size]
             for course in session.courses
             if (teaching := course.algorithm.teaching) is not None
         ],

@@ -42,7 +42,7 @@ def test_the_loss_of_a_pair_is_that_of_its_sums():
 
 
 def test_every_pair_counts_once_however_many_tokens_it_has():
-    # pair 0: h = -ln 3, loss ln 4, sigmoid(-h) = 3/4; pair 1: h = 0, loss ln 2, 1/2; beta 1, mean over 2 pairs
+    # beta 1, mean of two pairs. The first: h = -ln 3, loss ln 4, sigmoid(-h) = 3/4; the other: 0, ln 2, 1/2
     batch = entries(
         [-1.0, -1.0, -4.0, -1.0, -1.0, -1.0], [-1.0, -1.0 - LN3, -4.0, -1.0, -1.0, -1.0],
         [1, -1, 1, 1, 1, -1], [0, 0, 1, 1, 1, 1],

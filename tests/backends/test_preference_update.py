@@ -1,4 +1,4 @@
-"""DPO and SFT on real models: units stay whole, nothing depends on the packing, the reference can be moved."""
+"""DPO and SFT on real models: units stay whole, packing changes nothing, the reference can be moved."""
 
 from __future__ import annotations
 
