@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lightning_core.backends.local import LoraOptions as LoraOptions
     from lightning_core.errors import LightningError as LightningError
     from lightning_core.hookspecs import hookimpl as hookimpl
+    from lightning_core.judge.judge import Judge as Judge
     from lightning_core.plugins import attach as attach
     from lightning_core.runner import FailurePolicy as FailurePolicy
     from lightning_core.tracing.environment import environment as environment
@@ -50,6 +51,7 @@ _HOMES = {
     "Demonstration": "types",
     "FailurePolicy": "runner",
     "GRPO": "algorithms.grpo",
+    "Judge": "judge.judge",
     "LightningError": "errors",
     "LocalBackend": "backends.local",
     "LoraOptions": "backends.local",

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from lightning_core.types import Call, Event, Reward, Span, ToolEvent
+from lightning_core.types import Call, Event, Reward, Rollout, Span, Status, ToolEvent
 
 AGENT_NAME = "gen_ai.agent.name"
 """The attribute in which GenAI spans keep the name of the agent at work."""
@@ -67,6 +67,14 @@ def link_rewards(calls: Iterable[Call], rewards: Iterable[Reward]) -> list[Rewar
         found = None if place in own else _only(named.get(place, {})) or _only(asked.get(place, {}))
         linked.append(reward if found is None else reward.model_copy(update={"call_id": found}))
     return linked
+
+
+def with_final(rollout: Rollout, rewards: Iterable[Reward]) -> Rollout:
+    """The rollout with the last of its final rewards as its own; a failed one keeps that of its failure."""
+    final = [reward.value for reward in rewards if reward.kind == "final" and reward.agent is None]
+    if not final or rollout.status is not Status.SUCCEEDED:
+        return rollout
+    return rollout.model_copy(update={"reward": final[-1]})
 
 
 def inherit_agents(events: Sequence[Event]) -> list[Event]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lightning_core.linking import RESPONSE_ID, TOOL_CALL_ID, inherit_agents, link, link_rewards
+from lightning_core.linking import RESPONSE_ID, TOOL_CALL_ID, inherit_agents, link, link_rewards, with_final
 from lightning_core.stores.base import Store
 from lightning_core.types import Call, Event, Reward, Rollout, Span, ToolEvent
 
@@ -54,7 +54,8 @@ async def read_traces(store: Store, rollouts: Sequence[Rollout]) -> list[Trace]:
     rewards = await store.get_rewards(ids)
     events = await store.get_events(ids)
     return [
-        build(rollout, calls[rollout.id], rewards[rollout.id], events[rollout.id]) for rollout in rollouts
+        build(with_final(one, rewards[one.id]), calls[one.id], rewards[one.id], events[one.id])
+        for one in rollouts
     ]
 
 

@@ -58,8 +58,8 @@ def observation(call: Call) -> str:
 
 def text(messages: Iterable[Message]) -> str:
     """All that is said in the messages as one line; a tool call reads like `name(arguments)`."""
-    said = (_said(part) for message in messages for part in message["parts"])
-    return " ".join(" ".join(words.split()) for words in said if words)
+    texts = (said(part) for message in messages for part in message["parts"])
+    return " ".join(" ".join(words.split()) for words in texts if words)
 
 
 def tokens_read(call: Call) -> int | None:
@@ -87,7 +87,8 @@ def _items(call: Call) -> list[Any]:
     return found
 
 
-def _said(part: Part) -> str:
+def said(part: Part) -> str:
+    """One part as text; a tool call reads like `name(arguments)`."""
     match part["type"]:
         case "text":
             return str(part["content"])

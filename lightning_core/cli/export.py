@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from lightning_core.cli.rollouts import choose, open_run
+from lightning_core.cli.rollouts import choose, find_rollouts, open_run
 from lightning_core.errors import ConfigError, UnsupportedError
 from lightning_core.trace import read_traces
 
@@ -31,7 +31,7 @@ async def export_run(path: Path, url: str, which: str | None) -> None:
     console = Console(stderr=True)
     sent = 0
     async with open_run(path) as (store, run_id):
-        begun = [rollout for rollout in await store.find_rollouts(run_id) if rollout.attempts]
+        begun = [rollout for rollout in await find_rollouts(store, run_id) if rollout.attempts]
         if not begun:
             raise ConfigError(f"run {run_id!r} has no rollouts yet")
         chosen = begun if which is None else [choose(begun, which)]

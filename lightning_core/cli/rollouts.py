@@ -12,6 +12,7 @@ from rich.text import Text
 
 from lightning_core.cli.tree import rollout_tree
 from lightning_core.errors import ConfigError
+from lightning_core.linking import with_final
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store
 from lightning_core.trace import read_traces
@@ -34,11 +35,18 @@ async def open_run(path: Path) -> AsyncIterator[tuple[Store, str]]:
         yield store, address["run"]
 
 
+async def find_rollouts(store: Store, run_id: str) -> list[Rollout]:
+    """The rollouts of a run, each with the final reward that counts: a judge gives it afterwards."""
+    rollouts = await store.find_rollouts(run_id)
+    rewards = await store.get_rewards([rollout.id for rollout in rollouts])
+    return [with_final(rollout, rewards[rollout.id]) for rollout in rollouts]
+
+
 async def show_rollouts(path: Path, which: str | None, task: str | None) -> None:
     """The tree of one rollout; without `which` a list of the task's rollouts."""
     console = Console()
     async with open_run(path) as (store, run_id):
-        rollouts = of_task(await store.find_rollouts(run_id), task)
+        rollouts = of_task(await find_rollouts(store, run_id), task)
         if which is None:
             console.print(_table(f"rollouts of task {rollouts[0].task.id}", rollouts))
             return

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightning_core.air.report import RuleLine, rule_lines
-from lightning_core.cli.rollouts import open_run, show_newest
+from lightning_core.cli.rollouts import find_rollouts, open_run, show_newest
 from lightning_core.plugins import load_plugins
 from lightning_core.trainer.display import agent_table, phase_line, success_table
 from lightning_core.trainer.report import find_phases, terminal_curve
@@ -54,7 +54,7 @@ async def show_run(path: Path) -> None:
     async with open_run(path) as (store, run_id):
         run = await store.find_run(run_id)
         metrics = await store.list_metrics(run_id)
-        rollouts = await store.find_rollouts(run_id)
+        rollouts = await find_rollouts(store, run_id)
         trained = [rollout for rollout in rollouts if rollout.split == "train"]
         rules = rule_lines(trained, await store.get_rewards([rollout.id for rollout in trained]))
     console.print(f"run {run_id}: {run.status if run else 'not begun'}, {len(metrics)} steps")

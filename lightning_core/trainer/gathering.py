@@ -12,6 +12,7 @@ from lightning_core.errors import TrainingError
 from lightning_core.trainer.collect import to_trajectory
 from lightning_core.trainer.course import Course
 from lightning_core.trainer.display import Display
+from lightning_core.trainer.judging import Judging
 from lightning_core.trainer.plan import plan_training, tasks_of_step
 from lightning_core.trainer.session import Session
 from lightning_core.trainer.staleness import admitted
@@ -47,6 +48,7 @@ class Gathering:
         self.run_id = session.folder.run_id
         self._begun: set[int] = set()
         """Steps whose rollouts were first asked for by this process."""
+        self.judging = Judging(session.trainer.judge, session.store, session.folder)
 
     async def gather(self, step: int, course: Course) -> Lesson:
         """The lesson of a step. Raises TrainingError if not one rollout came to a reward."""
@@ -58,6 +60,7 @@ class Gathering:
         await self._begin(step, course)
         rollouts = await self._rollouts(step, course)
         calls, rewards = await self.session.records(rollouts)
+        rollouts, rewards = await self.judging.score(rollouts, calls, rewards)
         seconds = time.perf_counter() - began
         check_any_reward(rollouts, f"step {step}; fix the cause and resume")
         trajectories = [
@@ -75,7 +78,7 @@ class Gathering:
             rollouts = self._plan(step, course, retry)
             self.display.collecting(f"step {step + 1}", rollouts)
             finished, new = await self.session.run(rollouts)
-            if new or step in self._begun or any(rollout.reward is not None for rollout in finished):
+            if new or step in self._begun or any(map(came_to_an_end, finished)):
                 break
         return await self._without_cancelled(step, course, retry, finished)
 
@@ -104,6 +107,11 @@ class Gathering:
         return plan_training(
             self.run_id, step, tasks, algorithm.group_size, trainer.on_failure.max_attempts, retry
         )
+
+
+def came_to_an_end(rollout: Rollout) -> bool:
+    """Whether it has a final reward, or is still to get one from a judge."""
+    return rollout.reward is not None or rollout.status is Status.SUCCEEDED
 
 
 def check_any_reward(rollouts: Sequence[Rollout], where: str) -> None:

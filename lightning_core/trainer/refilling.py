@@ -31,6 +31,7 @@ async def refill(gathering: Gathering, step: int, course: Course, lesson: Lesson
         gathering.display.collecting(f"step {step + 1}, refill {turn}", planned)
         finished, _ = await gathering.session.run(planned)
         calls, rewards = await gathering.session.records(finished)
+        finished, rewards = await gathering.judging.score(finished, calls, rewards)
         lesson = replace(
             lesson,
             rollouts=[*lesson.rollouts, *finished],

@@ -12,6 +12,7 @@ functions, which gives the same. Only a critic's values are then those of the cr
 from __future__ import annotations
 
 from lightning_core.credit.base import assign
+from lightning_core.linking import with_final
 from lightning_core.trainer.collect import to_trajectory
 from lightning_core.trainer.course import Course
 from lightning_core.trainer.session import Session
@@ -45,9 +46,9 @@ class Replay:
         """The batch of a step as it was trained on, from the store."""
         run_id = self.session.folder.run_id
         rollouts = await self.session.store.find_rollouts(run_id, step=step, split="train")
-        rewarded = [rollout for rollout in rollouts if rollout.reward is not None]
-        calls, rewards = await self.session.records(rewarded)
-        trajectories = [to_trajectory(r, calls[r.id], rewards[r.id]) for r in rewarded]
+        calls, rewards = await self.session.records(rollouts)
+        ended = [with_final(rollout, rewards[rollout.id]) for rollout in rollouts]
+        trajectories = [to_trajectory(r, calls[r.id], rewards[r.id]) for r in ended if r.reward is not None]
         algorithm = course.algorithm
         valued = await value(trajectories, algorithm, self.session.backend)
         return assign(valued, course.credit, algorithm.baseline, algorithm.scale)[0]

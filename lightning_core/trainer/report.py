@@ -77,6 +77,7 @@ async def summarise(store: Store, folder: RunFolder, trainer: Any, model: str) -
                 "timeout",
                 "on_failure",
                 "air",
+                "judge",
             )
         },
         versions=versions(),

@@ -122,6 +122,7 @@ class Session:
             on_failure=self.trainer.on_failure,
             worker=worker,
             on_finished=lambda rollout: self.on_rollout(rollout),
+            judged=self.trainer.judge is not None and self.trainer.judge.weight == 1,
         )
         self._serving = asyncio.create_task(runner.serve(self._stop))
 

@@ -17,6 +17,7 @@ from lightning_core.air.rules import AIR
 from lightning_core.algorithms.base import Algorithm, Phase
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.errors import ConfigError, StoreError
+from lightning_core.judge.judge import Judge
 from lightning_core.runner import FailurePolicy
 from lightning_core.trainer.course import asks_for_rollouts, count_steps
 from lightning_core.trainer.display import Display
@@ -71,6 +72,9 @@ class Trainer:
     on_failure: FailurePolicy = field(default_factory=FailurePolicy)
     air: AIR | bool | None = None
     """Automatic intermediate rewards: True for the default rules, or an `AIR` of your own."""
+    judge: Judge | None = None
+    """Gives the rollouts of each group their final reward. Evaluations are not judged: there the reward of
+    `solve` counts."""
     evaluate_every: int | None = None
     """Also evaluate after every so many steps; before and after training it is done anyway."""
     breakdown: str | None = None

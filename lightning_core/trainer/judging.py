@@ -1,0 +1,122 @@
+"""Judging the rollouts of a step: which groups, what is known already, and where the scores are kept.
+
+A score is a final reward of its rollout, given by "judge", which counts as the last one given. What a judge
+has answered lies in the run's folder as well (`judge/`, one file for each question), so that a resumed run,
+or a group that went the same way as another, asks nothing again. Evaluations are not judged: they have no
+groups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+
+from lightning_core.errors import TrainingError
+from lightning_core.judge.dialogue import Dialogue, dialogue
+from lightning_core.judge.endpoint import Endpoint, JudgeError
+from lightning_core.judge.judge import Judge
+from lightning_core.judge.question import Question, Score, make_question
+from lightning_core.linking import with_final
+from lightning_core.stores.base import Store
+from lightning_core.trainer.folder import RunFolder
+from lightning_core.types import Call, Reward, Rollout, Status
+
+log = logging.getLogger(__name__)
+
+SOURCE = "judge"
+Rewards = dict[str, list[Reward]]
+"""By rollout id."""
+
+
+class Judging:
+    """Has the rollouts of a run judged; without a judge it changes nothing."""
+
+    def __init__(self, judge: Judge | None, store: Store, folder: RunFolder) -> None:
+        self.judge = judge
+        self.store = store
+        self.folder = folder
+
+    async def score(
+        self, rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], rewards: Rewards
+    ) -> tuple[list[Rollout], Rewards]:
+        """The rollouts with the final rewards that count, and all rewards, those of the judge among them.
+
+        Raises TrainingError if the judge can't score a group; all scores that it gave are stored.
+        """
+        if self.judge is None:
+            return list(rollouts), rewards
+        groups: defaultdict[str, list[Rollout]] = defaultdict(list)
+        for rollout in rollouts:
+            if rollout.status is Status.SUCCEEDED:
+                groups[rollout.group_id].append(rollout)
+        waiting = [group for group in groups.values() if not all(_judged(rewards[one.id]) for one in group)]
+        async with Endpoint(self.judge) as endpoint:
+            judging = (self._judge(self.judge, endpoint, group, calls) for group in waiting)
+            given = await asyncio.gather(*judging, return_exceptions=True)
+        for part in given:
+            if isinstance(part, BaseException):
+                raise part
+            rewards = {**rewards, **{one.rollout_id: [*rewards[one.rollout_id], one] for one in part}}
+        return [with_final(rollout, rewards[rollout.id]) for rollout in rollouts], rewards
+
+    async def _judge(
+        self, judge: Judge, endpoint: Endpoint, group: list[Rollout], calls: Mapping[str, Sequence[Call]]
+    ) -> list[Reward]:
+        """The rewards of one group, stored."""
+        told = {rollout.id: dialogue(calls[rollout.id]) for rollout in group}
+        different = sorted(set(told.values()), key=_digest)
+        question = make_question(judge, group[0].task, different)
+        if question.shortened:
+            log.warning(
+                "group %s: %d characters of its transcripts are left out before the judge, to keep within "
+                "Judge(budget=%d)",
+                group[0].group_id,
+                question.shortened,
+                judge.budget,
+            )
+        try:
+            scores = await self._ask(judge, endpoint, question)
+        except JudgeError as problem:
+            raise TrainingError(
+                f"judge {judge.model!r} at {endpoint.shown} gave no scores for group {group[0].group_id!r} "
+                f"(task {group[0].task.id!r}): {problem}. Every rollout and all scores so far are kept: mend "
+                "the cause, then resume"
+            ) from problem
+        by_dialogue = dict(zip(different, scores, strict=True))
+        rewards = [_reward(judge, rollout, by_dialogue[told[rollout.id]]) for rollout in group]
+        await self.store.add_rewards(rewards)
+        return rewards
+
+    async def _ask(self, judge: Judge, endpoint: Endpoint, question: Question) -> list[Score]:
+        """The judge's scores, from the run's folder if it was asked the same before."""
+        name = f"judge/{question.digest(judge.model)}.json"
+        path = self.folder.path / name
+        if path.exists():
+            return [Score.model_validate(one) for one in json.loads(path.read_bytes())["scores"]]
+        scores = await endpoint.ask(question)
+        path.parent.mkdir(exist_ok=True)
+        self.folder.write_json(name, {"model": judge.model, "scores": [one.model_dump() for one in scores]})
+        return scores
+
+
+def _reward(judge: Judge, rollout: Rollout, score: Score) -> Reward:
+    own = rollout.reward if rollout.reward is not None else 0.0
+    return Reward(
+        rollout_id=rollout.id,
+        attempt=rollout.attempts,
+        value=judge.weight * score.score + (1 - judge.weight) * own,
+        source=SOURCE,
+        reason=score.reason,
+    )
+
+
+def _judged(rewards: Sequence[Reward]) -> bool:
+    return any(reward.source == SOURCE for reward in rewards)
+
+
+def _digest(lines: Dialogue) -> str:
+    return blake2b(repr(lines).encode(errors="replace")).hexdigest()

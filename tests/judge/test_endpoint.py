@@ -1,0 +1,138 @@
+"""A judge asked over real HTTP: what it is sent, what may pass, and what ends the asking."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+from starlette.responses import PlainTextResponse
+
+from lightning_core.judge.dialogue import Line
+from lightning_core.judge.endpoint import Endpoint, JudgeError
+from lightning_core.judge.judge import Judge
+from lightning_core.judge.question import Score, make_question
+from lightning_core.types import Task
+from tests.judge.reading import Fault, Lines, ReadingJudge, judging, status
+
+TEXTS = ("b", "aaa", "aa")
+
+
+def shorter(lines: Lines) -> float:
+    """The shorter the better."""
+    return 1 / len(lines[-1]["text"])
+
+
+async def ask(server: ReadingJudge, **options: Any) -> list[Score]:
+    judge = Judge(**{"model": "large", "base_url": server.url, "api_key": "sk-secret", **options})
+    question = make_question(judge, Task(input={}), [(Line("writer", "assistant", text),) for text in TEXTS])
+    async with Endpoint(judge) as endpoint:
+        return await endpoint.ask(question)
+
+
+async def test_each_transcript_gets_its_own_score() -> None:
+    with judging(shorter) as server:
+        scores = await ask(server, fields={"temperature": 0.0})
+    assert [one.score for one in scores] == pytest.approx([1, 1 / 3, 1 / 2])
+    [body] = server.asked
+    assert (body["model"], body["temperature"], server.keys) == ("large", 0.0, ["Bearer sk-secret"])
+    assert body["response_format"]["json_schema"]["schema"]["required"] == ["scores"]
+
+
+async def test_without_structure_no_schema_is_asked_for() -> None:
+    with judging(shorter) as server:
+        await ask(server, structured=False)
+    assert "response_format" not in server.asked[0]
+
+
+def cut(body: dict[str, Any]) -> str:
+    return ReadingJudge(shorter).judge(body)[:-20]
+
+
+def forgets(body: dict[str, Any]) -> str:
+    return json.dumps({"scores": json.loads(ReadingJudge(shorter).judge(body))["scores"][1:]})
+
+
+def no_chat(body: dict[str, Any]) -> PlainTextResponse:
+    return PlainTextResponse("<html>maintenance</html>", headers={"retry-after": "0"})
+
+
+@pytest.mark.parametrize("fault", [status(429), status(500), status(503), status(408), cut, forgets, no_chat])
+async def test_what_may_pass_is_asked_again(fault: Fault) -> None:
+    with judging(shorter, fault, fault) as server:
+        scores = await ask(server, retries=2)
+    assert [one.score for one in scores] == pytest.approx([1, 1 / 3, 1 / 2])
+    assert len(server.asked) == 3
+
+
+async def test_an_answer_that_can_not_be_used_is_named_in_the_next_question() -> None:
+    with judging(shorter, forgets, cut) as server:
+        await ask(server)
+    first, second, third = (body["messages"] for body in server.asked)
+    assert [message["role"] for message in second] == ["system", "user", "assistant", "user"]
+    assert "That can't be used: it scores the ids ['2', '3']" in second[-1]["content"]
+    assert (second[:2], third[:2], len(third)) == (first, first, 4)
+
+
+async def test_the_tries_are_bounded_and_the_last_failure_is_told() -> None:
+    with judging(shorter, *[status(503, "overloaded")] * 9) as server:
+        with pytest.raises(JudgeError, match=r"after 3 tries, the last time: it answered 503: .*overloaded"):
+            await ask(server, retries=2)
+        assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (status(401, "wrong key sk-secret"), r"answered 401: .*wrong key \*\*\*.*check api_key"),
+        (status(404, "no such model"), "no such model"),
+        (status(400, "response_format is not supported"), r"Judge\(structured=False\)"),
+    ],
+)
+async def test_what_will_not_pass_ends_the_asking_at_once(fault: Fault, words: str) -> None:
+    with judging(shorter, fault, fault) as server:
+        with pytest.raises(JudgeError, match=words) as refused:
+            await ask(server)
+        assert len(server.asked) == 1
+    assert "sk-secret" not in str(refused.value)
+
+
+async def test_an_endpoint_that_is_not_there_is_an_error_that_says_so() -> None:
+    with judging(shorter) as server:
+        pass
+    with pytest.raises(JudgeError, match="after 1 tries, the last time: it can't be reached"):
+        await ask(server, retries=0)
+
+
+async def test_an_answer_that_takes_too_long_is_a_failed_try() -> None:
+    with judging(shorter, delay=1.0) as server, pytest.raises(JudgeError, match=r"not answer within 0\.1 s"):
+        await ask(server, retries=0, timeout=0.1)
+
+
+async def test_no_more_groups_are_asked_about_at_once_than_the_concurrency() -> None:
+    with judging(shorter, delay=0.05) as server:
+        judge = Judge(model="large", base_url=server.url, concurrency=3)
+        question = make_question(judge, Task(input={}), [(Line("writer", "assistant", "a"),)])
+        async with Endpoint(judge) as endpoint:
+            await asyncio.gather(*(endpoint.ask(question) for _ in range(12)))
+    assert (len(server.asked), server.peak) == (12, 3)
+
+
+async def test_a_key_of_the_environment_goes_to_the_environment_s_endpoint_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with judging(shorter) as server:
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-environment")
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        await ask(server, base_url=None, api_key=None)
+        await ask(server, api_key=None)
+    assert server.keys == ["Bearer sk-environment", None]
+
+
+async def test_the_key_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG), judging(shorter, status(500, "sk-secret is overloaded")) as server:
+        await ask(server)
+    assert "*** is overloaded" in caplog.text
+    assert "sk-secret" not in caplog.text

@@ -1,0 +1,316 @@
+"""Judging in a run: scores become rewards once, survive a stop, and teach."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import openai
+import pytest
+
+import lightning_core as lightning
+from lightning_core.errors import TrainingError
+from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.trainer.folder import RunFolder
+from lightning_core.trainer.judging import Judging
+from lightning_core.types import Call, Choice, Reward, Rollout, Status, Task
+from tests.backends.models import save_model
+from tests.judge.reading import Lines, ReadingJudge, judging, status
+
+
+def number_said(lines: Lines) -> float:
+    return float(lines[-1]["text"])
+
+
+def rollout(name: str, group: str = "g", **fields: Any) -> Rollout:
+    given = {"status": Status.SUCCEEDED, "attempts": 1, **fields}
+    return Rollout(
+        id=name, run_id="run", task=Task(id=f"task-{group}", input={}), group_id=group, step=0, **given
+    )
+
+
+def call(rollout_id: str, said: str) -> Call:
+    return Call(
+        id=f"call-{rollout_id}",
+        rollout_id=rollout_id,
+        attempt=1,
+        agent="writer",
+        trained=True,
+        request={"messages": [{"role": "user", "content": "a number"}]},
+        choices=[Choice(message={"role": "assistant", "content": said})],
+        started_at=0.0,
+        ended_at=0.0,
+    )
+
+
+class Step:
+    """Finished rollouts of one step in a real store, and a folder, to be judged."""
+
+    def __init__(self, path: Path, rollouts: dict[Rollout, str], **options: Any) -> None:
+        self.path = path
+        self.store = MemoryStore()
+        self.rollouts = list(rollouts)
+        self.said = {one.id: said for one, said in rollouts.items()}
+        self.options = options
+
+    async def fill(self) -> None:
+        """Put the rollouts into the store as a runner leaves them."""
+        queued = [one.model_copy(update={"status": Status.QUEUED, "attempts": 0}) for one in self.rollouts]
+        await self.store.enqueue([one.model_copy(update={"reward": None}) for one in queued])
+        for attempt in await self.store.lease("w", len(queued), 60.0):
+            [own] = [one for one in self.rollouts if one.id == attempt.rollout.id]
+            await self.store.add_call(call(own.id, self.said[own.id]))
+            error = "broke" if own.status is Status.FAILED else None
+            await self.store.finish(attempt, reward=own.reward, error=error)
+
+    async def judge(
+        self, server: ReadingJudge, **options: Any
+    ) -> tuple[list[Rollout], dict[str, list[Reward]]]:
+        judge = lightning.Judge(**{"model": "m", "base_url": server.url, **self.options, **options})
+        ids = [one.id for one in self.rollouts]
+        with RunFolder(self.path / "run", resume=(self.path / "run").exists()) as folder:
+            return await Judging(judge, self.store, folder).score(
+                await self.store.find_rollouts("run"),
+                await self.store.get_calls(ids),
+                await self.store.get_rewards(ids),
+            )
+
+    async def stored(self) -> dict[str, list[float]]:
+        """What the judge gave, by rollout."""
+        rewards = await self.store.get_rewards([one.id for one in self.rollouts])
+        return {
+            name: [one.value for one in given if one.source == "judge"] for name, given in rewards.items()
+        }
+
+
+async def step(path: Path, rollouts: dict[Rollout, str], **options: Any) -> Step:
+    made = Step(path, rollouts, **options)
+    await made.fill()
+    return made
+
+
+async def test_scores_are_stored_as_final_rewards_and_count(tmp_path: Path) -> None:
+    made = await step(tmp_path, {rollout("a"): "0.25", rollout("b", reward=9.0): "0.75"})
+    with judging(number_said) as server:
+        judged, rewards = await made.judge(server)
+    assert [one.reward for one in judged] == [0.25, 0.75]
+    [given] = rewards["a"]
+    assert (given.kind, given.value, given.source, given.reason) == (
+        "final",
+        0.25,
+        "judge",
+        "rule of 1 lines",
+    )
+    assert await made.store.get_rewards(["a", "b"]) == rewards
+
+
+async def test_the_weight_mixes_the_judge_s_score_with_the_app_s_own_reward(tmp_path: Path) -> None:
+    made = await step(
+        tmp_path, {rollout("a", reward=1.0): "0.5", rollout("b", reward=-1.0): "1.0"}, weight=0.25
+    )
+    with judging(number_said) as server:
+        judged, _ = await made.judge(server)
+    assert [one.reward for one in judged] == [0.25 * 0.5 + 0.75 * 1.0, 0.25 * 1.0 - 0.75 * 1.0]
+
+
+async def test_equal_transcripts_are_shown_once_and_failed_rollouts_never(tmp_path: Path) -> None:
+    penalised = rollout("p", status=Status.FAILED, reward=-1.0)
+    said = {rollout("a"): "0.5", rollout("b"): "0.25", rollout("c"): "0.5", penalised: "1.0"}
+    made = await step(tmp_path, said)
+    with judging(number_said) as server:
+        judged, _ = await made.judge(server)
+    assert [one.reward for one in judged] == [0.5, 0.25, 0.5, -1.0]
+    [body] = server.asked
+    shown = [each[-1]["text"] for each in server.transcripts(body).values()]
+    assert sorted(shown) == ["0.25", "0.5"]
+
+
+async def test_what_was_judged_is_not_asked_again(tmp_path: Path) -> None:
+    made = await step(tmp_path, {rollout("a"): "0.25", rollout("b"): "0.75"})
+    with judging(number_said) as server:
+        first, _ = await made.judge(server)
+        again, _ = await made.judge(server)
+    assert first == again
+    assert len(server.asked) == 1
+    assert await made.stored() == {"a": [0.25], "b": [0.75]}
+
+
+async def test_an_answer_survives_in_the_folder_what_the_store_did_not_get(tmp_path: Path) -> None:
+    """The trainer was killed between the answer and the store."""
+    said = {rollout("a"): "0.25", rollout("b"): "0.75"}
+    with judging(number_said) as server:
+        await (await step(tmp_path, said)).judge(server)
+        made = await step(tmp_path, said)
+        judged, _ = await made.judge(server)
+    assert [one.reward for one in judged] == [0.25, 0.75]
+    assert len(server.asked) == 1
+    [kept] = (tmp_path / "run" / "judge").iterdir()
+    assert sorted(one["score"] for one in json.loads(kept.read_text())["scores"]) == [0.25, 0.75]
+
+
+async def test_another_rubric_or_model_is_another_question(tmp_path: Path) -> None:
+    said = {rollout("a"): "0.25", rollout("b"): "0.75"}
+    with judging(number_said) as server:
+        for options in ({}, {"rubric": "shorter is better"}, {"model": "larger"}):
+            await (await step(tmp_path, said)).judge(server, **options)
+    assert len(server.asked) == 3
+
+
+async def test_a_judge_that_is_down_stops_the_run_by_the_group_s_name_and_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    said = {rollout(f"{group}{i}", group): f"0.{i}" for group in "xyz" for i in range(2)}
+    made = await step(tmp_path, said, retries=0, concurrency=1)
+    plain = ReadingJudge(number_said).judge
+    with judging(number_said, plain, status(503, "overloaded")) as server:
+        with pytest.raises(
+            TrainingError, match=r"judge 'm' at http.*group 'y' \(task 'task-y'\).*then resume"
+        ):
+            await made.judge(server)
+        assert {name for name, given in (await made.stored()).items() if given} == {"x0", "x1", "z0", "z1"}
+        judged, _ = await made.judge(server)
+    assert [one.reward for one in judged] == [0.0, 0.1] * 3
+    assert len(server.asked) == 4
+
+
+async def test_a_transcript_over_the_budget_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = await step(tmp_path, {rollout("a"): "a" * 500, rollout("b"): "b"}, budget=100)
+    with judging(lambda lines: 0.5) as server:
+        await made.judge(server)
+    assert "group g: 109 characters of its transcripts are left out before the judge" in caplog.text
+
+
+async def test_without_a_judge_everything_stays_as_it_was(tmp_path: Path) -> None:
+    rewards: dict[str, list[Reward]] = {"a": []}
+    with RunFolder(tmp_path / "run", resume=False) as folder:
+        done = [rollout("a")]
+        assert await Judging(None, MemoryStore(), folder).score(done, {}, rewards) == (done, rewards)
+
+
+# a whole run ----------------------------------------------------------------------------------
+def lower_case(lines: Lines) -> float:
+    """The hidden kind: the share of small letters in what the writer said."""
+    text = lines[-1]["text"]
+    return sum(letter.islower() for letter in text) / max(1, len(text))
+
+
+class App:
+    """An app that says something and gives no reward at all."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    async def solve(self, task: lightning.Task) -> None:
+        async with openai.AsyncOpenAI(api_key="none") as client:
+            with lightning.agent("writer"):
+                reply = await client.chat.completions.create(
+                    model="policy",
+                    messages=[{"role": "user", "content": str(task.input["question"])}],
+                    max_completion_tokens=8,
+                )
+        self.said.append(reply.choices[0].message.content or "")
+
+
+GROUP, TASKS = 8, 2
+QUESTIONS = [{"question": f"boats {number}"} for number in range(TASKS)]
+
+
+def fit(app: App, model: Path, folder: Path, server: ReadingJudge, **settings: Any) -> Any:
+    trainer = lightning.Trainer(
+        **{
+            "agents": ["writer"],
+            "judge": lightning.Judge(model="m", base_url=server.url, retries=0, api_key="sk-of-the-judge"),
+            "algorithm": lightning.GRPO(group_size=GROUP, tasks_per_step=TASKS),
+            "backend": lightning.LocalBackend(model, threads=1, learning_rate=3e-3),
+            "folder": folder,
+            "progress": False,
+            **settings,
+        }
+    )
+    return trainer.fit(app.solve, train=QUESTIONS)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model") / "model", "qwen3")
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[tuple[App, Path, ReadingJudge]]:
+    """A run of eight steps that was stopped by its judge at the fourth, and then resumed."""
+    folder = tmp_path_factory.mktemp("judged") / "run"
+    app = App()
+    plain = ReadingJudge(lower_case).judge
+    with judging(lower_case, *[plain] * (3 * TASKS), *[status(500)] * TASKS) as server:
+        with pytest.raises(TrainingError, match="gave no scores for group 'run-t3-"):
+            fit(app, model, folder, server, steps=8)
+        assert len(app.said) == 4 * TASKS * GROUP
+        fit(app, model, folder, server, steps=8, resume=True)
+        yield app, folder, server
+
+
+def test_a_judge_whose_ranking_is_right_teaches_what_it_ranks(learnt: tuple[App, Path, ReadingJudge]) -> None:
+    app, _, _ = learnt
+    quality = [lower_case([{"text": said}]) for said in app.said]
+    steps = (
+        list(itertools.batched(quality, TASKS * GROUP))
+        if hasattr(itertools, "batched")
+        else _batches(quality)
+    )
+    first, last = fmean(fmean(each) for each in steps[:2]), fmean(fmean(each) for each in steps[-2:])
+    assert last > first + 0.15, [round(fmean(each), 2) for each in steps]
+
+
+def _batches(values: list[float]) -> list[list[float]]:
+    size = TASKS * GROUP
+    return [values[start : start + size] for start in range(0, len(values), size)]
+
+
+def test_a_resumed_run_makes_no_rollout_and_asks_no_question_twice(
+    learnt: tuple[App, Path, ReadingJudge],
+) -> None:
+    app, folder, server = learnt
+    assert len(app.said) == 8 * TASKS * GROUP
+    failed = TASKS
+    assert len(server.asked) <= 8 * TASKS + failed
+    rewards = asyncio.run(_rewards(folder))
+    assert len(rewards) == 8 * TASKS * GROUP
+    assert all([one.source for one in given] == ["judge"] for given in rewards.values())
+
+
+async def _rewards(folder: Path) -> dict[str, list[Reward]]:
+    async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
+        return await store.get_rewards([one.id for one in await store.find_rollouts(folder.name)])
+
+
+def test_the_metrics_show_the_judge_s_scores(learnt: tuple[App, Path, ReadingJudge]) -> None:
+    app, folder, _ = learnt
+
+    async def metrics() -> list[float]:
+        async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
+            return [entry.values["reward"] for entry in await store.list_metrics(folder.name)]
+
+    quality = [lower_case([{"text": said}]) for said in app.said]
+    assert asyncio.run(metrics()) == pytest.approx([fmean(each) for each in _batches(quality)])
+
+
+def test_the_judge_s_calls_and_key_are_nowhere_in_the_run(learnt: tuple[App, Path, ReadingJudge]) -> None:
+    app, folder, server = learnt
+
+    async def calls() -> list[Call]:
+        async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
+            ids = [one.id for one in await store.find_rollouts(folder.name)]
+            return [one for part in (await store.get_calls(ids)).values() for one in part]
+
+    found = asyncio.run(calls())
+    assert {one.agent for one in found} == {"writer"}
+    assert len(found) == len(app.said)
+    assert server.keys == ["Bearer sk-of-the-judge"] * len(server.keys)
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".safetensors"]
+    assert not [path for path in files if b"sk-of-the-judge" in path.read_bytes()]
