@@ -125,6 +125,11 @@ class Rollout(Record):
     created_at: float = Field(default_factory=time.time)
     finished_at: float | None = None
 
+    @property
+    def counts(self) -> bool:
+        """Whether it may be trained on: it has a final reward, or is to get one from a judge."""
+        return self.reward is not None or self.status is Status.SUCCEEDED
+
 
 class Attempt(Record):
     """One try of a rollout by one worker, held by a lease."""

@@ -78,7 +78,7 @@ class Gathering:
             rollouts = self._plan(step, course, retry)
             self.display.collecting(f"step {step + 1}", rollouts)
             finished, new = await self.session.run(rollouts)
-            if new or step in self._begun or any(map(came_to_an_end, finished)):
+            if new or step in self._begun or any(rollout.counts for rollout in finished):
                 break
         return await self._without_cancelled(step, course, retry, finished)
 
@@ -107,11 +107,6 @@ class Gathering:
         return plan_training(
             self.run_id, step, tasks, algorithm.group_size, trainer.on_failure.max_attempts, retry
         )
-
-
-def came_to_an_end(rollout: Rollout) -> bool:
-    """Whether it has a final reward, or is still to get one from a judge."""
-    return rollout.reward is not None or rollout.status is Status.SUCCEEDED
 
 
 def check_any_reward(rollouts: Sequence[Rollout], where: str) -> None:

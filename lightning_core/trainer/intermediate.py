@@ -34,9 +34,7 @@ async def add_automatic(
     due = [
         rollout
         for rollout in rollouts
-        if rollout.split == "train"
-        and rollout.reward is not None
-        and not any(map(is_automatic, rewards[rollout.id]))
+        if rollout.split == "train" and rollout.counts and not any(map(is_automatic, rewards[rollout.id]))
     ]
     events = await store.get_events([rollout.id for rollout in due])
     fresh = {r.id: rulebook.rewards(r, calls[r.id], events[r.id]) for r in due}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,11 +51,11 @@ def call(rollout_id: str, said: str) -> Call:
 class Step:
     """Finished rollouts of one step in a real store, and a folder, to be judged."""
 
-    def __init__(self, path: Path, rollouts: dict[Rollout, str], **options: Any) -> None:
+    def __init__(self, path: Path, rollouts: list[tuple[Rollout, str]], **options: Any) -> None:
         self.path = path
         self.store = MemoryStore()
-        self.rollouts = list(rollouts)
-        self.said = {one.id: said for one, said in rollouts.items()}
+        self.rollouts = [one for one, _ in rollouts]
+        self.said = {one.id: said for one, said in rollouts}
         self.options = options
 
     async def fill(self) -> None:
@@ -89,14 +88,14 @@ class Step:
         }
 
 
-async def step(path: Path, rollouts: dict[Rollout, str], **options: Any) -> Step:
+async def step(path: Path, rollouts: list[tuple[Rollout, str]], **options: Any) -> Step:
     made = Step(path, rollouts, **options)
     await made.fill()
     return made
 
 
 async def test_scores_are_stored_as_final_rewards_and_count(tmp_path: Path) -> None:
-    made = await step(tmp_path, {rollout("a"): "0.25", rollout("b", reward=9.0): "0.75"})
+    made = await step(tmp_path, [(rollout("a"), "0.25"), (rollout("b", reward=9.0), "0.75")])
     with judging(number_said) as server:
         judged, rewards = await made.judge(server)
     assert [one.reward for one in judged] == [0.25, 0.75]
@@ -112,7 +111,7 @@ async def test_scores_are_stored_as_final_rewards_and_count(tmp_path: Path) -> N
 
 async def test_the_weight_mixes_the_judge_s_score_with_the_app_s_own_reward(tmp_path: Path) -> None:
     made = await step(
-        tmp_path, {rollout("a", reward=1.0): "0.5", rollout("b", reward=-1.0): "1.0"}, weight=0.25
+        tmp_path, [(rollout("a", reward=1.0), "0.5"), (rollout("b", reward=-1.0), "1.0")], weight=0.25
     )
     with judging(number_said) as server:
         judged, _ = await made.judge(server)
@@ -121,7 +120,7 @@ async def test_the_weight_mixes_the_judge_s_score_with_the_app_s_own_reward(tmp_
 
 async def test_equal_transcripts_are_shown_once_and_failed_rollouts_never(tmp_path: Path) -> None:
     penalised = rollout("p", status=Status.FAILED, reward=-1.0)
-    said = {rollout("a"): "0.5", rollout("b"): "0.25", rollout("c"): "0.5", penalised: "1.0"}
+    said = [(rollout("a"), "0.5"), (rollout("b"), "0.25"), (rollout("c"), "0.5"), (penalised, "1.0")]
     made = await step(tmp_path, said)
     with judging(number_said) as server:
         judged, _ = await made.judge(server)
@@ -132,7 +131,7 @@ async def test_equal_transcripts_are_shown_once_and_failed_rollouts_never(tmp_pa
 
 
 async def test_what_was_judged_is_not_asked_again(tmp_path: Path) -> None:
-    made = await step(tmp_path, {rollout("a"): "0.25", rollout("b"): "0.75"})
+    made = await step(tmp_path, [(rollout("a"), "0.25"), (rollout("b"), "0.75")])
     with judging(number_said) as server:
         first, _ = await made.judge(server)
         again, _ = await made.judge(server)
@@ -143,7 +142,7 @@ async def test_what_was_judged_is_not_asked_again(tmp_path: Path) -> None:
 
 async def test_an_answer_survives_in_the_folder_what_the_store_did_not_get(tmp_path: Path) -> None:
     """The trainer was killed between the answer and the store."""
-    said = {rollout("a"): "0.25", rollout("b"): "0.75"}
+    said = [(rollout("a"), "0.25"), (rollout("b"), "0.75")]
     with judging(number_said) as server:
         await (await step(tmp_path, said)).judge(server)
         made = await step(tmp_path, said)
@@ -155,7 +154,7 @@ async def test_an_answer_survives_in_the_folder_what_the_store_did_not_get(tmp_p
 
 
 async def test_another_rubric_or_model_is_another_question(tmp_path: Path) -> None:
-    said = {rollout("a"): "0.25", rollout("b"): "0.75"}
+    said = [(rollout("a"), "0.25"), (rollout("b"), "0.75")]
     with judging(number_said) as server:
         for options in ({}, {"rubric": "shorter is better"}, {"model": "larger"}):
             await (await step(tmp_path, said)).judge(server, **options)
@@ -165,7 +164,7 @@ async def test_another_rubric_or_model_is_another_question(tmp_path: Path) -> No
 async def test_a_judge_that_is_down_stops_the_run_by_the_group_s_name_and_loses_nothing(
     tmp_path: Path,
 ) -> None:
-    said = {rollout(f"{group}{i}", group): f"0.{i}" for group in "xyz" for i in range(2)}
+    said = [(rollout(f"{g}{i}", g), f"0.{i}{n}") for n, g in enumerate("xyz") for i in range(2)]
     made = await step(tmp_path, said, retries=0, concurrency=1)
     plain = ReadingJudge(number_said).judge
     with judging(number_said, plain, status(503, "overloaded")) as server:
@@ -175,12 +174,12 @@ async def test_a_judge_that_is_down_stops_the_run_by_the_group_s_name_and_loses_
             await made.judge(server)
         assert {name for name, given in (await made.stored()).items() if given} == {"x0", "x1", "z0", "z1"}
         judged, _ = await made.judge(server)
-    assert [one.reward for one in judged] == [0.0, 0.1] * 3
+    assert [one.reward for one in judged] == [0.0, 0.1, 0.01, 0.11, 0.02, 0.12]
     assert len(server.asked) == 4
 
 
 async def test_a_transcript_over_the_budget_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    made = await step(tmp_path, {rollout("a"): "a" * 500, rollout("b"): "b"}, budget=100)
+    made = await step(tmp_path, [(rollout("a"), "a" * 500), (rollout("b"), "b")], budget=100)
     with judging(lambda lines: 0.5) as server:
         await made.judge(server)
     assert "group g: 109 characters of its transcripts are left out before the judge" in caplog.text
@@ -258,11 +257,7 @@ def learnt(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[tu
 def test_a_judge_whose_ranking_is_right_teaches_what_it_ranks(learnt: tuple[App, Path, ReadingJudge]) -> None:
     app, _, _ = learnt
     quality = [lower_case([{"text": said}]) for said in app.said]
-    steps = (
-        list(itertools.batched(quality, TASKS * GROUP))
-        if hasattr(itertools, "batched")
-        else _batches(quality)
-    )
+    steps = _batches(quality)
     first, last = fmean(fmean(each) for each in steps[:2]), fmean(fmean(each) for each in steps[-2:])
     assert last > first + 0.15, [round(fmean(each), 2) for each in steps]
 
