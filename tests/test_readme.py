@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.judge.reading import judging
+
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -27,8 +29,15 @@ with overrides({"steps": 1, "algorithm": small, "folder": "run", "progress": Fal
 """
 
 
+@pytest.fixture(scope="module")
+def judge_url():
+    """The endpoint of a judge who likes short answers."""
+    with judging(lambda lines: 1 / (1 + len(lines[-1]["text"]))) as judge:
+        yield judge.url
+
+
 @pytest.mark.parametrize(("page", "code"), BLOCKS, ids=[page.name for page, _ in BLOCKS])
-def test_a_code_block_runs_as_it_stands(page, code, tmp_path):
+def test_a_code_block_runs_as_it_stands(page, code, tmp_path, judge_url):
     # In a process of its own: a script leaves its clients open, and a later test would collect them.
     (tmp_path / "block.py").write_text(code)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -37,7 +46,7 @@ def test_a_code_block_runs_as_it_stands(page, code, tmp_path):
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, "JUDGE_URL": judge_url},
     )
     assert done.returncode == 0, done.stderr
     if ".fit(" in code:
