@@ -15,6 +15,8 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.outcomes import Outcome, outcome_of, plot_outcomes, study_table
@@ -25,24 +27,31 @@ from lightning_core.cli.training import train_script
 RUNS = Path("runs/studies")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("study", choices=STUDIES)
+def main(studies: Mapping[str, Study] = STUDIES, module: str = "benchmarks.study") -> None:
+    """Make the studies named on the command line; `module` is what was started with `python -m`."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}")
+    parser.add_argument("studies", nargs="*", metavar="study", help=f"of {', '.join(studies)}; or all")
     parser.add_argument("--seeds", type=int, help="training seeds for each variant (default: the study's)")
+    parser.add_argument("--steps", type=int, help="updates of each run (default: the study's)")
     parser.add_argument("--variants", nargs="*", metavar="NAME", help="only these (default: all)")
     parser.add_argument("--one", nargs=2, metavar=("VARIANT", "SEED"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    study = STUDIES[options.study]
-    if options.one:
-        train(study, study.variant(options.one[0]), int(options.one[1]))
-        return
-    chosen = [study.variant(name) for name in options.variants or study.names]
-    seeds = options.seeds or study.seeds
-    for seed in range(
-        seeds
-    ):  # all variants of a seed side by side in time, so that a busy hour hits all alike
+    for unknown in sorted(set(options.studies) - set(studies)):
+        parser.error(f"there is no study {unknown!r}; there are {', '.join(studies)}")
+    for name in options.studies or studies:
+        study = replace(studies[name], steps=options.steps or studies[name].steps)
+        if options.one:
+            train(study, study.variant(options.one[0]), int(options.one[1]))
+        else:
+            make(study, options.variants or study.names, options.seeds or study.seeds, module)
+
+
+def make(study: Study, names: Sequence[str], seeds: int, module: str) -> None:
+    """All runs of a study, and its table."""
+    chosen = [study.variant(name) for name in names]
+    for seed in range(seeds):  # variants side by side in time, so that a busy hour hits all of them alike
         for variant in chosen:
-            make_run(study, variant, seed)
+            make_run(study, variant, seed, module)
     publish(study, chosen, seeds)
 
 
@@ -51,11 +60,11 @@ def folder_of(study: Study, variant: Variant, seed: int) -> Path:
     return RUNS / study.example / f"{variant.key}-{study.steps}-seed{seed}"
 
 
-def make_run(study: Study, variant: Variant, seed: int) -> None:
+def make_run(study: Study, variant: Variant, seed: int, module: str) -> None:
     """One run in a process of its own, unless its summary is there already."""
     if not (folder_of(study, variant, seed) / "summary.json").exists():
-        command = [sys.executable, "-m", "benchmarks.study", study.name, "--one", variant.name, str(seed)]
-        subprocess.run(command, check=True)
+        command = [sys.executable, "-m", module, study.name, "--steps", str(study.steps)]
+        subprocess.run([*command, "--one", variant.name, str(seed)], check=True)
 
 
 def train(study: Study, variant: Variant, seed: int) -> None:

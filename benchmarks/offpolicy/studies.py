@@ -1,0 +1,81 @@
+"""The three studies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import lightning_core as lightning
+from benchmarks.offpolicy.behind import Behind, Ignored, mean_staleness
+from benchmarks.studies import Study, Variant, grpo
+from lightning_core.algorithms.corrections import Masked
+
+
+@dataclass(frozen=True, slots=True)
+class OffPolicy(Study):
+    """A study of this package."""
+
+    @property
+    def command(self) -> str:
+        return f"python -m benchmarks.offpolicy {self.name}"
+
+
+def slow(name: str, **options: Any) -> Variant:
+    """The example with a slow database, with as many rollouts at once as a batch has."""
+    return Variant(
+        name,
+        lambda: {"algorithm": lightning.GRPO(**options), "concurrency": 64},
+        key=f"slow-{name.replace(' ', '-')}",
+        script="benchmarks/offpolicy/slow_tools.py",
+    )
+
+
+def behind(**options: Any) -> Callable[[], Mapping[str, Any]]:
+    """GRPO on batches that are four updates old."""
+    return lambda: {"algorithm": lightning.GRPO(staleness=4, **options), "backend": Behind("tiny")}
+
+
+STUDIES = MappingProxyType(
+    {
+        study.name: study
+        for study in (
+            OffPolicy(
+                "replay",
+                "Training on recent rollouts again",
+                "sql",
+                (
+                    Variant("on-policy", grpo(), key="grpo"),
+                    Variant("replay=1", grpo(replay=1)),
+                    Variant("replay=2", grpo(replay=2)),
+                    Variant("epochs=2", grpo(epochs=2)),
+                ),
+                measure=mean_staleness,
+                measured="staleness",
+            ),
+            OffPolicy(
+                "async",
+                "Rollouts that go on while the update runs, with a slow database",
+                "sql",
+                (slow("staleness=0"), slow("staleness=1", staleness=1), slow("staleness=2", staleness=2)),
+                measure=mean_staleness,
+                measured="staleness",
+            ),
+            OffPolicy(
+                "staleness",
+                "Batches that are four updates old",
+                "sql",
+                (
+                    Variant("on-policy", grpo(), key="grpo"),
+                    Variant("truncated", behind(), key="behind-truncated"),
+                    Variant("masked", behind(correction=Masked()), key="behind-masked"),
+                    Variant("clip alone", behind(correction=None), key="behind-clip"),
+                    Variant("uncorrected", behind(correction=Ignored()), key="behind-uncorrected"),
+                ),
+                measure=mean_staleness,
+                measured="staleness",
+            ),
+        )
+    }
+)
