@@ -1,4 +1,4 @@
-"""The mean of many simulated gradients is the true gradient, which is known: a sum over all stories of a game."""
+"""The mean of many simulated gradients is the true gradient, a sum over all stories of a small game."""
 
 from __future__ import annotations
 
