@@ -1,0 +1,73 @@
+"""Every kind of policy gradient makes an update of a real run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import openai
+import pytest
+
+import lightning_core as lightning
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.trainer.folder import RunFolder
+
+TASKS = [{"number": n} for n in range(6)]
+KINDS = {
+    "rloo": lightning.RLOO(group_size=2, tasks_per_step=3),
+    "reinforce++": lightning.ReinforcePP(tasks_per_step=6),
+    "dr_grpo": lightning.GRPO(
+        group_size=2, tasks_per_step=3, scale="none", aggregation="constant", constant=3, epochs=2
+    ),
+    "gspo": lightning.GRPO(
+        group_size=2, tasks_per_step=3, ratio="sequence", aggregation="sequence", clip_low=3e-4, epochs=2
+    ),
+    "cispo": lightning.GRPO(group_size=2, tasks_per_step=3, ratio="weight", clip_low=1.0, epochs=2),
+}
+
+
+class App:
+    """Rewards 0 and 1 in turn, over the rollouts of a task and over tasks. Each rollout is asked differently:
+    equal replies of opposite advantage would cancel out."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[int] = Counter()
+
+    async def solve(self, task: lightning.Task) -> float:
+        number = int(task.input["number"])
+        self.seen[number] += 1
+        turn = self.seen[number]
+        async with openai.AsyncOpenAI(api_key="none") as client:
+            with lightning.agent("writer"):
+                await client.chat.completions.create(
+                    model="policy",
+                    messages=[{"role": "user", "content": f"List boats {number}, {turn}."}],
+                    max_completion_tokens=8,
+                )
+        return (turn + number) % 2.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_makes_its_update(kind: str, tmp_path: Path) -> None:
+    app = App()
+    folder = tmp_path / "run"
+    lightning.Trainer(
+        agents=["writer"],
+        algorithm=KINDS[kind],
+        backend=lightning.LocalBackend("tiny", threads=1),
+        steps=1,
+        folder=folder,
+        progress=False,
+    ).fit(app.solve, train=TASKS)
+
+    async def read() -> dict[str, float]:
+        async with SqliteStore(RunFolder(folder, resume=True).store_url) as store:
+            [entry] = await store.list_metrics(folder.name)
+            return entry.values
+
+    values = asyncio.run(read())
+    assert app.seen.total() == values["rollouts"] == 6
+    assert values["policy_version"] == 1
+    assert values["grad_norm"] > 0
+    assert 0 <= values["clip_share"] <= values.get("loss_weight", 1.0)
