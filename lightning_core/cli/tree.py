@@ -79,7 +79,7 @@ def _span(span: Span) -> Text:
 
 def _reward(reward: Reward) -> Text:
     line = Text(f"{reward.kind} reward {reward.value:+.3f}", "green" if reward.value > 0 else "yellow")
-    if reward.agent is not None:
+    if reward.agent is not None and reward.kind == "final":  # an intermediate one lies under its call
         line.append(f" of {reward.agent}", "bold cyan")
     line.append(f"  by {reward.source}", "dim")
     return line.append(f": {_short(reward.reason)}") if reward.reason else line

@@ -24,7 +24,7 @@ from lightning_core.stores.memory import MemoryStore
 from lightning_core.trainer.collect import to_trajectory
 from lightning_core.trainer.intermediate import add_automatic, make_rulebook
 from lightning_core.trainer.trainer import overrides
-from lightning_core.types import Reward, Rollout, Task
+from lightning_core.types import Reward, Rollout, Status, Task
 from tests.air.records import ROLLOUT, asks, call, run
 
 ROOT = Path(__file__).parents[2]
@@ -115,7 +115,8 @@ async def test_a_rollout_is_rewarded_once_and_one_of_an_evaluation_or_without_re
         ROLLOUT.model_copy(update={"id": "a"}),
         ROLLOUT.model_copy(update={"id": "b"}),
         ROLLOUT.model_copy(update={"id": "held-out", "split": "validation"}),
-        ROLLOUT.model_copy(update={"id": "failed", "reward": None}),
+        ROLLOUT.model_copy(update={"id": "failed", "reward": None, "status": Status.FAILED}),
+        ROLLOUT.model_copy(update={"id": "not yet judged", "reward": None}),
     ]
     names = [rollout.id for rollout in rollouts]
     await store.enqueue(
@@ -134,8 +135,8 @@ async def test_a_rollout_is_rewarded_once_and_one_of_an_evaluation_or_without_re
         return Counter(name for name in names for _ in stored[name])
 
     assert await give(rollouts[:1]) == {"a": 1}
-    assert await give(rollouts) == {"a": 1, "b": 1}
-    assert await give(rollouts) == {"a": 1, "b": 1}
+    assert await give(rollouts) == {"a": 1, "b": 1, "not yet judged": 1}
+    assert await give(rollouts) == {"a": 1, "b": 1, "not yet judged": 1}
 
 
 def test_off_and_on_train_on_the_same_calls_and_differ_in_rewards_alone() -> None:

@@ -153,6 +153,42 @@ def test_the_rollouts_of_a_task_are_listed_and_the_best_of_them_shown(run: Path,
     assert command("show", run, "--task", "task-0", "--rollout", "best").startswith("rollout small-t0-0-0 ")
 
 
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose two rollouts ended without a reward and were judged afterwards."""
+    path = tmp_path_factory.mktemp("runs") / "judged"
+
+    async def write() -> None:
+        with RunFolder(path, resume=False) as folder:
+            folder.write_address(None)
+            async with SqliteStore(folder.store_url) as store:
+                given = {"judged-t0-0-0": 0.25, "judged-t0-0-1": 0.75}
+                task = Task(id="task", input={})
+                asked = [Rollout(id=name, run_id="judged", task=task, group_id="g", step=0) for name in given]
+                await store.enqueue(asked)
+                for attempt in await store.lease("w", 2, 60.0):
+                    name = attempt.rollout.id
+                    own = Reward(rollout_id=name, attempt=1, value=0.5, agent="writer")
+                    await store.add_rewards([own])
+                    await store.finish(attempt)
+                    score = {"value": given[name], "source": "judge", "reason": "well said"}
+                    await store.add_rewards([Reward(rollout_id=name, attempt=1, **score)])
+
+    asyncio.run(write())
+    return path
+
+
+def test_a_judge_s_score_is_shown_as_the_rollout_s_reward(judged: Path, command: Command) -> None:
+    listed = command("show", judged)
+    assert "│  0.250 │" in listed
+    assert "│  0.750 │" in listed
+    shown = command("show", judged, "--rollout", "best")
+    assert shown.startswith("rollout judged-t0-0-1 ")
+    assert "succeeded, reward +0.750" in shown
+    assert "final reward +0.500 of writer  by app" in shown
+    assert "final reward +0.750  by judge: well said" in shown
+
+
 def test_show_says_which_rollouts_there_are(run: Path, command: Command) -> None:
     shown = command("show", run)
     assert "the newest 4 of 4" in shown

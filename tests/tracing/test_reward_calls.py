@@ -8,6 +8,8 @@ from typing import Any
 import anthropic
 import pytest
 from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, RunConfig, Runner
+from autogen_core.models import ModelInfo, UserMessage
+from autogen_ext.models.openai import OpenAIChatCompletionClient
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -26,6 +28,9 @@ from tests.gateway.scripted import Line, ScriptedEngine
 
 HI: Any = [{"role": "user", "content": "hi"}]
 UNTRACED = RunConfig(tracing_disabled=True)
+INFO = ModelInfo(
+    vision=False, function_calling=True, json_output=False, family="unknown", structured_output=False
+)
 
 
 def says(request: ChatRequest, choice: int) -> Line:
@@ -145,6 +150,16 @@ async def pydantic_ai(house: House, token: str) -> Any:
         return (await PydanticAgent(model).run("hi")).response
 
 
+async def autogen_function_call(house: House, token: str) -> Any:
+    model = OpenAIChatCompletionClient(
+        model="any", model_info=INFO, base_url=f"{house.url}/v1", api_key=token
+    )
+    offered: Any = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+    result = await model.create([UserMessage(content="hi", source="user")], tools=[offered])
+    await model.close()
+    return result.content[0]
+
+
 REPLIES: list[Callable[[House, str], Awaitable[Any]]] = [
     openai_chat,
     openai_chunk,
@@ -162,6 +177,7 @@ REPLIES: list[Callable[[House, str], Awaitable[Any]]] = [
     agents_responses,
     agents_raw_response,
     pydantic_ai,
+    autogen_function_call,
 ]
 
 
