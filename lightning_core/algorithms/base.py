@@ -72,7 +72,7 @@ class Entries:
     units: torch.Tensor
     """(E,) int64: which unit of the algorithm a token belongs to; -1 where it has none."""
     ref_logprobs: torch.Tensor | None = None
-    """(E,) under the frozen starting weights, if `needs_reference`."""
+    """(E,) under the frozen weights that the phase began with, if `needs_reference`."""
 
 
 class Algorithm(Protocol):

@@ -4,6 +4,8 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
 import lightning_core as lightning
 from lightning_core.algorithms.policy_gradient import PolicyGradient
 from lightning_core.plugins import load_plugins
@@ -24,12 +26,16 @@ def test_every_algorithm_has_a_row_with_its_class():
     assert listed == {name: plugins.part("algorithm", name).__name__ for name in plugins.names("algorithm")}
 
 
-def test_every_option_has_a_row_with_its_default():
+@pytest.mark.parametrize(
+    ("heading", "algorithm"),
+    [("## The policy gradient", PolicyGradient), ("## DPO", lightning.DPO), ("## SFT", lightning.SFT)],
+)
+def test_every_option_has_a_row_with_its_default(heading, algorithm):
     defaults = {}
-    for names, default, _ in rows("## The policy gradient"):
+    for names, default, _ in rows(heading):
         for name, value in zip(re.findall(r"`(\w+)`", names), default.split(", "), strict=True):
             defaults[name] = None if value == "none" else eval(value.strip("`"), vars(_corrections()))
-    assert defaults == {each.name: each.default for each in fields(PolicyGradient)}
+    assert defaults == {each.name: each.default for each in fields(algorithm)}
 
 
 def _corrections():
