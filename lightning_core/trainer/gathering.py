@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lightning_core.air.report import rule_numbers
 from lightning_core.errors import TrainingError
 from lightning_core.trainer.collect import to_trajectory
 from lightning_core.trainer.course import Course
@@ -31,8 +30,8 @@ class Lesson:
     """Of the rollouts with a reward; or demonstrations, whose reward is NaN."""
     seconds: float
     """Spent until they were there."""
-    air: dict[str, float] = field(default_factory=dict)
-    """What AIR gave, as metrics; empty if it is off."""
+    rewards: dict[str, list[Reward]] = field(default_factory=dict)
+    """By rollout id; final ones and those given on the way."""
     refilled: int = 0
     """Groups that were added in place of groups that said nothing."""
 
@@ -66,11 +65,7 @@ class Gathering:
         trajectories = [
             to_trajectory(r, calls[r.id], rewards[r.id]) for r in rollouts if r.reward is not None
         ]
-        return Lesson(rollouts, calls, trajectories, seconds, self._air_numbers(rewards))
-
-    def _air_numbers(self, rewards: dict[str, list[Reward]]) -> dict[str, float]:
-        rulebook = self.session.rulebook
-        return rule_numbers(rulebook.air.rules, rewards) if rulebook is not None else {}
+        return Lesson(rollouts, calls, trajectories, seconds, rewards)
 
     async def _rollouts(self, step: int, course: Course) -> list[Rollout]:
         """The rollouts of a step, all finished; on resume, anew if every one of them had failed before."""

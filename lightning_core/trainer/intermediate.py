@@ -28,7 +28,7 @@ async def add_automatic(
 ) -> dict[str, list[Reward]]:
     """The rewards with the automatic ones; those that were not given before are stored, all at once.
 
-    Given to training rollouts with a final reward. One that has automatic rewards already is left alone:
+    Given to training rollouts that count. One that has automatic rewards already is left alone:
     they were stored together, so a killed trainer left all of them or none.
     """
     due = [

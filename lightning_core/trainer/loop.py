@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from lightning_core.air.report import rule_numbers
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch
 from lightning_core.credit.base import CreditReport, assign
@@ -83,7 +84,7 @@ class Loop:
         self.replay.keep(step, course, credited)
         metrics = {**value_numbers(credited), **await self.update(step, algorithm, credited, again)}
         seconds = {"collect_seconds": lesson.seconds, "step_seconds": time.perf_counter() - self._ended}
-        values = {**_numbers(lesson, report), **metrics, **seconds}
+        values = {**_numbers(lesson, report), **self._air_numbers(lesson), **metrics, **seconds}
         await self.session.store.put_metrics(Metrics(run_id=self.run_id, step=step, values=values))
         self._ended = time.perf_counter()
         await self.checkpoint(step + 1)
@@ -174,6 +175,10 @@ class Loop:
         self._ended = time.perf_counter()
         return result
 
+    def _air_numbers(self, lesson: Lesson) -> dict[str, float]:
+        rulebook = self.session.rulebook
+        return rule_numbers(rulebook.air.rules, lesson.rewards) if rulebook is not None else {}
+
     def _see(self, calls: Mapping[str, Sequence[Call]]) -> None:
         self._seen.update(call.agent for part in calls.values() for call in part)
 
@@ -200,5 +205,4 @@ def _numbers(lesson: Lesson, report: CreditReport) -> dict[str, float]:
         "refilled_groups": lesson.refilled,
         "zero_variance_groups": report.zero_variance_groups,
         **{name: float(value) for name, value in numbers.items()},
-        **lesson.air,
     }

@@ -36,6 +36,7 @@ async def refill(gathering: Gathering, step: int, course: Course, lesson: Lesson
             lesson,
             rollouts=[*lesson.rollouts, *finished],
             calls={**lesson.calls, **calls},
+            rewards={**lesson.rewards, **rewards},
             trajectories=[
                 *lesson.trajectories,
                 *(to_trajectory(r, calls[r.id], rewards[r.id]) for r in finished if r.reward is not None),

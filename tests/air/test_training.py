@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,9 +12,11 @@ from typing import Any
 
 import openai
 import pytest
+from typer.testing import CliRunner
 
 import lightning_core as lightning
 from lightning_core.air.report import rule_lines, rule_numbers
+from lightning_core.cli.app import app
 from lightning_core.cli.rollouts import open_run
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
@@ -27,7 +27,6 @@ from lightning_core.trainer.trainer import overrides
 from lightning_core.types import Reward, Rollout, Status, Task
 from tests.air.records import ROLLOUT, asks, call, run
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = """
 from tests.air.test_training import fit
 
@@ -107,7 +106,7 @@ def test_switched_off_nothing_is_given_and_nothing_counted(tmp_path: Path, air: 
     assert not [name for values in metrics for name in values if name.startswith("air")]
 
 
-async def test_a_rollout_is_rewarded_once_and_one_of_an_evaluation_or_without_reward_never() -> None:
+async def test_a_rollout_is_rewarded_once_and_one_of_an_evaluation_or_that_failed_never() -> None:
     rulebook = make_rulebook(True, load_plugins([]))
     assert rulebook is not None
     store = MemoryStore()
@@ -172,28 +171,28 @@ def test_the_flag_switches_on_what_was_off_and_leaves_a_table_of_one_s_own(tmp_p
 
 
 def command(*arguments: object) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "lightning_core.cli", *map(str, arguments)],
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "160"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    """What the command says, run in this process: another one would import torch anew."""
+    done = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "160"}, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
-def test_show_has_a_table_of_the_rules_and_each_reward_with_its_reason(tmp_path: Path) -> None:
-    folder = tmp_path / "small"
+def test_the_command_has_a_flag_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "job.py").write_text(SCRIPT)
-    command("train", tmp_path / "job.py", "--folder", folder, "--steps", 1, "--air")
-    shown = command("show", folder)
+    for flag, expected in (("--air", True), ("--no-air", False)):
+        folder = tmp_path / flag.strip("-")
+        command("train", tmp_path / "job.py", "--folder", folder, "--steps", 1, flag)
+        assert ("air_reward" in read(folder)[2][0]) is expected
+
+
+def test_show_has_a_table_of_the_rules_and_each_reward_with_its_reason(judged: Path) -> None:
+    shown = command("show", judged)
     assert "automatic intermediate rewards" in shown
-    assert re.search(r"cut_by_length\s+│\s+\d+ │\s+-\d\.\d\d │\s+\d+% │", shown), shown
-    _, rewards, _ = read(folder)
-    concerned = next(name for name, given in rewards.items() if any(r.source == CUT for r in given))
-    tree = command("show", folder, "--rollout", concerned)
+    assert re.search(r"cut_by_length\s+│\s+12 │\s+-1.20 │\s+100% │\s+1.00 │\s+1.00", shown), shown
+    concerned = next(name for name, given in read(judged)[1].items() if any(r.source == CUT for r in given))
+    tree = command("show", judged, "--rollout", concerned)
     assert "intermediate reward -0.100  by air:cut_by_length: the reply reached its greatest length" in tree
 
 
