@@ -25,9 +25,9 @@ class Critic:
     """A value function V(state) at the turns of the trained agents, fitted beside the policy."""
 
     learning_rate: float | None = None
-    """None: the policy's."""
-    epochs: int = 4
-    """Passes over each batch, one optimizer step each."""
+    """None: the backend's choice for this model."""
+    epochs: int = 2
+    """Passes over each batch, one optimizer step each; of many it learns the batch by heart."""
     clip: float | None = None
     """How far from its estimate before the update a value may go and still be improved; None for no limit."""
 

@@ -6,8 +6,9 @@
 
 Schulman et al., PPO, arXiv 1707.06347; GAE, arXiv 1506.02438. One action is one whole reply, as in Turn-PPO
 (Li et al., arXiv 2512.17008), and so V is read once for each reply, not at every token. As nothing is
-compared within a group, one rollout of a task is enough. Left out: an entropy bonus, and weights shared
-between policy and critic. The loss and the other options stand in `policy_gradient`.
+compared within a group, one rollout of a task is enough, and many tasks teach the critic more. Left out: an
+entropy bonus, and weights shared between policy and critic. The loss and the other options stand in
+`policy_gradient`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from lightning_core.credit.base import Baseline, Credit, Scale
 class PPO(PolicyGradient):
     """The defaults are those measured on the shipped example."""
 
+    group_size: int = 1
+    tasks_per_step: int = 64
     credit: str | Credit = "gae"
     """A credit method that uses the critic's values, or the name of one."""
     critic: Critic = Critic()  # noqa: RUF009

@@ -41,7 +41,7 @@ class Fails(WithCritic):
 
 def make_critic(folder: Path, lora: LoraOptions | None = None, **options: Any) -> tuple[Policy, LocalCritic]:
     policy = Policy(load_model(folder, device="cpu"), lora)
-    return policy, LocalCritic(policy, OptimizerOptions(**options), learning_rate=1e-2)
+    return policy, LocalCritic(policy, OptimizerOptions(**options))
 
 
 def with_targets(batch: Sequence[Trajectory]) -> tuple[Trajectory, ...]:

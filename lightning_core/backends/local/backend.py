@@ -187,15 +187,13 @@ class LocalBackend:
             options,
             tuning.decode_threads,
         )
-        optimizer = Optimizer(policy, self._options, source=self.model, bfloat16=tuning.train_bfloat16)
-        rate = optimizer.learning_rate
         return _Parts(
             policy=policy,
             tuning=tuning,
             engine=engine,
             upstream=LocalUpstream(model, engine, seed=self._seed),
-            optimizer=optimizer,
-            critic=LocalCritic(policy, self._options, learning_rate=rate, bfloat16=tuning.train_bfloat16),
+            optimizer=Optimizer(policy, self._options, source=self.model, bfloat16=tuning.train_bfloat16),
+            critic=LocalCritic(policy, self._options, bfloat16=tuning.train_bfloat16),
             checkpoints=Checkpoints(policy),
         )
 

@@ -23,13 +23,20 @@ import torch
 from lightning_core.algorithms import losses
 from lightning_core.algorithms.base import Algorithm, Critic
 from lightning_core.backends.local.descent import Descent, OptimizerOptions
+from lightning_core.backends.local.model import parameter_count
 from lightning_core.backends.local.packing import Tensors, to_tensors
-from lightning_core.backends.local.policy import Policy
+from lightning_core.backends.local.policy import SMALL, Policy
 from lightning_core.errors import TrainingError, UnsupportedError
 from lightning_core.trajectories import Pack, make_packs
 from lightning_core.types import Key, Trajectory, Transition
 
 WEIGHTS, MOMENTS = "weights.", "moments."
+
+
+def default_learning_rate(policy: Policy) -> float:
+    """A starting point: 1e-3 below 10 M parameters (measured on 1.4 M), else ten times the policy's, as is
+    usual (1e-5 beside 1e-6)."""
+    return 1e-3 if parameter_count(policy.base) < SMALL else 10 * policy.default_learning_rate()
 
 
 class ValueNetwork(torch.nn.Module):
@@ -70,12 +77,8 @@ class ValueNetwork(torch.nn.Module):
 class LocalCritic:
     """Values and their fitting. The network is made when it is first needed; most algorithms need none."""
 
-    def __init__(
-        self, policy: Policy, options: OptimizerOptions, *, learning_rate: float, bfloat16: bool = False
-    ) -> None:
-        """`learning_rate` is the policy's."""
+    def __init__(self, policy: Policy, options: OptimizerOptions, *, bfloat16: bool = False) -> None:
         self._policy, self._options, self._bfloat16 = policy, options, bfloat16
-        self._learning_rate = learning_rate
         self._made: tuple[ValueNetwork, Descent] | None = None
 
     def _parts(self) -> tuple[ValueNetwork, Descent]:
@@ -149,7 +152,7 @@ class LocalCritic:
                 f"the critic's gradient is not finite (norm {norm}, loss {total}), so all weights were left "
                 "as they were; look for non-finite rewards, or lower Critic(learning_rate=...)"
             )
-        rate = descent.step(critic.learning_rate or self._learning_rate)
+        rate = descent.step(critic.learning_rate or default_learning_rate(self._policy))
         return {
             "value_loss": total,
             "value_clip_share": clipped_share,
