@@ -61,7 +61,7 @@ def find_parents(transitions: Sequence[Transition]) -> list[int | None]:
         best = (0, 0, -1)
         for before, places in reversed(stack[:-1]):
             for other in places:
-                if other < place and len(before) + len(replies[other]) >= best[0]:
+                if before and other < place and len(before) + len(replies[other]) >= best[0]:
                     shared = len(before) + _common(replies[other], prompt[len(before) :])
                     best = max(best, (shared, len(before), other))
         parents[place] = best[2] if best[0] else None

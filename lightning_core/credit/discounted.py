@@ -2,13 +2,14 @@
 
     G(i, t) = discount^(turns from t to the end) * R_i + sum over later turns u of discount^(u - t) * r_u
 
-with t itself among the u, compared per agent as in `per_agent`. "Later" means further down the same branch
-of tokens, never by time: what a parallel branch earns stays there. Return-to-go is the policy gradient
-theorem's (Sutton et al. 1999); the discount over turns instead of tokens is that of ArCHer (Zhou et al.,
-arXiv 2402.19446).
+with t itself among the u, compared turn by turn as in `turn`: whole rollouts would not do, since early
+turns have lower returns than late ones in every rollout. "Later" means further down the same branch of
+tokens, never by time: what a parallel branch earns stays there. Return-to-go is the policy gradient
+theorem's (Sutton et al. 1999); a discount over turns instead of tokens is ArCHer's (Zhou et al., arXiv
+2402.19446).
 
-Assumes that a call earns nothing for agents whose prompts do not go on from it, other than the final reward;
-with a discount below 1 also that later turns matter more. With discount 1 and that assumption it is unbiased.
+Assumes that later turns matter more, and that a call earns nothing for calls that do not go on from it, other
+than the final reward. With discount 1 it is `turn`, and unbiased if the second holds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 
 from lightning_core.credit.base import Comparison
 from lightning_core.credit.branches import returns_to_go
-from lightning_core.credit.peers import peers_by, with_others
+from lightning_core.credit.peers import peers_by, turn_numbers, with_others
 from lightning_core.errors import ConfigError
 from lightning_core.types import Trajectory
 
@@ -35,7 +36,8 @@ class Discounted:
             raise ConfigError(f"Discounted(discount={self.discount!r}): must lie between 0 and 1")
 
     def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
-        """One comparison for each trained agent."""
+        """One comparison for each trained agent and turn."""
         returns = {k: g for each in group for k, g in returns_to_go(each, self.discount).items()}
-        sorted_out = peers_by(lambda t: t.agent, group, returns)
-        return [with_others(peers, group, agent) for agent, peers in sorted_out.items()]
+        turns = {key: k for each in group for key, k in turn_numbers(each).items()}
+        sorted_out = peers_by(lambda t: (t.agent, turns[t.key]), group, returns)
+        return [with_others(peers, group, agent) for (agent, _), peers in sorted_out.items()]

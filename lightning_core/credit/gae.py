@@ -43,7 +43,6 @@ class Gae:
     def _advantages(self, trajectory: Trajectory) -> dict[Key, float]:
         """Of the trained transitions."""
         tree = branches(trajectory)
-        found: dict[Key, float] = {}
         value, advantage = ([0.0] * len(tree.transitions) for _ in range(2))
         unaddressed = reward_without_call(trajectory)
         for place, t in reversed(list(enumerate(tree.transitions))):
@@ -53,11 +52,9 @@ class Gae:
             value[place] = reward + after if t.value is None else t.value
             later = fmean(advantage[i] for i in below) if below else 0.0
             advantage[place] = reward + after - value[place] + self.discount * self.lam * later
-            if t.trained:
-                if t.value is None:
-                    raise TrainingError(
-                        f"call {t.call_id!r} of rollout {t.rollout_id!r} has no value: credit 'gae' needs "
-                        "an algorithm with a critic, such as PPO"
-                    )
-                found[t.key] = advantage[place]
-        return found
+            if t.trained and t.value is None:
+                raise TrainingError(
+                    f"call {t.call_id!r} of rollout {t.rollout_id!r} has no value: credit 'gae' needs an "
+                    "algorithm with a critic, such as PPO"
+                )
+        return {t.key: advantage[place] for place, t in enumerate(tree.transitions) if t.trained}

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from lightning_core.credit.base import Comparison
 from lightning_core.credit.branches import returns_to_go
+from lightning_core.credit.peers import turn_numbers
 from lightning_core.credit.per_agent import per_agent
-from lightning_core.credit.turn import turn_numbers
 from lightning_core.errors import ConfigError
 from lightning_core.types import Key, Trajectory
 

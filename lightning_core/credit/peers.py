@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
@@ -38,3 +39,9 @@ def with_others(peers: Sequence[Peer], group: Sequence[Trajectory], agent: str) 
         if not peer
     ]
     return Comparison((*there, *others), credited=frozenset(key for peer in there for key in peer))
+
+
+def turn_numbers(trajectory: Trajectory) -> dict[Key, int]:
+    """Which call of its agent each transition is, from 0; the choices of a call are one turn."""
+    calls: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    return {t.key: calls[t.agent].setdefault(t.call_id, len(calls[t.agent])) for t in trajectory.transitions}

@@ -4,12 +4,12 @@
 
     G     the rewards from t on, whoever earned them
     V(s)  mean G of the other rollouts in which the same agent was shown the same observation, and of one more
-          that earned what the agent does on average
+          that earned what the agent does at that turn
 
 The baseline that depends on the state is as old as the policy gradient theorem (Sutton et al. 1999); taking
 it from the other samples is RLOO's (Kool et al. 2019), here at every state and not only at the start. What
 was decided before, and shows in the observation, no longer counts for the calls after it. The one more
-steadies a mean over few: a state no other rollout was in is compared with the agent's average.
+steadies a mean over few: a state no other rollout was in is compared with the same turn of the agent.
 
 Assumes nothing: unbiased, also where observations hide something. `tabular` assumes more and is less noisy.
 """

@@ -13,10 +13,13 @@ from typing import TypeVar
 
 from lightning_core.credit.base import EPSILON, total_return
 from lightning_core.credit.branches import reward_without_call
+from lightning_core.credit.peers import turn_numbers
 from lightning_core.credit.visits import State, Visit, visits
 from lightning_core.types import Trajectory
 
 Reply = tuple[int, ...]
+Label = State | tuple[str, int]
+"""A state, or an agent and which of its calls it is."""
 Step = tuple[State | None, State | None]
 """A state and the next."""
 Entry = TypeVar("Entry")
@@ -29,11 +32,12 @@ class Table:
         self.visits = [visits(trajectory) for trajectory in group]
         self._group = group
         self._aside = [reward_without_call(trajectory) for trajectory in group]
-        earned: defaultdict[State | str, dict[int, list[float]]] = defaultdict(dict)
+        earned: defaultdict[Label, dict[int, list[float]]] = defaultdict(dict)
         replies: defaultdict[Step, dict[tuple[int, Reply], list[float]]] = defaultdict(dict)
+        self._turns = [turn_numbers(trajectory) for trajectory in group]
         for place, found in enumerate(self.visits):
             for v in found:
-                earned[v.transition.agent].setdefault(place, []).append(v.earned)
+                earned[self._turn(v, place)].setdefault(place, []).append(v.earned)
                 if v.state is not None:
                     earned[v.state].setdefault(place, []).append(v.earned)
                 replies[_step(v)].setdefault((place, _reply(v)), []).append(v.earned)
@@ -45,9 +49,9 @@ class Table:
         return visit.earned + self._final(place, visit.transition.agent)
 
     def expected(self, visit: Visit, place: int) -> float:
-        """What others earned from this state on; with one more among them who earned as the agent does."""
+        """What others earned from this state on; with one more among them who earned what is usual then."""
         agent = visit.transition.agent
-        usual = self._others(agent, place, agent)
+        usual = self._others(self._turn(visit, place), place, agent)
         if not usual:
             usual = [total_return(each, agent) for at, each in enumerate(self._group) if at != place]
         same = self._others(visit.state, place, agent)
@@ -68,10 +72,13 @@ class Table:
                 returns[reply].append(earned + self._final(other, agent))
         return shrunken_effects(returns).get(_reply(visit), 0.0)
 
+    def _turn(self, visit: Visit, place: int) -> Label:
+        return visit.transition.agent, self._turns[place][visit.transition.key]
+
     def _final(self, place: int, agent: str) -> float:
         return self._group[place].final(agent) + self._aside[place]
 
-    def _others(self, label: State | str | None, place: int, agent: str) -> list[float]:
+    def _others(self, label: Label | None, place: int, agent: str) -> list[float]:
         found = {} if label is None else self._earned.get(label, {})
         return [earned + self._final(other, agent) for other, earned in found.items() if other != place]
 

@@ -3,8 +3,8 @@
     A(i, t) = own * G(i, t) + (1 - own) * (r + V(next state) + effect(reply)) - V(state)
 
     G       the rewards from t on; r those of them before the next state
-    V(s)    mean G of the other rollouts that were in s, the same agent shown the same observation; as
-            baseline with one more among them that earned what the agent does on average
+    V(s)    mean G of the other rollouts that were in s, an agent shown an observation; as baseline
+            with one more among them that earned what the agent does at that turn
     effect  how much better others did who gave this very reply there, shrunken by what may be chance
 
 The return of a call tells of all that came after it. What others made of the same next state tells the same

@@ -1,8 +1,7 @@
 """A small game with a known solution, in which the policy decides how many turns there are.
 
 The writer drafts and may hand over or go on; the fixer, called only then, may hand over or send it back.
-Going on costs a little each time. Every prompt is the whole story so far, so all calls of a rollout are one
-branch.
+Going on costs a little each time. Every prompt is the whole story so far, so a rollout is one branch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The mean of many simulated gradients is the true gradient, a sum over all stories of a small game."""
+"""The mean of many simulated gradients is the true one, which is known: a sum over all stories of a game."""
 
 from __future__ import annotations
 
