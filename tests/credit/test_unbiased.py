@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import numpy as np
 import pytest
 
-from lightning_core.credit.base import Baseline, Credit, assign
+from lightning_core.credit.base import Baseline, Comparison, Credit, assign
 from lightning_core.credit.discounted import Discounted
+from lightning_core.credit.state import state
+from lightning_core.credit.tabular import Tabular
 from lightning_core.credit.turn import turn
 from lightning_core.credit.uniform import uniform
-from tests.credit.game import POLICY, Floats, gradient, play, score
+from lightning_core.types import Trajectory
+from tests.credit.game import POLICY, START, Floats, gradient, play, probabilities, score, stories, total
 
 GROUPS, SIZE = 3000, 4
 
@@ -38,8 +42,6 @@ def distance(found: Floats) -> float:
 
 def test_the_true_gradient_is_the_slope_of_the_expected_return():
     # against a difference quotient, so that the yardstick itself is checked
-    from tests.credit.game import START, probabilities, stories, total
-
     def expected(logits: Floats) -> float:
         return sum(p * total(story, final) for p, story, final in stories(probabilities(logits)))
 
@@ -51,6 +53,25 @@ def test_the_true_gradient_is_the_slope_of_the_expected_return():
         assert gradient(POLICY)[index] == pytest.approx(slope, abs=1e-8)
 
 
-@pytest.mark.parametrize("credit", [uniform, Discounted(1.0), turn], ids=["uniform", "discounted", "turn"])
+@pytest.mark.parametrize(
+    "credit",
+    [uniform, Discounted(1.0), turn, state, Tabular()],
+    ids=["uniform", "discounted", "turn", "state", "tabular"],
+)
 def test_the_mean_gradient_is_the_true_one(credit):
+    # tabular needs that what is shown says what matters, which here is so but for the last turn
     assert distance(estimates(credit)) < 4.5
+
+
+def naive_turn(group: Sequence[Trajectory]) -> list[Comparison]:
+    """`turn` without the comparison of a rollout that is alone at its turn."""
+    return [each for each in turn(group) if each.credited is None]
+
+
+@pytest.mark.parametrize(
+    ("credit", "baseline"),
+    [(naive_turn, "leave_one_out"), (turn, "mean"), (uniform, "mean"), (Discounted(0.5), "leave_one_out")],
+    ids=["no fall-back", "itself in its baseline", "itself in its baseline, whole", "discounted"],
+)
+def test_what_is_biased_is_found_out(credit, baseline):
+    assert distance(estimates(credit, baseline)) > 6
