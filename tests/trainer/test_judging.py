@@ -216,7 +216,7 @@ class App:
         self.said.append(reply.choices[0].message.content or "")
 
 
-GROUP, TASKS = 8, 2
+GROUP, TASKS, STEPS = 8, 2, 16
 QUESTIONS = [{"question": f"boats {number}"} for number in range(TASKS)]
 
 
@@ -242,15 +242,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[tuple[App, Path, ReadingJudge]]:
-    """A run of eight steps that was stopped by its judge at the fourth, and then resumed."""
+    """A run that was stopped by its judge at the fourth, and then resumed."""
     folder = tmp_path_factory.mktemp("judged") / "run"
     app = App()
     plain = ReadingJudge(lower_case).judge
     with judging(lower_case, *[plain] * (3 * TASKS), *[status(500)] * TASKS) as server:
         with pytest.raises(TrainingError, match="gave no scores for group 'run-t3-"):
-            fit(app, model, folder, server, steps=8)
+            fit(app, model, folder, server, steps=STEPS)
         assert len(app.said) == 4 * TASKS * GROUP
-        fit(app, model, folder, server, steps=8, resume=True)
+        fit(app, model, folder, server, steps=STEPS, resume=True)
         yield app, folder, server
 
 
@@ -259,7 +259,8 @@ def test_a_judge_whose_ranking_is_right_teaches_what_it_ranks(learnt: tuple[App,
     quality = [lower_case([{"text": said}]) for said in app.said]
     steps = _batches(quality)
     first, last = fmean(fmean(each) for each in steps[:2]), fmean(fmean(each) for each in steps[-2:])
-    assert last > first + 0.15, [round(fmean(each), 2) for each in steps]
+    # measured over 8 runs: 0.35 to 0.56 better; chance alone has a deviation of about 0.06
+    assert last > first + 0.2, [round(fmean(each), 2) for each in steps]
 
 
 def _batches(values: list[float]) -> list[list[float]]:
@@ -271,11 +272,11 @@ def test_a_resumed_run_makes_no_rollout_and_asks_no_question_twice(
     learnt: tuple[App, Path, ReadingJudge],
 ) -> None:
     app, folder, server = learnt
-    assert len(app.said) == 8 * TASKS * GROUP
+    assert len(app.said) == STEPS * TASKS * GROUP
     failed = TASKS
-    assert len(server.asked) <= 8 * TASKS + failed
+    assert len(server.asked) <= STEPS * TASKS + failed
     rewards = asyncio.run(_rewards(folder))
-    assert len(rewards) == 8 * TASKS * GROUP
+    assert len(rewards) == STEPS * TASKS * GROUP
     assert all([one.source for one in given] == ["judge"] for given in rewards.values())
 
 
