@@ -13,11 +13,15 @@ import openai
 import pytest
 
 import lightning_core as lightning
-from lightning_core.errors import TrainingError
+from lightning_core.algorithms.base import Phase
+from lightning_core.errors import ConfigError, TrainingError
+from lightning_core.judge.judge import Judge
+from lightning_core.plugins import load_plugins
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.trainer.course import make_courses
 from lightning_core.trainer.folder import RunFolder
-from lightning_core.trainer.judging import Judging
+from lightning_core.trainer.judging import Judging, check_judge
 from lightning_core.types import Call, Choice, Reward, Rollout, Status, Task
 from tests.backends.models import save_model
 from tests.judge.reading import Lines, ReadingJudge, judging, status
@@ -310,3 +314,10 @@ def test_the_judge_s_calls_and_key_are_nowhere_in_the_run(learnt: tuple[App, Pat
     assert server.keys == ["Bearer sk-of-the-judge"] * len(server.keys)
     files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".safetensors"]
     assert not [path for path in files if b"sk-of-the-judge" in path.read_bytes()]
+
+
+def test_groups_of_one_give_a_judge_nothing_to_compare() -> None:
+    judge = Judge(model="m", base_url="http://127.0.0.1:1/v1")
+    with pytest.raises(ConfigError, match="'ppo' has groups of one"):
+        check_judge(judge, make_courses([Phase(lightning.PPO(), 1)], load_plugins([])))
+    check_judge(judge, make_courses([Phase(lightning.GRPO(), 1)], load_plugins([])))
