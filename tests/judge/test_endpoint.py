@@ -122,7 +122,7 @@ async def test_an_answer_that_takes_too_long_is_a_failed_try() -> None:
 
 
 async def test_no_more_groups_are_asked_about_at_once_than_the_concurrency() -> None:
-    with judging(shorter, delay=0.05) as server:
+    with judging(shorter, together=3) as server:
         judge = Judge(model="large", base_url=server.url, concurrency=3)
         question = make_question(judge, Task(input={}), [(Line("writer", "assistant", "a"),)])
         async with Endpoint(judge) as endpoint:
