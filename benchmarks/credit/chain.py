@@ -28,6 +28,7 @@ class Chain:
     tasks: int = TASKS
     actions: int = 4
     remembers: bool = True
+    wordings: int = 1
     noise: float = 0.0
 
     def start(self, task: int) -> list[Outcome]:

@@ -27,6 +27,7 @@ class Delegation:
     tasks: int = TASKS
     actions: int = 4
     remembers: bool = False
+    wordings: int = 1
     noise: float = 0.0
 
     def start(self, task: int) -> list[Outcome]:

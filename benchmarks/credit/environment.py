@@ -77,6 +77,11 @@ class Environment(Protocol):
         call has a prompt of its own. The policy goes by what `Turn` shows, in either case."""
 
     @property
+    def wordings(self) -> int:
+        """Ways to word the same action. They are equally likely, change nothing and are not learnt; with many
+        of them no reply is ever given twice, as it is with free text."""
+
+    @property
     def noise(self) -> float:
         """Standard deviation of what is added to the final reward."""
 

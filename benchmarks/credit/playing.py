@@ -24,12 +24,12 @@ class Batch:
 
     def play(self, task: int, size: int) -> None:
         """Add a group of `size` rollouts of a task."""
-        group = f"{self._step}.{task}"
+        group = f"{self._step}.{len(self.trajectories)}"
         self.trajectories += [self._play(task, group, f"{group}.{number}") for number in range(size)]
 
     def _play(self, task: int, group: str, name: str) -> Trajectory:
-        """One rollout. A word is a token, an action is a reply of one token."""
-        truth, random = self._truth, self._random
+        """One rollout. A word is a token; a reply is the token of its action and one for how it is worded."""
+        truth, random, wordings = self._truth, self._random, self._truth.environment.wordings
         transitions: list[Transition] = []
         memory: dict[str, tuple[int, ...]] = {}
         state, total = _draw(truth.starts[task], random)
@@ -40,8 +40,9 @@ class Batch:
             total += reward
             agent, shown = truth.prompts[row].agent, truth.prompt_ids[row]
             prompt = memory.get(agent, ()) + shown
+            wording = (truth.first_wording + random.randrange(wordings),) if wordings > 1 else ()
             if truth.environment.remembers:
-                memory[agent] = (*prompt, truth.first_action + action)
+                memory[agent] = (*prompt, truth.first_action + action, *wording)
             transition = Transition(
                 rollout_id=name,
                 call_id=f"c{len(transitions)}",
@@ -49,8 +50,8 @@ class Batch:
                 agent=agent,
                 trained=True,
                 prompt_ids=prompt,
-                completion_ids=(truth.first_action + action,),
-                logprobs=(self._logprobs[row][action],),
+                completion_ids=(truth.first_action + action, *wording),
+                logprobs=(self._logprobs[row][action], *([-log(wordings)] * len(wording))),
                 policy_version=self._step,
                 observation=truth.digests[row],
                 reward=reward,

@@ -1,4 +1,4 @@
-"""The policy of this suite: one small network that all agents, tasks and states share, as one model is shared.
+"""The policy of this suite: one small network for all agents, tasks and states, as one model is shared.
 
     logits = tanh(x W + b) U + c        x counts the words of the prompt
 

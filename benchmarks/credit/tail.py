@@ -33,6 +33,7 @@ class Reading:
     tasks: int = TASKS
     actions: int = 4
     remembers: bool = True
+    wordings: int = 1
     noise: float = 0.0
 
     def start(self, task: int) -> list[Outcome]:
@@ -64,6 +65,7 @@ class Waiting:
     limit: int = 16
     tasks: int = TASKS
     remembers: bool = True
+    wordings: int = 1
     noise: float = 0.0
 
     @property

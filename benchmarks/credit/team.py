@@ -1,11 +1,13 @@
 """A team of three agents, one of them irrelevant.
 
-A planner makes a plan, a worker carries it out, and a talker remarks on it: `talks` says how often before
-the plan, between plan and work, and after the work. The rollout succeeds if plan and work are good: two of
-the four actions of each are, by the task. Truth: success is the product of the two probabilities, the best
-is 1, and the advantage of all that the talker says is 0. Everybody is shown what has come of it so far.
-`heard`: also the talker's last remark, so that the same state comes in as many forms as there are remarks.
-`private`: the talker is shown nothing, so that what comes before it can't be told from its state.
+A planner makes a plan, a worker carries it out, and a talker remarks on it: `talks` says how often before the
+plan, between plan and work, and after the work. One of four plans is right, by the task; two of four actions
+carry a plan out, which two depends on the plan. Truth: success is the probability of the right plan times
+that of carrying it out, the best is 1, and the advantage of all that the talker says is 0.
+
+Everybody is shown what has come of it so far. `heard`: also the talker's last remark, so that the same state
+comes in as many forms as there are remarks. `private`: the talker is shown nothing, so that what came before
+can't be told from its state.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ class Team:
     tasks: int = TASKS
     actions: int = 4
     remembers: bool = True
+    wordings: int = 1
     noise: float = 0.0
 
     @property
@@ -56,14 +59,10 @@ class Team:
         if agent == "planner":
             plan = action
         elif agent == "worker":
-            works = self._good(task, "plan", plan) and self._good(task, "work", action)
+            works = plan == right_action(task, "plan", self.actions) and (action - plan) % self.actions < 2
         elif self.heard:
             remark = action
         return [Outcome((task, turn + 1, plan, works, remark))]
-
-    def _good(self, task: int, part: str, action: int) -> bool:
-        """Two of the four actions are."""
-        return (action - right_action(task, part, self.actions)) % self.actions < 2
 
     def success(self, state: State) -> float:
         return float(state[3])  # type: ignore[index]

@@ -80,6 +80,11 @@ class Truth:
         """The token of action 0; the others follow."""
         return len(self._words)
 
+    @property
+    def first_wording(self) -> int:
+        """The token of the first way to word a reply; the others follow."""
+        return self.first_action + self.environment.actions
+
     @cached_property
     def digests(self) -> list[str]:
         """Of what each prompt shows last: equal digests are the same observation."""

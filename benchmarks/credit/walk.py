@@ -1,4 +1,4 @@
-"""Repeated states: a walk in which the same room is met again and again, within a rollout and across rollouts.
+"""Repeated states: a walk that meets the same room again and again, within a rollout and across rollouts.
 
 Five rooms in a row; the walker starts in the middle and has to reach the last one within so many turns. In
 each room one door leads on, one leads back and two lead nowhere; which is which depends on room and task. It
@@ -24,6 +24,7 @@ class Walk:
     horizon: int
     tasks: int = TASKS
     remembers: bool = True
+    wordings: int = 1
     noise: float = 0.0
 
     @property
