@@ -49,7 +49,8 @@ def lightning_register_backends(register: Register) -> None:
 
 @hookspec
 def lightning_register_credit(register: Register) -> None:
-    """Add credit methods: `register(name, "module:function")`, a function as in `credit/base.py`."""
+    """Add credit methods: `register(name, "module:function")`, a function as in `credit/base.py`, or a class
+    that is made with its defaults and called like one."""
 
 
 @hookspec

@@ -14,8 +14,8 @@ everything else cancels (Rafailov et al., "From r to Q*", arXiv 2404.12358).
 
 Why within an agent: one that is called when things went wrong is on the worse side of most pairs of whole
 rollouts, and would be taught to say less of anything (see `per_agent`). Of the calls of the SQL example's
-rewriter that came into pairs, 76 % were on the worse side so, and 59 % when paired by agent. The price: the two sides of such an
-agent may begin in different states, whose values do not cancel.
+rewriter that came into pairs, 76 % were on the worse side so, and 59 % when paired by agent. The price: the
+two sides of such an agent may begin in different states, whose values do not cancel.
 
 Left out: pairs of single turns, and DMPO's weights and norm for the length of a rollout.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -20,18 +21,24 @@ from tests.credit.game import POLICY, START, Floats, gradient, play, probabiliti
 GROUPS, SIZE = 3000, 4
 
 
-def estimates(credit: Credit, baseline: Baseline = "leave_one_out", seed: int = 0) -> Floats:
-    """(GROUPS, state, action) the policy gradient as estimated from each group."""
-    random = Random(seed)
+def estimates(credit: Credit, baseline: Baseline = "leave_one_out", *, blind: bool = False) -> Floats:
+    """(GROUPS, state, action) the gradient as estimated from each group; `blind`: all is shown alike."""
+    random = Random(0)
     found = np.zeros((GROUPS, *POLICY.shape))
     for number in range(GROUPS):
         played = [play(POLICY, random, f"g{number}", i) for i in range(SIZE)]
-        credited, _ = assign([trajectory for trajectory, _ in played], credit, baseline, "none")
+        group = [unseeing(trajectory) if blind else trajectory for trajectory, _ in played]
+        credited, _ = assign(group, credit, baseline, "none")
         for trajectory, (_, story) in zip(credited, played, strict=False):
             for t, at in zip(trajectory.transitions, story, strict=True):
                 if t.advantage is not None:
                     found[number] += t.advantage * score(POLICY, at) / SIZE
     return found
+
+
+def unseeing(trajectory: Trajectory) -> Trajectory:
+    """The trajectory with one observation for every state."""
+    return replace(trajectory, transitions=tuple(replace(t, observation="x") for t in trajectory.transitions))
 
 
 def distance(found: Floats) -> float:
@@ -75,3 +82,8 @@ def naive_turn(group: Sequence[Trajectory]) -> list[Comparison]:
 )
 def test_what_is_biased_is_found_out(credit, baseline):
     assert distance(estimates(credit, baseline)) > 6
+
+
+def test_state_is_unbiased_also_if_observations_hide_everything():
+    assert distance(estimates(state, blind=True)) < 4.5
+    assert distance(estimates(Tabular(own=0.0), blind=True)) > 5

@@ -1,0 +1,46 @@
+"""A credit method and an algorithm that don't go together are refused at the start, with what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from lightning_core.algorithms.base import Phase
+from lightning_core.algorithms.grpo import GRPO
+from lightning_core.algorithms.ppo import PPO
+from lightning_core.credit.gae import Gae
+from lightning_core.credit.tabular import Tabular
+from lightning_core.errors import ConfigError
+from lightning_core.plugins import load_plugins
+from lightning_core.trainer.course import make_courses
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A method of somebody else's that reads a critic's values."""
+
+    needs_critic: ClassVar[bool] = True
+
+    def __call__(self, group):
+        return []
+
+
+@pytest.mark.parametrize("credit", ["gae", Gae(lam=0.9), Reading()], ids=["name", "object", "somebody's own"])
+def test_credit_that_reads_values_needs_an_algorithm_with_a_critic(credit):
+    with pytest.raises(ConfigError, match="'grpo' has no critic; use PPO"):
+        make_courses([Phase(GRPO(credit=credit), 1)], load_plugins([]))
+    [course] = make_courses([Phase(PPO(credit=credit), 1)], load_plugins([]))
+    assert course.credit.needs_critic
+
+
+@pytest.mark.parametrize("credit", ["uniform", Tabular()], ids=["function", "object"])
+def test_a_critic_that_nobody_reads_is_refused(credit):
+    with pytest.raises(ConfigError, match='use credit="gae"'):
+        make_courses([Phase(PPO(credit=credit), 1)], load_plugins([]))
+
+
+def test_a_class_is_made_with_its_defaults():
+    [course] = make_courses([Phase(GRPO(credit="tabular"), 1)], load_plugins([]))
+    assert course.credit == Tabular()
