@@ -1,0 +1,57 @@
+"""Credit methods where the truth is known: rollouts to a threshold and final success, over several seeds.
+
+    python -m benchmarks.credit                            # every method in every environment
+    python -m benchmarks.credit --methods uniform state --environments chain team
+    python -m benchmarks.credit --quick                    # a few updates, to see that it runs
+
+Each method is given its own best learning rate, found on other seeds. Writes the tables and a plot into
+`docs/results.md` and `benchmarks/results/credit.json`; what is not run again stays as it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks.credit.publishing import RECORD, read, write
+from benchmarks.credit.running import Plan, run
+from benchmarks.credit.suite import SUITE
+from benchmarks.results import PAGE
+from lightning_core.plugins import load_plugins
+
+
+def main(arguments: list[str] | None = None) -> None:
+    plugins = load_plugins()
+    methods = sorted(plugins.names("credit"))
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.credit", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--seeds", type=int, default=10, help="runs that are reported")
+    parser.add_argument("--trials", type=int, default=10, help="runs for each learning rate tried")
+    parser.add_argument(
+        "--methods", nargs="*", default=methods, metavar="NAME", help=f"of {', '.join(methods)}"
+    )
+    parser.add_argument(
+        "--environments", nargs="*", default=[""], metavar="TEXT", help="what their names hold"
+    )
+    parser.add_argument("--algorithm", choices=("grpo", "rloo"), default="grpo")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="two seeds of five updates at one rate")
+    parser.add_argument("--record", type=Path, default=RECORD)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    options = parser.parse_args(arguments)
+    chosen = [name for name in SUITE if any(text in name for text in options.environments)]
+    if not chosen:
+        parser.error(f"no environment is called so; there are: {'; '.join(SUITE)}")
+    plan = Plan(options.algorithm, options.seeds, options.trials)
+    if options.quick:
+        plan = Plan(options.algorithm, seeds=2, trials=1, updates=5, rates=(0.04,))
+    cells = [(environment, method) for environment in chosen for method in options.methods]
+    record = read(options.record)
+    for cell, comparison in run(cells, plan, options.processes):
+        record = record.with_outcome(cell, comparison)
+        write(record, options.record, options.page)
+
+
+if __name__ == "__main__":
+    main()

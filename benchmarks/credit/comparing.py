@@ -1,0 +1,106 @@
+"""Comparing credit methods in one setting, each at its own best learning rate.
+
+The rate is found on seeds of its own: from START it goes up or down the grid as long as the mean of the
+rollouts to the threshold becomes less. A run that does not get there counts with all its rollouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import fmean, median
+
+from pydantic import BaseModel, ConfigDict
+
+from benchmarks.credit.training import Method, train
+from benchmarks.credit.truth import Truth
+from lightning_core.algorithms.base import Algorithm
+from lightning_core.algorithms.grpo import GRPO
+from lightning_core.algorithms.ppo import PPO
+from lightning_core.algorithms.rloo import RLOO
+from lightning_core.plugins import Plugins
+from lightning_core.trainer.course import make_credit
+
+THRESHOLD = 0.9
+"""Of the best success."""
+RATES = (0.01, 0.02, 0.04, 0.08, 0.16)
+START = RATES.index(0.04)
+TRIAL_SEED = 1000
+"""First of the seeds on which rates are tried; the seeds that are reported begin at 0."""
+
+
+class Outcome(BaseModel):
+    """What a method came to in a setting."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rate: float
+    """The learning rate it was given."""
+    tried: dict[str, float]
+    """Mean rollouts to the threshold for each rate tried."""
+    rollouts: list[int | None]
+    """To the threshold, for each seed; None if it was not reached."""
+    final: list[float]
+    """Success at the end, for each seed."""
+    curve: list[float]
+    """Median success over the seeds, before the first update and after each."""
+
+
+class Comparison(BaseModel):
+    """A setting and its outcomes by method."""
+
+    model_config = ConfigDict(frozen=True)
+
+    optimum: float
+    start: float
+    """Success before training."""
+    updates: int
+    batch: int
+    """Rollouts of an update."""
+    outcomes: dict[str, Outcome]
+
+
+def find_method(name: str, plugins: Plugins, algorithm: str = "grpo") -> Method:
+    """A registered credit method in GRPO or RLOO; one that needs a critic in PPO with one epoch."""
+    credit = make_credit(name, plugins)
+    used: Algorithm = {"grpo": GRPO, "rloo": RLOO}[algorithm]()
+    if getattr(credit, "needs_critic", False):
+        used = PPO(epochs=1)
+    return Method(name, credit, used)
+
+
+def compare(
+    truth: Truth, method: Method, updates: int, seeds: int, trials: int, rates: tuple[float, ...] = RATES
+) -> Outcome:
+    """Find the rate, then train on every seed."""
+    aim = THRESHOLD * truth.optimum
+
+    def score(rate: float) -> tuple[float, float]:
+        runs = [train(truth, method, rate, TRIAL_SEED + i, updates, aim, until=True) for i in range(trials)]
+        reached = [method.batch * (updates if run.reached is None else run.reached) for run in runs]
+        return fmean(reached), -fmean(run.success[-1] for run in runs)
+
+    rate, scores = climb(score, rates)
+    runs = [train(truth, method, rate, seed, updates, aim) for seed in range(seeds)]
+    return Outcome(
+        rate=rate,
+        tried={f"{tried:g}": found[0] for tried, found in sorted(scores.items())},
+        rollouts=[None if run.reached is None else method.batch * run.reached for run in runs],
+        final=[round(run.success[-1], 4) for run in runs],
+        curve=[round(median(now), 3) for now in zip(*(run.success for run in runs), strict=True)],
+    )
+
+
+def climb(
+    score: Callable[[float], tuple[float, float]], rates: tuple[float, ...]
+) -> tuple[float, dict[float, tuple[float, float]]]:
+    """The rate from which no neighbour in the grid is better, and the scores of all that were tried."""
+    place = min(START, len(rates) - 1)
+    scores = {rates[place]: score(rates[place])}
+    while True:
+        for neighbour in rates[max(0, place - 1) : place + 2]:
+            if neighbour not in scores:
+                scores[neighbour] = score(neighbour)
+        best = rates.index(min(scores, key=lambda rate: scores[rate]))
+        if best == place:
+            return rates[place], scores
+        place = best

@@ -1,0 +1,89 @@
+"""What the suite found, as Markdown: a table of ratios, and for each environment all there is to say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.credit.comparing import THRESHOLD, Comparison, Outcome
+from benchmarks.credit.intervals import Interval, median_of, ratio_of
+
+BASE = "uniform"
+"""What the others are compared with."""
+
+
+def rollouts_of(outcome: Outcome, comparison: Comparison) -> list[float]:
+    """To the threshold; a run that did not get there counts with all that it had."""
+    most = comparison.updates * comparison.batch
+    return [float(most if rollouts is None else rollouts) for rollouts in outcome.rollouts]
+
+
+def ratio_to_base(name: str, comparison: Comparison) -> Interval | None:
+    """Rollouts in ratio to the base's; None without the base, or if they have not as many seeds."""
+    base = comparison.outcomes.get(BASE)
+    if base is None or len(base.rollouts) != len(comparison.outcomes[name].rollouts):
+        return None
+    return ratio_of(rollouts_of(comparison.outcomes[name], comparison), rollouts_of(base, comparison))
+
+
+def ratio_table(comparisons: dict[str, Comparison], methods: Sequence[str]) -> str:
+    """A line for each environment, a column for each method. Bold: at most 0.6; a cross: above 1.1."""
+    shown = [method for method in methods if method != BASE]
+    lines = [f"| environment | {' | '.join(shown)} |", f"|{'---|' * (len(shown) + 1)}"]
+    for environment, comparison in comparisons.items():
+        cells = [_ratio_cell(method, comparison) for method in shown]
+        lines.append(f"| {environment} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def detail_table(comparison: Comparison, methods: Sequence[str]) -> str:
+    """A line for each method in one environment."""
+    head = [
+        "method",
+        "rate",
+        f"rollouts to {THRESHOLD * comparison.optimum:.2f}",
+        "reached",
+        f"ratio to {BASE}",
+        "final success",
+    ]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for name in methods:
+        if (outcome := comparison.outcomes.get(name)) is None:
+            continue
+        rollouts = median_of(rollouts_of(outcome, comparison))
+        ratio = ratio_to_base(name, comparison)
+        there = sum(r is not None for r in outcome.rollouts)
+        cells = [
+            name,
+            f"{outcome.rate:g}",
+            _show(rollouts, 0),
+            f"{there} of {len(outcome.rollouts)}",
+            "–" if ratio is None else "1" if name == BASE else _show(ratio, 2),
+            _show(median_of(outcome.final), 2),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def page_of(comparisons: dict[str, Comparison], methods: Sequence[str]) -> str:
+    """Everything that stands between the marks."""
+    parts = [f"Rollouts to the threshold in ratio to `{BASE}`: medians over the seeds."]
+    parts.append(ratio_table(comparisons, methods))
+    for environment, comparison in comparisons.items():
+        most = comparison.updates * comparison.batch
+        about = f"success {comparison.start:.2f} before, {comparison.optimum:.2f} at best"
+        parts.append(f"<details><summary>{environment}: {about}, {most:,} rollouts at most</summary>")
+        parts += [detail_table(comparison, methods), "</details>"]
+    return "\n\n".join(parts)
+
+
+def _ratio_cell(method: str, comparison: Comparison) -> str:
+    ratio = ratio_to_base(method, comparison) if method in comparison.outcomes else None
+    if ratio is None:
+        return "–"
+    number = f"{ratio.value:.2f}"
+    return f"**{number}**" if ratio.value <= 0.6 else f"{number} ✗" if ratio.value > 1.1 else number
+
+
+def _show(interval: Interval, digits: int) -> str:
+    low, high = f"{interval.low:,.{digits}f}", f"{interval.high:,.{digits}f}"
+    return f"{interval.value:,.{digits}f} ({low} to {high})"
