@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -64,6 +67,19 @@ def grpo(**options: Any) -> Callable[[], Mapping[str, Any]]:
     return lambda: {"algorithm": lightning.GRPO(**options)}
 
 
+def from_sloppy(**settings: Any) -> Callable[[], Mapping[str, Any]]:
+    """GRPO with these settings, from the policy of `recipes.sloppy`; it is made when it is not there."""
+    return lambda: {"model": sloppy_start(), **grpo()(), **settings}
+
+
+def sloppy_start() -> str:
+    """A policy whose queries the database often refuses (some two minutes)."""
+    folder = Path(".data/sloppy")
+    if not folder.is_dir():
+        subprocess.run([sys.executable, "-m", "recipes.sloppy", "--out", str(folder)], check=True)
+    return str(folder)
+
+
 async def invalid_share(store: Store, run_id: str) -> float:
     """Queries that the database refused, for each 1,000 training rollouts."""
     steps = await invalid_queries(store, run_id)
@@ -104,8 +120,8 @@ STUDIES = MappingProxyType(
                 "Automatic intermediate rewards on the SQL agent",
                 "sql",
                 (
-                    Variant("without AIR", grpo(), key="grpo"),
-                    Variant("with AIR", lambda: {"air": True, **grpo()()}, key="air"),
+                    Variant("without AIR", from_sloppy(), key="sloppy-grpo"),
+                    Variant("with AIR", from_sloppy(air=True), key="sloppy-air"),
                 ),
                 measure=invalid_share,
                 measured="invalid queries in 1,000 rollouts",

@@ -59,7 +59,7 @@ def demonstrate(rng: random.Random) -> Iterator[Demonstration]:
             create_tables(database, connection)
             schema = describe_schema(connection)
             for _ in range(6):
-                agent = _draw(AGENTS, rng)
+                agent = draw(AGENTS, rng)
                 yield _SHOW[agent](database, connection, schema, rng)
 
 
@@ -74,26 +74,26 @@ def converse(rng: random.Random, length: int = 6) -> Iterator[Demonstration]:
         with closing(sqlite3.connect(":memory:")) as connection:
             create_tables(database, connection)
             schema = describe_schema(connection)
-        questions = [_any_question(database, rng) for _ in range(length)]
+        questions = [any_question(database, rng) for _ in range(length)]
         turns = write_prompt(schema, questions[0].text)
         for question, after in itertools.pairwise(questions):
-            turns.append({"role": "assistant", "content": _first_query(question, database, rng)})
+            turns.append({"role": "assistant", "content": first_query(question, database, rng)})
             turns.append({"role": "user", "content": f"Question: {after.text}"})
-        yield Demonstration(turns, _first_query(questions[-1], database, rng))
+        yield Demonstration(turns, first_query(questions[-1], database, rng))
 
 
 def _show_writing(
     database: Database, connection: sqlite3.Connection, schema: str, rng: random.Random
 ) -> Demonstration:
-    question = _any_question(database, rng)
-    return Demonstration(write_prompt(schema, question.text), _first_query(question, database, rng))
+    question = any_question(database, rng)
+    return Demonstration(write_prompt(schema, question.text), first_query(question, database, rng))
 
 
 def _show_checking(
     database: Database, connection: sqlite3.Connection, schema: str, rng: random.Random
 ) -> Demonstration:
-    question = _any_question(database, rng)
-    sql = _first_query(question, database, rng)
+    question = any_question(database, rng)
+    sql = first_query(question, database, rng)
     if rng.random() < 0.25:
         sql = _misspell(sql, rng)
     outcome = run_query(connection, sql)
@@ -106,11 +106,11 @@ def _show_rewriting(
 ) -> Demonstration:
     question = ask("active", database, rng) if rng.random() < 0.7 else None
     if question:
-        sql = _first_query(question, database, rng)
-        reply = _recover(question, sql, rng)
+        sql = first_query(question, database, rng)
+        reply = recover(question, sql, rng)
     else:
-        question = _any_question(database, rng)
-        reply = _first_query(question, database, rng)
+        question = any_question(database, rng)
+        reply = first_query(question, database, rng)
         sql = _misspell(reply, rng) if rng.random() < 0.7 or "deleted" in schema else _add_flag(reply)
     feedback = run_query(connection, sql).feedback
     return Demonstration(rewrite_prompt(schema, question.text, sql, feedback), reply)
@@ -119,23 +119,25 @@ def _show_rewriting(
 _SHOW = {"write_query": _show_writing, "check_query": _show_checking, "rewrite_query": _show_rewriting}
 
 
-def _any_question(database: Database, rng: random.Random) -> Question:
+def any_question(database: Database, rng: random.Random) -> Question:
+    """A question of any form that the database allows."""
     while True:
         if question := ask(rng.choice(list(FORMS)), database, rng):
             return question
 
 
-def _first_query(question: Question, database: Database, rng: random.Random) -> str:
+def first_query(question: Question, database: Database, rng: random.Random) -> str:
     """What one of the companies' engineers would write."""
     if question.form == "active":
         word = "active" if rng.random() < GUESSED_WORD else rng.choice([pair[0] for pair in STATUS_CODES])
         return question.others["word"].replace("'active'", f"'{word}'")
-    choice = _draw(SHARES.get(question.form, {"gold": 1.0}), rng)
+    choice = draw(SHARES.get(question.form, {"gold": 1.0}), rng)
     return question.gold if choice == "gold" else question.others[choice]
 
 
-def _recover(question: Question, sql: str, rng: random.Random) -> str:
-    return {"gold": question.gold, "repeat": sql, "all": question.others["all"]}[_draw(RECOVERY, rng)]
+def recover(question: Question, sql: str, rng: random.Random) -> str:
+    """What a rewriter makes of a query about a status that matched nothing."""
+    return {"gold": question.gold, "repeat": sql, "all": question.others["all"]}[draw(RECOVERY, rng)]
 
 
 def _misspell(sql: str, rng: random.Random) -> str:
@@ -150,5 +152,6 @@ def _add_flag(sql: str) -> str:
     return f"{sql} {'AND' if 'WHERE' in sql else 'WHERE'} deleted = 0"
 
 
-def _draw(shares: dict[str, float], rng: random.Random) -> str:
+def draw(shares: dict[str, float], rng: random.Random) -> str:
+    """One of the names, as often as its share says."""
     return rng.choices(list(shares), weights=list(shares.values()))[0]
