@@ -3,9 +3,9 @@
     python -m benchmarks.study algorithms            # GRPO and its kin on the SQL agent
     python -m benchmarks.study air --seeds 5
 
-Each variant replaces settings of the trainer in the example's own script and nothing else. Writes a table and
-the plot `docs/results-NAME.png` into `docs/results.md`, and `benchmarks/results/NAME.json`. Runs already
-there are not made again, and a run that was stopped is gone on with.
+Each variant replaces settings of the trainer in the example's own script and nothing else. A whole study is
+written into `docs/results.md`, with `docs/results-NAME.png` and `benchmarks/results/NAME.json`; a part
+of one is only shown. Runs that are there already are not made again; one that was stopped is gone on with.
 """
 
 from __future__ import annotations
@@ -43,16 +43,21 @@ def main(studies: Mapping[str, Study] = STUDIES, module: str = "benchmarks.study
         if options.one:
             train(study, study.variant(options.one[0]), int(options.one[1]))
         else:
-            make(study, options.variants or study.names, options.seeds or study.seeds, module)
+            seeds = options.seeds or study.seeds
+            make(study, options.variants or study.names, seeds, module, whole=study == studies[name])
 
 
-def make(study: Study, names: Sequence[str], seeds: int, module: str) -> None:
-    """All runs of a study, and its table."""
+def make(study: Study, names: Sequence[str], seeds: int, module: str, *, whole: bool) -> None:
+    """All runs of a study, and its table; published only if it is whole."""
     chosen = [study.variant(name) for name in names]
     for seed in range(seeds):  # variants side by side in time, so that a busy hour hits all of them alike
         for variant in chosen:
             make_run(study, variant, seed, module)
-    publish(study, chosen, seeds)
+    outcomes = read(study, chosen, seeds)
+    if len(chosen) == len(study.variants) and seeds >= study.seeds and whole:
+        publish(study, outcomes)
+    else:
+        print(study_table(study, outcomes))
 
 
 def folder_of(study: Study, variant: Variant, seed: int) -> Path:
@@ -76,14 +81,18 @@ def train(study: Study, variant: Variant, seed: int) -> None:
     train_script(script, held_out, settings, resume=(folder / "run.json").exists())
 
 
-def publish(study: Study, variants: list[Variant], seeds: int) -> None:
-    """Write the study's JSON, table and plot from its runs' own records."""
-    outcomes: dict[str, list[Outcome]] = {
+def read(study: Study, variants: list[Variant], seeds: int) -> dict[str, list[Outcome]]:
+    """What the runs came to, from their own records, by variant."""
+    return {
         variant.name: [
             asyncio.run(outcome_of(folder_of(study, variant, seed), study)) for seed in range(seeds)
         ]
         for variant in variants
     }
+
+
+def publish(study: Study, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
+    """Write the study's JSON, table and plot."""
     RECORDS.mkdir(parents=True, exist_ok=True)
     record = {name: [o.model_dump(mode="json") for o in runs] for name, runs in outcomes.items()}
     (RECORDS / f"{study.name}.json").write_text(json.dumps(record, indent=1) + "\n")

@@ -69,9 +69,15 @@ def link_rewards(calls: Iterable[Call], rewards: Iterable[Reward]) -> list[Rewar
     return linked
 
 
+def in_order(rewards: Iterable[Reward]) -> list[Reward]:
+    """By the time they were given; of equal times, in the order they were stored."""
+    return sorted(rewards, key=lambda reward: reward.created_at)
+
+
 def with_final(rollout: Rollout, rewards: Iterable[Reward]) -> Rollout:
     """The rollout with the last of its final rewards as its own; a failed one keeps that of its failure."""
-    final = [reward.value for reward in rewards if reward.kind == "final" and reward.agent is None]
+    given = in_order(rewards)
+    final = [reward.value for reward in given if reward.kind == "final" and reward.agent is None]
     if not final or rollout.status is not Status.SUCCEEDED:
         return rollout
     return rollout.model_copy(update={"reward": final[-1]})

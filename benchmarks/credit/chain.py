@@ -35,7 +35,7 @@ class Chain:
         return [Outcome((task, 0, None, None))]
 
     def turn(self, state: State) -> Turn | None:
-        task, step, right, last = state  # type: ignore[misc]
+        task, step, right, last = state
         if step == self.steps:
             return None
         shown = f"step{step}"
@@ -46,10 +46,10 @@ class Chain:
         return Turn("walker", shown, task_words(task))
 
     def act(self, state: State, action: int) -> list[Outcome]:
-        task, step, right, _ = state  # type: ignore[misc]
+        task, step, right, _ = state
         if step == self.decisive:
             right = action == right_action(task, "decisive", self.actions)
         return [Outcome((task, step + 1, right, action if self.echo else None))]
 
     def success(self, state: State) -> float:
-        return float(state[2])  # type: ignore[index]
+        return float(state[2])

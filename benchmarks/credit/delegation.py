@@ -34,7 +34,7 @@ class Delegation:
         return [Outcome((task, parts, 0, None, 0), 1 / MOST) for parts in range(1, MOST + 1)]
 
     def turn(self, state: State) -> Turn | None:
-        task, parts, done, cut, _ = state  # type: ignore[misc]
+        task, parts, done, cut, _ = state
         if cut is None:
             return Turn("lead", "begin", task_words(task))
         if done == parts:
@@ -42,7 +42,7 @@ class Delegation:
         return Turn("helper", f"part{done} " + ("sound" if cut else "muddled"), task_words(task))
 
     def act(self, state: State, action: int) -> list[Outcome]:
-        task, parts, done, cut, right = state  # type: ignore[misc]
+        task, parts, done, cut, right = state
         if cut is None:
             return [Outcome((task, parts, 0, (action - right_action(task, "cut", 4)) % 4 < 2, 0))]
         gained = int(cut and action == right_action(task, f"part{done}", self.actions))
@@ -50,5 +50,5 @@ class Delegation:
         return [Outcome((task, parts, done + 1, cut, right + gained), reward=paid)]
 
     def success(self, state: State) -> float:
-        _, parts, _, _, right = state  # type: ignore[misc]
+        _, parts, _, _, right = state
         return 0.0 if self.paid else right / parts

@@ -7,12 +7,12 @@ estimates.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
-State = Hashable
+State = Any
 KINDS = 4
 """Kinds of task; what is right depends on the kind alone."""
 TASKS = 32

@@ -40,20 +40,20 @@ class Reading:
         return [Outcome((task, pages, 0, None), chance) for pages, chance in _tail(LONGEST)]
 
     def turn(self, state: State) -> Turn | None:
-        task, pages, page, right = state  # type: ignore[misc]
+        task, pages, page, right = state
         if page > pages:
             return None
         shown = "begin" if right is None else f"page{page} " + ("lit" if right else "dark")
         return Turn("reader", shown, task_words(task))
 
     def act(self, state: State, action: int) -> list[Outcome]:
-        task, pages, page, right = state  # type: ignore[misc]
+        task, pages, page, right = state
         if right is None:
             right = action == right_action(task, "first", self.actions)
         return [Outcome((task, pages, page + 1, right))]
 
     def success(self, state: State) -> float:
-        return float(state[3])  # type: ignore[index]
+        return float(state[3])
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +80,16 @@ class Waiting:
         ]
 
     def turn(self, state: State) -> Turn | None:
-        task, made, turns, clue, worth = state  # type: ignore[misc]
+        task, made, turns, clue, worth = state
         if worth is not None or made == self.limit:
             return None
         return Turn("watcher", f"clue{clue}" if made >= turns else "nothing", task_words(task))
 
     def act(self, state: State, action: int) -> list[Outcome]:
-        task, made, turns, clue, _ = state  # type: ignore[misc]
+        task, made, turns, clue, _ = state
         right = 2 + (right_action(task, "clue", 2) + clue) % 2
         worth = None if action < 2 else float(action == right and made >= turns)
         return [Outcome((task, made + 1, turns, clue, worth))]
 
     def success(self, state: State) -> float:
-        return state[4] or 0.0  # type: ignore[index]
+        return state[4] or 0.0

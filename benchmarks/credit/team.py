@@ -42,7 +42,7 @@ class Team:
         return [Outcome((task, 0, None, None, None))]
 
     def turn(self, state: State) -> Turn | None:
-        task, turn, plan, works, remark = state  # type: ignore[misc]
+        task, turn, plan, works, remark = state
         if turn == len(self.order):
             return None
         shown = "begin" if plan is None else f"plan{plan}"
@@ -54,7 +54,7 @@ class Team:
         return Turn(agent, "begin" if self.private and agent == "talker" else shown, task_words(task))
 
     def act(self, state: State, action: int) -> list[Outcome]:
-        task, turn, plan, works, remark = state  # type: ignore[misc]
+        task, turn, plan, works, remark = state
         agent = self.order[turn]
         if agent == "planner":
             plan = action
@@ -65,4 +65,4 @@ class Team:
         return [Outcome((task, turn + 1, plan, works, remark))]
 
     def success(self, state: State) -> float:
-        return float(state[3])  # type: ignore[index]
+        return float(state[3])

@@ -35,16 +35,16 @@ class Walk:
         return [Outcome((task, ROOMS // 2, 0))]
 
     def turn(self, state: State) -> Turn | None:
-        task, room, made = state  # type: ignore[misc]
+        task, room, made = state
         if room == ROOMS - 1 or made == self.horizon:
             return None
         return Turn("walker", f"room{room}", task_words(task))
 
     def act(self, state: State, action: int) -> list[Outcome]:
-        task, room, made = state  # type: ignore[misc]
+        task, room, made = state
         doors = [1, -1, 0, 0]
         Random(f"{task % KINDS} {room}").shuffle(doors)
         return [Outcome((task, max(0, room + doors[action]), made + 1))]
 
     def success(self, state: State) -> float:
-        return float(state[1] == ROOMS - 1)  # type: ignore[index]
+        return float(state[1] == ROOMS - 1)

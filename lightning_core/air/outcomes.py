@@ -53,7 +53,7 @@ def _error(text: str) -> str | None:
         return None
     try:
         told = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if told.get("error"):
         return str(told["error"])

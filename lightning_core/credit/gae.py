@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from lightning_core.credit.base import Comparison
 from lightning_core.credit.branches import branches, reward_without_call
-from lightning_core.errors import TrainingError
+from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.types import Key, Trajectory
 
 
@@ -32,6 +32,10 @@ class Gae:
     discount: float = 1.0
     lam: float = 0.95
     """1: the whole return minus the value; 0: only up to the next turn's value."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.discount <= 1 and 0 <= self.lam <= 1):
+            raise ConfigError(f"{self!r}: discount and lam lie between 0 and 1")
 
     def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
         """One comparison without a baseline, and what the critic is to learn."""

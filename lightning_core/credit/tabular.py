@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lightning_core.credit.base import Comparison
 from lightning_core.credit.table import Table
@@ -34,6 +35,7 @@ from lightning_core.types import Trajectory
 class Tabular:
     """Advantages from a table of the group. It has baselines of its own, so an algorithm's is not used."""
 
+    needs_group: ClassVar[bool] = True
     own: float = 0.3
     """The share of the rollout's own return in what came of a call."""
 

@@ -7,6 +7,7 @@ of a judge belong to no rollout. httpx is what OpenAI's SDK has long stood on: m
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import random
@@ -51,7 +52,9 @@ class Endpoint:
         self._url = f"{url.rstrip('/')}/chat/completions"
         self.shown = str(httpx.URL(self._url).copy_with(userinfo=b"", query=None))
         """Its address, as it may be printed."""
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        headers = {"Content-Type": "application/json"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
         self._client = httpx.AsyncClient(headers=headers, timeout=None)
         self._free = asyncio.Semaphore(judge.concurrency)
 
@@ -72,12 +75,14 @@ class Endpoint:
             for number in range(self._judge.retries + 1):
                 try:
                     text = await self._post(body)
-                    return question.read(text)
                 except _Passing as problem:
                     failure, wait = str(problem), problem.wait
-                except ValueError as problem:
-                    failure, wait = f"its answer can't be used: {problem}", 0.0
-                    body["messages"] = [*plain, *_complaint(text, str(problem))]
+                else:
+                    try:
+                        return question.read(text)
+                    except ValueError as problem:
+                        failure, wait = f"its answer can't be used: {problem}", 0.0
+                        body["messages"] = [*plain, *_complaint(text, str(problem))]
                 log.info("judge %r, try %d: %s", self._judge.model, number + 1, failure)
                 if number < self._judge.retries:
                     await asyncio.sleep(_pause(number) if wait is None else wait)
@@ -87,11 +92,11 @@ class Endpoint:
         """The text of the answer. Raises _Passing for what may pass, JudgeError for what will not."""
         try:
             async with asyncio.timeout(self._judge.timeout):
-                reply = await self._client.post(self._url, json=body)
+                reply = await self._client.post(self._url, content=json.dumps(body).encode())
         except TimeoutError as error:
             raise _Passing(f"it did not answer within {self._judge.timeout:g} s") from error
         except httpx.TransportError as error:
-            raise _Passing(f"it can't be reached ({type(error).__name__}: {error})") from error
+            raise _Passing(self._masked(f"it can't be reached ({type(error).__name__}: {error})")) from error
         if reply.status_code in _PASSING or reply.status_code >= 500:
             raise _Passing(self._refused(reply), _asked_to_wait(reply))
         if not reply.is_success:
@@ -105,9 +110,11 @@ class Endpoint:
     def _refused(self, reply: httpx.Response) -> str:
         return f"it answered {reply.status_code}: {self._excerpt(reply)}"
 
+    def _masked(self, text: str) -> str:
+        return text.replace(self._key, "***") if self._key else text
+
     def _excerpt(self, reply: httpx.Response) -> str:
-        text = " ".join(reply.text.split())
-        text = text.replace(self._key, "***") if self._key else text
+        text = self._masked(" ".join(reply.text.split()))
         return text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…"
 
 

@@ -75,6 +75,10 @@ class Judge:
             raise ConfigError(
                 f"Judge(base_url={self.base_url!r}): give a URL such as http://localhost:8000/v1"
             )
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise ConfigError(
+                "Judge(api_key=...) holds a line break or another character that no key has: strip it"
+            )
         if self.api_key is not None and self.base_url is None:
             raise ConfigError(
                 "Judge(api_key=...) is the key of base_url: give both, or neither to use OPENAI_API_KEY"

@@ -83,6 +83,7 @@ class Question:
 
     def read(self, text: str) -> list[Score]:
         """The scores in an answer, in the order of `ids`. Raises ValueError that says what is wrong."""
+        text = text.rpartition("</think>")[2]  # what a reasoning model thinks aloud may hold braces too
         start, end = text.find("{"), text.rfind("}") + 1
         try:
             answer = _Answer.model_validate_json(text[start:end] if start >= 0 else text)

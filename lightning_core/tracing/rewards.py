@@ -19,7 +19,7 @@ from lightning_core.types import Reward
 
 log = logging.getLogger(__name__)
 
-_ID_FIELDS = ("provider_response_id", "response_id", "last_response_id", "tool_call_id", "id")
+_ID_FIELDS = ("provider_response_id", "response_id", "last_response_id", "tool_call_id", "call_id", "id")
 """Where a reply, a tool call or its answer keeps the id: Pydantic AI, a model response and a result of the
 OpenAI Agents SDK, messages that answer a tool call, and the SDKs of OpenAI and Anthropic."""
 _NO_REPLY = ("lc_run-", "run-", "__fake_id__")

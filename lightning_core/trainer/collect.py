@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lightning_core.errors import TokenIdsError, UnknownAgentError
-from lightning_core.linking import link_rewards
+from lightning_core.linking import in_order, link_rewards
 from lightning_core.tracing.scope import matches
 from lightning_core.transcript import observation
 from lightning_core.types import Call, Reward, Rollout, Status, Trajectory, Transition
@@ -36,7 +36,7 @@ def to_trajectory(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Rew
         raise ValueError(f"rollout {rollout.id!r} has no reward yet")
     intermediate: defaultdict[str, float] = defaultdict(float)
     final: dict[str | None, float] = {None: rollout.reward}
-    for reward in link_rewards(calls, rewards):
+    for reward in link_rewards(calls, in_order(rewards)):
         if reward.kind == "intermediate" and reward.call_id is not None:
             intermediate[reward.call_id] += reward.value
         elif reward.kind == "final" and rollout.status is not Status.FAILED:

@@ -58,6 +58,7 @@ def make_courses(phases: Sequence[Phase], plugins: Plugins) -> list[Course]:
         algorithm: Algorithm = plugins.part("algorithm", named)() if isinstance(named, str) else named
         credit = make_credit(algorithm.credit, plugins)
         check_critic_use(algorithm, credit)
+        check_group_use(algorithm, credit)
         courses.append(Course(algorithm, credit, first, first + phase.steps))
         first += phase.steps
     return courses
@@ -70,6 +71,15 @@ def make_credit(credit: str | Credit, plugins: Plugins) -> Credit:
     part = plugins.part("credit", credit)
     made: Credit = part() if isinstance(part, type) else part
     return made
+
+
+def check_group_use(algorithm: Algorithm, credit: Credit) -> None:
+    """Raise ConfigError if a credit method that compares rollouts by itself gets groups of one."""
+    if getattr(credit, "needs_group", False) and algorithm.group_size < 2 and algorithm.teaching is None:
+        raise ConfigError(
+            f"credit={algorithm.credit!r} compares rollouts, and {algorithm.name!r} has groups of one; give "
+            "group_size=2 or more, or another credit method"
+        )
 
 
 def check_critic_use(algorithm: Algorithm, credit: Credit) -> None:

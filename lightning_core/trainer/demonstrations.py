@@ -19,6 +19,7 @@ from lightning_core.gateway.anthropic_messages import read_system, read_turns, t
 from lightning_core.gateway.messages import read_messages, read_tools
 from lightning_core.gateway.refusals import Refusal
 from lightning_core.gateway.response_items import read_functions, read_items
+from lightning_core.linking import with_final
 from lightning_core.plugins import load_plugins
 from lightning_core.tracing.scope import matches
 from lightning_core.trainer.folder import RunFolder
@@ -50,11 +51,7 @@ def demonstrations(
     """
     with ThreadPoolExecutor(1) as thread:  # there may be a running loop in this one
         rollouts, calls = thread.submit(lambda: asyncio.run(_read(source, split))).result()
-    good = {
-        each.id
-        for each in rollouts
-        if each.status is Status.SUCCEEDED and (least_reward is None or (each.reward or 0.0) >= least_reward)
-    }
+    good = {each.id for each in rollouts if each.status is Status.SUCCEEDED and _reaches(each, least_reward)}
     wanted = (agents,) if isinstance(agents, str) else tuple(agents or ("*",))
     chosen = [call for call in calls if call.rollout_id in good and matches(call.agent, wanted)]
     left_out: Counter[str] = Counter()
@@ -79,8 +76,14 @@ async def _read(source: str | Path, split: Split) -> tuple[list[Rollout], list[C
             for name in ([run_id] if run_id else [run.id for run in await store.list_runs()])
             for rollout in await store.find_rollouts(name, split=split)
         ]
-        calls = await store.get_calls([rollout.id for rollout in rollouts])
+        ids = [rollout.id for rollout in rollouts]
+        calls, rewards = await store.get_calls(ids), await store.get_rewards(ids)
+    rollouts = [with_final(rollout, rewards[rollout.id]) for rollout in rollouts]
     return rollouts, [call for part in calls.values() for call in part]
+
+
+def _reaches(rollout: Rollout, least: float | None) -> bool:
+    return least is None or (rollout.reward is not None and rollout.reward >= least)
 
 
 def _address(source: str | Path) -> tuple[str, str | None]:

@@ -15,13 +15,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
-from lightning_core.errors import TrainingError
+from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.judge.dialogue import Dialogue, dialogue
 from lightning_core.judge.endpoint import Endpoint, JudgeError
 from lightning_core.judge.judge import Judge
 from lightning_core.judge.question import Question, Score, make_question
 from lightning_core.linking import with_final
 from lightning_core.stores.base import Store
+from lightning_core.trainer.course import Course
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.types import Call, Reward, Rollout, Status
 
@@ -30,6 +31,17 @@ log = logging.getLogger(__name__)
 SOURCE = "judge"
 Rewards = dict[str, list[Reward]]
 """By rollout id."""
+
+
+def check_judge(judge: Judge | None, courses: Sequence[Course]) -> None:
+    """Raise ConfigError where a judge would have nothing to compare."""
+    for course in courses:
+        algorithm = course.algorithm
+        if judge is not None and algorithm.teaching is None and algorithm.group_size < 2:
+            raise ConfigError(
+                f"a judge compares the rollouts of a group, and {algorithm.name!r} has groups of one: "
+                "give it group_size=2 or more"
+            )
 
 
 class Judging:

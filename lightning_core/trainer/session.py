@@ -24,6 +24,7 @@ from lightning_core.tracing.scope import Scope
 from lightning_core.trainer.course import Course, make_courses, make_phases
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.intermediate import add_automatic, make_rulebook
+from lightning_core.trainer.judging import check_judge
 from lightning_core.trainer.staleness import admitted, withdraw
 from lightning_core.trainer.teaching import encode_all
 from lightning_core.types import Attempt, Call, Reward, Rollout, Status, Trajectory
@@ -67,6 +68,7 @@ class Session:
         self.plugins = load_plugins()
         phases = make_phases(trainer.algorithm, trainer.steps)
         self.courses = make_courses(phases, self.plugins)
+        check_judge(trainer.judge, self.courses)
         self.rulebook = make_rulebook(trainer.air, self.plugins)
         self.store = await stack.enter_async_context(open_store(self._store_url(), self.plugins))
         self.backend = make_backend(trainer, self.plugins)

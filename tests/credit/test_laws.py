@@ -40,11 +40,11 @@ METHODS: dict[str, Credit] = {
 
 def methods(*but: str) -> pytest.MarkDecorator:
     """All methods, or all but some."""
-    return pytest.mark.parametrize("method", [m for name, m in METHODS.items() if name not in but], ids=str)
+    return only(*(name for name in METHODS if name not in but))
 
 
 def only(*names: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("method", [METHODS[name] for name in names], ids=str)
+    return pytest.mark.parametrize("method", [METHODS[name] for name in names], ids=names)
 
 
 def advantages(method: Credit, group: Sequence[Trajectory], scale: Scale = "none") -> dict[Key, float]:

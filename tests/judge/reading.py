@@ -30,6 +30,8 @@ class ReadingJudge:
     """Answers to the next requests, used up in turn."""
     delay: float = 0.0
     """Seconds before each answer."""
+    together: asyncio.Barrier = field(default_factory=lambda: asyncio.Barrier(1))
+    """Answers wait until so many can be given at once."""
     url: str = ""
     peak: int = 0
     """The most requests that waited at once."""
@@ -44,6 +46,7 @@ class ReadingJudge:
         self.waiting += 1
         self.peak = max(self.peak, self.waiting)
         await asyncio.sleep(self.delay)
+        await self.together.wait()
         self.waiting -= 1
         said = self.faults.pop(0)(body) if self.faults else self.judge(body)
         if isinstance(said, Response):
@@ -69,9 +72,11 @@ class ReadingJudge:
 
 
 @contextmanager
-def judging(rule: Callable[[Lines], float], *faults: Fault, delay: float = 0.0) -> Iterator[ReadingJudge]:
+def judging(
+    rule: Callable[[Lines], float], *faults: Fault, delay: float = 0.0, together: int = 1
+) -> Iterator[ReadingJudge]:
     """A running judge on a free port of this machine."""
-    judge = ReadingJudge(rule, list(faults), delay)
+    judge = ReadingJudge(rule, list(faults), delay, asyncio.Barrier(together))
     app = Starlette(routes=[Route("/v1/chat/completions", judge.answer, methods=["POST"])])
     server = ServerThread(app, lambda: None, "reading-judge")
     judge.url = server.start() + "/v1"

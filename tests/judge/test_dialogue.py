@@ -195,6 +195,14 @@ def test_scores_are_read_in_any_order_and_out_of_a_fence() -> None:
     assert [(one.id, one.score, one.reason) for one in scores] == [("1", 0.25, ""), ("2", 1.0, "b")]
 
 
+def test_what_a_judge_thought_before_is_no_part_of_its_answer() -> None:
+    answer = (
+        '<think>I say {"scores" ...} next</think>{"scores": [{"id": 1, "score": 1}, {"id": 2, "score": 0}]}'
+    )
+    scores = question(lines("x"), lines("y")).read(answer)
+    assert [one.score for one in scores] == [1.0, 0.0]
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -207,6 +215,7 @@ def test_scores_are_read_in_any_order_and_out_of_a_fence() -> None:
         ({"budget": 10}, "budget"),
         ({"base_url": "localhost:8000"}, "base_url"),
         ({"api_key": "sk-1"}, "give both"),
+        ({"api_key": "sk-1\n", "base_url": "http://x/v1"}, "line break"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused(options: dict[str, Any], named: str) -> None:

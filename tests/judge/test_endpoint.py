@@ -41,6 +41,16 @@ async def test_each_transcript_gets_its_own_score() -> None:
     assert body["response_format"]["json_schema"]["schema"]["required"] == ["scores"]
 
 
+async def test_half_a_character_in_a_transcript_is_sent_like_any_other() -> None:
+    judge_of = {"model": "m", "retries": 0}
+    with judging(lambda lines: 0.5) as server:
+        judge = Judge(**judge_of, base_url=server.url)
+        dialogues = [(Line("writer", "assistant", text),) for text in ("half a parrot \ud83e", "whole")]
+        async with Endpoint(judge) as endpoint:
+            scores = await endpoint.ask(make_question(judge, Task(input={}), dialogues))
+    assert [one.score for one in scores] == [0.5, 0.5]
+
+
 async def test_without_structure_no_schema_is_asked_for() -> None:
     with judging(shorter) as server:
         await ask(server, structured=False)
@@ -112,7 +122,7 @@ async def test_an_answer_that_takes_too_long_is_a_failed_try() -> None:
 
 
 async def test_no_more_groups_are_asked_about_at_once_than_the_concurrency() -> None:
-    with judging(shorter, delay=0.05) as server:
+    with judging(shorter, together=3) as server:
         judge = Judge(model="large", base_url=server.url, concurrency=3)
         question = make_question(judge, Task(input={}), [(Line("writer", "assistant", "a"),)])
         async with Endpoint(judge) as endpoint:

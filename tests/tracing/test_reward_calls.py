@@ -78,6 +78,13 @@ async def openai_response(house: House, token: str) -> Any:
         return await client.responses.create(model="any", input="hi")
 
 
+async def openai_response_tool_call(house: House, token: str) -> Any:
+    looks: Any = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
+    async with house.client(token) as client:
+        response = await client.responses.create(model="any", input="hi", tools=[looks])
+    return next(item for item in response.output if item.type == "function_call")
+
+
 async def openai_completion(house: House, token: str) -> Any:
     async with house.client(token) as client:
         return await client.completions.create(model="any", prompt="hi")
@@ -164,6 +171,7 @@ REPLIES: list[Callable[[House, str], Awaitable[Any]]] = [
     openai_chat,
     openai_chunk,
     openai_response,
+    openai_response_tool_call,
     openai_completion,
     anthropic_message,
     anthropic_stream,

@@ -3,6 +3,8 @@
 import pytest
 
 from lightning_core.errors import TokenIdsError, UnknownAgentError
+from lightning_core.linking import with_final
+from lightning_core.runner.reward import find_final
 from lightning_core.trainer.collect import check_patterns, count_agents, to_trajectory
 from lightning_core.types import Call, Choice, Reward, Rollout, Status, Task
 
@@ -103,6 +105,14 @@ def test_the_last_final_reward_counts_for_the_rollout_and_for_each_agent():
     trajectory = to_trajectory(rollout, [call(1)], rewards)
     assert (trajectory.reward, trajectory.agent_rewards) == (0.3, {"writer": 0.4, "critic": 0.5})
     assert [trajectory.final(name) for name in ("writer", "critic", "checker")] == [0.4, 0.5, 0.3]
+
+
+def test_the_last_is_the_one_given_last_whichever_was_stored_first():
+    later = Reward(rollout_id="r", attempt=1, value=1.0, created_at=20.0)
+    earlier = Reward(rollout_id="r", attempt=1, value=0.0, created_at=10.0)
+    assert to_trajectory(rollout, [call(1)], [later, earlier]).reward == 1.0
+    assert with_final(rollout, [later, earlier]).reward == 1.0
+    assert find_final([later, earlier], 1) == 1.0
 
 
 def test_a_penalised_rollout_has_its_penalty_for_every_agent():

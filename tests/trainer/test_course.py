@@ -10,6 +10,7 @@ import pytest
 from lightning_core.algorithms.base import Phase
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.algorithms.ppo import PPO
+from lightning_core.algorithms.reinforce_pp import ReinforcePP
 from lightning_core.credit.gae import Gae
 from lightning_core.credit.tabular import Tabular
 from lightning_core.errors import ConfigError
@@ -44,3 +45,10 @@ def test_a_critic_that_nobody_reads_is_refused(credit):
 def test_a_class_is_made_with_its_defaults():
     [course] = make_courses([Phase(GRPO(credit="tabular"), 1)], load_plugins([]))
     assert course.credit == Tabular()
+
+
+@pytest.mark.parametrize("credit", ["tabular", Tabular(own=0.5)], ids=["name", "object"])
+def test_credit_that_compares_rollouts_itself_is_refused_groups_of_one(credit):
+    with pytest.raises(ConfigError, match=r"'reinforce\+\+' has groups of one"):
+        make_courses([Phase(ReinforcePP(credit=credit), 1)], load_plugins([]))
+    make_courses([Phase(ReinforcePP(credit=credit, group_size=2), 1)], load_plugins([]))

@@ -13,11 +13,15 @@ import openai
 import pytest
 
 import lightning_core as lightning
-from lightning_core.errors import TrainingError
+from lightning_core.algorithms.base import Phase
+from lightning_core.errors import ConfigError, TrainingError
+from lightning_core.judge.judge import Judge
+from lightning_core.plugins import load_plugins
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.trainer.course import make_courses
 from lightning_core.trainer.folder import RunFolder
-from lightning_core.trainer.judging import Judging
+from lightning_core.trainer.judging import Judging, check_judge
 from lightning_core.types import Call, Choice, Reward, Rollout, Status, Task
 from tests.backends.models import save_model
 from tests.judge.reading import Lines, ReadingJudge, judging, status
@@ -216,7 +220,7 @@ class App:
         self.said.append(reply.choices[0].message.content or "")
 
 
-GROUP, TASKS = 8, 2
+GROUP, TASKS, STEPS = 8, 2, 16
 QUESTIONS = [{"question": f"boats {number}"} for number in range(TASKS)]
 
 
@@ -242,15 +246,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[tuple[App, Path, ReadingJudge]]:
-    """A run of eight steps that was stopped by its judge at the fourth, and then resumed."""
+    """A run that was stopped by its judge at the fourth, and then resumed."""
     folder = tmp_path_factory.mktemp("judged") / "run"
     app = App()
     plain = ReadingJudge(lower_case).judge
     with judging(lower_case, *[plain] * (3 * TASKS), *[status(500)] * TASKS) as server:
         with pytest.raises(TrainingError, match="gave no scores for group 'run-t3-"):
-            fit(app, model, folder, server, steps=8)
+            fit(app, model, folder, server, steps=STEPS)
         assert len(app.said) == 4 * TASKS * GROUP
-        fit(app, model, folder, server, steps=8, resume=True)
+        fit(app, model, folder, server, steps=STEPS, resume=True)
         yield app, folder, server
 
 
@@ -259,7 +263,8 @@ def test_a_judge_whose_ranking_is_right_teaches_what_it_ranks(learnt: tuple[App,
     quality = [lower_case([{"text": said}]) for said in app.said]
     steps = _batches(quality)
     first, last = fmean(fmean(each) for each in steps[:2]), fmean(fmean(each) for each in steps[-2:])
-    assert last > first + 0.15, [round(fmean(each), 2) for each in steps]
+    # measured over 8 runs: 0.35 to 0.56 better; chance alone has a deviation of about 0.06
+    assert last > first + 0.2, [round(fmean(each), 2) for each in steps]
 
 
 def _batches(values: list[float]) -> list[list[float]]:
@@ -271,11 +276,11 @@ def test_a_resumed_run_makes_no_rollout_and_asks_no_question_twice(
     learnt: tuple[App, Path, ReadingJudge],
 ) -> None:
     app, folder, server = learnt
-    assert len(app.said) == 8 * TASKS * GROUP
+    assert len(app.said) == STEPS * TASKS * GROUP
     failed = TASKS
-    assert len(server.asked) <= 8 * TASKS + failed
+    assert len(server.asked) <= STEPS * TASKS + failed
     rewards = asyncio.run(_rewards(folder))
-    assert len(rewards) == 8 * TASKS * GROUP
+    assert len(rewards) == STEPS * TASKS * GROUP
     assert all([one.source for one in given] == ["judge"] for given in rewards.values())
 
 
@@ -309,3 +314,10 @@ def test_the_judge_s_calls_and_key_are_nowhere_in_the_run(learnt: tuple[App, Pat
     assert server.keys == ["Bearer sk-of-the-judge"] * len(server.keys)
     files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".safetensors"]
     assert not [path for path in files if b"sk-of-the-judge" in path.read_bytes()]
+
+
+def test_groups_of_one_give_a_judge_nothing_to_compare() -> None:
+    judge = Judge(model="m", base_url="http://127.0.0.1:1/v1")
+    with pytest.raises(ConfigError, match="'ppo' has groups of one"):
+        check_judge(judge, make_courses([Phase(lightning.PPO(), 1)], load_plugins([])))
+    check_judge(judge, make_courses([Phase(lightning.GRPO(), 1)], load_plugins([])))
