@@ -52,7 +52,7 @@ class DPO:
     length_normalised: bool = False
     """Means over a side's tokens in place of sums. Means are smaller: choose a larger beta."""
     margin: float = 0.0
-    """Rollouts are a pair if their returns differ by more than this."""
+    """Rollouts are a pair if their final rewards differ by more than this."""
     epochs: int = 1
     """Passes over each batch, one optimizer step each."""
     staleness: int = 0

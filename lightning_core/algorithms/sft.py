@@ -4,8 +4,9 @@
 
 Where the replies come from:
 
-- rejection sampling from the rollouts of the step: those with the best return of their group, or with at
-  least `least_return` (`credit.best`: RAFT, STaR, RFT). A policy that learns from its own best replies only.
+- rejection sampling from the rollouts of the step: those with the best final reward of their group, or with
+  a return of at least `least_return` (`credit.best`: RAFT, STaR, RFT). A policy that learns from its own best
+  replies only.
 - `demonstrations`: requests with the reply to give, whoever wrote it. Their tokens are those of the model's
   own chat template and tokenizer, the stop token included; only the reply carries loss. No rollouts are asked
   for. Every pass over the demonstrations has an order of its own, which follows from the trainer's seed.
@@ -49,7 +50,7 @@ class SFT:
     tasks_per_step: int = 8
     """Tasks of one update."""
     least_return: float | None = None
-    """Keep the rollouts with at least this return. None: the best of each group, unless all are equal."""
+    """Keep the rollouts with at least this return. None: the best of each group, unless all end alike."""
     epochs: int = 1
     """Passes over each batch, one optimizer step each."""
     staleness: int = 0

@@ -11,7 +11,9 @@ What holds for every method:
 - a rollout counts once in every baseline, whatever its number of calls;
 - an agent that is not trained is in no baseline;
 - a comparison in which all returns are equal says nothing and is left out; a transition that is in none
-  carries no loss.
+  carries no loss;
+- what is small stays small: where all final rewards are equal, the scale is no less than what a difference of
+  final rewards would make it (`finals`).
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Literal, Protocol, runtime_checkable
 
+from lightning_core.credit.finals import EPSILON, Finals, least_unit
 from lightning_core.types import Key, Trajectory
 
 Peer = Mapping[Key, float]
@@ -66,10 +69,7 @@ Baseline = Literal["mean", "leave_one_out", "none"]
 return itself is no part of it; nothing."""
 Scale = Literal["std", "batch", "none"]
 """What a comparison is divided by: its own standard deviation; nothing. "batch": the advantages of the whole
-batch are shifted to mean 0 and divided to deviation 1."""
-
-EPSILON = 1e-6
-"""Spread below which returns count as equal; rewards are of the order of 1."""
+batch are shifted to mean 0 and divided to deviation 1. See `finals` for where a deviation is small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,14 @@ def group_by_id(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory
     return groups
 
 
-def compare(comparison: Comparison, baseline: Baseline = "mean", scale: Scale = "std") -> dict[Key, float]:
+def compare(
+    comparison: Comparison, baseline: Baseline = "mean", scale: Scale = "std", finals: Finals | None = None
+) -> dict[Key, float]:
     """The advantage of each credited transition, without the comparison's weight; empty if all are equal.
 
-    The deviation is the population's, over the peers, each with equal weight. A peer alone has nothing to be
-    compared with, unless the comparison asks for no baseline.
+    The deviation is the population's, over the peers, each with equal weight, and where `finals` says that
+    the peers ended alike no less than `least_unit`. A peer alone has nothing to be compared with, unless the
+    comparison asks for no baseline.
     """
     peers = [peer for peer in comparison.peers if peer]
     means = [fmean(peer.values()) for peer in peers]
@@ -121,6 +124,8 @@ def compare(comparison: Comparison, baseline: Baseline = "mean", scale: Scale = 
         unit = _spread(peers, [fmean(means) if comparison.baseline else 0.0] * len(peers))
         if unit <= EPSILON:
             return {}
+        if finals is not None and finals.equal(key for peer in peers for key in peer):
+            unit = max(unit, least_unit(len(peers)))
     credited = comparison.credited
     return {
         key: (value - off) / unit
@@ -131,12 +136,16 @@ def compare(comparison: Comparison, baseline: Baseline = "mean", scale: Scale = 
 
 
 def add_up(
-    comparisons: Iterable[Comparison], baseline: Baseline = "mean", scale: Scale = "std"
+    group: Iterable[Trajectory],
+    comparisons: Iterable[Comparison],
+    baseline: Baseline = "mean",
+    scale: Scale = "std",
 ) -> dict[Key, float]:
     """The advantages of a group's transitions; those that no comparison credits are left out."""
     advantages: defaultdict[Key, float] = defaultdict(float)
+    finals = Finals(group)
     for comparison in comparisons:
-        for key, advantage in compare(comparison, baseline, scale).items():
+        for key, advantage in compare(comparison, baseline, scale, finals).items():
             advantages[key] += comparison.weight * advantage
     return dict(advantages)
 
@@ -151,15 +160,19 @@ def assign(
     advantages: dict[Key, float] = {}
     targets: dict[Key, float] = {}
     kept: list[Trajectory] = []
+    alike = True
     for group in groups.values():
         comparisons = list(credit(group))
-        if found := add_up(comparisons, baseline, scale):
+        if found := add_up(group, comparisons, baseline, scale):
             kept += group
             advantages.update(found)
+            alike = alike and Finals(group).equal(found)
             for comparison in comparisons:
                 targets.update(comparison.targets)
     if scale == "batch":
-        advantages = _whiten(kept, advantages)
+        if baseline == "none":  # groups are compared with one another
+            alike = Finals(kept).equal(advantages)
+        advantages = _whiten(kept, advantages, alike)
         kept = kept if targets or any(advantages.values()) else []
     credited = [_credited(trajectory, advantages, targets) for trajectory in kept]
     agents = Counter(t.agent for each in credited for t in each.transitions if t.advantage is not None)
@@ -175,9 +188,11 @@ def _spread(peers: Sequence[Peer], taken: Sequence[float]) -> float:
     return math.sqrt(fmean(squares)) if squares else 0.0
 
 
-def _whiten(trajectories: Sequence[Trajectory], advantages: Mapping[Key, float]) -> dict[Key, float]:
+def _whiten(
+    trajectories: Sequence[Trajectory], advantages: Mapping[Key, float], alike: bool
+) -> dict[Key, float]:
     """Advantages of mean 0 and deviation 1 over the batch, each rollout with equal weight; 0 if all are
-    equal."""
+    equal. Less than deviation 1 if the rollouts that were compared ended `alike`."""
     rollouts = [
         {t.key: advantages[t.key] for t in r.transitions if t.key in advantages} for r in trajectories
     ]
@@ -188,6 +203,8 @@ def _whiten(trajectories: Sequence[Trajectory], advantages: Mapping[Key, float])
     unit = _spread(peers, [mean] * len(peers))
     if unit <= EPSILON:
         return dict.fromkeys(advantages, 0.0)
+    if alike:
+        unit = max(unit, least_unit(len(peers)))
     return {key: (value - mean) / unit for key, value in advantages.items()}
 
 

@@ -2,9 +2,10 @@
 
     A = +1 for every call of the better one, -1 for every call of the worse one
 
-Each trained agent is paired with itself: over the rollouts of the group in which it acted, by the return that
-it got there, a side being all of its replies in the rollout. A rollout is in at most one pair of an agent. A
-pair whose returns differ by no more than `margin` is not made; what is in no pair carries no loss.
+Each trained agent is paired with itself: over the rollouts of the group in which it acted, by the final
+reward that it got there, and among equals by the return; a side is all of its replies in the rollout. A
+rollout is in at most one pair of an agent. A pair whose final rewards differ by no more than `margin` is not
+made, however different the intermediate rewards; what is in no pair carries no loss.
 
 Why whole rollouts and not single turns: what a group ends with is a reward of the rollout, and two rollouts
 seldom have a later turn with the same prompt. It is the pair of ETO (Song et al., arXiv 2403.02502) and of
@@ -25,7 +26,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lightning_core.credit.base import EPSILON, Comparison, group_by_id, total_return
+from lightning_core.credit.base import Comparison, group_by_id, total_return
+from lightning_core.credit.finals import EPSILON
 from lightning_core.types import Key, Trajectory
 
 
@@ -42,7 +44,7 @@ class Pairs:
     """The credit method; see above."""
 
     margin: float = 0.0
-    """Returns that differ by no more say nothing about which is better."""
+    """Final rewards that differ by no more say nothing about which is better."""
 
     def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
         return [
@@ -52,16 +54,16 @@ class Pairs:
 
 
 def pair_up(trajectories: Iterable[Trajectory], margin: float = 0.0) -> list[Pair]:
-    """The pairs of each group, agent by agent; equal returns keep the order of the rollouts."""
+    """The pairs of each group, agent by agent; what is equal keeps the order of the rollouts."""
     pairs: list[Pair] = []
     for group in group_by_id(trajectories).values():
         for agent in sorted({t.agent for each in group for t in each.transitions if t.trained}):
-            sides = [(total_return(each, agent), _replies(each, agent)) for each in group]
-            ranked = sorted((side for side in sides if side[1]), key=lambda side: -side[0])
-            for (best, chosen), (worst, rejected) in zip(ranked, reversed(ranked), strict=True):
-                if best - worst <= max(margin, EPSILON):
+            acted = [each for each in group if _replies(each, agent)]
+            ranked = sorted(acted, key=lambda each: (-each.final(agent), -total_return(each, agent)))
+            for best, worst in zip(ranked, reversed(ranked), strict=True):
+                if best.final(agent) - worst.final(agent) <= max(margin, EPSILON):
                     break
-                pairs.append(Pair(chosen, rejected))
+                pairs.append(Pair(_replies(best, agent), _replies(worst, agent)))
     return pairs
 
 

@@ -1,8 +1,8 @@
 """Dynamic sampling: groups that say nothing are replaced by groups of other tasks.
 
 Yu et al., DAPO, arXiv 2503.14476, section 3.2. A group says nothing if credit finds no difference in it, or
-if none of its rollouts came to a reward. What was run for it stays in the lesson, where it is counted like
-any other, and carries no loss.
+none but for intermediate rewards, or if no rollout of it came to a reward. What was run for it stays in the
+lesson, where it is counted like any other; no loss comes of it but what intermediate rewards make.
 
 The tasks come in an order that follows from the seed and the step, and with it the ids of their rollouts, so
 a resumed run asks for nothing twice. When all tasks are used up, the step goes on with what there is.
@@ -11,14 +11,16 @@ a resumed run asks for nothing twice. When all tasks are used up, the step goes 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from lightning_core.credit.base import assign
+from lightning_core.credit.finals import only_finals
 from lightning_core.trainer.collect import to_trajectory
 from lightning_core.trainer.course import Course
 from lightning_core.trainer.gathering import Gathering, Lesson
 from lightning_core.trainer.plan import plan_training, spare_tasks
-from lightning_core.types import Rollout
+from lightning_core.types import Rollout, Trajectory
 
 
 async def refill(gathering: Gathering, step: int, course: Course, lesson: Lesson) -> Lesson:
@@ -51,8 +53,17 @@ def _plan(gathering: Gathering, step: int, course: Course, lesson: Lesson) -> li
     """A group of a task not yet used in this step for each one that is missing."""
     algorithm, trainer = course.algorithm, gathering.trainer
     wanted, done = algorithm.tasks_per_step, lesson.refilled
-    _, report = assign(lesson.trajectories, course.credit, algorithm.baseline, algorithm.scale)
-    missing = max(0, wanted - (report.groups - report.zero_variance_groups))
+    missing = max(0, wanted - len(_telling(course, lesson.trajectories)))
     spare = spare_tasks(gathering.tasks, step, wanted, trainer.seed)[done : done + missing]
     attempts = trainer.on_failure.max_attempts
     return plan_training(gathering.run_id, step, spare, algorithm.group_size, attempts, first=wanted + done)
+
+
+def _telling(course: Course, trajectories: Sequence[Trajectory]) -> set[str]:
+    """The groups that carry loss, and would by their final rewards alone."""
+    algorithm = course.algorithm
+    found: list[set[str]] = []
+    for batch in (trajectories, map(only_finals, trajectories)):
+        credited, _ = assign(batch, course.credit, algorithm.baseline, algorithm.scale)
+        found.append({each.group_id for each in credited})
+    return found[0] & found[1]

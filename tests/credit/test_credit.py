@@ -16,7 +16,7 @@ METHODS = [uniform, per_agent]
 
 
 def advantages_of(method: Credit, group: list[Trajectory]) -> dict[tuple[str, str, int], float]:
-    return add_up(method(group))
+    return add_up(group, method(group))
 
 
 def rollout(
@@ -74,8 +74,9 @@ def test_an_agent_without_a_comparison_gets_no_advantage():
 def test_intermediate_rewards_count_towards_the_return():
     plain, helped = rollout(0, 0.0, "w"), rollout(1, 0.0, "w")
     better = replace(helped, intermediate=0.5)
+    # returns 0 and 1/2, a quarter from their mean each; the final rewards are equal, so the unit is 1/2
     assert advantages_of(uniform, [plain, better]) == pytest.approx(
-        {("r0", "c0", 0): -1.0, ("r1", "c0", 0): 1.0}
+        {("r0", "c0", 0): -0.5, ("r1", "c0", 0): 0.5}
     )
 
 

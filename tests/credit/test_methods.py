@@ -22,7 +22,7 @@ def plain(
     method: Credit, group: list[Trajectory], baseline: Baseline = "leave_one_out"
 ) -> dict[tuple[str, str], float]:
     """Advantages without a scale, by rollout and call."""
-    return {(key[0], key[1]): value for key, value in add_up(method(group), baseline, "none").items()}
+    return {(key[0], key[1]): value for key, value in add_up(group, method(group), baseline, "none").items()}
 
 
 def test_discounted_compares_an_agent_s_returns_to_go_turn_by_turn():
@@ -166,7 +166,7 @@ def test_advantages_without_a_baseline_are_scaled_by_their_distance_from_0():
     # 3 and -1 and -1 in one rollout, 1 in the other: mean squares 11/3 and 1, so the unit is sqrt(7/3)
     calls = [Said(value=v) for v in (1.0, 5.0, 5.0)]
     group = [tell(0, 4.0, *calls), tell(1, 4.0, Said(value=3.0))]
-    scaled = add_up(Gae()(group), "none", "std")
+    scaled = add_up(group, Gae()(group), "none", "std")
     assert list(scaled.values()) == pytest.approx([v / math.sqrt(7 / 3) for v in (3, -1, -1, 1)])
 
 

@@ -14,7 +14,7 @@ from tests.credit.telling import Said, tell
 
 
 def plain(method, group: list[Trajectory]) -> dict[tuple[str, str], float]:
-    return {(key[0], key[1]): value for key, value in add_up(method(group), "none", "none").items()}
+    return {(key[0], key[1]): value for key, value in add_up(group, method(group), "none", "none").items()}
 
 
 def chain(number: int, reward: float, *shown: str, **fields) -> Trajectory:

@@ -27,8 +27,10 @@ SPARE = [task.input["number"] for task in spare_tasks(TASKS, 0, PER_STEP, SEED)]
 class App:
     """Rollouts of the `flat` tasks are all worth 1, those of the others 0 and 1 in turn."""
 
-    def __init__(self, flat: set[object], *, broken: set[object] = frozenset()) -> None:
-        self.flat, self.broken = flat, broken
+    def __init__(
+        self, flat: set[object], *, broken: set[object] = frozenset(), on_the_way: bool = False
+    ) -> None:
+        self.flat, self.broken, self.on_the_way = flat, broken, on_the_way
         self.seen: Counter[object] = Counter()
 
     async def solve(self, task: lightning.Task) -> float:
@@ -39,9 +41,11 @@ class App:
             raise FileNotFoundError("gone")
         async with openai.AsyncOpenAI(api_key="none") as client:
             with lightning.agent("writer"):
-                await client.chat.completions.create(
+                reply = await client.chat.completions.create(
                     model="policy", messages=[{"role": "user", "content": "go"}], max_completion_tokens=2
                 )
+        if self.on_the_way:
+            lightning.reward(-0.05 * turn, call=reply)
         return 1.0 if number in self.flat else float(turn)
 
 
@@ -78,6 +82,15 @@ def test_a_flat_group_is_replaced_by_a_group_of_another_task(tmp_path):
     assert metrics.values["zero_variance_groups"] == 2
     assert metrics.values["rollouts"] == len(rollouts) == GROUP * (PER_STEP + 2)
     assert metrics.values["agent/writer/transitions"] == GROUP * PER_STEP
+
+
+def test_a_group_that_differs_in_intermediate_rewards_alone_is_replaced_too(tmp_path):
+    app = App({FIRST[0]}, on_the_way=True)
+    fit(tmp_path / "run", app)
+    assert set(app.seen) == {*FIRST, SPARE[0]}
+    _, [metrics] = recorded(tmp_path / "run")
+    assert metrics.values["refilled_groups"] == 1
+    assert metrics.values["zero_variance_groups"] == 0  # the small difference is learnt from all the same
 
 
 def test_no_more_rounds_are_made_than_asked_for(tmp_path):
