@@ -13,7 +13,6 @@ from typing import TypeVar
 
 from lightning_core.credit.base import total_return
 from lightning_core.credit.branches import reward_without_call
-from lightning_core.credit.finals import EPSILON
 from lightning_core.credit.peers import turn_numbers
 from lightning_core.credit.visits import State, Visit, visits
 from lightning_core.types import Trajectory

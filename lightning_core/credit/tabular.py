@@ -5,7 +5,6 @@
     G       the rewards from t on; r those of them before the next state
     V(s)    mean G of the other rollouts that were in s, an agent shown an observation; as baseline
             with one more among them that earned what the agent does at that turn
-    V(end)  the baseline of the last call: what it led to is not shown, and says nothing
 
 The return of a call tells of all that came after it. What others made of the same next state tells the same
 with less noise: what the rollout did later, and what other agents did, no longer counts. The table in the
@@ -14,7 +13,7 @@ al.'s (2016, mixed Monte Carlo update, arXiv 1606.01868). Where no other rollout
 return stands alone.
 
 Assumes that an observation says what matters of the past. What it hides is still credited, with weight
-`own` in every call alike. With own = 1 that is not assumed: `state`.
+`own`. With own = 1 that is not assumed: `state`. `relevance` finds out how far it is so.
 """
 
 from __future__ import annotations
@@ -48,21 +47,20 @@ class Tabular:
             return []
         table = Table(group)
         advantages = (
-            {visit.transition.key: self.advantage(visit, place, table) for visit in found}
+            {visit.transition.key: advantage(visit, place, table, self.own) for visit in found}
             for place, found in enumerate(table.visits)
         )
         return [Comparison(tuple(advantages), baseline=False)]
 
-    def advantage(self, visit: Visit, place: int, table: Table) -> float:
-        """Of one visit of the rollout at a place of the table."""
-        expected, returned = table.expected(visit, place), table.returned(visit, place)
-        looked_up = self._look_up(visit, place, table, expected) if self.own < 1 else None
-        if looked_up is None:
-            looked_up = returned
-        return self.own * returned + (1 - self.own) * looked_up - expected
 
-    def _look_up(self, visit: Visit, place: int, table: Table, expected: float) -> float | None:
-        if visit.following is None:
-            return expected
-        known = table.known(visit.following.state, place, visit.transition.agent)
-        return None if known is None else visit.earned - visit.following.earned + known
+def advantage(visit: Visit, place: int, table: Table, own: float) -> float:
+    """Of a visit of the rollout at this place of the table."""
+    returned, following = table.returned(visit, place), visit.following
+    looked_up: float | None = None
+    if following is not None and own < 1:
+        looked_up = table.known(following.state, place, visit.transition.agent)
+    if following is None or looked_up is None:
+        came_to = returned
+    else:
+        came_to = own * returned + (1 - own) * (visit.earned - following.earned + looked_up)
+    return came_to - table.expected(visit, place)

@@ -46,9 +46,8 @@ def test_tabular_takes_the_next_state_at_what_others_made_of_it():
     assert found["r2", "c0"] == 1 - 1 / 2  # nobody else came to "y": its own return
     mixed = plain(Tabular(own=0.25), group)
     assert mixed["r0", "c0"] == (0.25 * 1 + 0.75 * 0) - 1 / 2
-    # nothing is shown after the last call: what it led to is its own return or nothing
     last = {key: value for key, value in plain(state, group).items() if key[1] == "c1"}
-    assert {key: mixed[key] for key in last} == {key: 0.25 * value for key, value in last.items()}
+    assert {key: mixed[key] for key in last} == last  # there is no next state: the whole return
 
 
 def test_what_was_earned_before_the_next_state_is_the_call_s_own():
@@ -59,9 +58,9 @@ def test_what_was_earned_before_the_next_state_is_the_call_s_own():
     # r0 at "a": 2 of its own, then what r1 made of "x": 0; compared with r1's 0
     assert plain(Tabular(own=0.0), group) == {
         ("r0", "c0"): 2.0,
-        ("r0", "c1"): 0.0,
+        ("r0", "c1"): 4.0,
         ("r1", "c0"): 0 + 4 - 6,
-        ("r1", "c1"): 0.0,
+        ("r1", "c1"): -4.0,
     }
 
 
