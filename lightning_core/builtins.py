@@ -28,6 +28,7 @@ def lightning_register_credit(register: Register) -> None:
     register("anchor", "lightning_core.credit.anchor:Anchor")
     register("gae", "lightning_core.credit.gae:Gae")
     register("state", "lightning_core.credit.state:state")
+    register("relevance", "lightning_core.credit.relevance:Relevance")
     register("tabular", "lightning_core.credit.tabular:Tabular")
     register("hierarchical", "lightning_core.credit.hierarchical:Hierarchical")
 

@@ -23,7 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 from lightning_core.credit.finals import EPSILON, Finals, least_unit
 from lightning_core.types import Key, Trajectory
@@ -51,6 +51,18 @@ class Comparison:
 
 Credit = Callable[[Sequence[Trajectory]], Iterable[Comparison]]
 """A credit method: from the rollouts of one group to what is to be compared."""
+
+
+@runtime_checkable
+class BatchCredit(Protocol):
+    """A credit method that also learns from the other groups of a batch."""
+
+    def of_batch(self, groups: Sequence[Sequence[Trajectory]]) -> Credit:
+        """The method for the groups of this batch; none may have a part in its own."""
+
+    def __call__(self, group: Sequence[Trajectory]) -> Iterable[Comparison]:
+        """For a group without a batch."""
+
 
 Baseline = Literal["mean", "leave_one_out", "none"]
 """What is taken off a return: the mean over all peers; the mean over the others, which is unbiased as the
@@ -143,6 +155,8 @@ def assign(
 ) -> tuple[list[Trajectory], CreditReport]:
     """The trajectories with their advantages and targets; groups without any are dropped and counted."""
     groups = group_by_id(trajectories)
+    if isinstance(credit, BatchCredit):
+        credit = credit.of_batch(list(groups.values()))
     advantages: dict[Key, float] = {}
     targets: dict[Key, float] = {}
     kept: list[Trajectory] = []

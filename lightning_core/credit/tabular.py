@@ -1,11 +1,10 @@
 """Tabular credit: the other rollouts of the group are the critic.
 
-    A(i, t) = own * G(i, t) + (1 - own) * (r + V(next state) + effect(reply)) - V(state)
+    A(i, t) = own * G(i, t) + (1 - own) * (r + V(next state)) - V(state)
 
     G       the rewards from t on; r those of them before the next state
     V(s)    mean G of the other rollouts that were in s, an agent shown an observation; as baseline
             with one more among them that earned what the agent does at that turn
-    effect  how much better others did who gave this very reply there, shrunken by what may be chance
 
 The return of a call tells of all that came after it. What others made of the same next state tells the same
 with less noise: what the rollout did later, and what other agents did, no longer counts. The table in the
@@ -14,8 +13,7 @@ al.'s (2016, mixed Monte Carlo update, arXiv 1606.01868). Where no other rollout
 return stands alone.
 
 Assumes that an observation says what matters of the past. What it hides is still credited, with weight
-`own` or as the effect of a repeated reply. With own = 1 nothing is assumed, and it is unbiased: that is
-`state`.
+`own`. With own = 1 that is not assumed: `state`. `relevance` finds out how far it is so.
 """
 
 from __future__ import annotations
@@ -36,12 +34,12 @@ class Tabular:
     """Advantages from a table of the group. It has baselines of its own, so an algorithm's is not used."""
 
     needs_group: ClassVar[bool] = True
-    own: float = 0.3
+    own: float = 0.5
     """The share of the rollout's own return in what came of a call."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.own <= 1:
-            raise ConfigError(f"Tabular(own={self.own!r}): must lie between 0 and 1")
+            raise ConfigError(f"{self!r}: own must lie between 0 and 1")
 
     def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
         """One comparison: all advantages of the group."""
@@ -49,20 +47,20 @@ class Tabular:
             return []
         table = Table(group)
         advantages = (
-            {
-                visit.transition.key: self._came_to(visit, place, table) - table.expected(visit, place)
-                for visit in found
-            }
+            {visit.transition.key: advantage(visit, place, table, self.own) for visit in found}
             for place, found in enumerate(table.visits)
         )
         return [Comparison(tuple(advantages), baseline=False)]
 
-    def _came_to(self, visit: Visit, place: int, table: Table) -> float:
-        returned, following = table.returned(visit, place), visit.following
-        if following is None or self.own == 1:
-            return returned
-        known = table.known(following.state, place, visit.transition.agent)
-        if known is None:
-            return returned
-        looked_up = visit.earned - following.earned + known + table.effect(visit, place)
-        return self.own * returned + (1 - self.own) * looked_up
+
+def advantage(visit: Visit, place: int, table: Table, own: float) -> float:
+    """Of a visit of the rollout at this place of the table."""
+    returned, following = table.returned(visit, place), visit.following
+    looked_up: float | None = None
+    if following is not None and own < 1:
+        looked_up = table.known(following.state, place, visit.transition.agent)
+    if following is None or looked_up is None:
+        came_to = returned
+    else:
+        came_to = own * returned + (1 - own) * (visit.earned - following.earned + looked_up)
+    return came_to - table.expected(visit, place)

@@ -16,6 +16,7 @@ from lightning_core.credit.discounted import Discounted
 from lightning_core.credit.gae import Gae
 from lightning_core.credit.hierarchical import Hierarchical
 from lightning_core.credit.per_agent import per_agent
+from lightning_core.credit.relevance import Relevance
 from lightning_core.credit.state import state
 from lightning_core.credit.tabular import Tabular
 from lightning_core.credit.turn import turn
@@ -35,6 +36,7 @@ METHODS: dict[str, Credit] = {
     "hierarchical": Hierarchical(),
     "state": state,
     "tabular": Tabular(),
+    "relevance": Relevance(),
 }
 
 
@@ -155,7 +157,7 @@ def test_a_reward_passes_over_observation_tokens_to_the_turns_before(method, obs
     assert all(gain > 0.2 for gain in gained)
 
 
-@methods("discounted", "turn", "state", "tabular")
+@methods("discounted", "turn", "state", "tabular", "relevance")
 @LAW
 @given(rollouts=GROUPS, seed=st.integers(0, 99))
 def test_the_order_in_which_parallel_calls_began_does_not_matter(method, rollouts, seed):
@@ -213,7 +215,7 @@ def test_rollouts_that_are_all_alike_say_nothing(method, calls, reward, size):
     # gae has a critic's word for it; anchor finds that an earlier visit of a state took longer, and
     # hierarchical that a call earned more than another of its rollout. state and tabular find that, too, of
     # two visits of a state, so rewards are left out for them
-    rewards = 0.0 if method in (METHODS["state"], METHODS["tabular"]) else 1.0
+    rewards = 0.0 if method in [METHODS[name] for name in ("state", "tabular", "relevance")] else 1.0
     alike = [replace(said, reward=said.reward * rewards, choices=1) for said in calls]
     group = told([(reward, alike)] * size)
     assert all(abs(a) < 1e-9 for a in advantages(method, group).values())

@@ -6,7 +6,6 @@ import pytest
 
 from lightning_core.credit.base import add_up
 from lightning_core.credit.state import state
-from lightning_core.credit.table import shrunken_effects
 from lightning_core.credit.tabular import Tabular
 from lightning_core.credit.visits import visits
 from lightning_core.errors import ConfigError
@@ -39,23 +38,16 @@ def test_state_compares_a_call_with_what_others_came_to_from_the_same_state():
 
 
 def test_tabular_takes_the_next_state_at_what_others_made_of_it():
-    # own = 0, every reply given once, so no effects. r0 at "a": others came from "x" to 0, so 0 - mean(0, 1)
+    # own = 0. r0 at "a": others came from "x" to 0, so 0 - mean(0, 1)
     group = [chain(0, 1.0, "a", "x"), chain(1, 0.0, "a", "x"), chain(2, 1.0, "a", "y")]
-    for place, each in enumerate(group):  # no reply is given twice
-        group[place] = tell(
-            place,
-            each.reward,
-            *(Said(shown=t.observation, reply=10 * place + i) for i, t in enumerate(each.transitions)),
-        )
     found = plain(Tabular(own=0.0), group)
     assert found["r0", "c0"] == 0 - 1 / 2  # instead of its own 1
     assert found["r1", "c0"] == 1 - 1
     assert found["r2", "c0"] == 1 - 1 / 2  # nobody else came to "y": its own return
     mixed = plain(Tabular(own=0.25), group)
     assert mixed["r0", "c0"] == (0.25 * 1 + 0.75 * 0) - 1 / 2
-    assert {k: mixed[k] for k in mixed if k[1] == "c1"} == {
-        k: a for k, a in plain(state, group).items() if k[1] == "c1"
-    }
+    last = {key: value for key, value in plain(state, group).items() if key[1] == "c1"}
+    assert {key: mixed[key] for key in last} == last  # there is no next state: the whole return
 
 
 def test_what_was_earned_before_the_next_state_is_the_call_s_own():
@@ -70,27 +62,6 @@ def test_what_was_earned_before_the_next_state_is_the_call_s_own():
         ("r1", "c0"): 0 + 4 - 6,
         ("r1", "c1"): -4.0,
     }
-
-
-def test_an_effect_that_the_next_state_hides_is_found_by_the_replies():
-    # reply 1 wins and reply 2 loses, and what is shown afterwards is the same for both
-    def played(number: int, reply: int) -> Trajectory:
-        return tell(number, 2.0 - reply, Said(shown="a", reply=reply), Said(shown="x", reply=number + 10))
-
-    group = [played(number, reply) for number, reply in enumerate([1, 1, 1, 2, 2, 2])]
-    found = plain(Tabular(own=0.0), group)
-    assert [found[f"r{i}", "c0"] for i in range(6)] == pytest.approx([0.6] * 3 + [-0.6] * 3)
-
-
-def test_effects_are_shrunken_by_what_may_be_chance():
-    # within: (1/2 + 1/2) / 2 = 1/2; between: (2 * 1 + 2 * 1) / 1 = 4; B = (4 - 1/2) / 2 = 7/4
-    returns = {(1,): [2.5, 1.5], (2,): [0.5, -0.5]}
-    kept = (7 / 4) / (7 / 4 + 1 / 4)
-    assert shrunken_effects(returns) == pytest.approx({(1,): kept, (2,): -kept})
-    assert shrunken_effects({(1,): [1.0, 1.0], (2,): [0.0, 0.0]}) == {(1,): 0.5, (2,): -0.5}
-    assert shrunken_effects({(1,): [1.0, 0.0], (2,): [1.0, 0.0]}) == {}
-    assert shrunken_effects({(1,): [1.0], (2,): [0.0]}) == {}
-    assert shrunken_effects({(1,): [1.0, 0.0]}) == {}
 
 
 def following(*calls: Said) -> list[str | None]:

@@ -1,0 +1,144 @@
+"""Relevance credit: a call counts as much as what is said in its place makes a difference.
+
+    A(i, t) = w * (own * G(i, t) + (1 - own) * (r + V(next state)) - V(state))
+
+    G, V, r  as in `tabular`: the return from t on; what the group's others came to from a state; the reward
+             until the next
+    w        F(replies in a state): do they make a difference?
+    own      F(replies in a state that led to the same next state): do they make one that it does not show?
+    F        floor + (1 - floor) * max(0, 1 - W / B)
+    B, W     mean square of returns between the different replies, and within them
+
+Where replies do not matter B and W are alike, and what a call's advantage holds is noise: it counts little.
+Where they decide, W is small beside B, and the call counts in full. 1 - W / B is the share of B that is no
+chance, by the one-way analysis of variance with random effects; shrinking by it is James and Stein's (1961).
+
+Each call of an agent, its first, its second and so on, has a w and an own, found in the other groups of the
+batch: squares are taken within every state of every group and added up. Replies are told apart by their
+tokens. Where none was given twice in a state, w is found by the next states instead. Where nothing can be
+told, w is `unknown` and own 1: the return is kept whole.
+
+Assumes nothing for w: a group has no part in its own, so that alone would make the expected gradient of each
+turn the true one times a number between 0 and 1. It is the turns' weights among each other that differ. A
+difference that a next state hides and other groups do not show counts no less than `floor`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_core.credit.base import Comparison, Credit
+from lightning_core.credit.spread import Spread, sort_out, spread_of
+from lightning_core.credit.table import Table, Turn
+from lightning_core.credit.tabular import advantage
+from lightning_core.credit.visits import State, Visit
+from lightning_core.errors import ConfigError
+from lightning_core.types import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Relevance:
+    """Advantages from a table of the group, weighed by what the rest of the batch tells of each turn."""
+
+    needs_group: ClassVar[bool] = True
+    floor: float = 0.2
+    """The least weight: of a call, and of the rollout's own return in what came of a call."""
+    unknown: float = 0.5
+    """The weight of a call of which nothing is known."""
+
+    def __post_init__(self) -> None:
+        for option in ("floor", "unknown"):
+            if not 0 <= getattr(self, option) <= 1:
+                raise ConfigError(f"{self!r}: {option} must lie between 0 and 1")
+
+    def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
+        """A group without a batch, of which nothing else is known."""
+        return self._compare(group, {})
+
+    def of_batch(self, groups: Sequence[Sequence[Trajectory]]) -> Credit:
+        """The credit method for the groups of this batch."""
+        found = {group[0].group_id: learn(Table(group)) for group in groups}
+        whole: defaultdict[Turn, Learnt] = defaultdict(Learnt)
+        for of_group in found.values():
+            for turn, learnt in of_group.items():
+                whole[turn] += learnt
+
+        def credit(group: Sequence[Trajectory]) -> list[Comparison]:
+            own = found[group[0].group_id]
+            return self._compare(group, {turn: whole[turn] - learnt for turn, learnt in own.items()})
+
+        return credit
+
+    def _compare(self, group: Sequence[Trajectory], others: Mapping[Turn, Learnt]) -> list[Comparison]:
+        if len(group) < 2:
+            return []
+        table = Table(group)
+        advantages = (
+            {visit.transition.key: self._weigh(visit, place, table, others) for visit in found}
+            for place, found in enumerate(table.visits)
+        )
+        return [Comparison(tuple(advantages), baseline=False)]
+
+    def _weigh(self, visit: Visit, place: int, table: Table, others: Mapping[Turn, Learnt]) -> float:
+        learnt = others.get(table.turn(visit, place), Learnt())
+        weight = self._raised(learnt.replies.relevance, self.unknown)
+        return weight * advantage(visit, place, table, own=self._raised(learnt.hidden.relevance, 1.0))
+
+    def _raised(self, relevance: float | None, unknown: float) -> float:
+        return unknown if relevance is None else self.floor + (1 - self.floor) * relevance
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What groups tell of a turn."""
+
+    replies: Spread = Spread()  # noqa: RUF009
+    """By what was said in a state."""
+    hidden: Spread = Spread()  # noqa: RUF009
+    """By what was said in a state before the same next one."""
+
+    def __add__(self, other: Learnt) -> Learnt:
+        return Learnt(self.replies + other.replies, self.hidden + other.hidden)
+
+    def __sub__(self, other: Learnt) -> Learnt:
+        return Learnt(self.replies - other.replies, self.hidden - other.hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class Saying:
+    """A reply given in a state, and what came of it."""
+
+    returned: float
+    reply: tuple[int, ...]
+    following: State | None
+
+
+def learn(table: Table) -> dict[Turn, Learnt]:
+    """What a group tells of each turn; a rollout has one saying in a turn."""
+    said: defaultdict[tuple[Turn, State], dict[int, Saying]] = defaultdict(dict)
+    for place, found in enumerate(table.visits):
+        for visit in found:
+            if visit.state is not None:
+                reply, following = tuple(visit.transition.completion_ids), visit.following
+                saying = Saying(table.returned(visit, place), reply, following and following.state)
+                said[table.turn(visit, place), visit.state].setdefault(place, saying)
+    learnt: defaultdict[Turn, Learnt] = defaultdict(Learnt)
+    for (turn, _), sayings in said.items():
+        learnt[turn] += learn_from(list(sayings.values()))
+    return dict(learnt)
+
+
+def learn_from(sayings: Sequence[Saying]) -> Learnt:
+    """What was said in one state."""
+    replies = sort_out((each.reply, each.returned) for each in sayings)
+    following = sort_out((each.following, each) for each in sayings)
+    if len(replies) == len(sayings):
+        by_next = [[each.returned for each in led] for led in following]
+        return Learnt(spread_of(by_next))
+    hidden = Spread()
+    for led in following:
+        hidden += spread_of(sort_out((each.reply, each.returned) for each in led))
+    return Learnt(spread_of(replies), hidden)
