@@ -92,7 +92,10 @@ def credits_of(example: str, names: tuple[str, ...], title: str) -> Study:
     return Study(f"credit-{example}", title, example, tuple(variants))
 
 
-ALL_CREDIT = ("uniform", "per_agent", "discounted", "turn", "anchor", "hierarchical")
+ALL_CREDIT = (
+    *("uniform", "per_agent", "discounted", "turn", "anchor", "hierarchical"),
+    *("state", "tabular", "relevance"),
+)
 """Those that need no critic; what has one is PPO, in the study of algorithms."""
 ONE_AGENT = tuple(name for name in ALL_CREDIT if name != "per_agent")
 """With a single agent, per_agent is uniform."""
