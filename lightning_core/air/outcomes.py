@@ -25,7 +25,7 @@ from lightning_core.types import ToolErrorType
 _FAILED: Final = re.compile(
     r"""Error:(?=\s|$)
     |Error\ (?:when\ |while\ )?(?:calling|executing|invoking|running)\ (?:the\ )?(?:tool|function)\b
-    |An\ error\ occurred\ (?:when|while)\ (?:\w+\ )?(?:calling|executing|invoking|parsing|running)\ (?:the\ |a\ )?tool\b
+    |An\ error\ occurred\ (?:when|while)\ (?:calling|executing|invoking|parsing|running)\ (?:the\ )?tool\b
     |I\ encountered\ an\ error\ while\ trying\ to\ use\ the\ tool\b
     |Tool\ \S+\ timed\ out\ after\b
     |Traceback\ \(most\ recent\ call\ last\)
@@ -77,7 +77,11 @@ def _error(text: str) -> str | None:
     error = told.get("error")
     if isinstance(error, str | dict) and error:
         return error if isinstance(error, str) else json.dumps(error, ensure_ascii=False)
-    return text if any(told.get(name) is value for name, value in _SAID) or told.get("status") == "error" else None
+    return (
+        text
+        if any(told.get(name) is value for name, value in _SAID) or told.get("status") == "error"
+        else None
+    )
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -32,9 +32,10 @@ def repeated_call(records: Records) -> Iterator[Signal]:
         told[_key(request)].add(request.outcome)
     for before, request in _running(records):
         outcomes = told[_key(request)]
-        if _key(before) == _key(request) and None not in outcomes and len(outcomes) == 1:
-            if _canonical(request.arguments) not in _NO_ARGUMENTS and _after(before, request):
-                yield Signal(request.call.id, f"{request.name}: again {request.arguments}", request.tool_call_id)
+        same = _key(before) == _key(request) and None not in outcomes and len(outcomes) == 1
+        if same and _canonical(request.arguments) not in _NO_ARGUMENTS and _after(before, request):
+            detail = f"{request.name}: again {request.arguments}"
+            yield Signal(request.call.id, detail, request.tool_call_id)
 
 
 def _running(records: Records) -> Iterator[tuple[ToolRequest, ToolRequest]]:

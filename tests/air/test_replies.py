@@ -70,7 +70,9 @@ def test_something_else_in_between_makes_it_no_repetition() -> None:
 def test_a_tool_that_tells_different_things_is_worth_asking_again() -> None:
     assert repeated(*TWICE, run("t1", result="queued"), run("t2", id="e2", result="done")) == []
     assert repeated(*TWICE, run("t1", result="queued"), run("t2", id="e2", result="queued")) == [("c2", "t2")]
-    polled = [run(f"t{n}", id=f"e{n}", result=result) for n, result in enumerate(("queued", "queued", "done"), 1)]
+    polled = [
+        run(f"t{n}", id=f"e{n}", result=result) for n, result in enumerate(("queued", "queued", "done"), 1)
+    ]
     assert repeated(*TWICE, call(3, asks("t3")), *polled) == []
 
 
