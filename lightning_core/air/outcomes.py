@@ -1,9 +1,16 @@
-"""Whether a tool failed, told from what the model was told of it.
+"""Whether a tool failed and whether it found nothing, told from what the model was told of it.
 
-Anthropic's `tool_result` says so (`is_error`). In the other dialects a result is only text, and an error is
-what frameworks and people write for one: a text that begins with "Error:", "An error occurred", "Error
-executing", a traceback or the name of an exception, or a JSON object with an `error` or a true `is_error`.
-Any other text is a result, even if it speaks of errors further on.
+Anthropic's `tool_result` says whether the tool failed (`is_error`). In the other dialects a result is only
+text, and tools return texts that speak of errors: logs, pages, measures. So a text is a failure only if
+
+- its first line begins as frameworks begin one: "Error: ", "Error executing tool", "An error occurred while
+  running the tool", "Tool ... timed out", a traceback, or the name of an exception and what it said; but not
+  if further lines are dated or graded as those of a log are;
+- or it is a JSON object that says so: an `error` that is a text or an object with something in it, or true;
+  a true `is_error` or `isError`; `ok` or `success` false; the `status` "error".
+
+A result is empty only if it says so: an empty list or object, or an object whose rows (results, items, ...)
+are none. No text at all says nothing: so answers a tool that does something, and one that returns None.
 """
 
 from __future__ import annotations
@@ -16,13 +23,25 @@ from lightning_core.air.base import Outcome
 from lightning_core.types import ToolErrorType
 
 _FAILED: Final = re.compile(
-    r"\s*(?:error\s*:|an error occurred\b|error (?:calling|executing|invoking|running|while)\b"
-    r"|traceback \(most recent call last\)|(?-i:[\w.]*(?:Error|Exception)\s*[:(]))",
+    r"""Error:(?=\s|$)
+    |Error\ (?:when\ |while\ )?(?:calling|executing|invoking|running)\ (?:the\ )?(?:tool|function)\b
+    |An\ error\ occurred\ (?:when|while)\ (?:calling|executing|invoking|parsing|running)\ (?:the\ )?tool\b
+    |I\ encountered\ an\ error\ while\ trying\ to\ use\ the\ tool\b
+    |Tool\ \S+\ timed\ out\ after\b
+    |Traceback\ \(most\ recent\ call\ last\)
+    |[\w.]*(?:Error|Exception)(?::\ |\()""",
+    re.VERBOSE,
+)
+_LOGGED: Final = re.compile(
+    r"\W*(?:\d{2,4}[-/:]\d\d|(?:trace|debug|info|notice|warn(?:ing)?|error|critical|fatal)\b)",
     re.IGNORECASE,
 )
+"""The beginning of a line of a log: a date or time, or how grave it is."""
 _TIMED_OUT: Final = re.compile(r"\btime(?:d|s)?[ -]?out\b|TimeoutError|TimeoutExpired", re.IGNORECASE)
-_EMPTY: Final = frozenset(("", "[]", "{}", "()", '""', "''", "set()"))
-"""A tool that answers `None` or `null` has no answer to give, which is not the same."""
+_SAID: Final = (("error", True), ("is_error", True), ("isError", True), ("ok", False), ("success", False))
+_NONE: Final = frozenset(("[]", "{}", "()", "set()"))
+_FOUND: Final = ("data", "documents", "hits", "items", "matches", "records", "results", "rows")
+"""Where a result that is an object keeps what was found."""
 
 
 def outcome_of(result: str | None, error: str | None, error_type: ToolErrorType | None) -> Outcome:
@@ -42,22 +61,38 @@ def read_result(content: Any, failed: bool | None = None) -> Outcome:
 
 
 def is_empty(result: str | None) -> bool:
-    """Whether a tool found nothing."""
-    return result is not None and "".join(result.split()) in _EMPTY
+    """Whether a tool says that it found nothing."""
+    text = "".join((result or "").split())
+    if text in _NONE:
+        return True
+    found = [value for name, value in _object(text).items() if name in _FOUND]
+    return [] in found and not any(found)
 
 
 def _error(text: str) -> str | None:
-    if _FAILED.match(text):
-        return text.strip()
+    first, *more = text.strip().splitlines() or [""]
+    if _FAILED.match(first):
+        return None if any(map(_LOGGED.match, more)) else text.strip()
+    told = _object(text)
+    error = told.get("error")
+    if isinstance(error, str | dict) and error:
+        return error if isinstance(error, str) else json.dumps(error, ensure_ascii=False)
+    return (
+        text
+        if any(told.get(name) is value for name, value in _SAID) or told.get("status") == "error"
+        else None
+    )
+
+
+def _object(text: str) -> dict[str, Any]:
+    """The JSON object that a text is; an empty one if it is none."""
     if not text.lstrip().startswith("{"):
-        return None
+        return {}
     try:
         told = json.loads(text)
     except (ValueError, RecursionError):
-        return None
-    if told.get("error"):
-        return str(told["error"])
-    return text if True in (told.get("is_error"), told.get("isError")) else None
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def _text(content: Any) -> str:

@@ -1,14 +1,15 @@
-"""Rules about replies as such: the same thing asked again, and a reply that was cut."""
+"""Rules about replies as such: the same tool asked again, and a reply that was cut."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
+from typing import Final
 
-from lightning_core import transcript
-from lightning_core.air.base import Records, Signal, ToolRequest
-from lightning_core.types import Call
+from lightning_core.air.base import Outcome, Records, Signal, ToolRequest
+
+_NO_ARGUMENTS: Final = frozenset(("", "{}", "[]", "null"))
 
 
 def cut_by_length(records: Records) -> Iterator[Signal]:
@@ -19,55 +20,51 @@ def cut_by_length(records: Records) -> Iterator[Signal]:
 
 
 def repeated_call(records: Records) -> Iterator[Signal]:
-    """The agent did again what it had done in this rollout: the same tool with the same arguments, or the
-    same reply to the same prompt.
+    """The agent asked for the same tool with the same arguments twice running, and was told the same.
 
-    Not what can't have known better or may be meant: of two calls at the same time neither repeats the other,
-    and a tool that told something else the second time was worth asking again.
+    Twice running: the agent did nothing else in between, no other request and no reply in words. A request
+    without arguments says nothing, as handoffs and "what is new?" have none. Nor does one that was told
+    different things in this rollout, as a poll is, or that nobody knows the outcome of. Of two calls at the
+    same time neither repeats the other.
     """
-    first_requests: dict[Hashable, ToolRequest] = {}
+    told: defaultdict[Hashable, set[Outcome | None]] = defaultdict(set)
     for request in records.requests:
-        before = first_requests.setdefault(_request_key(request), request)
-        if before is not request and _after(before.call, request.call) and not _told_else(before, request):
-            yield Signal(
-                request.call.id,
-                f"{request.name}: again {request.arguments or 'the same'}",
-                request.tool_call_id,
-            )
-    asking = {request.call.id for request in records.requests}
-    first_replies: dict[Hashable, Call] = {}
+        told[_key(request)].add(request.outcome)
+    for before, request in _running(records):
+        outcomes = told[_key(request)]
+        same = _key(before) == _key(request) and None not in outcomes and len(outcomes) == 1
+        if same and _canonical(request.arguments) not in _NO_ARGUMENTS and _after(before, request):
+            detail = f"{request.name}: again {request.arguments}"
+            yield Signal(request.call.id, detail, request.tool_call_id)
+
+
+def _running(records: Records) -> Iterator[tuple[ToolRequest, ToolRequest]]:
+    """Each request with the one before it, where the same agent did nothing in between."""
+    of_call: defaultdict[str, list[ToolRequest]] = defaultdict(list)
+    for request in records.requests:
+        of_call[request.call.id].append(request)
+    last: dict[str, ToolRequest] = {}
     for call in records.calls:
-        said = transcript.text(transcript.replies(call))
-        if call.status == "completed" and call.id not in asking and said:
-            before_call = first_replies.setdefault((call.agent, _prompt_key(call), said), call)
-            if before_call is not call and _after(before_call, call):
-                yield Signal(call.id, f"again {said}")
+        if call.status == "completed" and call.id not in of_call:
+            last.pop(call.agent, None)
+        for request in of_call[call.id]:
+            if (before := last.get(call.agent)) is not None:
+                yield before, request
+            last[call.agent] = request
 
 
-def _request_key(request: ToolRequest) -> Hashable:
-    return request.call.agent, request.name, _canonical(request.arguments, json.loads)
+def _key(request: ToolRequest) -> Hashable:
+    return request.call.agent, request.name, _canonical(request.arguments)
 
 
-def _canonical(text: str, read: Callable[[str], Any]) -> str:
+def _canonical(arguments: str) -> str:
     """The text of equal JSON is equal, whatever the spaces and the order of keys."""
     try:
-        return json.dumps(read(text), sort_keys=True)
+        return json.dumps(json.loads(arguments), sort_keys=True)
     except (ValueError, RecursionError):
-        return text
+        return arguments.strip()
 
 
-def _prompt_key(call: Call) -> Hashable:
-    """The prompt as the engine read it; of a reply that was only seen, what was sent."""
-    if call.prompt_ids is not None:
-        return tuple(call.prompt_ids)
-    before = call.request.get("previous_response_id")
-    return json.dumps([before, transcript.prompt(call)], sort_keys=True, default=repr)
-
-
-def _after(before: Call, call: Call) -> bool:
-    """Whether it began when the other had ended, or is the very same."""
-    return call.id == before.id or call.started_at >= before.ended_at
-
-
-def _told_else(before: ToolRequest, request: ToolRequest) -> bool:
-    return before.outcome is not None and request.outcome is not None and before.outcome != request.outcome
+def _after(before: ToolRequest, request: ToolRequest) -> bool:
+    """Whether its call began when the other's had ended, or is the very same."""
+    return before.call.id == request.call.id or request.call.started_at >= before.call.ended_at

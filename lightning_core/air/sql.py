@@ -6,7 +6,8 @@ statement itself does: it is the call whose reply holds exactly that text, as th
 or in the arguments of a tool. Only white space, fences and closing semicolons may differ.
 
 A fenced statement amid other words that the call's own prompt held already is a quotation, and says nothing.
-A statement that also ran well in the rollout was not at fault.
+A statement that also ran well in the rollout was not at fault, nor was one that met a locked table or a lost
+connection (`refusals.py`).
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ from typing import Any, Final
 
 from lightning_core import transcript
 from lightning_core.air.base import Records, Signal
+from lightning_core.air.refusals import at_fault, split_error
 from lightning_core.types import Call, Event, Span
 
 STATEMENT: Final = ("db.query.text", "db.statement")
 """The attribute of a statement, in today's conventions and in those before."""
 _FENCE: Final = re.compile(r"```[^\S\n]*\w*\s(.*?)```", re.DOTALL)
-_EXCEPTION: Final = re.compile(r"^[\w.]+: ")
-"""The type of the exception, with which the description of a span's error begins."""
 
 
 def sql_error(records: Records) -> Iterator[Signal]:
@@ -50,7 +50,7 @@ def normalise(statement: str) -> str:
 
 
 def _refused(events: Iterable[Event]) -> dict[str, str]:
-    """The statements that never ran well, with what the database said."""
+    """The statements that were at fault and never ran well, with what the database said."""
     refused: dict[str, str] = {}
     ran: set[str] = set()
     for span in events:
@@ -62,8 +62,8 @@ def _refused(events: Iterable[Event]) -> dict[str, str]:
         if isinstance(text, str):
             if span.error is None:
                 ran.add(normalise(text))
-            else:
-                refused.setdefault(normalise(text), _EXCEPTION.sub("", span.error, count=1) or "refused")
+            elif at_fault(span):
+                refused.setdefault(normalise(text), split_error(span.error)[1] or "refused")
     return {statement: said for statement, said in refused.items() if statement and statement not in ran}
 
 

@@ -44,7 +44,7 @@ def invalid_arguments(records: Records) -> Iterator[Signal]:
 
 
 def empty_result(records: Records) -> Iterator[Signal]:
-    """The tool ran well and found nothing: an empty text, list or object."""
+    """The tool ran well and says that it found nothing: an empty list or object, or one without rows."""
     for request in records.requests:
         if _ran(request) and request.outcome is not None and is_empty(request.outcome.result):
             yield _about(request, f"nothing for {request.arguments}")

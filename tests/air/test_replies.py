@@ -8,7 +8,7 @@ import pytest
 
 from lightning_core.air.replies import cut_by_length, repeated_call
 from lightning_core.types import Choice
-from tests.air.records import asks, call, recorded, run, where
+from tests.air.records import asks, call, recorded, run, told, where
 
 
 def repeated(*items: Any) -> list[tuple[str, str | None]]:
@@ -20,11 +20,24 @@ def test_a_reply_that_was_cut_is_a_signal() -> None:
     assert where(cut_by_length(recorded(call(1, text="done"), call(2, choices=[cut])))) == [("c2", None)]
 
 
-def test_the_same_tool_with_the_same_arguments_is_a_repetition() -> None:
+TWICE = call(1, asks()), call(2, asks("t2"))
+TOLD = run("t1"), run("t2", id="e2")
+
+
+def test_the_same_tool_with_the_same_arguments_and_result_twice_running_is_a_repetition() -> None:
     again = asks("t2", arguments='{ "word":"boat" }')
-    assert repeated(call(1, asks()), call(2, again)) == [("c2", "t2")]
-    assert repeated(call(1, asks(), asks("t2"))) == [("c1", "t2")]
-    assert repeated(call(1, asks()), call(2, again), call(3, asks("t3"))) == [("c2", "t2"), ("c3", "t3")]
+    assert repeated(call(1, asks()), call(2, again), *TOLD) == [("c2", "t2")]
+    assert repeated(call(1, asks(), asks("t2")), *TOLD) == [("c1", "t2")]
+    thrice = call(1, asks()), call(2, again), call(3, asks("t3")), *TOLD, run("t3", id="e3")
+    assert repeated(*thrice) == [("c2", "t2"), ("c3", "t3")]
+    between = call(2, text="hm", agent="reader", started_at=1.6, id="other")
+    assert repeated(call(1, asks()), between, call(2, again), *TOLD) == [("c2", "t2")]
+
+
+def test_the_wire_alone_tells_of_a_repetition() -> None:
+    second = call(2, asks("t2"), prompt=told("t1", "a boat floats"))
+    third = call(3, text="so", prompt=[*told("t1", "a boat floats"), *told("t2", "a boat floats")])
+    assert repeated(call(1, asks()), second, third) == [("c2", "t2")]
 
 
 @pytest.mark.parametrize(
@@ -38,28 +51,36 @@ def test_the_same_tool_with_the_same_arguments_is_a_repetition() -> None:
     ids=["other arguments", "another tool", "another agent", "at the same time"],
 )
 def test_another_request_is_no_repetition(other: Any) -> None:
-    assert repeated(call(1, asks()), other) == []
+    assert repeated(call(1, asks()), other, *TOLD) == []
 
 
-def test_a_tool_that_tells_something_else_was_worth_asking_again() -> None:
-    twice = call(1, asks()), call(2, asks("t2"))
-    assert repeated(*twice, run("t1", result="queued"), run("t2", id="e2", result="done")) == []
-    assert repeated(*twice, run("t1", result="queued"), run("t2", id="e2", result="queued")) == [("c2", "t2")]
+@pytest.mark.parametrize("arguments", ["", "{}", "{ }", "[]", "null"])
+def test_a_request_without_arguments_is_no_repetition(arguments: str) -> None:
+    """Handoffs have none, nor has a tool that says what is new."""
+    hands = [call(n, asks(f"t{n}", name="transfer_to_reader", arguments=arguments)) for n in (1, 2)]
+    assert repeated(*hands, *TOLD) == []
 
 
-def test_the_same_reply_to_the_same_prompt_is_a_repetition() -> None:
-    first, again = call(1, text="SELECT 1", prompt_ids=[7]), call(2, text="SELECT 1", prompt_ids=[7])
-    assert repeated(first, again) == [("c2", None)]
-    assert repeated(first, again.model_copy(update={"agent": "reader"})) == []
-    assert repeated(first, again.model_copy(update={"prompt_ids": [8]})) == []
-    assert repeated(first, again.model_copy(update={"started_at": 1.1})) == []
-    assert repeated(first, call(2, text="SELECT 2", prompt_ids=[7])) == []
-    assert repeated(call(1, prompt_ids=[7]), call(2, prompt_ids=[7])) == []
+def test_something_else_in_between_makes_it_no_repetition() -> None:
+    edits = call(2, asks("t3", name="edit"))
+    assert repeated(call(1, asks()), edits, call(3, asks("t2")), *TOLD, run("t3", id="e3")) == []
+    assert repeated(call(1, asks()), call(2, text="a boat floats"), call(3, asks("t2")), *TOLD) == []
 
 
-def test_without_token_ids_the_prompt_is_what_was_sent() -> None:
-    def seen(number: int, **request: Any) -> Any:
-        return call(number, text="yes", prompt_ids=None, request={"input": "Go.", **request})
+def test_a_tool_that_tells_different_things_is_worth_asking_again() -> None:
+    assert repeated(*TWICE, run("t1", result="queued"), run("t2", id="e2", result="done")) == []
+    assert repeated(*TWICE, run("t1", result="queued"), run("t2", id="e2", result="queued")) == [("c2", "t2")]
+    polled = [
+        run(f"t{n}", id=f"e{n}", result=result) for n, result in enumerate(("queued", "queued", "done"), 1)
+    ]
+    assert repeated(*TWICE, call(3, asks("t3")), *polled) == []
 
-    assert repeated(seen(1), seen(2)) == [("c2", None)]
-    assert repeated(seen(1), seen(2, previous_response_id="resp_1")) == []
+
+def test_a_request_that_nobody_knows_the_outcome_of_is_no_repetition() -> None:
+    assert repeated(*TWICE) == []
+    assert repeated(*TWICE, TOLD[0]) == []
+
+
+def test_the_same_words_to_the_same_prompt_may_be_meant() -> None:
+    """As votes are; and whoever is asked the same again can't know that it answered before."""
+    assert repeated(call(1, text="SELECT 1", prompt_ids=[7]), call(2, text="SELECT 1", prompt_ids=[7])) == []

@@ -45,7 +45,6 @@ EXPECTED = {
         ("write_query", "air:sql_error", NO_NAM),
         ("rewrite_query", "air:sql_error", NO_NAM),
         ("rewrite_query", "air:sql_error", NO_NAM),
-        ("rewrite_query", "air:repeated_call", f"again {BAD}"),
     ],
 }
 

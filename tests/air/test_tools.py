@@ -52,49 +52,116 @@ def test_a_plugin_s_report_is_a_signal_of_the_call_that_asked(event: Any, rule: 
     assert spoke(call(1, asks()), other, event, run("t2")) == {rule: MINE}
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "Error: KeyError('boat')\n Please fix your mistakes.",
-        "An error occurred while running the tool. Please try again. Error: 'boat'",
-        "Error executing tool: boat",
-        "Traceback (most recent call last):\n  File ...",
-        "sqlite3.OperationalError: no such table: boats",
-        'ToolException("boat")',
-        '{"error": "no boat"}',
-        '{"isError": true, "content": "no boat"}',
-        [{"type": "text", "text": "Error: no boat"}],
-    ],
-)
+FAILURES = [
+    "Error: KeyError('boat')\n Please fix your mistakes.",
+    "\n  Error: no boat",
+    "Error: 1 validation error for look_up\nword\n  Field required [type=missing]",
+    "Error executing tool: boat",
+    "Error executing tool 'look_up' with kwargs {} with error:\n no boat",
+    "Error invoking tool 'look_up' with kwargs {} with error:\n word: Field required",
+    "Error calling tool 'look_up': no boat",
+    "An error occurred while running the tool. Please try again. Error: 'boat'",
+    "An error occurred while parsing tool arguments. Please try again with valid JSON.",
+    "I encountered an error while trying to use the tool. This was the error: boat.",
+    'Traceback (most recent call last):\n  File "a.py", line 1\nKeyError: boat',
+    "sqlite3.OperationalError: no such table: boats",
+    'ToolException("boat")',
+    '{"error": "no boat"}',
+    '{"error": {"code": 404, "message": "no boat"}}',
+    '{"error": true, "message": "no boat"}',
+    '{"isError": true, "content": "no boat"}',
+    '{"ok": false, "reason": "no boat"}',
+    '{"success": false}',
+    '{"status": "error", "message": "no boat"}',
+    [{"type": "text", "text": "Error: no boat"}],
+]
+NO_FAILURES = [
+    "Errors are common in old maps.",
+    "Error handling in Python: a guide",
+    "Error while away: a novel",
+    "An error occurred in the survey of 1912.",
+    "I encountered an error of judgement in chapter two.",
+    "No error: the boat floats",
+    "The KeyError: class is built in",
+    "ERROR: disk full\nINFO: retried",
+    "error: unused variable",
+    "INFO: started\nError: disk full\nINFO: retried",
+    "Error: disk full\nError: disk full\nINFO: retried",
+    "Error: disk full\n2026-01-02 10:00:00 retried",
+    "boat\nTraceback (most recent call last):",
+    "Exceptional boats (a list)",
+    "Tool sharpening timed out the smith",
+    '{"error": 0.03}',
+    '{"error": 0, "fit": [1]}',
+    '{"error": null, "rows": [1]}',
+    '{"error": "", "rows": [1]}',
+    '{"error": {}, "rows": [1]}',
+    '{"error": false}',
+    '{"errors_found": 3}',
+    '{"ok": true, "success": true, "is_error": false, "status": "done"}',
+    '{"ok": 0, "status": 500}',
+    '{"text": "Error: no boat"}',
+    '[{"error": "no boat"}]',
+    "{not JSON",
+    "null",
+    "None",
+]
+EMPTY = [
+    "[]",
+    " [ ]\n",
+    "{ }",
+    "()",
+    "set()",
+    [{"type": "text", "text": "[]"}],
+    '{"rows": []}',
+    '{"columns": ["name"], "rows": [], "count": 0}',
+    '{"results": [], "query": "boat"}',
+]
+NOT_EMPTY = [
+    "",
+    "  \n",
+    None,
+    [],
+    [{"type": "text", "text": ""}],
+    '""',
+    "0",
+    "false",
+    "no boats",
+    "[[]]",
+    '{"rows": [[]]}',
+    '{"rows": [], "items": [1]}',
+    '{"errors": []}',
+    '{"rows": null}',
+    '{"ok": true}',
+]
+
+
+@pytest.mark.parametrize("content", FAILURES)
 def test_the_wire_alone_tells_of_a_tool_that_failed(content: object) -> None:
     assert spoke(call(1, asks()), call(2, text="sorry", prompt=told("t1", content))) == {"tool_raised": MINE}
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "Errors are common in old maps.",
-        "Error handling in Python: a guide",
-        "No error: the boat floats",
-        "The KeyError: class is built in",
-        '{"error": null, "rows": [1]}',
-        '{"errors_found": 3}',
-        "{not JSON",
-        "null",
-        "None",
-    ],
-)
+@pytest.mark.parametrize("content", NO_FAILURES)
 def test_a_result_that_only_speaks_of_errors_is_none(content: str) -> None:
     assert spoke(call(1, asks()), call(2, text="well", prompt=told("t1", content))) == {}
 
 
-@pytest.mark.parametrize("content", ["", "  \n", "[]", "{ }", '""', [], [{"type": "text", "text": ""}]])
+@pytest.mark.parametrize("content", EMPTY)
 def test_the_wire_alone_tells_of_an_empty_result(content: object) -> None:
     assert spoke(call(1, asks()), call(2, text="hm", prompt=told("t1", content))) == {"empty_result": MINE}
 
 
+@pytest.mark.parametrize("content", NOT_EMPTY)
+def test_a_result_is_empty_only_if_it_says_so(content: object) -> None:
+    assert spoke(call(1, asks()), call(2, text="hm", prompt=told("t1", content))) == {}
+    if content is None or isinstance(content, str):
+        assert spoke(call(1, asks()), run(result=content)) == {}
+
+
 def test_the_wire_alone_tells_of_a_time_out() -> None:
     slow = call(2, text="sorry", prompt=told("t1", "Error: the request timed out"))
+    assert spoke(call(1, asks()), slow) == {"timed_out": MINE}
+    slow = call(2, text="sorry", prompt=told("t1", "Tool 'look_up' timed out after 5 seconds."))
     assert spoke(call(1, asks()), slow) == {"timed_out": MINE}
 
 
