@@ -1,44 +1,42 @@
-"""The examples that have results: what to train, from which models, and which table each has of its own."""
+"""The examples that have results: each is a study of one variant, the example as it is, shown run by run."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from benchmarks.outcomes import Outcome
 from benchmarks.rewriting import Rewriting
+from benchmarks.studies import Start, Study, Variant
+from benchmarks.tables import example_tables
 
-Model = Callable[[], str] | None
-"""Gives the model to start from; None leaves it to the example's training script."""
+AS_IT_IS = (Variant("as it is", key="example"),)
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
-    """One example, as `benchmarks.results` trains and reports it."""
+class Example(Study):
+    """One example, trained as its own script says."""
 
-    name: str
-    """Of its folder, its JSON, its plot and its marks in the page."""
-    title: str
-    """Heading of its section, where the page has none yet."""
-    warm_starts: tuple[tuple[str, Model], ...] = (("", None),)
-    """What a run's name begins with, and the model that it starts from."""
+    seeds: int = 3
+    steps: int | None = None
+    tasks: int = 200
     runs_are: str = "seed"
     """What a run's name says."""
     parts: str = "form of question"
     """What the script's `breakdown` tells apart; the first word heads the column."""
-    extra: Rewriting | None = None
-    """A table of its own, after the others."""
 
     @property
     def command(self) -> str:
         return f"make results EXAMPLE={self.name}"
 
-    @property
-    def script(self) -> str:
-        return f"examples/{self.name}/train.py"
+    def render(self, variants: Mapping[str, Mapping[str, Outcome]]) -> str:
+        """Its runs one by one, then by part and by agent, and its own table."""
+        (runs,) = variants.values()
+        return example_tables(self, runs)
 
 
 def shipped() -> str:
@@ -57,19 +55,21 @@ def second_warm_start() -> str:
 
 EXAMPLES = MappingProxyType(
     {
-        example.name: example
-        for example in (
+        each.name: each
+        for each in (
             Example(
                 "sql",
                 "The SQL agent, on two CPU cores",
-                warm_starts=(("warm0-", shipped), ("warm1-", second_warm_start)),
+                "sql",
+                AS_IT_IS,
+                starts=(Start("warm0-", shipped), Start("warm1-", second_warm_start)),
                 runs_are="warm start, seed",
                 extra=Rewriting("rewrite_query"),
             ),
-            Example("calc", "The calculator agent, with AutoGen", parts="form of problem"),
-            Example("rag", "The research agent, with the OpenAI Agents SDK"),
-            Example("plain", "A program without a framework", extra=Rewriting("rewriter")),
-            Example("crew", "The crew, with CrewAI"),
+            Example("calc", "The calculator agent, with AutoGen", "calc", AS_IT_IS, parts="form of problem"),
+            Example("rag", "The research agent, with the OpenAI Agents SDK", "rag", AS_IT_IS),
+            Example("plain", "A program without a framework", "plain", AS_IT_IS, extra=Rewriting("rewriter")),
+            Example("crew", "The crew, with CrewAI", "crew", AS_IT_IS),
         )
     }
 )

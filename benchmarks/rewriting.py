@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks.tables import spread
-from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.stores.base import Store
 from lightning_core.trainer.summary import Summary
 
 Shares = dict[str, float]
@@ -20,20 +19,14 @@ class Rewriting:
     agent: str
     form: str = "active"
 
-    @property
-    def key(self) -> str:
-        """Where the JSON holds what was measured."""
-        return "solved_by_rewriting"
-
-    async def measure(self, folder: Path, summary: Summary) -> dict[str, Shares]:
+    async def measure(self, store: Store, summary: Summary) -> dict[str, Shares]:
         """The shares before and after a run, sampled. Raises ValueError if no task was of the form."""
-        async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
-            return {
-                name: await self._shares(store, summary.run, step)
-                for name, step in (("before", 0), ("after", summary.steps))
-            }
+        return {
+            name: await self._shares(store, summary.run, step)
+            for name, step in (("before", 0), ("after", summary.steps))
+        }
 
-    async def _shares(self, store: SqliteStore, run: str, step: int) -> Shares:
+    async def _shares(self, store: Store, run: str, step: int) -> Shares:
         rollouts = [
             r
             for r in await store.find_rollouts(run, step=step, split="validation")

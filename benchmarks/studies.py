@@ -1,4 +1,4 @@
-"""The studies: what is compared, on which example, and over how many seeds."""
+"""The studies: what is trained, in which ways, from where, and over how many seeds."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import lightning_core as lightning
 from benchmarks.invalid_queries import invalid_queries
+from benchmarks.outcomes import Outcome
+from benchmarks.rewriting import Rewriting
+from benchmarks.tables import study_table
 from lightning_core.stores.base import Store
 
 
@@ -32,23 +35,40 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """A model to start from."""
+
+    name: str = ""
+    """What the names of its runs begin with."""
+    model: Callable[[], str] | None = None
+    """Gives the model, when a run is made; None leaves it to the script."""
+
+
+@dataclass(frozen=True, slots=True)
 class Study:
-    """Variants of one example's training."""
+    """Variants of one example's training, each trained from every start with every seed."""
 
     name: str
     title: str
     example: str
     variants: tuple[Variant, ...]
     seeds: int = 5
-    steps: int = 24
+    steps: int | None = 24
+    """None leaves it to the script."""
     tasks: int = 100
     """Test tasks."""
     threshold: float = 0.8
     """Training reward, as the mean of five steps, that counts as learnt."""
+    compared: Literal["rollouts", "seconds", "measured"] = "rollouts"
+    """What the table gives in ratio to the first variant: rollouts or wall time to the threshold, or the
+    study's own number."""
     measure: Callable[[Any, str], Any] | None = None
     """A number of its own for each run: an async function of (store, run id)."""
     measured: str = ""
     """What that number is."""
+    starts: tuple[Start, ...] = (Start(),)
+    extra: Rewriting | None = None
+    """What a table of its own is made of."""
 
     @property
     def command(self) -> str:
@@ -60,6 +80,13 @@ class Study:
 
     def variant(self, name: str) -> Variant:
         return next(variant for variant in self.variants if variant.name == name)
+
+    def start(self, name: str) -> Start:
+        return next(start for start in self.starts if start.name == name)
+
+    def render(self, variants: Mapping[str, Mapping[str, Outcome]]) -> str:
+        """The tables of what its runs came to, as Markdown."""
+        return study_table(self, variants)
 
 
 def grpo(**options: Any) -> Callable[[], Mapping[str, Any]]:
@@ -126,6 +153,7 @@ STUDIES = MappingProxyType(
                     Variant("without AIR", from_sloppy(), key="sloppy-grpo"),
                     Variant("with AIR", from_sloppy(air=True), key="sloppy-air"),
                 ),
+                compared="measured",
                 measure=invalid_share,
                 measured="invalid queries in 1,000 rollouts",
             ),

@@ -3,25 +3,28 @@
     python -m benchmarks.study algorithms            # GRPO and its kin on the SQL agent
     python -m benchmarks.study air --seeds 5
 
-Each variant replaces settings of the trainer in the example's own script and nothing else. A whole study is
-written into `docs/results.md`, with `docs/results-NAME.png` and `benchmarks/results/NAME.json`; a part
-of one is only shown. Runs that are there already are not made again; one that was stopped is gone on with.
+Each variant replaces settings of the trainer in the example's own script and nothing else. Every run is
+evaluated on the test split before and after. A whole study is written into `docs/results.md`, with
+`docs/results-NAME.png` and `benchmarks/results/NAME.json`; a part of one is only shown. Runs that are there
+already are not made again; one that was stopped is gone on with.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
-from benchmarks.outcomes import Outcome, outcome_of, plot_outcomes, study_table
-from benchmarks.results import PAGE, RECORDS, insert
-from benchmarks.studies import STUDIES, Study, Variant
+from benchmarks.outcomes import Outcome, Published, outcome_of
+from benchmarks.page import PAGE, RECORDS, insert
+from benchmarks.plots import plot
+from benchmarks.studies import STUDIES, Start, Study, Variant
 from lightning_core.cli.training import train_script
 
 RUNS = Path("runs/studies")
@@ -30,76 +33,89 @@ RUNS = Path("runs/studies")
 def main(studies: Mapping[str, Study] = STUDIES, module: str = "benchmarks.study") -> None:
     """Make the studies named on the command line; `module` is what was started with `python -m`."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}")
-    parser.add_argument("studies", nargs="*", metavar="study", help=f"of {', '.join(studies)}; or all")
+    parser.add_argument("studies", nargs="*", metavar="NAME", help=f"of {', '.join(studies)}; or all")
     parser.add_argument("--seeds", type=int, help="training seeds for each variant (default: the study's)")
     parser.add_argument("--steps", type=int, help="updates of each run (default: the study's)")
+    parser.add_argument("--tasks", type=int, help="test tasks (default: the study's)")
     parser.add_argument("--variants", nargs="*", metavar="NAME", help="only these (default: all)")
-    parser.add_argument("--one", nargs=2, metavar=("VARIANT", "SEED"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=3, metavar=("VARIANT", "SEED", "START"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     for unknown in sorted(set(options.studies) - set(studies)):
         parser.error(f"there is no study {unknown!r}; there are {', '.join(studies)}")
     for name in options.studies or studies:
-        study = replace(studies[name], steps=options.steps or studies[name].steps)
+        whole = studies[name]
+        study = replace(whole, steps=options.steps or whole.steps, tasks=options.tasks or whole.tasks)
+        names = options.variants or study.names
+        for unknown in sorted(set(names) - set(study.names)):
+            parser.error(f"study {name!r} has no variant {unknown!r}; it has {', '.join(study.names)}")
         if options.one:
-            train(study, study.variant(options.one[0]), int(options.one[1]))
+            variant, seed, start = options.one
+            train(study, study.variant(variant), int(seed), study.start(start))
         else:
             seeds = options.seeds or study.seeds
-            make(study, options.variants or study.names, seeds, module, whole=study == studies[name])
+            complete = names == study.names and seeds >= study.seeds and study == whole
+            make(study, [study.variant(each) for each in names], seeds, module, whole=complete)
 
 
-def make(study: Study, names: Sequence[str], seeds: int, module: str, *, whole: bool) -> None:
+def make(study: Study, variants: Sequence[Variant], seeds: int, module: str, *, whole: bool) -> None:
     """All runs of a study, and its table; published only if it is whole."""
-    chosen = [study.variant(name) for name in names]
-    for seed in range(seeds):  # variants side by side in time, so that a busy hour hits all of them alike
-        for variant in chosen:
-            make_run(study, variant, seed, module)
-    outcomes = read(study, chosen, seeds)
-    if len(chosen) == len(study.variants) and seeds >= study.seeds and whole:
+    # variants side by side in time, so that a busy hour hits all of them alike
+    for start, seed, variant in product(study.starts, range(seeds), variants):
+        make_run(study, variant, seed, start, module)
+    outcomes = read(study, variants, seeds)
+    if whole:
         publish(study, outcomes)
-    else:
-        print(study_table(study, outcomes))
+    print(study.render(outcomes))
 
 
-def folder_of(study: Study, variant: Variant, seed: int) -> Path:
+def folder_of(study: Study, variant: Variant, seed: int, start: Start = Start()) -> Path:  # noqa: B008
     """Where a run lies; runs that mean the same are made once for all studies of an example."""
-    return RUNS / study.example / f"{variant.key}-{study.steps}-seed{seed}"
+    steps = "" if study.steps is None else f"-{study.steps}"
+    return RUNS / study.example / f"{variant.key}{steps}-{run_name(seed, start)}"
 
 
-def make_run(study: Study, variant: Variant, seed: int, module: str) -> None:
+def run_name(seed: int, start: Start) -> str:
+    """Of a run among those of its variant."""
+    return f"{start.name}seed{seed}"
+
+
+def make_run(study: Study, variant: Variant, seed: int, start: Start, module: str) -> None:
     """One run in a process of its own, unless its summary is there already."""
-    if not (folder_of(study, variant, seed) / "summary.json").exists():
-        command = [sys.executable, "-m", module, study.name, "--steps", str(study.steps)]
-        subprocess.run([*command, "--one", variant.name, str(seed)], check=True)
+    if (folder_of(study, variant, seed, start) / "summary.json").exists():
+        return
+    command = [sys.executable, "-m", module, study.name, "--tasks", str(study.tasks)]
+    command += ["--steps", str(study.steps)] if study.steps is not None else []
+    subprocess.run([*command, "--one", variant.name, str(seed), start.name], check=True)
 
 
-def train(study: Study, variant: Variant, seed: int) -> None:
+def train(study: Study, variant: Variant, seed: int, start: Start) -> None:
     """Run the example's own script with the variant's settings in place of its trainer's."""
-    folder = folder_of(study, variant, seed)
-    settings = {"steps": study.steps, "seed": seed, "folder": str(folder), **variant.settings()}
+    folder = folder_of(study, variant, seed, start)
+    settings: dict[str, Any] = {"seed": seed, "folder": str(folder)}
+    settings |= {"steps": study.steps} if study.steps is not None else {}
+    settings |= {"model": start.model()} if start.model is not None else {}
     held_out = ["--held-out", "test", "--held-out-tasks", str(study.tasks)]
     script = Path(variant.script or f"examples/{study.example}/train.py")
-    train_script(script, held_out, settings, resume=(folder / "run.json").exists())
+    train_script(script, held_out, {**settings, **variant.settings()}, resume=(folder / "run.json").exists())
 
 
-def read(study: Study, variants: list[Variant], seeds: int) -> dict[str, list[Outcome]]:
-    """What the runs came to, from their own records, by variant."""
+def read(study: Study, variants: Sequence[Variant], seeds: int) -> dict[str, dict[str, Outcome]]:
+    """What the runs came to, from their own records, by variant and name."""
     return {
-        variant.name: [
-            asyncio.run(outcome_of(folder_of(study, variant, seed), study)) for seed in range(seeds)
-        ]
+        variant.name: {
+            run_name(seed, start): asyncio.run(outcome_of(folder_of(study, variant, seed, start), study))
+            for start, seed in product(study.starts, range(seeds))
+        }
         for variant in variants
     }
 
 
-def publish(study: Study, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
-    """Write the study's JSON, table and plot."""
-    RECORDS.mkdir(parents=True, exist_ok=True)
-    record = {name: [o.model_dump(mode="json") for o in runs] for name, runs in outcomes.items()}
-    (RECORDS / f"{study.name}.json").write_text(json.dumps(record, indent=1) + "\n")
-    text = study_table(study, outcomes)
-    PAGE.write_text(insert(PAGE.read_text(), study, text))
-    plot_outcomes(study, outcomes, PAGE.with_name(f"results-{study.name}.png"))
-    print(text)
+def publish(study: Study, outcomes: Mapping[str, Mapping[str, Outcome]]) -> None:
+    """Write the study's JSON, tables and plot."""
+    published = Published(variants={name: dict(runs) for name, runs in outcomes.items()})
+    published.write(RECORDS / f"{study.name}.json")
+    PAGE.write_text(insert(PAGE.read_text(), study, study.render(outcomes)))
+    plot(study, outcomes, PAGE.with_name(f"results-{study.name}.png"))
 
 
 if __name__ == "__main__":

@@ -1,33 +1,139 @@
-"""The tables that every example has, as Markdown, from the summaries of its runs."""
+"""The tables of results, as Markdown. ± and "low to high" mean the same in all of them, and each says it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
+from typing import TYPE_CHECKING, Literal
 
+from benchmarks.intervals import mean_of, ratio_of
+from benchmarks.outcomes import Outcome
 from lightning_core.trainer.summary import Evaluation, Score, Summary
 
-Pair = tuple[Evaluation, Evaluation]
-"""A run's evaluations before and after training."""
+if TYPE_CHECKING:
+    from benchmarks.examples import Example
+    from benchmarks.studies import Study
+
+MEANING = (
+    "± is the standard deviation over the runs; “a to b” is the 95 % interval of their mean, by Student's t."
+)
+"""Under every table with either."""
+Runs = Mapping[str, Outcome]
+"""The runs of one variant, by name."""
 
 
-def seed_table(heading: str, summaries: Mapping[str, Summary]) -> str:
-    """One line for each run, then mean ± standard deviation over the runs."""
+def study_table(study: Study, variants: Mapping[str, Runs]) -> str:
+    """One line for each variant, and what its columns mean."""
+    head = ["", "sampled before → after", "greedy before → after", f"reached {study.threshold:g}"]
+    head += ["rollouts", "seconds", "training"]
+    head += [study.measured] if study.measure is not None else []
+    head += ["ratio of these" if study.compared == "measured" else f"ratio of {study.compared}"]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    base = variants.get(study.variants[0].name)
+    for name, named in variants.items():
+        runs = list(named.values())
+        there = sum(run.reached(study.threshold) is not None for run in runs)
+        cells = [name, change(runs, "sampled"), change(runs, "greedy"), f"{there} of {len(runs)}"]
+        cells += [middle(to_threshold(study, runs, what)) for what in ("rollouts", "seconds")]
+        cells.append(f"{spread([run.summary.train_seconds for run in runs], digits=0)} s")
+        if study.measure is not None:
+            cells.append(interval([run.measured for run in runs if run.measured is not None]))
+        cells.append("1" if named is base else ratio(study, runs, list(base.values()) if base else []))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", legend(study)])
+
+
+def legend(study: Study) -> str:
+    """What stands under a study's table."""
+    kind, late = "of the means", ""
+    if study.compared != "measured":
+        kind = f"of the medians of {study.compared}"
+        late = "; a run that did not get there counts with all that it had"
+    return (
+        f"Held-out success is the mean over the runs, in brackets the interval after training. {MEANING} "
+        "Rollouts and seconds are medians until the mean training reward of five steps is "
+        f"{study.threshold:g}. The ratio is {kind} to the first line's, with its 95 % interval by bootstrap "
+        f"of the seeds{late}."
+    )
+
+
+def change(runs: Sequence[Outcome], kind: Literal["sampled", "greedy"]) -> str:
+    """Held-out success before and after, and the interval after."""
+    pairs = [run.success(kind) for run in runs]
+    return f"{fmean(before for before, _ in pairs):.3f} → {interval([after for _, after in pairs])}"
+
+
+def to_threshold(study: Study, runs: Sequence[Outcome], what: Literal["rollouts", "seconds"]) -> list[float]:
+    """For each run; infinite where the threshold was not reached."""
+    if what == "rollouts":
+        return [run.rollouts_to(study.threshold) for run in runs]
+    return [run.seconds_to(study.threshold) for run in runs]
+
+
+def middle(values: Sequence[float]) -> str:
+    """The median; "–" if half of the runs did not get there."""
+    m = median(values)
+    return "–" if math.isinf(m) else f"{m:,.0f}"
+
+
+def ratio(study: Study, runs: Sequence[Outcome], base: Sequence[Outcome]) -> str:
+    """Of what the study compares, to the base; "–" where half of the base has nothing to compare with."""
+    values, of_base = (_compared(study, each) for each in (runs, base))
+    if len(values) != len(of_base) or min(of_base, default=0) <= 0 or not _most_arrived(study, base):
+        return "–"
+    found = ratio_of(values, of_base, fmean if study.compared == "measured" else median)
+    least = "" if _most_arrived(study, runs) else "≥ "
+    bounds = f" ({found.low:.2f} to {found.high:.2f})" if len(values) > 1 else ""
+    return f"{least}{found.value:.2f}{bounds}"
+
+
+def _most_arrived(study: Study, runs: Sequence[Outcome]) -> bool:
+    return study.compared == "measured" or math.isfinite(median(to_threshold(study, runs, study.compared)))
+
+
+def _compared(study: Study, runs: Sequence[Outcome]) -> list[float]:
+    if study.compared == "measured":
+        return [run.measured for run in runs if run.measured is not None]
+    ends = [(run.rollouts if study.compared == "rollouts" else run.seconds)[-1:] for run in runs]
+    found = to_threshold(study, runs, study.compared)
+    return [min(value, *end) for value, end in zip(found, ends, strict=True) if end]
+
+
+def example_tables(example: Example, runs: Runs) -> str:
+    """Run by run, by part, by agent, and the example's own."""
+    outcomes, summaries = list(runs.values()), [run.summary for run in runs.values()]
+    tables = [run_table(example.runs_are, runs)]
+    if by_part := part_table(example.parts.split()[0], summaries):
+        tables += [f"By {example.parts}:", by_part]
+    tables += ["By agent:", agent_table(summaries)]
+    if example.extra is not None:
+        tables.append(example.extra.table([run.extra for run in outcomes]))
+    return "\n\n".join([*tables, MEANING])
+
+
+def run_table(heading: str, runs: Runs) -> str:
+    """One line for each run, then mean ± standard deviation, and the 95 % interval of the mean."""
     header = f"{heading} | sampled before | after | gain | greedy before | after | gain | training"
     lines = [f"| {header} |", "|---|---|---|---|---|---|---|---|"]
-    rows = {name: _gains(pair) for name, pair in zip(summaries, evaluations(summaries.values()), strict=True)}
+    rows = {
+        name: [*_gains(run.success("sampled")), *_gains(run.success("greedy"))] for name, run in runs.items()
+    }
     for name, cells in rows.items():
         shown = " | ".join(f"{value:.3f}" for value in cells)
-        lines.append(f"| {name} | {shown} | {summaries[name].train_seconds:.0f} s |")
+        lines.append(f"| {name} | {shown} | {runs[name].summary.train_seconds:.0f} s |")
     columns = [list(column) for column in zip(*rows.values(), strict=True)]
-    seconds = spread([summary.train_seconds for summary in summaries.values()], digits=0)
-    lines.append(f"| **mean ± sd** | {' | '.join(map(spread, columns))} | {seconds} s |")
+    seconds = [run.summary.train_seconds for run in runs.values()]
+    lines.append(f"| **mean ± sd** | {' | '.join(map(spread, columns))} | {spread(seconds, digits=0)} s |")
+    if len(runs) > 1:
+        bounds = [*map(between, columns), f"{between(seconds, digits=0)} s"]
+        lines.append(f"| **95 % interval** | {' | '.join(bounds)} |")
     return "\n".join(lines)
 
 
 def part_table(heading: str, summaries: Sequence[Summary]) -> str:
     """Success for each value of the breakdown, mean ± standard deviation over the runs; "" without one."""
-    pairs = evaluations(summaries)
+    pairs = _evaluations(summaries)
     parts = sorted({name for before, _ in pairs for name in before.detail["sampled"].by})
     if not parts:
         return ""
@@ -44,7 +150,7 @@ def part_table(heading: str, summaries: Sequence[Summary]) -> str:
 
 def agent_table(summaries: Sequence[Summary]) -> str:
     """For each agent: calls per rollout, and success of the rollouts in which it acted (sampled)."""
-    pairs = evaluations(summaries)
+    pairs = _evaluations(summaries)
     lines = [
         "| agent | trained | calls per task before | after | success where it acted before | after |",
         "|---|---|---|---|---|---|",
@@ -61,16 +167,6 @@ def agent_table(summaries: Sequence[Summary]) -> str:
     return "\n".join(lines)
 
 
-def evaluations(summaries: Iterable[Summary]) -> list[Pair]:
-    """Before and after of every run. Raises ValueError for a run that was not evaluated."""
-    pairs = []
-    for summary in summaries:
-        if summary.before is None or summary.after is None:
-            raise ValueError(f"run {summary.run!r} in {summary.folder!r} has no evaluation before and after")
-        pairs.append((summary.before, summary.after))
-    return pairs
-
-
 def spread(values: Sequence[float], digits: int = 3) -> str:
     """Mean and sample standard deviation over runs; a dash where there is nothing."""
     if not values:
@@ -79,11 +175,29 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
     return f"{mean} ± {stdev(values):.{digits}f}" if len(values) > 1 else mean
 
 
-def _gains(pair: Pair) -> list[float]:
-    """Before, after and their difference: sampled, then greedy."""
+def interval(values: Sequence[float], digits: int = 3) -> str:
+    """Mean and its 95 % interval; a dash where there is nothing."""
+    if not values:
+        return "–"
+    mean = f"{fmean(values):.{digits}f}"
+    return f"{mean} ({between(values, digits)})" if len(values) > 1 else mean
+
+
+def between(values: Sequence[float], digits: int = 3) -> str:
+    """The 95 % interval of the mean."""
+    found = mean_of(values)
+    return f"{found.low:.{digits}f} to {found.high:.{digits}f}"
+
+
+def _gains(pair: tuple[float, float]) -> list[float]:
+    """Before, after and their difference."""
     before, after = pair
-    sampled = [before.sampled, after.sampled, after.sampled - before.sampled]
-    return [*sampled, before.greedy, after.greedy, after.greedy - before.greedy]
+    return [before, after, after - before]
+
+
+def _evaluations(summaries: Iterable[Summary]) -> list[tuple[Evaluation, Evaluation]]:
+    """Before and after of every run; a run without them is no `Outcome`."""
+    return [(s.before, s.after) for s in summaries if s.before is not None and s.after is not None]
 
 
 def _calls(score: Score, agent: str) -> float:

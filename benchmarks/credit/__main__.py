@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.credit.publishing import RECORD, read, write
 from benchmarks.credit.running import Plan, run
 from benchmarks.credit.suite import SUITE
-from benchmarks.results import PAGE
+from benchmarks.page import PAGE
 from lightning_core.plugins import load_plugins
 
 

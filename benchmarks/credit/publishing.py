@@ -10,7 +10,7 @@ from benchmarks.credit.comparing import Comparison
 from benchmarks.credit.running import Cell
 from benchmarks.credit.suite import SUITE
 from benchmarks.credit.tables import BASE, page_of
-from benchmarks.results import RECORDS, insert
+from benchmarks.page import RECORDS, insert
 
 RECORD = RECORDS / "credit.json"
 

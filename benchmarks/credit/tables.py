@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.credit.comparing import THRESHOLD, Comparison, Outcome
-from benchmarks.credit.intervals import Interval, median_of, ratio_of
+from benchmarks.intervals import Interval, median_of, ratio_of
 
 BASE = "uniform"
 """What the others are compared with."""

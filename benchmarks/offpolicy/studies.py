@@ -59,6 +59,7 @@ STUDIES = MappingProxyType(
                 "Rollouts that go on while the update runs, with a slow database",
                 "sql",
                 (slow("staleness=0"), slow("staleness=1", staleness=1), slow("staleness=2", staleness=2)),
+                compared="seconds",
                 measure=mean_staleness,
                 measured="staleness",
             ),

@@ -18,7 +18,6 @@ from benchmarks.credit.chain import Chain
 from benchmarks.credit.comparing import climb, find_method
 from benchmarks.credit.delegation import Delegation
 from benchmarks.credit.environment import KINDS, Environment
-from benchmarks.credit.intervals import median_of, ratio_of
 from benchmarks.credit.playing import Batch
 from benchmarks.credit.publishing import RECORD, Section, read, render
 from benchmarks.credit.suite import SUITE
@@ -27,7 +26,8 @@ from benchmarks.credit.team import Team
 from benchmarks.credit.training import Method, loss_of, train
 from benchmarks.credit.truth import Floats, Truth
 from benchmarks.credit.walk import Walk
-from benchmarks.results import insert
+from benchmarks.intervals import median_of, ratio_of
+from benchmarks.page import insert
 from lightning_core.algorithms.rloo import RLOO
 from lightning_core.credit.base import assign
 from lightning_core.plugins import load_plugins

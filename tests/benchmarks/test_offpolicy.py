@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from statistics import median
@@ -12,6 +11,7 @@ import pytest
 from benchmarks.offpolicy.behind import Behind
 from benchmarks.offpolicy.slow_tools import MEDIAN, latency
 from benchmarks.offpolicy.studies import STUDIES
+from benchmarks.study import main
 from tests.trainer.watching import fit, grpo, records
 
 ROOT = Path(__file__).parents[2]
@@ -44,10 +44,13 @@ def test_every_variant_has_settings_a_folder_of_its_own_and_a_script(name: str):
     assert study.command.startswith("python -m benchmarks.offpolicy ")
 
 
-def test_an_unknown_study_is_refused_with_the_names_there_are():
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.offpolicy", "repaly"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "'repaly'" in done.stderr
-    assert "replay, async, staleness" in done.stderr
+def test_an_unknown_study_is_refused_with_the_names_there_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys, "argv", ["offpolicy", "repaly"])
+    with pytest.raises(SystemExit) as ended:
+        main(STUDIES, "benchmarks.offpolicy")
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "'repaly'" in said
+    assert "replay, async, staleness" in said

@@ -13,7 +13,9 @@ import pytest
 
 import lightning_core as lightning
 from benchmarks.examples import EXAMPLES
-from benchmarks.results import PAGE, RECORDS, publish
+from benchmarks.outcomes import Published
+from benchmarks.page import PAGE, RECORDS
+from benchmarks.study import folder_of, publish, read
 from examples.plain import train
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.trainer import overrides
@@ -97,10 +99,17 @@ def test_its_results_are_published(finished: Path, tmp_path: Path, monkeypatch: 
     (tmp_path / "docs").mkdir()
     (tmp_path / PAGE).write_text("# Results\n\n## Benchmarks\n\nThe end.\n")
     monkeypatch.chdir(tmp_path)
-    publish(EXAMPLES["plain"], [finished])
-    page, record = PAGE.read_text(), json.loads((RECORDS / "plain.json").read_text())
+    study = EXAMPLES["plain"]
+    folder = folder_of(study, study.variants[0], 0)
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(finished)
+    publish(study, read(study, study.variants, 1))
+    page = PAGE.read_text()
+    run = Published.read(RECORDS / "plain.json").variants["as it is"]["seed0"]
     summary = json.loads((finished / "summary.json").read_text())
-    assert record["runs"] == {"seed0": summary}
+    assert run.summary.model_dump(mode="json") == summary
+    assert (len(run.rewards), run.rollouts) == (1, [16])
+    assert set(run.extra) == {"before", "after"}
     assert f"| seed0 | {summary['before']['sampled']:.3f} | {summary['after']['sampled']:.3f} |" in page
     plot = "![training reward of every run](results-plain.png)"
     assert page.endswith(f"<!-- end of plain table -->\n\n{plot}\n\n## Benchmarks\n\nThe end.\n")

@@ -1,0 +1,39 @@
+"""Where results go: docs/results.md, the plots beside it, and the records that both are made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+RECORDS = Path("benchmarks/results")
+PAGE = Path("docs/results.md")
+NEXT_SECTION = "\n## Benchmarks\n"
+"""Sections of results stand before this heading."""
+
+
+class Section(Protocol):
+    """What has a part of the page."""
+
+    @property
+    def name(self) -> str:
+        """Of its marks and its plot."""
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def command(self) -> str:
+        """Makes it again."""
+
+
+def insert(page: str, section: Section, text: str) -> str:
+    """The page with the text between the section's marks; with a section for it, if it had none."""
+    begin, end = f"<!-- {section.name} table -->", f"<!-- end of {section.name} table -->"
+    if begin not in page:
+        plot = f"![training reward of every run](results-{section.name}.png)"
+        command = f"    {section.command}"
+        written = "\n\n".join((f"## {section.title}", command, f"{begin}\n{end}", f"{plot}\n"))
+        before, heading, after = page.partition(NEXT_SECTION)
+        page = f"{before}\n{written}{heading}{after}"
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{text}\n{end}{after}"
