@@ -1,37 +1,42 @@
-"""Staleness made certain: a backend whose updates wait, and a correction that corrects nothing."""
+"""Train the SQL agent on batches that are as old as they may be: `examples/sql/train.py`, but updates wait.
+
+Where the engine is the bottleneck, rollouts are never far ahead of the update, whatever staleness is allowed.
+Here every update waits until all rollouts that may begin have ended. So with a staleness of S the batch of
+step k, counted from 0, is min(k, S) updates old, to its last token. All else is the example's own: model,
+seed, tasks and evaluations.
+"""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Awaitable, Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
-from lightning_core.algorithms.base import Algorithm
-from lightning_core.backends.base import Batch
-from lightning_core.backends.local import LocalBackend
+from lightning_core.trainer.course import Course
+from lightning_core.trainer.gathering import Gathering, Lesson
 
 if TYPE_CHECKING:
     import torch
 
-QUIET_SECONDS = 1.0
-"""A rollout's pause between two calls is far shorter, its tools take milliseconds."""
+Gather = Callable[[Gathering, int, Course], Awaitable[Lesson]]
 
 
-class Behind(LocalBackend):
-    """Begins an update when no request has come for a while: when all rollouts that may begin have ended.
+def waiting(gather: Gather) -> Gather:
+    """What gathers a step's lesson, and returns it when nothing that was asked for is under way any more."""
 
-    Where the engine is the bottleneck, rollouts are never far ahead of the update, whatever staleness is
-    allowed. So every batch is as stale as its algorithm allows (the first ones less).
-    """
+    async def later(gathering: Gathering, step: int, course: Course) -> Lesson:
+        lesson = await gather(gathering, step, course)
+        session = gathering.session
+        await session.run(await session.store.find_rollouts(session.folder.run_id, split="train"))
+        return lesson
 
-    async def update(self, batch: Batch, algorithm: Algorithm) -> dict[str, float]:
-        await self._quiet()
-        return await super().update(batch, algorithm)
+    return later
 
-    async def _quiet(self) -> None:
-        engine, seen = self.engine, -1
-        while engine.sampled_tokens != seen or engine.running or engine.waiting:
-            seen = engine.sampled_tokens
-            await asyncio.sleep(QUIET_SECONDS)
+
+def staying_behind() -> Any:
+    """A context in which every trainer's updates wait."""
+    return patch.object(Gathering, "gather", waiting(Gathering.gather))
 
 
 class Ignored:
@@ -50,3 +55,12 @@ async def mean_staleness(store: Any, run_id: str) -> float | None:
         m.values["staleness_mean"] for m in await store.list_metrics(run_id) if "staleness_mean" in m.values
     ]
     return sum(means) / len(means) if means else None
+
+
+def main() -> None:
+    with staying_behind():
+        import_module("examples.sql.train").main()
+
+
+if __name__ == "__main__":
+    main()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import lightning_core as lightning
-from benchmarks.offpolicy.behind import Behind, Ignored, mean_staleness
+from benchmarks.offpolicy.behind import Ignored, mean_staleness
 from benchmarks.studies import Study, Variant, grpo
 from lightning_core.algorithms.corrections import Masked
 
@@ -32,9 +31,14 @@ def slow(name: str, **options: Any) -> Variant:
     )
 
 
-def behind(**options: Any) -> Callable[[], Mapping[str, Any]]:
+def behind(name: str, **options: Any) -> Variant:
     """GRPO on batches that are four updates old."""
-    return lambda: {"algorithm": lightning.GRPO(staleness=4, **options), "backend": Behind("tiny")}
+    return Variant(
+        name,
+        grpo(staleness=4, **options),
+        key=f"behind-{name.replace(' ', '-')}",
+        script="benchmarks/offpolicy/behind.py",
+    )
 
 
 STUDIES = MappingProxyType(
@@ -69,10 +73,10 @@ STUDIES = MappingProxyType(
                 "sql",
                 (
                     Variant("on-policy", grpo(), key="grpo"),
-                    Variant("truncated", behind(), key="behind-truncated"),
-                    Variant("masked", behind(correction=Masked()), key="behind-masked"),
-                    Variant("clip alone", behind(correction=None), key="behind-clip"),
-                    Variant("uncorrected", behind(correction=Ignored()), key="behind-uncorrected"),
+                    behind("truncated"),
+                    behind("masked", correction=Masked()),
+                    behind("clip alone", correction=None),
+                    behind("uncorrected", correction=Ignored()),
                 ),
                 measure=mean_staleness,
                 measured="staleness",

@@ -7,9 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lightning_core.errors import TokenIdsError, UnknownAgentError
+from lightning_core.errors import TokenIdsError
 from lightning_core.linking import in_order, link_rewards
-from lightning_core.tracing.scope import matches
 from lightning_core.transcript import observation
 from lightning_core.types import Call, Reward, Rollout, Status, Trajectory, Transition
 
@@ -103,20 +102,3 @@ def count_agents(calls: Iterable[Call]) -> dict[str, AgentCounts]:
         tokens[call.agent] += sum(len(choice.completion_ids or ()) for choice in call.choices)
         trained[call.agent] = call.trained
     return {name: AgentCounts(number[name], trained[name], tokens[name]) for name in sorted(number)}
-
-
-def check_patterns(agents: tuple[str, ...] | None, seen: Iterable[str]) -> None:
-    """Raise UnknownAgentError for a pattern that none of the agents seen matches, or if none was seen."""
-    seen = sorted(seen)
-    names = ", ".join(map(repr, seen))
-    if not seen:
-        raise UnknownAgentError(
-            "the first batch made no LLM call through the gateway: does the app use the OpenAI SDK, "
-            "and does it run inside the function given to fit()?"
-        )
-    for pattern in agents or ():
-        if not any(matches(name, (pattern,)) for name in seen):
-            raise UnknownAgentError(
-                f"agents={list(agents or ())!r}: no call so far came from {pattern!r}. "
-                f"Agents seen: {names}. Use one of these names, or a glob that matches them"
-            )

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
 from lightning_core.air.report import rule_numbers
-from lightning_core.algorithms.base import Algorithm
-from lightning_core.backends.base import Batch
 from lightning_core.credit.base import CreditReport, assign
-from lightning_core.errors import TrainingError
-from lightning_core.trainer.collect import check_patterns, count_agents
+from lightning_core.trainer.attendance import Attendance
+from lightning_core.trainer.collect import count_agents
 from lightning_core.trainer.course import Course
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.gathering import Gathering, Lesson, check_any_reward
@@ -22,15 +18,11 @@ from lightning_core.trainer.plan import plan_evaluation
 from lightning_core.trainer.refilling import refill
 from lightning_core.trainer.replay import Replay
 from lightning_core.trainer.session import Session, failures
-from lightning_core.trainer.staleness import describe, measure
+from lightning_core.trainer.staleness import describe
 from lightning_core.trainer.summary import Evaluation, evaluation
+from lightning_core.trainer.updating import Updating
 from lightning_core.trainer.valuing import value, value_numbers
-from lightning_core.types import Call, Metrics, ResourceVersion, Task, Trajectory
-
-logger = logging.getLogger(__name__)
-
-MOST_SKIPPED = 3
-"""Updates in a row that may fail before the run stops."""
+from lightning_core.types import Metrics, ResourceVersion, Task
 
 
 class Loop:
@@ -43,23 +35,21 @@ class Loop:
         self.display = display
         self.gathering = Gathering(session, display, train)
         self.replay = Replay(session)
+        self.updating = Updating(session, display)
+        self.attendance = Attendance(session.trainer.patterns)
         self.validation = validation
         self.trainer = session.trainer
         self.run_id = session.folder.run_id
-        self._skipped = 0
         self._referred: int | None = None
         """First step of the phase whose start is the reference; None: the run's."""
-        asking = (course.first for course in session.courses if course.algorithm.teaching is None)
-        self._first_asking = next(asking, None)
-        """The first step that has rollouts."""
-        self._seen: set[str] = set()
-        """Agents that have made a call since this process began."""
         self._ended = time.perf_counter()
         """When the step, or the evaluation, before this one ended."""
 
     async def run(self, first: int) -> None:
         """Steps `first` to the last one, with the evaluations due before, between and after them."""
         every = self.trainer.evaluate_every
+        known = await self.session.store.list_metrics(self.run_id)
+        self.attendance.remember(entry for entry in known if entry.step < first)
         if first == 0:
             await self.evaluate(0)
         for step in range(first, self.trainer.total_steps):
@@ -74,15 +64,15 @@ class Loop:
         course = self.session.course(step)
         await self._refer(step, course)
         lesson = await refill(self.gathering, step, course, await self.gathering.gather(step, course))
-        self._see(lesson.calls)
-        if step == self._first_asking:
-            check_patterns(self.trainer.patterns, self._seen)
         algorithm = course.algorithm
+        if algorithm.teaching is None:
+            self.attendance.see(lesson.calls)
+            self.attendance.check(last=step + 1 == self.trainer.total_steps)
         valued = await value(lesson.trajectories, algorithm, self.session.backend)
         credited, report = assign(valued, course.credit, algorithm.baseline, algorithm.scale)
         again = await self.replay.recall(step, course)
         self.replay.keep(step, course, credited)
-        metrics = {**value_numbers(credited), **await self.update(step, algorithm, credited, again)}
+        metrics = {**value_numbers(credited), **await self.updating.update(step, algorithm, credited, again)}
         seconds = {"collect_seconds": lesson.seconds, "step_seconds": time.perf_counter() - self._ended}
         values = {**_numbers(lesson, report), **self._air_numbers(lesson), **metrics, **seconds}
         await self.session.store.put_metrics(Metrics(run_id=self.run_id, step=step, values=values))
@@ -102,49 +92,6 @@ class Loop:
             await self.session.backend.export(folder)
         await self.session.backend.refer(folder)
         self._referred = course.first
-
-    async def update(
-        self,
-        step: int,
-        algorithm: Algorithm,
-        credited: list[Trajectory],
-        again: Sequence[list[Trajectory]] = (),
-    ) -> dict[str, float]:
-        """Update, train on `again`, and publish; an update that can't be made is skipped and counted, a few
-        times."""
-        backend = self.session.backend
-        if not credited:
-            self.display.note(
-                f"step {step + 1}: no group says which of its rollouts were good; nothing to learn"
-            )
-            return {"skipped_updates": 1.0}
-        self.display.updating(f"step {step + 1}")
-        try:
-            metrics = await backend.update(Batch(step, tuple(credited)), algorithm)
-        except TrainingError as problem:
-            self._skipped += 1
-            logger.warning("step %d: update skipped: %s", step, problem)
-            if self._skipped >= MOST_SKIPPED:
-                raise
-            return {"skipped_updates": 1.0}
-        self._skipped = 0
-        metrics |= await self._update_again(step, algorithm, again)
-        if algorithm.teaching is None:  # a demonstration was sampled by nobody
-            metrics |= measure(itertools.chain(credited, *again), backend.policy_version)
-        return {**metrics, "policy_version": float(await backend.publish())}
-
-    async def _update_again(
-        self, step: int, algorithm: Algorithm, batches: Sequence[list[Trajectory]]
-    ) -> dict[str, float]:
-        """An update from each of the earlier batches; one that can't be made is left out."""
-        metrics: list[dict[str, float]] = []
-        for batch in batches:
-            try:
-                metrics.append(await self.session.backend.update(Batch(step, tuple(batch)), algorithm))
-            except TrainingError as problem:
-                logger.warning("step %d: a batch was not replayed: %s", step, problem)
-        names = metrics[0] if metrics else ()
-        return {f"replay/{name}": fmean(each[name] for each in metrics) for name in names}
 
     async def checkpoint(self, step: int) -> None:
         """Save the state after `step` updates, if it is time to."""
@@ -169,7 +116,7 @@ class Loop:
         if step == 0:
             check_any_reward(finished, "the first evaluation; fix the cause and start anew in another folder")
         calls, _ = await self.session.records(finished)
-        self._see(calls)
+        self.attendance.see(calls)
         result = evaluation(step, finished, calls, self.trainer.breakdown)
         self.display.evaluated(result)
         self._ended = time.perf_counter()
@@ -178,9 +125,6 @@ class Loop:
     def _air_numbers(self, lesson: Lesson) -> dict[str, float]:
         rulebook = self.session.rulebook
         return rule_numbers(rulebook.air.rules, lesson.rewards) if rulebook is not None else {}
-
-    def _see(self, calls: Mapping[str, Sequence[Call]]) -> None:
-        self._seen.update(call.agent for part in calls.values() for call in part)
 
 
 def _numbers(lesson: Lesson, report: CreditReport) -> dict[str, float]:

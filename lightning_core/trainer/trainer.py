@@ -125,9 +125,9 @@ class Trainer:
         SFT on demonstrations needs no `train`.
         `solve(task)` runs the app once and returns the reward, a finite number; it may be async.
         Afterwards the folder holds the trained policy (`policy/`, a transformers folder),
-        `summary.json`, `curve.png` and everything recorded. Raises UnknownAgentError after the first
-        batch if a pattern in `agents` matched no call. An exception inside `solve` ends that
-        rollout only.
+        `summary.json`, `curve.png` and everything recorded. Raises UnknownAgentError, before anything
+        is learnt from it, for a pattern in `agents` that is misspelt, or if none of them matches any
+        call. An exception inside `solve` ends that rollout only.
         """
         chosen = dict(_overrides.get() or {})
         if self.air and chosen.get("air") is True:  # it is on already, with settings of the script's own

@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from benchmarks.offpolicy.behind import Behind
+from benchmarks.offpolicy.behind import staying_behind
 from benchmarks.offpolicy.slow_tools import MEDIAN, latency
 from benchmarks.offpolicy.studies import STUDIES
 from benchmarks.study import main
@@ -27,11 +27,19 @@ def test_a_query_takes_equally_long_in_all_runs_that_are_compared():
     assert latency("run-e24-sampled-7", 0) == 0
 
 
-def test_a_backend_that_stays_behind_makes_batches_as_stale_as_they_may_be(tmp_path: Path):
-    fit(tmp_path / "run", grpo(staleness=2), backend=Behind("tiny", threads=1))
-    most = {step: m.values["staleness_max"] for step, m in records(tmp_path / "run").metrics.items()}
-    assert all(age <= min(step, 2) for step, age in most.items())
-    assert max(most.values()) == 2
+def test_updates_that_wait_make_every_batch_exactly_as_stale_as_it_may_be(tmp_path: Path):
+    with staying_behind():
+        fit(tmp_path / "run", grpo(staleness=2))
+    found = {step: m.values for step, m in records(tmp_path / "run").metrics.items()}
+    assert {step: values["staleness_max"] for step, values in found.items()} == {0: 0, 1: 1, 2: 2, 3: 2, 4: 2}
+    assert all(values["staleness_mean"] == values["staleness_max"] for values in found.values())
+
+
+def test_the_variants_of_the_staleness_study_differ_in_their_algorithm_alone():
+    """The seed and the model, and with them the weights at the start, are the example's for all of them."""
+    for variant in STUDIES["staleness"].variants:
+        assert set(variant.settings()) == {"algorithm"}
+        assert variant.settings()["algorithm"].staleness == (0 if variant.name == "on-policy" else 4)
 
 
 @pytest.mark.parametrize("name", STUDIES)

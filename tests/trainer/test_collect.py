@@ -2,10 +2,10 @@
 
 import pytest
 
-from lightning_core.errors import TokenIdsError, UnknownAgentError
+from lightning_core.errors import TokenIdsError
 from lightning_core.linking import with_final
 from lightning_core.runner.reward import find_final
-from lightning_core.trainer.collect import check_patterns, count_agents, to_trajectory
+from lightning_core.trainer.collect import to_trajectory
 from lightning_core.types import Call, Choice, Reward, Rollout, Status, Task
 
 
@@ -127,13 +127,3 @@ def test_a_trained_call_without_token_ids_is_refused_by_name():
     with pytest.raises(TokenIdsError, match=r"'c1'.*'writer'"):
         to_trajectory(rollout, [call(1, choices=bare, prompt_ids=None)], [])
     assert not to_trajectory(rollout, [call(1, trained=False, choices=bare, prompt_ids=None)], []).transitions
-
-
-def test_a_pattern_that_no_call_matched_is_an_error_with_the_names_seen():
-    seen = count_agents([call(1, "write_query"), call(2, "check_query", trained=False)])
-    check_patterns(("write_*",), seen)
-    check_patterns(None, seen)
-    with pytest.raises(UnknownAgentError, match=r"'rewrite_query'.*'check_query', 'write_query'"):
-        check_patterns(("write_*", "rewrite_query"), seen)
-    with pytest.raises(UnknownAgentError, match="no LLM call"):
-        check_patterns(None, set())

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lightning_core.algorithms.base import Phase
-from tests.trainer.watching import Watched, fit, grpo, records
+import lightning_core as lightning
+from lightning_core.algorithms.base import Algorithm, Phase
+from lightning_core.backends.base import Batch
+from lightning_core.errors import TrainingError
+from lightning_core.tracing.scope import current_scope
+from tests.trainer.watching import Watched, fit, grpo, records, solve
 
 
 def steps_of(batch) -> set[int]:
@@ -60,3 +65,43 @@ def test_a_phase_replays_nothing_of_the_phase_before(tmp_path: Path):
     fit(tmp_path / "run", phases, backend=backend, steps=None)
     replayed = {step: [steps_of(b) for b in batches[1:]] for step, batches in backend.batches.items()}
     assert replayed == {0: [], 1: [{0}], 2: [], 3: [{2}]}
+
+
+def equal_in(step: int) -> Any:
+    """The app, whose rollouts are all equally good in one step."""
+
+    async def app(task: lightning.Task) -> float:
+        scope = current_scope()
+        assert scope is not None
+        return 1.0 if f"-t{step}-" in scope.rollout_id else await solve(task)
+
+    return app
+
+
+def test_a_step_that_teaches_nothing_is_skipped_and_what_is_replayed_is_not(tmp_path: Path):
+    backend = Watched()
+    fit(tmp_path / "run", grpo(replay=1), equal_in(2), backend=backend)
+    trained = {step: [steps_of(batch) for batch in batches] for step, batches in backend.batches.items()}
+    assert trained == {0: [{0}], 1: [{1}, {0}], 2: [{1}], 3: [{3}], 4: [{4}, {3}]}
+    metrics = {step: entry.values for step, entry in records(tmp_path / "run").metrics.items()}
+    assert metrics[2]["skipped_updates"] == 1
+    assert metrics[2]["replay/tokens"] > 0
+    assert metrics[2]["staleness_mean"] == metrics[2]["staleness_max"] == 1
+    assert [metrics[step]["policy_version"] for step in range(5)] == [1, 2, 3, 4, 5]
+    assert [metrics[step].get("replay/skipped") for step in range(5)] == [None, 0, 0, None, 0]
+
+
+class Refusing(Watched):
+    """Can't make an update from what was sampled for another step."""
+
+    async def update(self, batch: Batch, algorithm: Algorithm) -> dict[str, float]:
+        if steps_of(batch.trajectories) != {batch.step}:
+            raise TrainingError("the gradient is not finite")
+        return await super().update(batch, algorithm)
+
+
+def test_a_batch_that_can_not_be_replayed_is_counted(tmp_path: Path):
+    fit(tmp_path / "run", grpo(replay=2), backend=Refusing(), steps=3)
+    metrics = [entry.values for entry in records(tmp_path / "run").metrics.values()]
+    assert [values.get("replay/skipped") for values in metrics] == [None, 1, 2]
+    assert [values["staleness_max"] for values in metrics] == [0, 0, 0]

@@ -1,0 +1,127 @@
+"""A misspelt agent is refused early, a rare one stops no run."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from pathlib import Path
+
+import openai
+import pytest
+
+import lightning_core as lightning
+from lightning_core.errors import UnknownAgentError
+from lightning_core.trainer.attendance import PATIENCE, Attendance
+from lightning_core.types import Call, Metrics
+from tests.trainer.watching import PER_STEP, fit, grpo, records
+
+
+def attendance(patterns: tuple[str, ...] | None, *seen: str, rollouts: int = 8) -> Attendance:
+    """What is known after so many rollouts, in each of which these agents made a call."""
+    found = Attendance(patterns)
+    found.see(
+        {
+            f"r{n}": [
+                Call(id=f"{n}-{name}", rollout_id=f"r{n}", attempt=1, agent=name, trained=True,
+                     prompt_ids=[1], choices=[], started_at=0.0, ended_at=1.0)
+                for name in seen
+            ]
+            for n in range(rollouts)
+        }
+    )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("patterns", [("write_*",), ("check_query", "write_query"), None])
+def test_patterns_that_were_all_matched_are_fine(patterns, caplog):
+    attendance(patterns, "write_query", "check_query", rollouts=PATIENCE).check(last=True)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("typo", ["rewrite_qurey", "rewite_query", "Rewrite_Query", "rewrite-query"])
+def test_a_name_that_looks_like_one_that_was_seen_is_refused_at_once(typo):
+    with pytest.raises(UnknownAgentError, match=rf"'{typo}'; 'rewrite_query' was meant.*'write_query'"):
+        attendance(("write_query", typo), "write_query", "rewrite_query").check()
+
+
+@pytest.mark.parametrize(
+    ("patterns", "seen"),
+    [
+        (("write_query", "rewrite_query"), ("write_query", "check_query")),
+        (("rewrite_query",), ("write_query",)),
+        (("worker_2",), ("worker_1",)),
+        (("worker_b",), ("worker_a",)),
+        (("planner", "planer"), ("planner",)),
+    ],
+)
+def test_an_agent_that_was_not_called_yet_is_said_once_and_stops_nothing(patterns, seen, caplog):
+    found = attendance(patterns, *seen)
+    for _ in range(3):
+        found.check()
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert f"no call so far came from {patterns[-1]!r}; the run goes on" in record.getMessage()
+
+
+def test_beside_an_agent_that_is_trained_a_missing_one_is_waited_for_to_the_end():
+    attendance(("write_query", "rewrite_query"), "write_query", "check_query", rollouts=9 * PATIENCE).check(
+        last=True
+    )
+
+
+def test_where_nobody_is_trained_patience_ends():
+    found = attendance(("planner",), "solver", rollouts=PATIENCE - 1)
+    found.check()
+    with pytest.raises(UnknownAgentError, match=r"'planner' in 255 rollouts. Agents seen: 'solver'"):
+        found.check(last=True)
+    found.see({"one more": []})
+    with pytest.raises(UnknownAgentError, match="in 256 rollouts"):
+        found.check()
+
+
+def test_what_was_seen_before_a_resume_counts():
+    found = Attendance(("planner", "solver"))
+    values = {"rollouts": 64.0, "agent/planner/calls": 3.0, "agent/team/lead/calls": 1.0, "reward": 1.0}
+    found.remember([Metrics(run_id="r", step=0, values=values)])
+    assert (found.rollouts, found.seen) == (64, {"planner", "team/lead"})
+
+
+def test_an_app_that_calls_nobody_is_refused_at_once():
+    with pytest.raises(UnknownAgentError, match="no LLM call"):
+        attendance(None).check()
+
+
+class App:
+    """Calls `rare` instead of `writer` from its rollout number `since` on."""
+
+    def __init__(self, since: int) -> None:
+        self.since, self.rollouts = since, 0
+        self.seen: Counter[str] = Counter()
+
+    async def __call__(self, task: lightning.Task) -> float:
+        number, self.rollouts = self.rollouts, self.rollouts + 1
+        name = "writer" if number < self.since else "rare"
+        self.seen[name] += 1
+        async with openai.AsyncOpenAI(api_key="none") as client:
+            with lightning.agent(name):
+                await client.chat.completions.create(
+                    model="policy", messages=[{"role": "user", "content": "go"}], max_completion_tokens=2
+                )
+        return float(number % 2)
+
+
+def test_a_run_whose_first_batches_have_no_call_of_the_trained_agent_goes_on_until_there_is_one(
+    tmp_path: Path,
+):
+    app = App(since=4 * PER_STEP)
+    fit(tmp_path / "run", grpo(), app, agents=["rare"])
+    found = records(tmp_path / "run").metrics
+    assert app.seen == {"writer": 4 * PER_STEP, "rare": PER_STEP}
+    assert [found[step].values.get("skipped_updates", 0) for step in range(5)] == [1, 1, 1, 1, 0]
+    assert found[4].values["agent/rare/transitions"] == PER_STEP
+
+
+def test_a_misspelt_agent_ends_the_run_before_anything_is_learnt(tmp_path: Path):
+    with pytest.raises(UnknownAgentError, match="'writer' was meant"):
+        fit(tmp_path / "run", grpo(), App(since=1000), agents=["wirter", "rare"])
+    assert not records(tmp_path / "run").metrics
