@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import lightning_core as lightning
-from lightning_core.algorithms.policy_gradient import PolicyGradient
+from lightning_core.algorithms.grpo import GRPO
 from lightning_core.plugins import load_plugins
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
@@ -28,7 +28,7 @@ def test_every_algorithm_has_a_row_with_its_class():
 
 @pytest.mark.parametrize(
     ("heading", "algorithm"),
-    [("## The policy gradient", PolicyGradient), ("## DPO", lightning.DPO), ("## SFT", lightning.SFT)],
+    [("## The policy gradient", GRPO), ("## DPO", lightning.DPO), ("## SFT", lightning.SFT)],
 )
 def test_every_option_has_a_row_with_its_default(heading, algorithm):
     defaults = {}
