@@ -210,6 +210,8 @@ class ToolEvent(Record):
     error_type: ToolErrorType | None = None
     tool_call_id: str | None = None
     """The id that the reply gave the request for it: the link to the call that asked."""
+    reply: str | None = None
+    """The reply that asked for it, where it did so in words and so gave no id: the link in its place."""
     call_id: str | None = None
     """That call; see `linking.link`."""
     started_at: float
@@ -261,6 +263,8 @@ class Reward(Record):
     """Who gave it: "app", "judge", or "air:" and the rule."""
     reason: str | None = None
     created_at: float = Field(default_factory=time.time)
+    id: str | None = None
+    """What its giver calls it: of several with one id in an attempt the first counts. None: each counts."""
 
 
 class ResourceVersion(Record):

@@ -4,7 +4,7 @@ import pytest
 
 from lightning_core.errors import TokenIdsError
 from lightning_core.linking import with_final
-from lightning_core.runner.reward import find_final
+from lightning_core.stores.rules import last_final
 from lightning_core.trainer.collect import to_trajectory
 from lightning_core.types import Call, Choice, Reward, Rollout, Status, Task
 
@@ -112,7 +112,20 @@ def test_the_last_is_the_one_given_last_whichever_was_stored_first():
     earlier = Reward(rollout_id="r", attempt=1, value=0.0, created_at=10.0)
     assert to_trajectory(rollout, [call(1)], [later, earlier]).reward == 1.0
     assert with_final(rollout, [later, earlier]).reward == 1.0
-    assert find_final([later, earlier], 1) == 1.0
+    assert last_final([later, earlier], 1) == 1.0
+
+
+def test_a_final_reward_of_an_agent_who_made_no_call_is_named_with_those_who_did(caplog):
+    calls = [call(1), call(2, "critic", trained=False)]
+    given = [
+        Reward(rollout_id="r", attempt=1, value=0.5, agent=agent) for agent in ("writer", "critic", None)
+    ]
+    to_trajectory(rollout, calls, given)
+    assert caplog.text == ""
+    given.append(Reward(rollout_id="r", attempt=1, value=0.5, agent="writter"))
+    to_trajectory(rollout, calls, given)
+    assert "rollout r: final rewards are for 'writter', who made no call in it" in caplog.text
+    assert "Agents seen in it: 'critic', 'writer'" in caplog.text
 
 
 def test_a_penalised_rollout_has_its_penalty_for_every_agent():
