@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Callable, Sequence
 
 from lightning_core.errors import RewardError
-from lightning_core.linking import in_order
+from lightning_core.linking import final_rewards
 from lightning_core.tracing.rewards import finite
 from lightning_core.types import Reward, Task
 
@@ -27,8 +27,7 @@ def find_final(rewards: Sequence[Reward], attempt: int) -> float | None:
 
     The last by the time it was given: those given in the app's process are stored when the attempt ends.
     """
-    final = [one for one in rewards if one.kind == "final" and one.agent is None and one.attempt == attempt]
-    return in_order(final)[-1].value if final else None
+    return final_rewards(one for one in rewards if one.attempt == attempt).get(None)
 
 
 def no_reward(task: Task, solve: Callable[..., object]) -> RewardError:
