@@ -83,13 +83,17 @@ def in_order(rewards: Iterable[Reward]) -> list[Reward]:
     return sorted(rewards, key=lambda reward: reward.created_at)
 
 
+def final_rewards(rewards: Iterable[Reward]) -> dict[str | None, float]:
+    """The final rewards that count, by agent, the whole rollout's under None: the last given of each."""
+    return {reward.agent: reward.value for reward in in_order(rewards) if reward.kind == "final"}
+
+
 def with_final(rollout: Rollout, rewards: Iterable[Reward]) -> Rollout:
-    """The rollout with the last of its final rewards as its own; a failed one keeps that of its failure."""
-    given = in_order(rewards)
-    final = [reward.value for reward in given if reward.kind == "final" and reward.agent is None]
-    if not final or rollout.status is not Status.SUCCEEDED:
+    """The rollout with the final reward that counts as its own; a failed one keeps that of its failure."""
+    final = final_rewards(rewards).get(None)
+    if final is None or rollout.status is not Status.SUCCEEDED:
         return rollout
-    return rollout.model_copy(update={"reward": final[-1]})
+    return rollout.model_copy(update={"reward": final})
 
 
 def inherit_agents(events: Sequence[Event]) -> list[Event]:

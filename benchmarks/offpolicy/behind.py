@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from lightning_core.trainer.course import Course
-from lightning_core.trainer.gathering import Gathering, Lesson
+from lightning_core.trainer.gathering import Gathering
+from lightning_core.trainer.lesson import Lesson
 
 if TYPE_CHECKING:
     import torch

@@ -84,6 +84,11 @@ class Judge:
                 "Judge(api_key=...) is the key of base_url: give both, or neither to use OPENAI_API_KEY"
             )
 
+    @property
+    def scoring(self) -> tuple[object, ...]:
+        """The options that its scores follow from: not where it is reached, nor how patiently."""
+        return self.model, self.rubric, self.weight, self.budget, self.structured, dict(self.fields)
+
     def rubric_for(self, task: Task) -> str:
         """The rubric for the rollouts of a task."""
         return self.rubric if isinstance(self.rubric, str) else self.rubric(task)

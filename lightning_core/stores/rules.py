@@ -13,6 +13,7 @@ import math
 from collections.abc import Container, Iterable
 
 from lightning_core.errors import LeaseLostError, NotFoundError, RewardError
+from lightning_core.linking import final_rewards
 from lightning_core.types import Attempt, Event, Reward, Rollout, Span, Status
 
 LEASE_EXPIRED = "lease expired"
@@ -89,8 +90,7 @@ def last_final(rewards: Iterable[Reward], attempt: int) -> float | None:
 
     The last by the time it was given: those given in the app's process are stored when the attempt ends.
     """
-    final = [one for one in rewards if one.kind == "final" and one.agent is None and one.attempt == attempt]
-    return sorted(final, key=lambda one: one.created_at)[-1].value if final else None
+    return final_rewards(one for one in rewards if one.attempt == attempt).get(None)
 
 
 RewardKey = tuple[str, int, str]

@@ -5,9 +5,8 @@ agent must not stop a run, so absence alone proves nothing. A pattern is refused
 - at once if it looks like the name of an agent that was seen and that no pattern matches;
 - after `PATIENCE` rollouts, or at the last step, if no other pattern has matched either. Until then nothing
   can have been learnt, so nothing is lost.
-Otherwise it is said once in the log, and the run goes on.
-
-What was left out: an agent whose calls go to an endpoint of the app's own is not seen here.
+Otherwise it is said once in the log, and the run goes on. Agents that are served elsewhere count as seen, if
+their calls pass the SDK of this process.
 """
 
 from __future__ import annotations

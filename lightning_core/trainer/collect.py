@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lightning_core.errors import TokenIdsError
-from lightning_core.linking import in_order, link_rewards
+from lightning_core.linking import final_rewards, in_order, link_rewards
 from lightning_core.transcript import observation
 from lightning_core.types import Call, Reward, Rollout, Status, Trajectory, Transition
 
@@ -34,12 +34,11 @@ def to_trajectory(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Rew
     if rollout.reward is None:
         raise ValueError(f"rollout {rollout.id!r} has no reward yet")
     intermediate: defaultdict[str, float] = defaultdict(float)
-    final: dict[str | None, float] = {None: rollout.reward}
+    given = {} if rollout.status is Status.FAILED else final_rewards(rewards)
+    final: dict[str | None, float] = {None: rollout.reward, **given}
     for reward in link_rewards(calls, in_order(rewards)):
         if reward.kind == "intermediate" and reward.call_id is not None:
             intermediate[reward.call_id] += reward.value
-        elif reward.kind == "final" and rollout.status is not Status.FAILED:
-            final[reward.agent] = reward.value
     if lost := intermediate.keys() - {call.id for call in calls}:
         log.warning(
             "rollout %s: rewards are about %s, which is no id of a call, a reply or a tool call recorded in "

@@ -4,36 +4,18 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 from lightning_core.errors import TrainingError
-from lightning_core.trainer.collect import to_trajectory
 from lightning_core.trainer.course import Course
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.judging import Judging
+from lightning_core.trainer.lesson import Lesson, read_lesson
 from lightning_core.trainer.plan import plan_training, tasks_of_step
 from lightning_core.trainer.session import Session
 from lightning_core.trainer.staleness import admitted
 from lightning_core.trainer.teaching import draw
-from lightning_core.types import Call, Reward, Rollout, Status, Task, Trajectory
-
-
-@dataclass(frozen=True, slots=True)
-class Lesson:
-    """What one update is made from."""
-
-    rollouts: list[Rollout]
-    """All finished, some without a reward; none if it is made of demonstrations."""
-    calls: dict[str, list[Call]]
-    trajectories: list[Trajectory]
-    """Of the rollouts with a reward; or demonstrations, whose reward is NaN."""
-    seconds: float
-    """Spent until they were there."""
-    rewards: dict[str, list[Reward]] = field(default_factory=dict)
-    """By rollout id; final ones and those given on the way."""
-    refilled: int = 0
-    """Groups that were added in place of groups that said nothing."""
+from lightning_core.types import Rollout, Status, Task
 
 
 class Gathering:
@@ -57,15 +39,9 @@ class Gathering:
             taught = draw(self.session.taught[course.first], place, teaching.batch_size, self.trainer.seed)
             return Lesson([], {}, taught, time.perf_counter() - began)
         await self._begin(step, course)
-        rollouts = await self._rollouts(step, course)
-        calls, rewards = await self.session.records(rollouts)
-        rollouts, rewards = await self.judging.score(rollouts, calls, rewards)
-        seconds = time.perf_counter() - began
-        check_any_reward(rollouts, f"step {step}; fix the cause and resume")
-        trajectories = [
-            to_trajectory(r, calls[r.id], rewards[r.id]) for r in rollouts if r.reward is not None
-        ]
-        return Lesson(rollouts, calls, trajectories, seconds, rewards)
+        lesson = await read_lesson(self.session, self.judging, await self._rollouts(step, course), began)
+        check_any_reward(lesson.rollouts, f"step {step}; fix the cause and resume")
+        return lesson
 
     async def _rollouts(self, step: int, course: Course) -> list[Rollout]:
         """The rollouts of a step, all finished; on resume, anew if every one of them had failed before."""
@@ -75,7 +51,17 @@ class Gathering:
             finished, new = await self.session.run(rollouts)
             if new or step in self._begun or any(rollout.counts for rollout in finished):
                 break
-        return await self._without_cancelled(step, course, retry, finished)
+        return await self._without_cancelled(finished, lambda more: self._plan(step, course, retry + more))
+
+    async def add(self, plan: Callable[[int], list[Rollout]], what: str) -> Lesson:
+        """The lesson of the rollouts that `plan(0)` asks for beside those of a step; `plan(n)` is the same,
+        with ids of its own."""
+        began = time.perf_counter()
+        rollouts = plan(0)
+        self.display.collecting(what, rollouts)
+        finished, _ = await self.session.run(rollouts)
+        finished = await self._without_cancelled(finished, plan)
+        return await read_lesson(self.session, self.judging, finished, began)
 
     async def _begin(self, step: int, course: Course) -> None:
         """Ask for the rollouts of all steps that may begin by now; those of earlier steps are run first."""
@@ -84,14 +70,17 @@ class Gathering:
                 self._begun.add(each)
 
     async def _without_cancelled(
-        self, step: int, course: Course, retry: int, finished: list[Rollout]
+        self, finished: list[Rollout], plan: Callable[[int], list[Rollout]]
     ) -> list[Rollout]:
-        """The rollouts with those anew, in the same groups, that were withdrawn when the run was resumed."""
-        while places := [i for i, r in enumerate(finished) if r.status is Status.CANCELLED]:
-            retry += 1
-            plan = self._plan(step, course, retry)
-            anew = [plan[i].model_copy(update={"group_id": finished[i].group_id}) for i in places]
-            self.display.collecting(f"step {step + 1}", anew)
+        """The rollouts with those anew, in the same groups, that were withdrawn when the run was resumed;
+        `plan(n)` has their n-th ids."""
+        for retry in itertools.count(1):
+            places = [i for i, rollout in enumerate(finished) if rollout.status is Status.CANCELLED]
+            if not places:
+                break
+            planned = plan(retry)
+            anew = [planned[i].model_copy(update={"group_id": finished[i].group_id}) for i in places]
+            self.display.collecting("withdrawn, anew", anew)
             for i, rollout in zip(places, (await self.session.run(anew))[0], strict=True):
                 finished[i] = rollout
         return finished

@@ -20,7 +20,6 @@ from lightning_core.judge.dialogue import Dialogue, dialogue
 from lightning_core.judge.endpoint import Endpoint, JudgeError, address_of
 from lightning_core.judge.judge import Judge
 from lightning_core.judge.question import Question, Score, make_question
-from lightning_core.linking import with_final
 from lightning_core.stores.base import Store
 from lightning_core.trainer.course import Course
 from lightning_core.trainer.folder import RunFolder
@@ -57,13 +56,13 @@ class Judging:
 
     async def score(
         self, rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], rewards: Rewards
-    ) -> tuple[list[Rollout], Rewards]:
-        """The rollouts with the final rewards that count, and all rewards, those of the judge among them.
+    ) -> Rewards:
+        """All rewards, those of the judge among them.
 
         Raises TrainingError if the judge can't score a group; all scores that it gave are stored.
         """
         if self.judge is None:
-            return list(rollouts), rewards
+            return rewards
         groups: defaultdict[str, list[Rollout]] = defaultdict(list)
         for rollout in rollouts:
             if rollout.status is Status.SUCCEEDED:
@@ -76,7 +75,7 @@ class Judging:
             if isinstance(part, BaseException):
                 raise part
             rewards = {**rewards, **{one.rollout_id: [*rewards[one.rollout_id], one] for one in part}}
-        return [with_final(rollout, rewards[rollout.id]) for rollout in rollouts], rewards
+        return rewards
 
     async def _judge(
         self, judge: Judge, endpoint: Endpoint, group: list[Rollout], calls: Mapping[str, Sequence[Call]]

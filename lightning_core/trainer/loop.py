@@ -13,7 +13,8 @@ from lightning_core.trainer.attendance import Attendance
 from lightning_core.trainer.collect import count_agents
 from lightning_core.trainer.course import Course
 from lightning_core.trainer.display import Display
-from lightning_core.trainer.gathering import Gathering, Lesson, check_any_reward
+from lightning_core.trainer.gathering import Gathering, check_any_reward
+from lightning_core.trainer.lesson import Lesson
 from lightning_core.trainer.plan import plan_evaluation
 from lightning_core.trainer.refilling import refill
 from lightning_core.trainer.replay import Replay

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,7 +51,15 @@ def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -
             if (teaching := course.algorithm.teaching) is not None
         ],
         "agents": None if trainer.patterns is None else list(trainer.patterns),
+        "algorithm": [_said(course.algorithm) for course in session.courses],
+        "air": None if session.rulebook is None else _said(session.rulebook.air),
+        "judge": None if trainer.judge is None else _said(trainer.judge.scoring),
     }
+
+
+def _said(settings: object) -> str:
+    """What settings say of themselves, which is the same in another process."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(settings))
 
 
 def _digest(tasks: Sequence[Record]) -> str:
@@ -67,7 +76,8 @@ def _check(session: Session, known: Run, plan: dict[str, Any]) -> None:
             f"the store already holds a run {folder.run_id!r}, of folder {known.folder!r}; resume it "
             "(--resume), or give this run a folder of another name"
         )
-    changed = sorted(name for name, value in plan.items() if known.config.get(name) != value)
+    # a name that is not known: the run was begun by a version that did not ask
+    changed = sorted(n for n, value in plan.items() if n in known.config and known.config[n] != value)
     if changed:
         raise ConfigError(
             f"run {folder.run_id!r} can't be resumed with another {', '.join(changed)}; "

@@ -10,53 +10,43 @@ a resumed run asks for nothing twice. When all tasks are used up, the step goes 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 
 from lightning_core.credit.base import assign
 from lightning_core.credit.finals import only_finals
-from lightning_core.trainer.collect import to_trajectory
 from lightning_core.trainer.course import Course
-from lightning_core.trainer.gathering import Gathering, Lesson
+from lightning_core.trainer.gathering import Gathering
+from lightning_core.trainer.lesson import Lesson
 from lightning_core.trainer.plan import plan_training, spare_tasks
-from lightning_core.types import Rollout, Trajectory
+from lightning_core.types import Rollout, Task, Trajectory
 
 
 async def refill(gathering: Gathering, step: int, course: Course, lesson: Lesson) -> Lesson:
     """The lesson with groups added until enough of the step say something, in at most `refill` rounds."""
     for turn in range(1, course.algorithm.refill + 1):
-        planned = _plan(gathering, step, course, lesson)
-        if not planned:
+        tasks = _spare(gathering, step, course, lesson)
+        if not tasks:
             break
-        began = time.perf_counter()
-        gathering.display.collecting(f"step {step + 1}, refill {turn}", planned)
-        finished, _ = await gathering.session.run(planned)
-        calls, rewards = await gathering.session.records(finished)
-        finished, rewards = await gathering.judging.score(finished, calls, rewards)
-        lesson = replace(
-            lesson,
-            rollouts=[*lesson.rollouts, *finished],
-            calls={**lesson.calls, **calls},
-            rewards={**lesson.rewards, **rewards},
-            trajectories=[
-                *lesson.trajectories,
-                *(to_trajectory(r, calls[r.id], rewards[r.id]) for r in finished if r.reward is not None),
-            ],
-            seconds=lesson.seconds + time.perf_counter() - began,
-            refilled=lesson.refilled + len({rollout.group_id for rollout in planned}),
-        )
+        plan = partial(_plan, gathering, step, course, tasks, lesson.refilled)
+        lesson = lesson.with_groups(await gathering.add(plan, f"step {step + 1}, refill {turn}"))
     return lesson
 
 
-def _plan(gathering: Gathering, step: int, course: Course, lesson: Lesson) -> list[Rollout]:
-    """A group of a task not yet used in this step for each one that is missing."""
-    algorithm, trainer = course.algorithm, gathering.trainer
-    wanted, done = algorithm.tasks_per_step, lesson.refilled
+def _spare(gathering: Gathering, step: int, course: Course, lesson: Lesson) -> list[Task]:
+    """A task not yet used in this step for each group that is missing."""
+    wanted, done = course.algorithm.tasks_per_step, lesson.refilled
     missing = max(0, wanted - len(_telling(course, lesson.trajectories)))
-    spare = spare_tasks(gathering.tasks, step, wanted, trainer.seed)[done : done + missing]
-    attempts = trainer.on_failure.max_attempts
-    return plan_training(gathering.run_id, step, spare, algorithm.group_size, attempts, first=wanted + done)
+    return spare_tasks(gathering.tasks, step, wanted, gathering.trainer.seed)[done : done + missing]
+
+
+def _plan(
+    gathering: Gathering, step: int, course: Course, tasks: Sequence[Task], done: int, retry: int
+) -> list[Rollout]:
+    """A group of each task, after `done` earlier ones; each `retry` has ids of its own."""
+    algorithm, attempts = course.algorithm, gathering.trainer.on_failure.max_attempts
+    first = algorithm.tasks_per_step + done
+    return plan_training(gathering.run_id, step, tasks, algorithm.group_size, attempts, retry, first=first)
 
 
 def _telling(course: Course, trajectories: Sequence[Trajectory]) -> set[str]:

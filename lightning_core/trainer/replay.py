@@ -12,9 +12,8 @@ functions, which gives the same. Only a critic's values are then those of the cr
 from __future__ import annotations
 
 from lightning_core.credit.base import assign
-from lightning_core.linking import with_final
-from lightning_core.trainer.collect import to_trajectory
 from lightning_core.trainer.course import Course
+from lightning_core.trainer.lesson import read_lesson
 from lightning_core.trainer.session import Session
 from lightning_core.trainer.valuing import value
 from lightning_core.types import Trajectory
@@ -46,9 +45,7 @@ class Replay:
         """The batch of a step as it was trained on, from the store."""
         run_id = self.session.folder.run_id
         rollouts = await self.session.store.find_rollouts(run_id, step=step, split="train")
-        calls, rewards = await self.session.records(rollouts)
-        ended = [with_final(rollout, rewards[rollout.id]) for rollout in rollouts]
-        trajectories = [to_trajectory(r, calls[r.id], rewards[r.id]) for r in ended if r.reward is not None]
+        lesson = await read_lesson(self.session, None, rollouts)  # what a judge gave is stored
         algorithm = course.algorithm
-        valued = await value(trajectories, algorithm, self.session.backend)
+        valued = await value(lesson.trajectories, algorithm, self.session.backend)
         return assign(valued, course.credit, algorithm.baseline, algorithm.scale)[0]

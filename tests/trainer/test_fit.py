@@ -71,6 +71,10 @@ def test_evaluations_between_steps_are_in_the_summary(finished):
         ({"seed": 9}, "seed"),
         ({"validation": TASKS[5:]}, "validation tasks"),
         ({"algorithm": lightning.GRPO(group_size=4, tasks_per_step=2)}, "group_size"),
+        ({"algorithm": lightning.GRPO(group_size=3, tasks_per_step=2, kl=0.1)}, "another algorithm;"),
+        ({"algorithm": lightning.RLOO(group_size=3, tasks_per_step=2)}, "another algorithm, phases"),
+        ({"air": True}, "another air;"),
+        ({"judge": lightning.Judge(model="m", base_url="http://localhost:1/v1")}, "another judge;"),
         ({"steps": 1}, "steps=2 or more"),
         ({"store": "memory://"}, "store"),
     ],
@@ -82,6 +86,16 @@ def test_a_run_is_not_resumed_as_another_run(finished, change, named):
 
 def test_a_finished_run_is_resumed_with_more_steps(finished):
     assert fit(finished, resume=True, steps=3).steps == 3
+
+
+def test_settings_say_the_same_in_another_process_and_without_what_does_not_count(tmp_path):
+    def settings(port: int) -> dict[str, object]:
+        where = {"base_url": f"http://localhost:{port}/v1", "api_key": "secret", "timeout": float(port)}
+        judge = lightning.Judge(model="gpt", rubric=lambda task: "", **where)
+        return {"air": lightning.AIR(functions=[lambda records: []]), "judge": judge, "steps": 0}
+
+    fit(tmp_path / "run", **settings(1))
+    assert fit(tmp_path / "run", resume=True, **settings(2)).steps == 0
 
 
 def test_a_store_s_run_is_not_taken_over_by_a_new_one(tmp_path):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import os
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -14,9 +17,10 @@ from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch
 from lightning_core.errors import TrainingError
 from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.tracing.scope import current_scope
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.plan import make_tasks, spare_tasks, tasks_of_step
-from lightning_core.types import Metrics, Rollout
+from lightning_core.types import Metrics, Rollout, Status
 
 TASKS = make_tasks([{"number": n} for n in range(8)], "train")
 GROUP, PER_STEP, SEED = 2, 3, 5
@@ -133,6 +137,48 @@ def test_a_resumed_step_asks_for_the_same_groups_and_for_none_twice(tmp_path):
     rollouts, [metrics] = recorded(tmp_path / "run")
     assert metrics.values["refilled_groups"] == 2
     assert len(rollouts) == GROUP * (PER_STEP + 2)
+
+
+def fit_two_steps(folder: Path, *, deadly: bool, resume: bool = False) -> None:
+    """Two steps, of which the second has a flat group; `deadly`: the first rollout in its place kills all."""
+    flat = tasks_of_step(TASKS, 1, PER_STEP, SEED)[0].input["number"]
+    app = App({flat})
+
+    async def solve(task: lightning.Task) -> float:
+        scope = current_scope()
+        assert scope is not None
+        if deadly and f"-t1-{PER_STEP}-" in scope.rollout_id:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await app.solve(task)
+
+    lightning.Trainer(
+        agents=["writer"],
+        algorithm=lightning.GRPO(group_size=GROUP, tasks_per_step=PER_STEP, refill=1),
+        backend=lightning.LocalBackend("tiny", threads=1),
+        steps=2,
+        checkpoint_every=2,
+        seed=SEED,
+        folder=folder,
+        resume=resume,
+        progress=False,
+    ).fit(solve, train=TASKS)
+
+
+def test_a_refill_that_was_withdrawn_after_a_kill_is_made_anew(tmp_path):
+    folder = tmp_path / "run"
+    child = multiprocessing.get_context("spawn").Process(
+        target=fit_two_steps, args=(folder,), kwargs={"deadly": True}
+    )
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    fit_two_steps(folder, deadly=False, resume=True)
+    rollouts, metrics = recorded(folder)
+    statuses = Counter(rollout.status for rollout in rollouts if rollout.step == 1)
+    assert statuses == {Status.SUCCEEDED: GROUP * (PER_STEP + 1), Status.CANCELLED: GROUP}
+    assert metrics[1].values["failures"] == 0
+    assert metrics[1].values["refilled_groups"] == 1
+    assert metrics[1].values["agent/writer/transitions"] == GROUP * PER_STEP
 
 
 def test_spare_tasks_are_the_others_each_once_and_the_same_again():
