@@ -123,7 +123,7 @@ def learn(table: Table) -> dict[Turn, Learnt]:
         for visit in found:
             if visit.state is not None:
                 reply, following = tuple(visit.transition.completion_ids), visit.following
-                saying = Saying(table.returned(visit, place), reply, following and following.state)
+                saying = Saying(table.returned(visit, place), reply, following.state if following else None)
                 said[table.turn(visit, place), visit.state].setdefault(place, saying)
     learnt: defaultdict[Turn, Learnt] = defaultdict(Learnt)
     for (turn, _), sayings in said.items():
