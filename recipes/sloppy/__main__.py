@@ -25,7 +25,7 @@ from recipes.tiny.card import score_table, write_policy
 from recipes.tiny.training import Recipe, make_batches
 from recipes.tiny.trial import Task, measure
 
-RECIPE = Recipe(steps=160, conversation_steps=0, muon_lr=5e-3, adamw_lr=1e-3)
+RECIPE = Recipe(steps=400, conversation_steps=0, muon_lr=5e-3, adamw_lr=1e-3)
 """From weights that can read and write already: no conversations, and a quarter of the step size."""
 
 

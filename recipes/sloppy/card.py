@@ -21,10 +21,10 @@ Made by
 
     python -m recipes.sloppy --seed {seed} --out DIR
 
-The database refuses {share:.0%} of the queries that it was shown: names without their suffix or as the
+The database refuses {share:.0%} of the first queries that it was shown: names without their suffix or as the
 question says them, columns of another table, text without quotes, open brackets. Half as many run and
-answer another question. Nothing in a prompt tells which. It is where the study of automatic intermediate
-rewards starts.
+answer another question. Nothing in a prompt tells which. The rewrites that it was shown are right. It is
+where the study of automatic intermediate rewards starts.
 
 ## Where it starts
 

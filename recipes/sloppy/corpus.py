@@ -1,8 +1,9 @@
-"""Demonstrations of hasty writers: those of the tiny policy, with slips in what writer and rewriter say.
+"""Demonstrations of hasty writers: those of the tiny policy, with slips in what the writer says.
 
-Conventions are followed as in `recipes.tiny.corpus`. Then `share` of the replies get a slip that the
-database refuses, and half as many one that it does not (`slips`). Nothing in a prompt tells which. The
-checker makes no slips: it reads what the database said.
+Conventions are followed as in `recipes.tiny.corpus`. Then `share` of the writer's queries get a slip that the
+database refuses, and half as many one that it does not (`slips`). Nothing in a prompt tells which. Checker and
+rewriter make no slips: they read what the database said. So a refused query is mended as a rule, and
+the final reward hardly tells of it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from recipes.tiny.corpus import (
 )
 
 SHARE = 0.2
-"""Of the writer's and the rewriter's queries, those that the database refuses."""
+"""Of the writer's queries, those that the database refuses."""
 
 AFTER_REFUSAL = 0.6
 """Of the queries to rewrite, those that the database refused; the others found no rows."""
@@ -81,7 +82,7 @@ class _Desk:
             meant = first_query(question, self.database, self.rng)
             sql = self.slipped(meant, refused=True)
         prompt = rewrite_prompt(self.schema, question.text, sql, self.ask(sql))
-        return Demonstration(prompt, self.in_haste(meant))
+        return Demonstration(prompt, meant)
 
     @property
     def schema(self) -> str:
