@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+from collections import Counter
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 import lightning_core as lightning
+from lightning_core.algorithms.base import Algorithm
+from lightning_core.backends.base import Batch
 from lightning_core.errors import TrainingError
 from lightning_core.stores.memory import MemoryStore
+from lightning_core.tracing.scope import current_scope
 from lightning_core.trainer.course import Course
 from lightning_core.trainer.plan import make_tasks, plan_training
 from lightning_core.trainer.staleness import admitted, describe, measure, withdraw
@@ -34,21 +40,47 @@ def ages(run: Records) -> list[int]:
     ]
 
 
+class Patient(Watched):
+    """Makes an update when every rollout that may begin before it has ended, and none other has begun."""
+
+    def __init__(self, staleness: int, steps: int) -> None:
+        super().__init__()
+        self.staleness, self.steps = staleness, steps
+        self.begun: Counter[int] = Counter()
+        self.ended: Counter[int] = Counter()
+        self.changed = asyncio.Condition()
+
+    async def solve(self, task: lightning.Task) -> float:
+        scope = current_scope()
+        assert scope is not None
+        step = int(scope.rollout_id.split("-t")[1].split("-")[0])
+        self.begun[step] += 1
+        reward = await solve(task)
+        self.ended[step] += 1
+        async with self.changed:
+            self.changed.notify_all()
+        return reward
+
+    async def update(self, batch: Batch, algorithm: Algorithm) -> dict[str, float]:
+        due = dict.fromkeys(range(min(batch.step + self.staleness + 1, self.steps)), PER_STEP)
+        async with asyncio.timeout(300), self.changed:
+            await self.changed.wait_for(lambda: self.ended == due)
+        assert self.begun == due
+        return await super().update(batch, algorithm)
+
+
 @pytest.mark.parametrize("staleness", [1, 2])
 def test_rollouts_begin_before_the_update_and_are_never_staler_than_allowed(tmp_path: Path, staleness: int):
-    summary = fit(tmp_path / "run", grpo(staleness=staleness), steps=6)
+    backend = Patient(staleness, steps=5)
+    summary = fit(tmp_path / "run", grpo(staleness=staleness), backend.solve, backend=backend)
     run = records(tmp_path / "run")
-    found = ages(run)
-    assert min(found) >= 0
-    assert 0 < max(found) <= staleness
-    # every slot was free: what was admitted began at once, under the version that was published then
-    first = {r.step: {c.policy_version for c in run.calls[r.id]} for r in run.rollouts if r.step <= staleness}
-    assert all(0 in versions for versions in first.values())
+    assert set(ages(run)) == set(range(staleness + 1))
     for step, entry in run.metrics.items():
+        assert entry.values["staleness_mean"] == entry.values["staleness_max"] == min(step, staleness)
         later = [r for r in run.rollouts if r.step == step + 1]
         assert all(r.created_at < entry.created_at for r in later)
-    assert summary.staleness_max == max(m.values.get("staleness_max", 0) for m in run.metrics.values()) > 0
-    assert 0 < summary.staleness_mean <= staleness
+    assert summary.staleness_max == staleness
+    assert summary.staleness_mean == fmean(min(step, staleness) for step in range(5))
     written = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert written["staleness_mean"] == summary.staleness_mean
 

@@ -3,52 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
-
-import torch
 
 from lightning_core.algorithms.base import Algorithm, Critic
 from lightning_core.backends.base import Batch
 from lightning_core.backends.local.chat import LocalUpstream
-from lightning_core.backends.local.checkpoint import CRITIC, MOMENTS, Checkpoints
-from lightning_core.backends.local.critic import LocalCritic
-from lightning_core.backends.local.decoder import make_decoder
+from lightning_core.backends.local.checkpoint import CRITIC, MOMENTS
 from lightning_core.backends.local.descent import OptimizerOptions
-from lightning_core.backends.local.engine import Engine, EngineOptions
-from lightning_core.backends.local.model import check_folder, load_model
-from lightning_core.backends.local.optimizer import Optimizer
-from lightning_core.backends.local.policy import LoraOptions, Policy
-from lightning_core.backends.local.tuning import Tuning, kv_shape, memory_bytes, tune
+from lightning_core.backends.local.engine import Engine
+from lightning_core.backends.local.model import check_folder
+from lightning_core.backends.local.parts import Parts, build_parts
+from lightning_core.backends.local.policy import LoraOptions
+from lightning_core.backends.local.tuning import Tuning
 from lightning_core.errors import ConfigError, UnsupportedError
 from lightning_core.types import Demonstration, Key, Trajectory
 
 T = TypeVar("T")
 DTYPES = ("auto", "float32", "bfloat16")
-PREFIX_TOKENS = 1 << 17
-"""Tokens whose keys and values are kept for reuse at most, memory allowing: a training step's worth."""
 SWITCH_SECONDS = 0.0005
 """The interpreter's switch interval while a backend runs. The engine takes the interpreter lock some hundred
 times a step and waits for up to one interval each time. Beside a thread that computes in Python without
 pause it made 140 to 1,600 tokens per second at the default of 5 ms, 2,000 at 1 ms, up to 3,000 at 0.2 ms."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """What a started backend consists of."""
-
-    policy: Policy
-    tuning: Tuning
-    engine: Engine
-    upstream: LocalUpstream
-    optimizer: Optimizer
-    critic: LocalCritic
-    checkpoints: Checkpoints
 
 
 class LocalBackend:
@@ -93,9 +73,7 @@ class LocalBackend:
                 raise ConfigError(f"{option}={value!r} must be at least 1")
         self.policy_version = 0
         self.model = str(model)
-        self._lora, self._seed = lora, seed
-        self._context, self._device, self._dtype, self._threads = context, device, dtype, threads
-        self._max_batch = max_batch
+        self._lora = lora
         self._options = OptimizerOptions(
             learning_rate=learning_rate,
             betas=betas,
@@ -105,7 +83,19 @@ class LocalBackend:
             pack_tokens=pack_tokens,
             merge=merge,
         )
-        self._parts: _Parts | None = None
+        self._build = partial(
+            build_parts,
+            self.model,
+            self._options,
+            lora=lora,
+            seed=seed,
+            context=context,
+            device=device,
+            dtype=dtype,
+            threads=threads,
+            max_batch=max_batch,
+        )
+        self._parts: Parts | None = None
         self._worker = ThreadPoolExecutor(1, "lightning-optimizer")
         self._updates = 0
         self._switch_seconds = sys.getswitchinterval()
@@ -134,7 +124,7 @@ class LocalBackend:
         return self._started.optimizer.learning_rate
 
     @property
-    def _started(self) -> _Parts:
+    def _started(self) -> Parts:
         if self._parts is None:
             raise ConfigError("the local backend is not started; await backend.start() first")
         return self._parts
@@ -163,39 +153,6 @@ class LocalBackend:
             self._parts.engine.start()
             self._switch_seconds = sys.getswitchinterval()
             sys.setswitchinterval(min(SWITCH_SECONDS, self._switch_seconds))
-
-    def _build(self) -> _Parts:
-        model = load_model(self.model, context=self._context, device=self._device)
-        # what serves is plain, without LoRA's layers
-        serving = copy.deepcopy(model.network) if self._lora else model.network
-        with torch.random.fork_rng():
-            torch.manual_seed(self._seed)  # LoRA's start is random
-            policy = Policy(model, self._lora)
-        tuning = tune(policy, serving, threads=self._threads, dtype=self._dtype)
-        torch.set_num_threads(tuning.train_threads)  # of this worker thread only
-        shape = kv_shape(serving, tuning.decode_dtype)
-        memory = memory_bytes(serving.device)
-        options = EngineOptions(
-            max_batch=self._max_batch,
-            slot_bytes=memory // 8,
-            prefix_bytes=min(memory // 16, PREFIX_TOKENS * shape.token_bytes),
-        )
-        engine = Engine(
-            make_decoder(serving, tuning.decode_dtype, model.context),
-            shape,
-            model.stop_ids,
-            options,
-            tuning.decode_threads,
-        )
-        return _Parts(
-            policy=policy,
-            tuning=tuning,
-            engine=engine,
-            upstream=LocalUpstream(model, engine, seed=self._seed),
-            optimizer=Optimizer(policy, self._options, source=self.model, bfloat16=tuning.train_bfloat16),
-            critic=LocalCritic(policy, self._options, bfloat16=tuning.train_bfloat16),
-            checkpoints=Checkpoints(policy),
-        )
 
     async def close(self) -> None:
         """Stop serving; requests under way end with an error."""
@@ -238,7 +195,7 @@ class LocalBackend:
             "sampling": parts.upstream.sampling_state(),
             "critic_steps": parts.critic.steps,
         }
-        await self._work(lambda: parts.checkpoints.save(Path(folder), _tensors(parts), state))
+        await self._work(lambda: parts.checkpoints.save(Path(folder), parts.tensors(), state))
 
     async def export(self, folder: Path) -> None:
         """Write a plain transformers folder, replacing an older one. Raises ModelError if the disk won't."""
@@ -277,13 +234,7 @@ class LocalBackend:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
 
-def _update(parts: _Parts, batch: Batch, algorithm: Algorithm) -> dict[str, float]:
+def _update(parts: Parts, batch: Batch, algorithm: Algorithm) -> dict[str, float]:
     """Critic and policy, both or neither."""
     with parts.critic.fitting(batch.trajectories, algorithm) as fitted:
         return {**fitted, **parts.optimizer.update(batch.trajectories, algorithm)}
-
-
-def _tensors(parts: _Parts) -> dict[str, dict[str, torch.Tensor]]:
-    """What a checkpoint holds beside the policy's weights, by the name of its file."""
-    critic = parts.critic.state()
-    return {MOMENTS: parts.optimizer.descent.moments(), **({CRITIC: critic} if critic else {})}
