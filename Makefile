@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?= runs/demo
 
-.PHONY: help demo test peers proof proof-2 proof-3 check bench results policies clean
+.PHONY: help demo environments test peers proof proof-2 proof-3 check bench results policies clean
 
 help:
 	@echo "make demo      train the SQL agent's writer and rewriter on this machine (minutes)"
@@ -26,7 +26,8 @@ PLUGINS := langgraph autogen openai_agents crewai
 NEW_PLUGINS := $(filter-out crewai,$(PLUGINS))
 NEW     := $(VENV)-new
 PEERS   := $(VENV)-peers
-PIP     := pip install --quiet --disable-pip-version-check
+# What is never imported is not compiled, the rest when it is.
+PIP     := pip install --quiet --disable-pip-version-check --no-compile
 SETUP   := pyproject.toml constraints.txt
 
 # What the demo needs comes first, so that a newcomer does not wait for four frameworks.
@@ -54,22 +55,33 @@ $(PEERS)/.ready: constraints-peers.txt
 demo: $(VENV)/.demo
 	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(BIN)/agentlightning train examples/sql/train.py --folder $(DEMO)-$$(date +%Y%m%d-%H%M%S)
 
+# `make -j3 environments` makes them side by side.
+environments: $(READY) $(NEW)/.ready $(PEERS)/.ready
+
+# A file stays with one worker, as its runs are made once for all its tests; tests/conftest.py says which files
+# come first. Two workers on two cores have a thread each.
+PYTEST  := pytest -n 2 --dist loadfile --no-loadscope-reorder
+test: export OMP_NUM_THREADS := 1
+
 test: $(READY) $(NEW)/.ready
-	$(BIN)/pytest -n 2 --dist loadfile
-	$(NEW)/bin/pytest -n 2 --dist loadfile tests/tracing tests/gateway tests/proof $(NEW_PLUGINS:%=plugins/%)
+	$(BIN)/$(PYTEST)
+	$(NEW)/bin/$(PYTEST) tests/tracing tests/gateway $(NEW_PLUGINS:%=plugins/%)
 	$(MAKE) peers
 	$(MAKE) -j2 proof
 
 peers: $(PEERS)/.ready
 	$(PEERS)/bin/pytest tests/peers
 
+# Of every run, at least; .ci/run makes fewer, by as many rollouts at once.
+CALLS ?= 10000
+
 proof: proof-2 proof-3
 
 proof-2: $(READY)
-	$(BIN)/python -m tests.proof
+	$(BIN)/python -m tests.proof --calls $(CALLS)
 
 proof-3: $(NEW)/.ready
-	$(NEW)/bin/python -m tests.proof
+	$(NEW)/bin/python -m tests.proof --calls $(CALLS)
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -1,0 +1,24 @@
+"""The order of files: what trains and what starts processes comes first, so that no worker ends alone with it."""
+
+from __future__ import annotations
+
+import pytest
+
+LONG = (
+    "tests/trainer/test_crash.py",
+    "tests/cli/test_cli.py",
+    "tests/test_readme.py",
+    "tests/testing/test_template.py",
+    "tests/trainer/",
+    "tests/examples/",
+    "tests/recipes/",
+    "tests/benchmarks/",
+    "tests/cli/",
+    "tests/air/",
+    "tests/backends/",
+)
+"""In this order; then all others."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: next((i for i, p in enumerate(LONG) if item.nodeid.startswith(p)), len(LONG)))
