@@ -261,6 +261,8 @@ class Reward(Record):
     """Who gave it: "app", "judge", or "air:" and the rule."""
     reason: str | None = None
     created_at: float = Field(default_factory=time.time)
+    id: str | None = None
+    """What its giver calls it: of several with one id in an attempt the first counts. None: each counts."""
 
 
 class ResourceVersion(Record):

@@ -53,17 +53,14 @@ def _refused(events: Iterable[Event]) -> dict[str, str]:
     """The statements that were at fault and never ran well, with what the database said."""
     refused: dict[str, str] = {}
     ran: set[str] = set()
-    for span in events:
-        text = (
-            next((span.attributes[name] for name in STATEMENT if name in span.attributes), None)
-            if isinstance(span, Span)
-            else None
-        )
-        if isinstance(text, str):
-            if span.error is None:
-                ran.add(normalise(text))
-            elif at_fault(span):
-                refused.setdefault(normalise(text), split_error(span.error)[1] or "refused")
+    for span in (event for event in events if isinstance(event, Span)):
+        text = next((span.attributes[name] for name in STATEMENT if name in span.attributes), None)
+        if not isinstance(text, str):
+            continue
+        if span.error is None:
+            ran.add(normalise(text))
+        elif at_fault(span):
+            refused.setdefault(normalise(text), split_error(span.error)[1] or "refused")
     return {statement: said for statement, said in refused.items() if statement and statement not in ran}
 
 

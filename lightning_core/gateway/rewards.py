@@ -2,8 +2,9 @@
 
     curl "$LIGHTNING_REWARD_URL" -H "Authorization: Bearer $OPENAI_API_KEY" -d '{"value": 1.0}'
 
-A body is one reward or a list of them, stored all or none. They belong to the attempt of the token: a rollout
-that has ended takes no more, as it may have been judged and trained on already.
+A body is one reward or a list of them, stored all or none. They belong to the attempt of the token: one that
+has ended takes no more, as the rollout may have been judged and trained on already. A reward with an "id"
+counts once however often it is sent, so that a client may send it again when it got no answer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Final
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from lightning_core.errors import GatewayError, NotFoundError
+from lightning_core.errors import GatewayError, LeaseLostError, NotFoundError
 from lightning_core.gateway.access import Access, Caller
 from lightning_core.gateway.fields import short
 from lightning_core.gateway.refusals import Refusal, invalid, missing, refusal_of
@@ -26,8 +27,10 @@ from lightning_core.types import Reward
 
 log = logging.getLogger(__name__)
 
-_TEXTS: Final = ("agent", "call", "reason")
-_EXAMPLE: Final = 'send {"value": 1.0}, with "agent", "call" and "reason" if you like, or a list of such'
+_TEXTS: Final = ("agent", "call", "reason", "id")
+_EXAMPLE: Final = (
+    'send {"value": 1.0}, with "agent", "call", "reason" and "id" if you like, or a list of such'
+)
 
 
 class Rewards:
@@ -42,9 +45,7 @@ class Rewards:
         if content is None:
             return
         try:
-            caller = self._access.admit(scope)
-            rewards = read_rewards(content, caller)
-            await self._refuse_late(caller)
+            rewards = read_rewards(content, self._access.admit(scope))
             await self._keep(rewards)
         except GatewayError as error:
             refusal = refusal_of(error)
@@ -52,25 +53,13 @@ class Rewards:
         else:
             await send_json(send, {"stored": len(rewards)})
 
-    async def _refuse_late(self, caller: Caller) -> None:
-        rollout_id = caller.rollout_id or ""
-        try:
-            ended = await self._store.wait_finished([rollout_id], timeout=0)
-        except NotFoundError as error:
-            raise Refusal(
-                f"rollout {rollout_id!r} is not in the store", status=404, code="no_rollout"
-            ) from error
-        if ended:
-            raise Refusal(
-                f"rollout {rollout_id!r} has ended and takes no more rewards; send them before the function "
-                "given to Trainer.fit returns",
-                status=409,
-                code="rollout_ended",
-            )
-
     async def _keep(self, rewards: list[Reward]) -> None:
         try:
-            await self._store.add_rewards(rewards)
+            await self._store.add_rewards(rewards, running=True)
+        except NotFoundError as error:
+            raise Refusal(str(error), status=404, code="no_rollout") from error
+        except LeaseLostError as error:
+            raise Refusal(str(error), status=409, code="attempt_ended") from error
         except Exception as error:
             log.exception("%d rewards could not be stored", len(rewards))
             raise Refusal(
@@ -104,7 +93,7 @@ def _reward(item: Any, place: str, caller: Caller) -> Reward:
                 code="unknown_parameter",
                 param=place + name,
             )
-    agent, call, reason = (_text(item, name, place) for name in _TEXTS)
+    agent, call, reason, own_id = (_text(item, name, place) for name in _TEXTS)
     if agent is not None and call is not None:
         raise invalid(
             f"{place}agent",
@@ -120,6 +109,7 @@ def _reward(item: Any, place: str, caller: Caller) -> Reward:
         call_id=call,
         reason=reason,
         created_at=time.time(),
+        id=own_id,
     )
 
 

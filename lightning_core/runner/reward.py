@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from lightning_core.errors import RewardError
-from lightning_core.linking import in_order
 from lightning_core.tracing.rewards import finite
-from lightning_core.types import Reward, Task
+from lightning_core.types import Task
 
 
 def to_reward(value: object, task: Task, solve: Callable[..., object]) -> float:
@@ -20,15 +19,6 @@ def to_reward(value: object, task: Task, solve: Callable[..., object]) -> float:
             f"return one float from {_name(solve)}, such as 1.0 when the task is solved and 0.0 when not"
         )
     return number
-
-
-def find_final(rewards: Sequence[Reward], attempt: int) -> float | None:
-    """The last final reward of the whole rollout among those given in that attempt, if there is one.
-
-    The last by the time it was given: those given in the app's process are stored when the attempt ends.
-    """
-    final = [one for one in rewards if one.kind == "final" and one.agent is None and one.attempt == attempt]
-    return in_order(final)[-1].value if final else None
 
 
 def no_reward(task: Task, solve: Callable[..., object]) -> RewardError:

@@ -20,8 +20,9 @@ from lightning_core.errors import ConfigError, LeaseLostError, RewardError, Stor
 from lightning_core.runner.calling import Outcome, Solve, start
 from lightning_core.runner.failure import describe
 from lightning_core.runner.policy import FailurePolicy
-from lightning_core.runner.reward import find_final, no_reward, to_reward
+from lightning_core.runner.reward import no_reward, to_reward
 from lightning_core.stores.base import Store
+from lightning_core.stores.rules import last_final
 from lightning_core.tracing.scope import Scope, rollout_scope
 from lightning_core.types import Attempt, Rollout
 
@@ -231,14 +232,15 @@ class Runner:
         return self.on_failure.reward_of_failure(attempt), describe(failure)
 
     async def _reward(self, attempt: Attempt, value: object) -> float | None:
-        """What was returned; for None what was given otherwise, or is still to be given by a judge."""
+        """What was returned; None leaves it to the store, which knows what was given, or to a judge."""
         rollout = attempt.rollout
         if value is not None:
             return to_reward(value, rollout.task, self.solve)
-        final = find_final((await self.store.get_rewards([rollout.id]))[rollout.id], attempt.number)
-        if final is None and not (self.judged and rollout.split == "train"):
+        given = (await self.store.get_rewards([rollout.id]))[rollout.id]
+        judged = self.judged and rollout.split == "train"
+        if not judged and last_final(given, attempt.number) is None:
             raise no_reward(rollout.task, self.solve)
-        return final
+        return None
 
     # keeping and giving back --------------------------------------------------------------
     async def _keep_leases(self) -> None:

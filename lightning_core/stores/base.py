@@ -51,8 +51,9 @@ class Store(Protocol):
         """End an attempt: with `reward` the rollout SUCCEEDED; with `error` it is QUEUED again while
         `attempts < max_attempts`, else FAILED. The final reward is stored as a Reward as well.
 
-        Both together (a penalised failure) end it as FAILED with that reward, without another attempt; with
-        neither it SUCCEEDED, and its final reward is given by somebody else, by `add_rewards`.
+        Both together (a penalised failure) end it as FAILED with that reward, without another attempt. With
+        neither it SUCCEEDED with the last final reward that was added in this attempt; if there is none,
+        somebody gives it later, by `add_rewards`.
         Raises LeaseLostError if the attempt is not the rollout's running one; then nothing changes,
         except that repeating the very same finish is accepted and changes nothing.
         """
@@ -84,8 +85,12 @@ class Store(Protocol):
     async def add_call(self, call: Call) -> None:
         """Record a call; a later try under the same (rollout, attempt, id) replaces the earlier one."""
 
-    async def add_rewards(self, rewards: Sequence[Reward]) -> None:
-        """Record rewards, all or none; RewardError if one is not a finite number (as `finish` does)."""
+    async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
+        """Record rewards, all or none; RewardError if one is not a finite number (as `finish` does).
+
+        One under a known (rollout, attempt, id) is left out. With `running` those that are left must be of
+        running attempts: NotFoundError for an unknown rollout, LeaseLostError if the attempt has ended.
+        """
 
     async def add_events(self, events: Sequence[Event]) -> None:
         """Record tool runs and spans, all or none; one under a known (rollout, attempt, kind, id)

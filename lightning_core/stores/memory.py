@@ -36,6 +36,7 @@ class MemoryStore:
         """A heap of (lease_until, rollout id); entries older than the lease are skipped."""
         self._calls: defaultdict[tuple[str | None, int | None], dict[str, Call]] = defaultdict(dict)
         self._rewards: defaultdict[tuple[str, int], list[Reward]] = defaultdict(list)
+        self._reward_keys: set[rules.RewardKey] = set()
         self._events: defaultdict[tuple[str, int], dict[tuple[str, str], Event]] = defaultdict(dict)
         self._resources: defaultdict[tuple[str, str], dict[int, ResourceVersion]] = defaultdict(dict)
         self._metrics: defaultdict[str, dict[int, Metrics]] = defaultdict(dict)
@@ -95,11 +96,13 @@ class MemoryStore:
         now = time.time()
         with self._lock:
             before = self._rollouts.get(attempt.rollout.id)
-            after = rules.finished(attempt, before, reward=reward, error=error, now=now)
+            given = self._rewards.get((attempt.rollout.id, attempt.number), ())
+            final = rules.last_final(given, attempt.number)
+            after = rules.finished(attempt, before, reward=reward, error=error, given=final, now=now)
             if after is not before:
                 self._put(after)
-                if (final := rules.final_reward(after, now)) is not None:
-                    self._rewards[after.id, after.attempts].append(final)
+                if reward is not None:
+                    self._rewards[after.id, after.attempts].append(rules.final_reward(after, reward, now))
             return after
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
@@ -153,12 +156,16 @@ class MemoryStore:
             calls.pop(call.id, None)
             calls[call.id] = call
 
-    async def add_rewards(self, rewards: Sequence[Reward]) -> None:
+    async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
         for reward in rewards:
             rules.check_reward(reward.rollout_id, reward.value)
         with self._lock:
-            for reward in rewards:
+            new = rules.new_rewards(rewards, self._reward_keys)
+            for reward in new if running else ():
+                rules.check_running(reward, self._rollouts.get(reward.rollout_id))
+            for reward in new:
                 self._rewards[reward.rollout_id, reward.attempt].append(reward)
+            self._reward_keys.update(filter(None, map(rules.reward_key, new)))
 
     async def add_events(self, events: Sequence[Event]) -> None:
         with self._lock:

@@ -10,8 +10,9 @@ an older number has lost the lease, and calls recorded late can't be taken for t
 from __future__ import annotations
 
 import math
+from collections.abc import Container, Iterable
 
-from lightning_core.errors import LeaseLostError, RewardError
+from lightning_core.errors import LeaseLostError, NotFoundError, RewardError
 from lightning_core.types import Attempt, Event, Reward, Rollout, Span, Status
 
 LEASE_EXPIRED = "lease expired"
@@ -46,10 +47,17 @@ def holds(attempt: Attempt, rollout: Rollout | None) -> bool:
 
 
 def finished(
-    attempt: Attempt, rollout: Rollout | None, *, reward: float | None, error: str | None, now: float
+    attempt: Attempt,
+    rollout: Rollout | None,
+    *,
+    reward: float | None,
+    error: str | None,
+    given: float | None,
+    now: float,
 ) -> Rollout:
     """The rollout after its attempt ended; the very same object if this finish is a repetition.
 
+    `given` is the last final reward that was added in the attempt, for a finish with neither of the two.
     Raises LeaseLostError if the attempt is not the running one.
     """
     if reward is not None:
@@ -59,23 +67,64 @@ def finished(
     if rollout is None or not holds(attempt, rollout):
         raise _lost(attempt, rollout)
     if error is None:
-        return _ended(rollout, Status.SUCCEEDED, now, reward=reward)
+        return _ended(rollout, Status.SUCCEEDED, now, reward=given if reward is None else reward)
     if reward is None and rollout.attempts < rollout.max_attempts:
         return rollout.model_copy(update={"status": Status.QUEUED, "error": error})
     return _ended(rollout, Status.FAILED, now, reward=reward, error=error)
 
 
-def final_reward(rollout: Rollout, now: float) -> Reward | None:
-    """The Reward to record beside a rollout that just finished, if it has one."""
-    if rollout.reward is None:
-        return None
+def final_reward(rollout: Rollout, reward: float, now: float) -> Reward:
+    """What to record beside a rollout that just finished with this reward."""
     return Reward(
         rollout_id=rollout.id,
         attempt=rollout.attempts,
-        value=rollout.reward,
+        value=reward,
         source="app" if rollout.status is Status.SUCCEEDED else "penalty",
         created_at=now,
     )
+
+
+def last_final(rewards: Iterable[Reward], attempt: int) -> float | None:
+    """The last final reward of the whole rollout among those of that attempt, if there is one.
+
+    The last by the time it was given: those given in the app's process are stored when the attempt ends.
+    """
+    final = [one for one in rewards if one.kind == "final" and one.agent is None and one.attempt == attempt]
+    return sorted(final, key=lambda one: one.created_at)[-1].value if final else None
+
+
+RewardKey = tuple[str, int, str]
+"""(rollout id, attempt, the reward's own id)"""
+
+
+def reward_key(reward: Reward) -> RewardKey | None:
+    """What tells a reward that is sent again; None if nothing does."""
+    return None if reward.id is None else (reward.rollout_id, reward.attempt, reward.id)
+
+
+def new_rewards(rewards: Iterable[Reward], known: Container[RewardKey]) -> list[Reward]:
+    """Those that are not stored yet; of several under one key the first."""
+    keys: set[RewardKey] = set()
+    new = []
+    for reward in rewards:
+        key = reward_key(reward)
+        if key is None or (key not in keys and key not in known):
+            new.append(reward)
+        if key is not None:
+            keys.add(key)
+    return new
+
+
+def check_running(reward: Reward, rollout: Rollout | None) -> None:
+    """Raise unless the reward is of its rollout's running attempt."""
+    if rollout is None:
+        raise NotFoundError(f"rollout {reward.rollout_id!r} is not in the store")
+    if rollout.status is not Status.RUNNING or rollout.attempts != reward.attempt:
+        raise LeaseLostError(
+            f"attempt {reward.attempt} of rollout {rollout.id!r} has ended and takes no more rewards (the "
+            f"rollout is {rollout.status.value} after {rollout.attempts} attempts); send them before the "
+            "function given to Trainer.fit returns"
+        )
 
 
 def check_reward(rollout_id: str, value: float) -> None:
@@ -96,9 +145,9 @@ def _ended(
 
 
 def _repeats(attempt: Attempt, rollout: Rollout, reward: float | None, error: str | None) -> bool:
+    if reward is None and error is None:  # it has what was given otherwise; a released rollout is queued
+        return rollout.status is Status.SUCCEEDED and rollout.attempts == attempt.number
     over = rollout.status in (Status.SUCCEEDED, Status.FAILED, Status.QUEUED)
-    if reward is None and error is None:  # a rollout that was released looks the same, but is queued
-        over = rollout.status is Status.SUCCEEDED
     return over and (rollout.attempts, rollout.reward, rollout.error) == (attempt.number, reward, error)
 
 

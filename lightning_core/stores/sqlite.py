@@ -110,10 +110,12 @@ class SqliteStore:
         def operation(connection: sqlite3.Connection) -> Rollout:
             now = time.time()
             before = sqlite_queue.find(connection, [attempt.rollout.id]).get(attempt.rollout.id)
-            after = rules.finished(attempt, before, reward=reward, error=error, now=now)
+            given = sqlite_queue.last_final(connection, attempt) if reward is None and error is None else None
+            after = rules.finished(attempt, before, reward=reward, error=error, given=given, now=now)
             if after is not before:
                 sqlite_queue.save(connection, [after])
-                if (final := rules.final_reward(after, now)) is not None:
+                if reward is not None:
+                    final = rules.final_reward(after, reward, now)
                     connection.execute(rows.insert("rewards", rows.REWARD), rows.reward_row(final))
             return after
 
@@ -178,10 +180,20 @@ class SqliteStore:
     async def add_call(self, call: Call) -> None:
         await self._insert("calls", rows.CALL, rows.call_row(call), otherwise="OR REPLACE")
 
-    async def add_rewards(self, rewards: Sequence[Reward]) -> None:
+    async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
         for reward in rewards:
             rules.check_reward(reward.rollout_id, reward.value)
-        await self._insert_all(rows.insert("rewards", rows.REWARD), rows.reward_row, rewards)
+
+        def operation(connection: sqlite3.Connection) -> None:
+            new = rules.new_rewards(rewards, sqlite_queue.known_rewards(connection, rewards))
+            if running:
+                rollouts = sqlite_queue.find(connection, {reward.rollout_id for reward in new})
+                for reward in new:
+                    rules.check_running(reward, rollouts.get(reward.rollout_id))
+            connection.executemany(rows.insert("rewards", rows.REWARD), map(rows.reward_row, new)).close()
+
+        if rewards:
+            await self._writer.run(operation)
 
     async def add_events(self, events: Sequence[Event]) -> None:
         await self._insert_all(

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from lightning_core.errors import ConfigError, StoreError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 EVENTS = (
     "CREATE TABLE events (rollout_id TEXT NOT NULL, attempt INTEGER NOT NULL, kind TEXT NOT NULL,"
     " id TEXT NOT NULL, started_at REAL NOT NULL, body BLOB NOT NULL,"
     " PRIMARY KEY (rollout_id, attempt, kind, id))"
 )
+REWARD_IDS = "CREATE UNIQUE INDEX rewards_by_id ON rewards (rollout_id, attempt, id) WHERE id IS NOT NULL"
 
 SCHEMA = (
     "CREATE TABLE schema_version (version INTEGER NOT NULL)",
@@ -46,8 +47,9 @@ SCHEMA = (
     " PRIMARY KEY (rollout_id, attempt, id))",
     "CREATE TABLE rewards (rollout_id TEXT NOT NULL, attempt INTEGER NOT NULL, value REAL NOT NULL,"
     " kind TEXT NOT NULL, agent TEXT, call_id TEXT, source TEXT NOT NULL, reason TEXT,"
-    " created_at REAL NOT NULL)",
+    " created_at REAL NOT NULL, id TEXT)",
     "CREATE INDEX rewards_of_attempt ON rewards (rollout_id, attempt)",
+    REWARD_IDS,
     EVENTS,
     "CREATE TABLE resources (run_id TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL,"
     " kind TEXT NOT NULL, uri TEXT NOT NULL, parent INTEGER, metrics BLOB NOT NULL,"
@@ -61,7 +63,8 @@ MIGRATIONS = {
         "ALTER TABLE calls ADD COLUMN response_id TEXT",
         "ALTER TABLE calls ADD COLUMN endpoint TEXT",
         EVENTS,
-    )
+    ),
+    2: ("ALTER TABLE rewards ADD COLUMN id TEXT", REWARD_IDS),
 }
 """What leads from each older schema version to the next."""
 

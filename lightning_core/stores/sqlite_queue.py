@@ -1,4 +1,4 @@
-"""Finding and changing rollouts in the SQLite schema, inside somebody's transaction.
+"""Finding and changing rollouts and their rewards in the SQLite schema, inside somebody's transaction.
 
 The rules say what becomes of a rollout; here is only which rows are looked at, each by an index.
 """
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from lightning_core.stores import rules
 from lightning_core.stores.packing import dump_json
-from lightning_core.stores.sqlite_rows import ROLLOUT, to_rollout
-from lightning_core.types import Attempt, Rollout, Status
+from lightning_core.stores.sqlite_rows import REWARD, ROLLOUT, to_reward, to_rollout
+from lightning_core.types import Attempt, Reward, Rollout, Status
 
 SAVE = (
     "UPDATE rollouts SET status = ?, attempts = ?, max_attempts = ?, reward = ?, error = ?, finished_at = ?,"
@@ -92,6 +92,20 @@ def save(
         for rollout in rollouts
     ]
     connection.executemany(SAVE, changed)
+
+
+def last_final(connection: sqlite3.Connection, attempt: Attempt) -> float | None:
+    """The last final reward that was added in that attempt."""
+    query = f"SELECT {REWARD} FROM rewards WHERE rollout_id = ? AND attempt = ? ORDER BY rowid"
+    found = connection.execute(query, (attempt.rollout.id, attempt.number))
+    return rules.last_final(map(to_reward, found), attempt.number)
+
+
+def known_rewards(connection: sqlite3.Connection, rewards: Sequence[Reward]) -> set[rules.RewardKey]:
+    """The keys of those rewards that are stored already."""
+    query = "SELECT 1 FROM rewards WHERE rollout_id = ? AND attempt = ? AND id = ?"
+    keys = {key for reward in rewards if (key := rules.reward_key(reward)) is not None}
+    return {key for key in keys if connection.execute(query, key).fetchone()}
 
 
 def json_list(values: Iterable[str]) -> str:

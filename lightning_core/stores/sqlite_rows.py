@@ -47,7 +47,7 @@ CALL = (
     " endpoint"
 )
 EVENT = "rollout_id, attempt, kind, id, started_at, body"
-REWARD = "rollout_id, attempt, value, kind, agent, call_id, source, reason, created_at"
+REWARD = "rollout_id, attempt, value, kind, agent, call_id, source, reason, created_at, id"
 RUN = "id, config, folder, status, created_at"
 RESOURCE = "run_id, name, version, kind, uri, parent, metrics, created_at"
 METRICS = "run_id, step, numbers, created_at"
@@ -177,13 +177,13 @@ def reward_row(reward: Reward) -> Row:
         reward.source,
         plain(reward.reason),
         reward.created_at,
+        reward.id,
     )
 
 
 def to_reward(row: Row) -> Reward:
     """From the columns of `REWARD`, in that order."""
-    names = ("rollout_id", "attempt", "value", "kind", "agent", "call_id", "source", "reason", "created_at")
-    return Reward(**dict(zip(names, row, strict=True)))
+    return Reward(**dict(zip(REWARD.split(", "), row, strict=True)))
 
 
 def run_row(run: Run) -> Row:

@@ -58,6 +58,7 @@ def test_a_reward_says_whose_it_is_about_what_by_which_rule_and_why() -> None:
         "call_id": "c1",
         "source": "air:tool_raised",
         "reason": "look_up: KeyError: 'boat'",
+        "id": None,
     }
 
 

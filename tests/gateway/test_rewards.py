@@ -72,6 +72,7 @@ async def test_another_rollout_s_token_is_refused(house: House, web: httpx.Async
         ([{"value": 1.0}, {"value": []}], "[1].value", "[1].value must be a finite number"),
         ({"value": 1.0, "agent": ""}, "agent", "agent must be a non-empty string"),
         ({"value": 1.0, "call": 7}, "call", "call must be a non-empty string, not 7"),
+        ({"value": 1.0, "id": ""}, "id", "id must be a non-empty string"),
         ({"value": 1.0, "agent": "a", "call": "c"}, "agent", "are both given"),
         ({"value": 1.0, "agnet": "a"}, "agnet", "'agnet' is no field of a reward"),
     ],
@@ -91,8 +92,38 @@ async def test_a_rollout_that_has_ended_takes_no_more(house: House, web: httpx.A
     [rollout] = await house.store.find_rollouts("run")
     await house.store.finish(Attempt(rollout=rollout, number=1, worker="worker", lease_until=0.0), reward=1.0)
     answer = await post(web, token, {"value": 0.0})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "rollout_ended")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "attempt_ended")
     assert [reward.value for reward in await stored(house)] == [1.0]
+
+
+async def test_an_attempt_that_was_replaced_takes_no_more(house: House, web: httpx.AsyncClient) -> None:
+    stale = await house.rollout()
+    [rollout] = await house.store.find_rollouts("run")
+    await house.store.release([Attempt(rollout=rollout, number=1, worker="worker", lease_until=0.0)])
+    for _ in range(2):  # while it waits in the queue, and while the next attempt runs
+        answer = await post(web, stale, {"value": 1.0})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "attempt_ended")
+        [again] = await house.store.lease("worker", 1, 60.0) or [None]
+        if again is not None:
+            fresh = house.tokens.issue(again.rollout, again.number)
+    assert (await post(web, fresh, {"value": 0.5})).status_code == 200
+    assert [reward.value for reward in await stored(house)] == [0.5]
+
+
+async def test_a_reward_with_an_id_counts_once_however_often_it_is_sent(
+    house: House, web: httpx.AsyncClient
+) -> None:
+    token = await house.rollout()
+    body = [{"value": 0.5, "call": "chatcmpl-1", "id": "step 1"}, {"value": 1.0, "id": "end"}]
+    for _ in range(2):
+        answer = await post(web, token, body)
+        assert (answer.status_code, answer.json()) == (200, {"stored": 2})
+    assert [reward.value for reward in await stored(house)] == [0.5, 1.0]
+    [rollout] = await house.store.find_rollouts("run")
+    await house.store.finish(Attempt(rollout=rollout, number=1, worker="worker", lease_until=0.0))
+    assert (await post(web, token, body)).status_code == 200  # it was stored, only the answer was lost
+    assert (await post(web, token, {"value": 1.0, "id": "late"})).status_code == 409
+    assert [reward.value for reward in await stored(house)] == [0.5, 1.0]
 
 
 async def test_a_rollout_that_the_store_does_not_know_is_named(house: House, web: httpx.AsyncClient) -> None:
@@ -102,7 +133,7 @@ async def test_a_rollout_that_the_store_does_not_know_is_named(house: House, web
 
 
 class FullStore(MemoryStore):
-    async def add_rewards(self, rewards: Any) -> None:
+    async def add_rewards(self, rewards: Any, *, running: bool = False) -> None:
         raise StoreError("the disk is full")
 
 
@@ -168,10 +199,7 @@ async def test_a_program_in_any_language_gives_the_final_reward_and_one_about_it
         calls = await house.calls()
         rewards = await stored(house)
     assert done.reward == 0.75
-    assert [(one.value, one.reason) for one in rewards if one.kind == "final"] == [
-        (0.75, "said ping"),
-        (0.75, None),
-    ]
+    assert [(one.value, one.reason) for one in rewards if one.kind == "final"] == [(0.75, "said ping")]
     [transition] = to_trajectory(done, calls, rewards).transitions
     assert (transition.agent, transition.reward) == ("writer", 0.25)
 

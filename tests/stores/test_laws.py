@@ -263,6 +263,26 @@ async def test_a_finish_with_neither_succeeds_and_leaves_the_final_reward_to_oth
     assert [one.value for one in (await store.get_rewards(["a"]))["a"]] == [0.5]
 
 
+async def test_a_finish_with_neither_takes_the_last_final_reward_of_the_attempt_and_stores_no_other(
+    store: Store,
+) -> None:
+    await store.enqueue([rollout("a", max_attempts=2)])
+    await store.add_rewards([Reward(rollout_id="a", attempt=1, value=9.0)])
+    await store.finish(await lease_one(store), error="broke")
+    attempt = await lease_one(store)
+    given = [
+        Reward(rollout_id="a", attempt=2, value=0.75, created_at=20.0),
+        Reward(rollout_id="a", attempt=2, value=0.25, created_at=10.0),
+        Reward(rollout_id="a", attempt=2, value=3.0, agent="writer", created_at=30.0),
+        Reward(rollout_id="a", attempt=2, value=4.0, kind="intermediate", created_at=30.0),
+    ]
+    await store.add_rewards(given)
+    done = await store.finish(attempt)
+    assert (done.status, done.reward, done.error) == (Status.SUCCEEDED, 0.75, None)
+    assert await store.finish(attempt) == done == await find(store, "a")
+    assert (await store.get_rewards(["a"]))["a"] == given
+
+
 async def test_a_finish_with_neither_of_a_released_attempt_is_no_repetition(store: Store) -> None:
     await store.enqueue([rollout("a")])
     attempt = await lease_one(store)
@@ -497,6 +517,90 @@ async def test_rewards_keep_their_address_and_the_order_given(store: Store) -> N
     assert found["a"][:2] == given
     assert [one.kind for one in found["a"]] == ["intermediate", "intermediate", "final"]
     assert found["nobody"] == []
+
+
+async def test_rewards_of_running_attempts_are_stored_all_or_none(store: Store) -> None:
+    await store.enqueue([rollout("a", max_attempts=2), rollout("b"), rollout("c")])
+    first, other = await store.lease("w", 2, LONG)
+
+    def reward(attempt: Attempt, value: float = 1.0) -> Reward:
+        return Reward(rollout_id=attempt.rollout.id, attempt=attempt.number, value=value)
+
+    await store.add_rewards([reward(first), reward(other)], running=True)
+    await store.finish(first, error="broke")
+    queued = Reward(rollout_id="c", attempt=0, value=1.0)
+    unknown = Reward(rollout_id="nobody", attempt=1, value=1.0)
+    for refused, error in (
+        (reward(first), LeaseLostError),
+        (queued, LeaseLostError),
+        (unknown, NotFoundError),
+    ):
+        with pytest.raises(error, match=repr(refused.rollout_id)):
+            await store.add_rewards([reward(other, 2.0), refused], running=True)
+    second = await lease_one(store)
+    with pytest.raises(LeaseLostError, match="attempt 1 of rollout 'a' has ended"):
+        await store.add_rewards([reward(first)], running=True)
+    await store.add_rewards([reward(second, 0.5)], running=True)
+    await store.finish(other, reward=3.0)
+    with pytest.raises(LeaseLostError, match=r"'b' has ended.*succeeded"):
+        await store.add_rewards([reward(other, 2.0)], running=True)
+    await store.add_rewards([], running=True)
+    found = await store.get_rewards(["a", "b"])
+    assert {name: [one.value for one in of_one] for name, of_one in found.items()} == {
+        "a": [0.5],
+        "b": [1.0, 3.0],
+    }
+
+
+async def test_a_reward_that_is_sent_again_under_its_id_counts_once(store: Store) -> None:
+    def reward(value: float, own: str | None, attempt: int = 1) -> Reward:
+        return Reward(rollout_id="a", attempt=attempt, value=value, kind="intermediate", id=own)
+
+    await store.enqueue([rollout("a", max_attempts=2), rollout("b")])
+    first = await lease_one(store)
+    await store.add_rewards([reward(1.0, "x"), reward(2.0, "x"), reward(3.0, None)], running=True)
+    await store.add_rewards([reward(4.0, "x"), reward(5.0, "y"), reward(3.0, None)], running=True)
+    await store.add_rewards([reward(1.0, "x").model_copy(update={"rollout_id": "b"})])
+    found = (await store.get_rewards(["a"]))["a"]
+    assert [(one.value, one.id) for one in found] == [(1.0, "x"), (3.0, None), (5.0, "y"), (3.0, None)]
+    await store.finish(first, error="broke")
+    await store.add_rewards([reward(1.0, "x"), reward(5.0, "y")], running=True)  # the answer was lost
+    await lease_one(store)
+    await store.add_rewards([reward(6.0, "x", attempt=2)], running=True)
+    assert [one.value for one in (await store.get_rewards(["a"]))["a"]] == [6.0]
+
+
+async def test_of_many_that_send_one_reward_at_once_one_counts(store: Store) -> None:
+    await store.enqueue([rollout("a")])
+    attempt = await lease_one(store)
+    again = Reward(rollout_id="a", attempt=attempt.number, value=1.0, id="x")
+    await asyncio.gather(*(store.add_rewards([again], running=True) for _ in range(20)))
+    assert len((await store.get_rewards(["a"]))["a"]) == 1
+
+
+async def test_a_reward_is_in_before_the_end_of_its_attempt_or_refused(store: Store) -> None:
+    """However they meet: what was accepted is what the rollout ends with."""
+    await store.enqueue([rollout(f"r{n}") for n in range(20)])
+    attempts = await store.lease("w", 20, LONG)
+    await store.add_rewards(
+        [Reward(rollout_id=a.rollout.id, attempt=1, value=0.0, created_at=1.0) for a in attempts]
+    )
+
+    async def give(attempt: Attempt) -> bool:
+        try:
+            late = Reward(rollout_id=attempt.rollout.id, attempt=1, value=1.0, created_at=2.0)
+            await store.add_rewards([late], running=True)
+        except LeaseLostError:
+            return False
+        return True
+
+    halves = attempts[:10], attempts[10:]
+    first_given = [each for attempt in halves[0] for each in (give(attempt), store.finish(attempt))]
+    first_ended = [each for attempt in halves[1] for each in (store.finish(attempt), give(attempt))]
+    await asyncio.gather(*first_given, *first_ended)
+    for one in await store.find_rollouts("run"):
+        stored = (await store.get_rewards([one.id]))[one.id]
+        assert one.reward == max(reward.value for reward in stored)
 
 
 async def test_events_come_back_as_they_were_recorded_by_the_time_they_started(store: Store) -> None:

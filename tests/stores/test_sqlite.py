@@ -199,7 +199,7 @@ async def test_a_schema_of_another_version_is_refused(tmp_path: Path, url: str) 
     await open_and_close(url)
     with closing(sqlite3.connect(tmp_path / "runs.db")) as other, other:
         other.execute("UPDATE schema_version SET version = 99")
-    with pytest.raises(StoreError, match=r"schema version 99, this program reads 2"):
+    with pytest.raises(StoreError, match=r"schema version 99, this program reads 3"):
         await open_and_close(url)
 
 
@@ -210,6 +210,8 @@ async def test_a_store_of_the_first_schema_is_brought_up_to_date_with_all_it_hol
         await store.enqueue(rollouts(3))
     with closing(sqlite3.connect(tmp_path / "runs.db")) as old, old:
         old.execute("DROP TABLE events")
+        old.execute("DROP INDEX rewards_by_id")
+        old.execute("ALTER TABLE rewards DROP COLUMN id")
         for column in ("response_id", "endpoint"):
             old.execute(f"ALTER TABLE calls DROP COLUMN {column}")
         old.execute("UPDATE schema_version SET version = 1")
@@ -230,6 +232,9 @@ async def test_a_store_of_the_first_schema_is_brought_up_to_date_with_all_it_hol
         await store.add_call(seen)
         assert await store.get_events(["r1"]) == {"r1": [event]}
         assert await store.get_calls(["r1"]) == {"r1": [seen]}
+        for _ in range(2):
+            await store.add_rewards([Reward(rollout_id="r1", attempt=1, value=1.0, id="x")])
+        assert len((await store.get_rewards(["r1"]))["r1"]) == 1
 
 
 async def test_a_damaged_file_is_refused_with_its_name(tmp_path: Path, url: str) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from lightning_core.errors import TokenIdsError
 from lightning_core.linking import with_final
-from lightning_core.runner.reward import find_final
+from lightning_core.stores.rules import last_final
 from lightning_core.trainer.collect import to_trajectory
 from lightning_core.types import Call, Choice, Reward, Rollout, Status, Task
 
@@ -112,7 +112,7 @@ def test_the_last_is_the_one_given_last_whichever_was_stored_first():
     earlier = Reward(rollout_id="r", attempt=1, value=0.0, created_at=10.0)
     assert to_trajectory(rollout, [call(1)], [later, earlier]).reward == 1.0
     assert with_final(rollout, [later, earlier]).reward == 1.0
-    assert find_final([later, earlier], 1) == 1.0
+    assert last_final([later, earlier], 1) == 1.0
 
 
 def test_a_penalised_rollout_has_its_penalty_for_every_agent():
