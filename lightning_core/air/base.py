@@ -43,6 +43,7 @@ class ToolRequest:
 
     call: Call
     tool_call_id: str | None
+    """The id that the reply gave it; of a request in words, that of the run."""
     name: str
     arguments: str
     """As the model wrote them, which need not be JSON."""

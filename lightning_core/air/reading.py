@@ -8,7 +8,8 @@ Three can tell what came of a request, and the first that does is believed, neve
    Completions say it in a message of role "tool", Responses in a `function_call_output`, Anthropic in a
    `tool_result`.
 
-Where replies gave one id to several requests, it tells nothing about any of them.
+Where replies gave one id to several requests, it tells nothing about any of them. A reply that asks in words
+gives no id at all: there the run that a plugin saw, linked by the reply itself, is the request as well.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _Request = tuple[str, str | None]
 def read_records(rollout: Rollout, calls: Sequence[Call], events: Sequence[Event]) -> Records:
     """The records of one rollout, linked by ids."""
     linked = link(calls, events)
-    asked = [(call, *each) for call in calls if call.status == "completed" for each in asked_tools(call)]
+    completed = [call for call in calls if call.status == "completed"]
+    asked = [(call, *each) for call in completed for each in asked_tools(call)]
     by_request = Counter((call.id, tool_call_id) for call, tool_call_id, _, _ in asked)
     by_id = Counter(tool_call_id for _, tool_call_id, _, _ in asked)
     seen = {**_failed_spans(linked), **_runs(linked)}
@@ -41,11 +43,12 @@ def read_records(rollout: Rollout, calls: Sequence[Call], events: Sequence[Event
             return None
         return seen.get(request) or (told.get(request[1]) if by_id[request[1]] == 1 else None)
 
-    requests = [
-        ToolRequest(call, tool_call_id, name, arguments, find_outcome((call.id, tool_call_id)))
-        for call, tool_call_id, name, arguments in asked
-    ]
-    return Records(rollout, tuple(calls), tuple(linked), tuple(requests))
+    requests = defaultdict(list, _in_words(completed, linked))
+    for call, tool_call_id, name, arguments in asked:
+        outcome = find_outcome((call.id, tool_call_id))
+        requests[call.id].append(ToolRequest(call, tool_call_id, name, arguments, outcome))
+    in_order = tuple(request for call in completed for request in requests[call.id])
+    return Records(rollout, tuple(calls), tuple(linked), in_order)
 
 
 def asked_tools(call: Call) -> Iterator[tuple[str | None, str, str]]:
@@ -56,6 +59,22 @@ def asked_tools(call: Call) -> Iterator[tuple[str | None, str, str]]:
             if isinstance(each, dict) and isinstance(function := each.get("function"), dict):
                 tool_call_id = str(each["id"]) if each.get("id") else None
                 yield tool_call_id, str(function.get("name") or ""), _arguments(function)
+
+
+def _in_words(calls: Sequence[Call], events: Sequence[Event]) -> dict[str, list[ToolRequest]]:
+    """By call id: what the replies asked for in words, each known by the id of its run."""
+    asking = {call.id: call for call in calls}
+    found: defaultdict[str, list[ToolRequest]] = defaultdict(list)
+    for event in events:
+        if (
+            isinstance(event, ToolEvent)
+            and event.reply
+            and not event.tool_call_id
+            and event.call_id in asking
+        ):
+            call, outcome = asking[event.call_id], outcome_of(event.result, event.error, event.error_type)
+            found[call.id].append(ToolRequest(call, event.id, event.name, event.arguments, outcome))
+    return found
 
 
 def _arguments(function: dict[str, Any]) -> str:
@@ -91,27 +110,45 @@ def _failed_spans(events: Sequence[Event]) -> dict[_Request, Outcome]:
 def _told(calls: Sequence[Call]) -> dict[str, Outcome]:
     """What later requests told the model, by tool call id; as it was told first."""
     told: dict[str, Outcome] = {}
+    before: dict[tuple[str, str], list[Any]] = {}
     for call in calls:
         for name in ("messages", "input"):
             items = call.request.get(name)
-            for item in items if isinstance(items, list) else ():
-                for tool_call_id, outcome in _results(item):
-                    told.setdefault(tool_call_id, outcome)
+            if not isinstance(items, list):
+                continue
+            known = _beginning(items, before.get((call.agent, name)))
+            before[call.agent, name] = items
+            for item in items[known:]:
+                for tool_call_id, content, failed in _results(item):
+                    if tool_call_id not in told:
+                        told[tool_call_id] = read_result(content, failed)
     return told
 
 
-def _results(item: Any) -> Iterator[tuple[str, Outcome]]:
-    """The results of tools in one message or item of a request, in any dialect."""
+def _beginning(items: list[Any], before: list[Any] | None) -> int:
+    """How many items the agent's last request held already: conversations grow at their end.
+
+    One item is compared and not all, or the time would grow with the square of the number of calls.
+    """
+    grown = before is not None and len(items) >= len(before) > 0 and items[len(before) - 1] == before[-1]
+    return len(before) if grown and before is not None else 0
+
+
+def _results(item: Any) -> Iterator[tuple[str, Any, bool | None]]:
+    """The results of tools in one message or item of a request, in any dialect: (id, content, failed)."""
     if not isinstance(item, dict):
         return
     if item.get("type") == "function_call_output" and item.get("call_id"):
-        yield str(item["call_id"]), read_result(item.get("output"))
+        yield str(item["call_id"]), item.get("output"), None
     elif item.get("role") == "tool" and item.get("tool_call_id"):
-        yield str(item["tool_call_id"]), read_result(item.get("content"))
+        yield str(item["tool_call_id"]), item.get("content"), None
     else:
         content = item.get("content")
         for block in content if isinstance(content, list) else ():
             if isinstance(block, dict) and block.get("type") == "tool_result" and block.get("tool_use_id"):
                 failed = block.get("is_error")
-                told = read_result(block.get("content"), failed=failed if isinstance(failed, bool) else None)
-                yield str(block["tool_use_id"]), told
+                yield (
+                    str(block["tool_use_id"]),
+                    block.get("content"),
+                    failed if isinstance(failed, bool) else None,
+                )

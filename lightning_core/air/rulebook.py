@@ -99,11 +99,15 @@ def _of_events(events: Iterable[Event], on_event: Any) -> Iterator[Signal]:
 
 
 def _strongest(found: Iterable[_Finding]) -> list[_Finding]:
-    """Of the signals about one request for a tool the one worth most either way, the first of equals."""
+    """Of the signals about one request for a tool the one worth most either way, the first of equals.
+
+    Those that are worth nothing stay beside it: they are there to be counted.
+    """
     kept: dict[object, _Finding] = {}
     for place, finding in enumerate(found):
         signal = finding.signal
-        key = place if signal.tool_call_id is None else (signal.call_id, signal.tool_call_id)
+        alone = signal.tool_call_id is None or finding.worth == 0
+        key = place if alone else (signal.call_id, signal.tool_call_id)
         if key not in kept or abs(finding.worth) > abs(kept[key].worth):
             kept[key] = finding
     return list(kept.values())

@@ -11,17 +11,20 @@ import json
 import logging
 import os
 import random
+import re
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
+from lightning_core.errors import ConfigError
 from lightning_core.judge.judge import Judge
 from lightning_core.judge.question import Question, Score
 
 log = logging.getLogger(__name__)
 
 OPENAI = "https://api.openai.com/v1"
+EXAMPLE = "http://localhost:8000/v1"
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds before a question is asked again; they double with each time, unless the endpoint says how long."""
 _PASSING = frozenset({408, 409, 425, 429})
@@ -41,16 +44,37 @@ class _Passing(Exception):
         self.wait = wait
 
 
+def address_of(judge: Judge) -> httpx.URL:
+    """Where the judge is asked. Raises ConfigError for an address or a key that can't be used."""
+    name = "OPENAI_BASE_URL" if judge.base_url is None else "Judge(base_url=...)"
+    given = (os.environ.get("OPENAI_BASE_URL") or OPENAI) if judge.base_url is None else judge.base_url
+    shown = re.sub("//.*@", "//***@", given)
+    try:
+        url = httpx.URL(f"{given.rstrip('/')}/chat/completions")
+    except (httpx.InvalidURL, ValueError) as error:
+        raise ConfigError(f"{name} {shown!r} is no URL ({error}): give one such as {EXAMPLE}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(f"{name} {shown!r} names no host to ask: give a URL such as {EXAMPLE}")
+    key = key_of(judge)
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise ConfigError("OPENAI_API_KEY holds a line break or another character that no key has: strip it")
+    if key is None and given == OPENAI:
+        raise ConfigError(f"Judge(model={judge.model!r}) asks OpenAI: set OPENAI_API_KEY, or give base_url")
+    return url
+
+
+def key_of(judge: Judge) -> str | None:
+    """A key of the environment goes to the environment's endpoint only."""
+    return (os.environ.get("OPENAI_API_KEY") or None) if judge.base_url is None else judge.api_key
+
+
 class Endpoint:
     """`async with Endpoint(judge)`: the judge's endpoint, open for questions."""
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
-        environment = judge.base_url is None
-        url = os.environ.get("OPENAI_BASE_URL") or OPENAI if judge.base_url is None else judge.base_url
-        self._key = os.environ.get("OPENAI_API_KEY") if environment else judge.api_key
-        self._url = f"{url.rstrip('/')}/chat/completions"
-        self.shown = str(httpx.URL(self._url).copy_with(userinfo=b"", query=None))
+        self._url, self._key = address_of(judge), key_of(judge)
+        self.shown = str(self._url.copy_with(userinfo=b"", query=None))
         """Its address, as it may be printed."""
         headers = {"Content-Type": "application/json"}
         if self._key:

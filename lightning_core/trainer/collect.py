@@ -47,6 +47,15 @@ def to_trajectory(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Rew
             rollout.id,
             ", ".join(map(repr, sorted(lost))),
         )
+    seen = {call.agent for call in calls}
+    if strangers := {reward.agent for reward in rewards if reward.kind == "final" and reward.agent} - seen:
+        log.warning(
+            "rollout %s: final rewards are for %s, who made no call in it; they count for nobody. Agents "
+            "seen in it: %s",
+            rollout.id,
+            ", ".join(map(repr, sorted(strangers))),
+            ", ".join(map(repr, sorted(seen))) or "none",
+        )
     transitions = [
         transition
         for call in calls

@@ -17,7 +17,7 @@ from hashlib import blake2b
 
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.judge.dialogue import Dialogue, dialogue
-from lightning_core.judge.endpoint import Endpoint, JudgeError
+from lightning_core.judge.endpoint import Endpoint, JudgeError, address_of
 from lightning_core.judge.judge import Judge
 from lightning_core.judge.question import Question, Score, make_question
 from lightning_core.linking import with_final
@@ -34,10 +34,13 @@ Rewards = dict[str, list[Reward]]
 
 
 def check_judge(judge: Judge | None, courses: Sequence[Course]) -> None:
-    """Raise ConfigError where a judge would have nothing to compare."""
+    """Raise ConfigError where a judge would have nothing to compare, or can't be asked."""
+    if judge is None:
+        return
+    address_of(judge)
     for course in courses:
         algorithm = course.algorithm
-        if judge is not None and algorithm.teaching is None and algorithm.group_size < 2:
+        if algorithm.teaching is None and algorithm.group_size < 2:
             raise ConfigError(
                 f"a judge compares the rollouts of a group, and {algorithm.name!r} has groups of one: "
                 "give it group_size=2 or more"

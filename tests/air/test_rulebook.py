@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_core.air.base import Records, Signal
+from lightning_core.air.report import rule_lines
 from lightning_core.air.rulebook import Rulebook
 from lightning_core.air.rules import AIR, DEFAULT_RULES
 from lightning_core.credit.base import assign
@@ -82,6 +83,21 @@ def test_of_several_signals_about_one_request_the_strongest_counts() -> None:
     two = call(1, asks(), asks("t2", arguments={"word": "oar"}))
     both = rewards(two, FAILED, FAILED.model_copy(update={"id": "e2", "tool_call_id": "t2"}))
     assert told_of(both) == [("air:tool_raised", "c1", -0.1)] * 2
+
+
+def test_signals_that_are_worth_nothing_are_counted_beside_the_strongest() -> None:
+    bad = call(1, asks(arguments={}))
+    counted = {"tool_raised": 0.0, "invalid_arguments": -0.2, "unknown_tool": 0.0}
+    assert told_of(rewards(bad, FAILED, rules=counted)) == [
+        ("air:tool_raised", "c1", 0.0),
+        ("air:invalid_arguments", "c1", -0.2),
+    ]
+    given = rewards(bad, FAILED, rules={"tool_raised": 0.0, "invalid_arguments": 0.0})
+    lines = rule_lines([ROLLOUT], {"r": given})
+    assert [(line.rule, line.count, line.total) for line in lines] == [
+        ("invalid_arguments", 1, 0.0),
+        ("tool_raised", 1, 0.0),
+    ]
 
 
 @pytest.mark.parametrize(

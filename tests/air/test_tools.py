@@ -215,6 +215,45 @@ def test_what_can_not_be_linked_is_no_signal() -> None:
     assert spoke(call(1, asks(), status="cancelled"), failed) == {}
 
 
+def test_a_tool_that_was_asked_for_in_words_is_a_request_of_the_call_that_did() -> None:
+    reply = "Action: look_up\nAction Input: {}"
+    given = '{"word": "boat"}'
+    failed = run(None, error="KeyError: 1", error_type="raised", result=None, reply=reply, arguments=given)
+    asking, other = call(1, text=reply), call(2, text="Final Answer: none")
+    assert spoke(asking, other, failed) == {"tool_raised": [("c1", "e")]}
+    (request,) = recorded(asking, other, failed).requests
+    assert (request.call.id, request.name, request.arguments) == ("c1", "look_up", given)
+    assert spoke(asking, other, failed.model_copy(update={"agent": "reader"})) == {}
+
+
+class Watched(dict[str, Any]):
+    """Counts how often it is looked into."""
+
+    looks = 0
+
+    def get(self, *given: Any) -> Any:
+        self.looks += 1
+        return super().get(*given)
+
+
+def test_what_was_told_is_read_once_however_long_the_conversation_grows() -> None:
+    history: list[Any] = [Watched(role="user", content="Go.")]
+    calls = []
+    for number in range(50):
+        asking = call(number, asks(f"t{number}", arguments={"word": str(number)}))
+        calls.append(asking.model_copy(update={"request": {"messages": [*history], "tools": TOOLS}}))
+        history.append(Watched(role="assistant", content=None))
+        history.append(Watched(role="tool", tool_call_id=f"t{number}", content="[]"))
+    assert len(spoke(*calls)["empty_result"]) == 49  # what came of the last nobody was told
+    assert max(item.looks for item in history) <= 10 * len(RULES)  # not growing with the number of calls
+
+
+def test_a_conversation_that_was_begun_anew_is_read_anew() -> None:
+    first, second = call(1, asks()), call(2, asks("t2"), prompt=told("t1", "[]"))
+    other = call(3, text="so", prompt=[{"role": "user", "content": "Sum up."}, *told("t2", "[]")[1:]])
+    assert spoke(first, second, other) == {"empty_result": [("c1", "t1"), ("c2", "t2")]}
+
+
 def test_one_id_in_the_replies_of_two_agents_is_the_one_s_who_asked() -> None:
     failed = run(error="KeyError: 'boat'", error_type="raised", result=None, agent="reader")
     assert spoke(call(1, asks()), call(2, asks(), agent="reader"), failed) == {"tool_raised": [("c2", "t1")]}

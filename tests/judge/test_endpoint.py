@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from starlette.responses import PlainTextResponse
 
+from lightning_core.errors import ConfigError
 from lightning_core.judge.dialogue import Line
-from lightning_core.judge.endpoint import Endpoint, JudgeError
+from lightning_core.judge.endpoint import Endpoint, JudgeError, address_of
 from lightning_core.judge.judge import Judge
 from lightning_core.judge.question import Score, make_question
 from lightning_core.types import Task
@@ -139,6 +140,39 @@ async def test_a_key_of_the_environment_goes_to_the_environment_s_endpoint_only(
         await ask(server, base_url=None, api_key=None)
         await ask(server, api_key=None)
     assert server.keys == ["Bearer sk-environment", None]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://host:port/v1", "http://[::1/v1", "http://", "https:///v1", "http://me:sk-secret@host:port"],
+)
+def test_an_address_that_can_not_be_asked_is_refused_by_name(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"Judge\(base_url=\.\.\.\) 'http.*give .* such as http://local"
+    ) as told:
+        address_of(Judge(model="m", base_url=url))
+    assert "sk-secret" not in str(told.value)
+    monkeypatch.setenv("OPENAI_BASE_URL", url)
+    with pytest.raises(ConfigError, match="OPENAI_BASE_URL 'http"):
+        address_of(Judge(model="m"))
+
+
+def test_a_key_that_is_missing_or_can_not_be_sent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match="set OPENAI_API_KEY, or give base_url"):
+        address_of(Judge(model="m"))
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret\n")
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY holds a line break") as told:
+        address_of(Judge(model="m"))
+    assert "sk-secret" not in str(told.value)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    assert str(address_of(Judge(model="m"))) == "https://api.openai.com/v1/chat/completions"
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://host:8000/v1/")
+    monkeypatch.delenv("OPENAI_API_KEY")
+    assert str(address_of(Judge(model="m"))) == "http://host:8000/v1/chat/completions"
 
 
 async def test_the_key_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:

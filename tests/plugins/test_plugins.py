@@ -189,7 +189,18 @@ def test_the_cores_own_parts_go_through_the_same_door() -> None:
     assert plugins.names("store") == ["memory", "sqlite"]
     assert plugins.names("backend") == ["local"]
     assert plugins.names("credit") == [
-        *("anchor", "discounted", "gae", "hierarchical", "per_agent", "relevance", "state", "tabular", "turn", "uniform"),
+        *(
+            "anchor",
+            "discounted",
+            "gae",
+            "hierarchical",
+            "per_agent",
+            "relevance",
+            "state",
+            "tabular",
+            "turn",
+            "uniform",
+        ),
     ]
     assert plugins.names("algorithm") == ["dpo", "grpo", "ppo", "reinforce++", "rloo", "sft"]
     for kind in get_args(Kind):

@@ -115,6 +115,19 @@ def test_the_last_is_the_one_given_last_whichever_was_stored_first():
     assert last_final([later, earlier], 1) == 1.0
 
 
+def test_a_final_reward_of_an_agent_who_made_no_call_is_named_with_those_who_did(caplog):
+    calls = [call(1), call(2, "critic", trained=False)]
+    given = [
+        Reward(rollout_id="r", attempt=1, value=0.5, agent=agent) for agent in ("writer", "critic", None)
+    ]
+    to_trajectory(rollout, calls, given)
+    assert caplog.text == ""
+    given.append(Reward(rollout_id="r", attempt=1, value=0.5, agent="writter"))
+    to_trajectory(rollout, calls, given)
+    assert "rollout r: final rewards are for 'writter', who made no call in it" in caplog.text
+    assert "Agents seen in it: 'critic', 'writer'" in caplog.text
+
+
 def test_a_penalised_rollout_has_its_penalty_for_every_agent():
     failed = rollout.model_copy(update={"status": Status.FAILED, "reward": -1.0})
     given = [Reward(rollout_id="r", attempt=1, value=1.0, agent=agent) for agent in (None, "writer")]

@@ -321,3 +321,14 @@ def test_groups_of_one_give_a_judge_nothing_to_compare() -> None:
     with pytest.raises(ConfigError, match="'ppo' has groups of one"):
         check_judge(judge, make_courses([Phase(lightning.PPO(), 1)], load_plugins([])))
     check_judge(judge, make_courses([Phase(lightning.GRPO(), 1)], load_plugins([])))
+
+
+def test_a_judge_that_can_not_be_asked_is_refused_before_any_rollout(tmp_path: Path) -> None:
+    async def solve(task: Task) -> None:
+        raise AssertionError("it was run")
+
+    judge = Judge(model="m", base_url="http://host:port/v1")
+    with pytest.raises(ConfigError, match="'http://host:port/v1' is no URL"):
+        lightning.Trainer(judge=judge, folder=tmp_path / "run", steps=1, progress=False).fit(
+            solve, train=[{"q": 1}]
+        )

@@ -254,7 +254,7 @@ def _word(name: str, arguments: str) -> str:
     return f"Thought: I need it.\nAction: {name}\nAction Input: {arguments}"
 
 
-def test_a_tool_that_is_asked_for_in_words_has_no_id(gateway: GatewayDouble) -> None:
+def test_a_tool_that_is_asked_for_in_words_has_the_reply_for_an_id(gateway: GatewayDouble) -> None:
     said = [
         _word("draw", "{}"),
         _word("Shater", "{}"),
@@ -262,7 +262,7 @@ def test_a_tool_that_is_asked_for_in_words_has_no_id(gateway: GatewayDouble) -> 
         _word("nothing", "{}"),
         "Thought: I know.\nFinal Answer: done",
     ]
-    llm = Words(model="words", said=said)
+    llm = Words(model="words", said=[*said])
     worker = apps.Agent(role="worker", goal="Help.", backstory="None.", llm=llm, tools=TOOLS)
     scope = scope_at(gateway)
     with rollout_scope(scope):
@@ -275,6 +275,7 @@ def test_a_tool_that_is_asked_for_in_words_has_no_id(gateway: GatewayDouble) -> 
     ]
     assert [run.arguments for run in runs(scope)] == ["{}", "{}", '{"number": "many"}', "{}"]
     assert {(run.agent, run.tool_call_id) for run in runs(scope)} == {("worker", None)}
+    assert [run.reply for run in runs(scope)] == said[:4]
 
 
 def test_the_steps_of_a_plan_report_their_tools_too(gateway: GatewayDouble) -> None:

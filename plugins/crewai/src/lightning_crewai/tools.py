@@ -5,7 +5,8 @@ other threads, some after the crew is done. So the functions through which agent
 they are given the request itself, with its id, in the rollout's own context. How the run went is read off
 the events at the moment they are emitted in there.
 
-A model that is asked for tools in words ("Action: ...", for models without tool calls) gives no ids.
+A model without tool calls asks for tools in words ("Action: ..."), which have no ids. There the reply itself
+is the link: it is handed on with the run.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class Run:
     name: str
     arguments: object
     tool_call_id: str | None = None
+    reply: str | None = None
+    """What the agent said to ask for it in words."""
     result: object = None
     """What the model is told."""
     error: BaseException | str | None = None
@@ -127,7 +130,8 @@ def in_text_call(original: Callable[..., Any], users: list[str]) -> Callable[...
     def execute(agent_action: Any, *args: Any, **kwargs: Any) -> Any:
         if not _reporting(users):
             return original(agent_action, *args, **kwargs)
-        with _running(Run(kwargs["agent"], agent_action.tool, agent_action.tool_input)) as run:
+        asked = Run(kwargs["agent"], agent_action.tool, agent_action.tool_input, reply=agent_action.text)
+        with _running(asked) as run:
             outcome = original(agent_action, *args, **kwargs)
             run.result = outcome.result
             return outcome
@@ -182,6 +186,7 @@ def _running(run: Run) -> Iterator[Run]:
             error=run.error,
             error_type=run.error_type,
             tool_call_id=run.tool_call_id,
+            reply=run.reply,
             started_at=started_at,
         )
 
