@@ -79,6 +79,11 @@ async def test_without_a_returned_value_the_last_final_reward_given_counts(store
 
     [done] = await run_all(solve, store, rollouts(1))
     assert (done.status, done.reward) == (Status.SUCCEEDED, 0.5)
+    assert [(one.value, one.agent) for one in (await store.get_rewards(["r0"]))["r0"]] == [
+        (0.25, None),
+        (0.5, None),
+        (1.0, "writer"),
+    ]
 
 
 async def test_without_any_final_reward_the_error_says_what_to_do(store: Store) -> None:
