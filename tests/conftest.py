@@ -1,4 +1,4 @@
-"""The order of files: what trains and what starts processes comes first, so that no worker ends alone with it."""
+"""The order of files: what trains and what starts processes comes first, so that no worker ends with it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Demonstrations of hasty writers: those of the tiny policy, with slips in what the writer says.
 
 Conventions are followed as in `recipes.tiny.corpus`. Then `share` of the writer's queries get a slip that the
-database refuses, and half as many one that it does not (`slips`). Nothing in a prompt tells which. Checker and
-rewriter make no slips: they read what the database said. So a refused query is mended as a rule, and
-the final reward hardly tells of it.
+database refuses, and half as many one that it does not (`slips`). Nothing in a prompt tells which. Checker
+and rewriter make no slips: they read what the database said. So a refused query is mended as a rule, and the
+final reward hardly tells of it.
 """
 
 from __future__ import annotations
