@@ -16,9 +16,9 @@ DEFAULT_RULES: Final[Mapping[str, float]] = MappingProxyType(
     {
         "tool_raised": -0.1,
         "timed_out": -0.1,
-        "unknown_tool": -0.2,
-        "invalid_arguments": -0.2,
-        "sql_error": -0.2,
+        "unknown_tool": -0.4,
+        "invalid_arguments": -0.4,
+        "sql_error": -0.4,
         "empty_result": -0.05,
         "repeated_call": -0.05,
         "cut_by_length": -0.1,

@@ -67,7 +67,7 @@ def test_the_table_says_what_takes_part_and_what_it_is_worth() -> None:
     calls = call(1, asks()), call(2, asks("t2", name="ghost"))
     assert told_of(rewards(*calls, FAILED)) == [
         ("air:tool_raised", "c1", -0.1),
-        ("air:unknown_tool", "c2", -0.2),
+        ("air:unknown_tool", "c2", -0.4),
     ]
     assert told_of(rewards(*calls, FAILED, rules={"tool_raised": -0.3})) == [("air:tool_raised", "c1", -0.3)]
     assert told_of(rewards(*calls, FAILED, rules={"unknown_tool": 0.0})) == [("air:unknown_tool", "c2", 0.0)]
@@ -76,10 +76,10 @@ def test_the_table_says_what_takes_part_and_what_it_is_worth() -> None:
 
 def test_of_several_signals_about_one_request_the_strongest_counts() -> None:
     bad = call(1, asks(arguments={}))
-    assert told_of(rewards(bad, FAILED)) == [("air:invalid_arguments", "c1", -0.2)]
+    assert told_of(rewards(bad, FAILED)) == [("air:invalid_arguments", "c1", -0.4)]
     sql = call(1, asks(name="look_up", arguments={"word": "SELECT x"}))
     refused = span("OperationalError: no such column: x", db__statement="SELECT x")
-    assert told_of(rewards(sql, FAILED, refused)) == [("air:sql_error", "c1", -0.2)]
+    assert told_of(rewards(sql, FAILED, refused)) == [("air:sql_error", "c1", -0.4)]
     two = call(1, asks(), asks("t2", arguments={"word": "oar"}))
     both = rewards(two, FAILED, FAILED.model_copy(update={"id": "e2", "tool_call_id": "t2"}))
     assert told_of(both) == [("air:tool_raised", "c1", -0.1)] * 2
@@ -87,10 +87,10 @@ def test_of_several_signals_about_one_request_the_strongest_counts() -> None:
 
 def test_signals_that_are_worth_nothing_are_counted_beside_the_strongest() -> None:
     bad = call(1, asks(arguments={}))
-    counted = {"tool_raised": 0.0, "invalid_arguments": -0.2, "unknown_tool": 0.0}
+    counted = {"tool_raised": 0.0, "invalid_arguments": -0.4, "unknown_tool": 0.0}
     assert told_of(rewards(bad, FAILED, rules=counted)) == [
         ("air:tool_raised", "c1", 0.0),
-        ("air:invalid_arguments", "c1", -0.2),
+        ("air:invalid_arguments", "c1", -0.4),
     ]
     given = rewards(bad, FAILED, rules={"tool_raised": 0.0, "invalid_arguments": 0.0})
     lines = rule_lines([ROLLOUT], {"r": given})
