@@ -1,7 +1,8 @@
 """Comparing credit methods in one setting, each at its own best learning rate.
 
-The rate is found on seeds of its own: from START it goes up or down the grid as long as the mean of the
-rollouts to the threshold becomes less. A run that does not get there counts with all its rollouts.
+The rate is found on seeds of its own: from START it goes up or down the grid as long as the median of the
+rollouts to the threshold becomes less, which is the number that is reported; their mean decides between
+equals. A run that does not get there counts with all its rollouts.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Outcome(BaseModel):
     rate: float
     """The learning rate it was given."""
     tried: dict[str, float]
-    """Mean rollouts to the threshold for each rate tried."""
+    """Median rollouts to the threshold for each rate tried."""
     rollouts: list[int | None]
     """To the threshold, for each seed; None if it was not reached."""
     final: list[float]
@@ -77,7 +78,7 @@ def compare(
     def score(rate: float) -> tuple[float, float]:
         runs = [train(truth, method, rate, TRIAL_SEED + i, updates, aim, until=True) for i in range(trials)]
         reached = [method.batch * (updates if run.reached is None else run.reached) for run in runs]
-        return fmean(reached), -fmean(run.success[-1] for run in runs)
+        return median(reached), fmean(reached)
 
     rate, scores = climb(score, rates)
     runs = [train(truth, method, rate, seed, updates, aim) for seed in range(seeds)]
