@@ -4,7 +4,8 @@
 
 One rollout of each task is enough, so a batch holds as many tasks as rollouts. With baseline="mean" and
 groups of two or more it is REINFORCE++-baseline: the group's mean is taken off first, which is better where
-tasks differ in difficulty or several agents are trained. Hu et al., arXiv 2501.03262.
+tasks differ in difficulty or several agents are trained. Groups of equal returns carry no loss, and count
+with 0 in the mean and the deviation, as in the paper's batch. Hu et al., arXiv 2501.03262.
 
 A return is that of the whole rollout, or what the credit method makes of it: a call gets the reward that
 comes after later observations too. Left out: the per-token KL penalty inside the reward; `kl` adds one to
@@ -28,6 +29,7 @@ class ReinforcePP(PolicyGradient):
     baseline: Baseline = "none"
     scale: Scale = "batch"
     clip_high: float = 0.2
+    """As in the paper; it acts with `epochs=2` or more, or without a correction."""
 
     @property
     def name(self) -> str:

@@ -10,13 +10,15 @@ state counts; here a rollout that comes to a state several times counts once in 
 over its visits, and a state that only one rollout came to adds nothing.
 
 Assumes that an observation says enough of the state. Not unbiased: states that several rollouts come to weigh
-more, and a discount below 1 favours short ways. With weight 0 it is `uniform`.
+more, and a discount below 1 favours short ways. With weight 0 it is `uniform`. As comparisons are added up,
+each must have its baseline taken off: with baseline "none" it is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lightning_core.credit.base import Comparison
 from lightning_core.credit.branches import returns_to_go
@@ -30,6 +32,7 @@ from lightning_core.types import Trajectory
 class Anchor:
     """GiGPO's two levels."""
 
+    needs_baseline: ClassVar[bool] = True
     weight: float = 1.0
     """Of the comparison by observation, beside that of whole rollouts."""
     discount: float = 0.95

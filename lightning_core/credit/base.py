@@ -10,6 +10,7 @@ What holds for every method:
 
 - a rollout counts once in every baseline, whatever its number of calls;
 - an agent that is not trained is in no baseline;
+- of several choices of a call only what the app went on with counts (`choices`);
 - a comparison in which all returns are equal says nothing and is left out; a transition that is in none
   carries no loss;
 - what is small stays small: where all final rewards are equal, the scale is no less than what a difference of
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Literal, Protocol, runtime_checkable
 
+from lightning_core.credit.choices import without_dropped
 from lightning_core.credit.finals import EPSILON, Finals, least_unit
 from lightning_core.types import Key, Trajectory
 
@@ -155,29 +157,27 @@ def assign(
 ) -> tuple[list[Trajectory], CreditReport]:
     """The trajectories with their advantages and targets; groups without any are dropped and counted."""
     groups = group_by_id(trajectories)
+    heard = [[without_dropped(each) for each in group] for group in groups.values()]
     if isinstance(credit, BatchCredit):
-        credit = credit.of_batch(list(groups.values()))
+        credit = credit.of_batch(heard)
     advantages: dict[Key, float] = {}
     targets: dict[Key, float] = {}
-    kept: list[Trajectory] = []
-    alike = True
-    for group in groups.values():
+    for group in heard:
         comparisons = list(credit(group))
         if found := add_up(group, comparisons, baseline, scale):
-            kept += group
             advantages.update(found)
-            alike = alike and Finals(group).equal(found)
             for comparison in comparisons:
                 targets.update(comparison.targets)
     if scale == "batch":
-        if baseline == "none":  # groups are compared with one another
-            alike = Finals(kept).equal(advantages)
-        advantages = _whiten(kept, advantages, alike)
-        kept = kept if targets or any(advantages.values()) else []
-    credited = [_credited(trajectory, advantages, targets) for trajectory in kept]
+        batch = [each for group in heard for each in group]
+        advantages = _whiten(advantages, [batch] if baseline == "none" else heard)
+        if not targets and not any(advantages.values()):
+            advantages = {}
+    told = {key[0] for key in advantages}
+    kept = [group for group in groups.values() if any(each.rollout_id in told for each in group)]
+    credited = [_credited(each, advantages, targets) for group in kept for each in group]
     agents = Counter(t.agent for each in credited for t in each.transitions if t.advantage is not None)
-    dropped = len(groups) - len({trajectory.group_id for trajectory in kept})
-    return credited, CreditReport(groups=len(groups), zero_variance_groups=dropped, transitions=agents)
+    return credited, CreditReport(len(groups), len(groups) - len(kept), agents)
 
 
 def _spread(peers: Sequence[Peer], taken: Sequence[float]) -> float:
@@ -188,13 +188,16 @@ def _spread(peers: Sequence[Peer], taken: Sequence[float]) -> float:
     return math.sqrt(fmean(squares)) if squares else 0.0
 
 
-def _whiten(
-    trajectories: Sequence[Trajectory], advantages: Mapping[Key, float], alike: bool
-) -> dict[Key, float]:
+def _whiten(advantages: Mapping[Key, float], compared: Sequence[Sequence[Trajectory]]) -> dict[Key, float]:
     """Advantages of mean 0 and deviation 1 over the batch, each rollout with equal weight; 0 if all are
-    equal. Less than deviation 1 if the rollouts that were compared ended `alike`."""
+    equal. Less than deviation 1 if rollouts that were `compared` with one another all ended alike.
+
+    What says nothing has advantage 0 in mean and deviation, as in REINFORCE++'s batch; it is not shifted.
+    """
     rollouts = [
-        {t.key: advantages[t.key] for t in r.transitions if t.key in advantages} for r in trajectories
+        {t.key: advantages.get(t.key, 0.0) for t in each.transitions if t.trained}
+        for part in compared
+        for each in part
     ]
     peers = [rollout for rollout in rollouts if rollout]
     if not peers:
@@ -203,9 +206,14 @@ def _whiten(
     unit = _spread(peers, [mean] * len(peers))
     if unit <= EPSILON:
         return dict.fromkeys(advantages, 0.0)
-    if alike:
+    if all(_end_alike(part, advantages) for part in compared):
         unit = max(unit, least_unit(len(peers)))
     return {key: (value - mean) / unit for key, value in advantages.items()}
+
+
+def _end_alike(compared: Sequence[Trajectory], advantages: Mapping[Key, float]) -> bool:
+    keys = (t.key for each in compared for t in each.transitions)
+    return Finals(compared).equal(key for key in keys if key in advantages)
 
 
 def _credited(

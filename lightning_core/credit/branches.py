@@ -69,6 +69,11 @@ def find_parents(transitions: Sequence[Transition]) -> list[int | None]:
     return parents
 
 
+def common_tokens(ids: Sequence[int], others: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    return _common(_bytes(ids), _bytes(others)) // 4
+
+
 def returns_to_go(trajectory: Trajectory, discount: float = 1.0) -> dict[Key, float]:
     """What came after each transition in its branch, by the distance in turns:
 

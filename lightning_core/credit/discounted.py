@@ -8,8 +8,8 @@ tokens, never by time: what a parallel branch earns stays there. Return-to-go is
 theorem's (Sutton et al. 1999); a discount over turns instead of tokens is ArCHer's (Zhou et al., arXiv
 2402.19446).
 
-Assumes that later turns matter more, and that a call earns nothing for calls that do not go on from it, other
-than the final reward. With discount 1 it is `turn`, and unbiased if the second holds.
+Assumes that near rewards are more a call's doing than far ones, and what `turn` assumes. With discount 1 it
+is `turn`, and unbiased if the rest holds.
 """
 
 from __future__ import annotations

@@ -3,10 +3,14 @@
     delta(t) = r(t) + discount * V(next) - V(t)
     A(t)     = delta(t) + discount * lam * A(next)          target(t) = A(t) + V(t)
 
-next is the following turn of the branch; where branches part, the mean over them. After the last turn of a
-branch comes the final reward instead. Schulman et al., GAE, arXiv 1506.02438, over turns instead of tokens
-as in Turn-PPO (Li et al., arXiv 2512.17008). A turn without a value (of an agent that is not trained) is
+next is the following turn of the branch. Where branches part, V and A of the next are their means over the
+branches: each ends with the final reward, which a sum would count several times. The price is that what one
+of k branches earns on the way counts 1/k for the calls before, where `turn` counts it whole. After the last
+turn of a branch comes the final reward instead. A turn without a value (of an agent that is not trained) is
 passed through: its value is what comes after it.
+
+Schulman et al., GAE, arXiv 1506.02438, over turns instead of tokens as in Turn-PPO (Li et al., arXiv
+2512.17008).
 
 Assumes a critic that is right about the prompts: its errors are bias, unless lam and discount are 1.
 """

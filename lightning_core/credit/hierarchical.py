@@ -10,13 +10,15 @@ project's reading of it. The calls share the final reward, so intermediate rewar
 length make the difference: without them nothing is added to `per_agent`.
 
 Assumes that the calls of an agent in one rollout are so many tries at alike jobs, as those of a worker are.
-It is biased: the calls of one rollout depend on one another, so a call's baseline may be its own doing.
+It is biased: the calls of one rollout depend on one another, so a call's baseline may be its own doing. As
+comparisons are added up, each must have its baseline taken off: with baseline "none" it is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lightning_core.credit.base import Comparison
 from lightning_core.credit.branches import returns_to_go
@@ -30,6 +32,7 @@ from lightning_core.types import Key, Trajectory
 class Hierarchical:
     """Per agent, across and within rollouts."""
 
+    needs_baseline: ClassVar[bool] = True
     weight: float = 0.5
     """Of the comparison within a rollout, beside that across rollouts."""
 

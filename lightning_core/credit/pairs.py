@@ -27,6 +27,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lightning_core.credit.base import Comparison, group_by_id, total_return
+from lightning_core.credit.choices import without_dropped
 from lightning_core.credit.finals import EPSILON
 from lightning_core.types import Key, Trajectory
 
@@ -56,7 +57,7 @@ class Pairs:
 def pair_up(trajectories: Iterable[Trajectory], margin: float = 0.0) -> list[Pair]:
     """The pairs of each group, agent by agent; what is equal keeps the order of the rollouts."""
     pairs: list[Pair] = []
-    for group in group_by_id(trajectories).values():
+    for group in group_by_id(map(without_dropped, trajectories)).values():
         for agent in sorted({t.agent for each in group for t in each.transitions if t.trained}):
             acted = [each for each in group if _replies(each, agent)]
             ranked = sorted(acted, key=lambda each: (-each.final(agent), -total_return(each, agent)))

@@ -8,7 +8,9 @@ all agents would push everything it does down. After Dr. MAS (Feng et al., arXiv
 normalises by each agent's own mean and deviation to keep the gradient's scale alike among agents.
 
 Assumes that the rollouts in which an agent acts are comparable with one another. An agent that acted
-in a single rollout of the group has nothing to be compared with and gets no advantage there.
+in a single rollout of the group has nothing to be compared with and gets no advantage there: whether
+that is so depends on the others alone, so with "leave_one_out" the gradient is the true one times the
+chance that another rollout called the agent.
 """
 
 from __future__ import annotations

@@ -11,7 +11,9 @@ it from the other samples is RLOO's (Kool et al. 2019), here at every state and 
 was decided before, and shows in the observation, no longer counts for the calls after it. The one more
 steadies a mean over few: a state no other rollout was in is compared with the same turn of the agent.
 
-Assumes nothing: unbiased, also where observations hide something. `tabular` assumes more and is less noisy.
+Assumes that a reward about a call is owed to that call or to earlier ones: one that is given for what later
+calls made of it is counted for the calls up to it alone, not for those that brought it about. If so it is
+unbiased, also where observations hide something. `tabular` assumes more and is less noisy.
 """
 
 from __future__ import annotations

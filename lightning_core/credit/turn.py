@@ -7,9 +7,10 @@ whoever happens to be there is biased where the policy decides how many turns th
 *others* still alive is not. A rollout alone at a turn is compared with the whole returns of the other
 rollouts, which is unbiased too; without a comparison, long rollouts would be learnt from less.
 
-Assumes that a call earns nothing for calls that do not go on from it, other than the final reward. That equal
-turns are comparable need not be assumed: where they are not, the baseline is only less good. A call is an
-agent's k-th by the order in which calls began, so parallel calls may change places: that is noise, not bias.
+Assumes that a reward about a call is owed to that call and to those that it goes on from: not to calls of
+other conversations, nor to later ones that it was given for. That equal turns are comparable need not be
+assumed: where they are not, the baseline is only less good. A call is an agent's k-th by the order in which
+calls began, so parallel calls may change places: that is noise, not bias.
 """
 
 from __future__ import annotations

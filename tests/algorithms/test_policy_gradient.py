@@ -143,6 +143,18 @@ def test_reinforce_pp_with_a_baseline_takes_the_group_s_mean_off_first():
     )
 
 
+def test_groups_of_equal_returns_count_in_the_batch_of_reinforce_pp_and_carry_no_loss():
+    # less their means 1, -1, 0, 0: mean 0 and mean square 2 / 4 over the batch
+    algorithm = lightning.ReinforcePP(group_size=2, tasks_per_step=2, baseline="mean")
+    batch = [
+        rollout(i, r, group=g) for i, (r, g) in enumerate([(3.0, "a"), (1.0, "a"), (0.5, "b"), (0.5, "b")])
+    ]
+    assert advantages(algorithm, *batch) == pytest.approx({"r0c0": math.sqrt(2), "r1c0": -math.sqrt(2)})
+    credited, report = assign(batch, uniform, "mean", "batch")
+    assert {each.group_id for each in credited} == {"a"}
+    assert report.zero_variance_groups == 1
+
+
 def test_reinforce_pp_gives_a_call_the_reward_that_comes_after_later_observations():
     # the final reward reaches all three calls of rollout 0, though observations lie between them
     found = advantages(lightning.ReinforcePP(), rollout(0, 1.0, calls=3), rollout(1, 0.0, group="h"))

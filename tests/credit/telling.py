@@ -15,6 +15,8 @@ class Said:
     agent: str = "w"
     after: int | None = None
     """The place of the call whose conversation it goes on with; None begins another."""
+    choice: int = 0
+    """Which choice of that call it goes on with."""
     reward: float = 0.0
     trained: bool = True
     shown: str = ""
@@ -32,7 +34,7 @@ def tell(
     """Rollout `r<number>` with the calls given, `c0` first; `order` is that in which they began."""
     told: list[list[Transition]] = []
     for place, said in enumerate(calls):
-        begun = [1000 + place] if said.after is None else _story(told[said.after][0])
+        begun = [1000 + place] if said.after is None else _story(told[said.after][said.choice])
         reply = 2000 + place if said.reply is None else said.reply
         start, end = said.span or (None, None)
         told.append(

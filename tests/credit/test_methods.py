@@ -129,6 +129,15 @@ def test_gae_takes_the_mean_over_branches_that_part():
     assert list(comparison.peers[0].values()) == [9.0, 2.0, 10.0]
 
 
+def test_gae_counts_what_one_of_two_branches_earns_half_for_the_call_before_and_turn_counts_it_whole():
+    # r0 forks after c0, and one of its branches earns 4; all values 0, so advantages are returns
+    fork = tell(0, 8.0, Said(value=0.0), Said(after=0, value=0.0), Said(after=0, reward=4, value=0.0))
+    [comparison] = Gae(discount=1.0, lam=1.0)([fork])
+    assert list(comparison.peers[0].values()) == [8 + 4 / 2, 8.0, 8 + 4]
+    [first, *_] = turn([fork, tell(1, 0.0, Said())])
+    assert first.peers[0] == {("r0", "c0", 0): 8 + 4}
+
+
 def test_gae_passes_through_turns_without_a_value():
     # the tool turn c1 earned 4 and has no value: c0 sees 1 + (4 + 6) - 2 and then 8 - 6
     calls = [

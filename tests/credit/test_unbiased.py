@@ -11,6 +11,7 @@ import pytest
 
 from lightning_core.credit.base import Baseline, Comparison, Credit, assign
 from lightning_core.credit.discounted import Discounted
+from lightning_core.credit.per_agent import per_agent
 from lightning_core.credit.state import state
 from lightning_core.credit.tabular import Tabular
 from lightning_core.credit.turn import turn
@@ -41,10 +42,11 @@ def unseeing(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, transitions=tuple(replace(t, observation="x") for t in trajectory.transitions))
 
 
-def distance(found: Floats) -> float:
-    """How many standard errors the mean estimate is off, where it is furthest off."""
+def distance(found: Floats, wanted: Floats | None = None) -> float:
+    """How many standard errors the mean estimate is off the true gradient, where it is furthest off."""
     error = found.std(0) / np.sqrt(len(found))
-    return float((np.abs(found.mean(0) - gradient(POLICY)) / error).max())
+    wanted = gradient(POLICY) if wanted is None else wanted
+    return float((np.abs(found.mean(0) - wanted) / error).max())
 
 
 def test_the_true_gradient_is_the_slope_of_the_expected_return():
@@ -68,6 +70,15 @@ def test_the_true_gradient_is_the_slope_of_the_expected_return():
 def test_the_mean_gradient_is_the_true_one(credit):
     # tabular needs that what is shown says what matters, which here is so but for the last turn
     assert distance(estimates(credit)) < 4.5
+
+
+def test_the_mean_gradient_of_per_agent_is_the_true_one_times_the_chance_of_a_comparison():
+    # the fixer, of states 1 and 2, acts in some stories; alone in the group it is compared with nobody
+    acts = sum(p for p, story, _ in stories(POLICY) if any(turn.state for turn in story))
+    compared = np.array([1.0, *[1 - (1 - acts) ** (SIZE - 1)] * 2])[:, None]
+    assert compared.min() < 0.9
+    assert distance(estimates(per_agent), gradient(POLICY) * compared) < 4.5
+    assert distance(estimates(per_agent)) > 5
 
 
 def naive_turn(group: Sequence[Trajectory]) -> list[Comparison]:
