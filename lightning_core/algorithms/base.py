@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from lightning_core.algorithms.options import check_options
 from lightning_core.credit.base import Baseline, Credit, Scale
-from lightning_core.errors import ConfigError
 from lightning_core.types import Demonstration, Key, Trajectory
 
 if TYPE_CHECKING:
@@ -32,16 +32,11 @@ class Critic:
     """How far from its estimate before the update a value may go and still be improved; None for no limit."""
 
     def __post_init__(self) -> None:
-        checks = {
-            "learning_rate": self.learning_rate is None or self.learning_rate > 0,
-            "epochs": self.epochs >= 1,
-            "clip": self.clip is None or self.clip > 0,
-        }
-        for option, holds in checks.items():
-            if not holds:
-                raise ConfigError(
-                    f"Critic can't use {option}={getattr(self, option)!r}: see its meaning in help(Critic)"
-                )
+        check_options(
+            self,
+            learning_rate=self.learning_rate is None or self.learning_rate > 0,
+            clip=self.clip is None or self.clip > 0,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +56,6 @@ class Entries:
     """(E,) under the weights being trained, with gradient."""
     old_logprobs: torch.Tensor
     """(E,) as recorded when the token was sampled; NaN in a demonstration, which nobody sampled here."""
-    proximal_logprobs: torch.Tensor
-    """(E,) under the weights as they were when the update began, without gradient."""
     advantages: torch.Tensor
     """(E,) of the transition the token belongs to."""
     weights: torch.Tensor
@@ -71,6 +64,8 @@ class Entries:
     """(E,) int64: which transition of the micro-batch a token belongs to, counted from 0."""
     units: torch.Tensor
     """(E,) int64: which unit of the algorithm a token belongs to; -1 where it has none."""
+    proximal_logprobs: torch.Tensor | None = None
+    """(E,) under the weights as they were when the update began, without gradient, if `needs_proximal`."""
     ref_logprobs: torch.Tensor | None = None
     """(E,) under the frozen weights that the phase began with, if `needs_reference`."""
 
@@ -124,6 +119,10 @@ class Algorithm(Protocol):
     @property
     def needs_reference(self) -> bool:
         """Whether `ref_logprobs` must be given."""
+
+    @property
+    def needs_proximal(self) -> bool:
+        """Whether `proximal_logprobs` must be given; with more than one epoch that takes a pass."""
 
     @property
     def epochs(self) -> int:

@@ -64,20 +64,15 @@ class DPO:
     """How many times groups without a pair are replaced by groups of other tasks."""
 
     def __post_init__(self) -> None:
-        checks = {
-            "group_size": self.group_size >= 2,
-            "tasks_per_step": self.tasks_per_step >= 1,
-            "beta": self.beta > 0,
-            "loss_type": self.loss_type in ("sigmoid", "ipo"),
-            "label_smoothing": 0 <= self.label_smoothing < 0.5
+        check_options(
+            self,
+            group_size=self.group_size >= 2,
+            beta=self.beta > 0,
+            loss_type=self.loss_type in ("sigmoid", "ipo"),
+            label_smoothing=0 <= self.label_smoothing < 0.5
             and not (self.label_smoothing and self.loss_type == "ipo"),
-            "margin": self.margin >= 0,
-            "epochs": self.epochs >= 1,
-            "staleness": self.staleness >= 0,
-            "replay": self.replay >= 0,
-            "refill": self.refill >= 0,
-        }
-        check_options(self, checks)
+            margin=self.margin >= 0,
+        )
 
     @property
     def name(self) -> str:
@@ -106,6 +101,10 @@ class DPO:
     @property
     def needs_reference(self) -> bool:
         return True
+
+    @property
+    def needs_proximal(self) -> bool:
+        return False
 
     def weigh(self, trajectories: Sequence[Trajectory]) -> dict[Key, float]:
         """The share of its pair in the batch, for every reply of the pair."""

@@ -34,12 +34,12 @@ Left out: the dual clip of PPO, an entropy bonus, and a KL term inside the rewar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
 from lightning_core.algorithms.base import Critic, Entries, Teaching
 from lightning_core.algorithms.corrections import Correction, Truncated
-from lightning_core.algorithms.options import check_options
+from lightning_core.algorithms.options import check_options, is_changed
 from lightning_core.credit.base import Baseline, Credit, Scale
 from lightning_core.errors import ConfigError
 from lightning_core.types import Key, Trajectory
@@ -86,23 +86,17 @@ class PolicyGradient:
     """How many times groups that say nothing are replaced by other tasks (DAPO, dynamic sampling)."""
 
     def __post_init__(self) -> None:
-        checks = {
-            "group_size": self.group_size >= 1,
-            "tasks_per_step": self.tasks_per_step >= 1,
-            "baseline": self.baseline in ("mean", "leave_one_out", "none"),
-            "scale": self.scale in ("std", "batch", "none"),
-            "ratio": self.ratio in ("token", "sequence", "weight"),
-            "clip_low": 0 < self.clip_low <= 1,
-            "clip_high": self.clip_high > 0,
-            "aggregation": self.aggregation in ("token", "sequence", "rollout", "constant"),
-            "constant": self.constant is None or self.constant >= 1,
-            "kl": self.kl >= 0,
-            "epochs": self.epochs >= 1,
-            "staleness": self.staleness >= 0,
-            "replay": self.replay >= 0,
-            "refill": self.refill >= 0,
-        }
-        check_options(self, checks)
+        check_options(
+            self,
+            baseline=self.baseline in get_args(Baseline),
+            scale=self.scale in get_args(Scale),
+            ratio=self.ratio in get_args(Ratio),
+            clip_low=0 < self.clip_low <= 1,
+            clip_high=self.clip_high > 0,
+            aggregation=self.aggregation in get_args(Aggregation),
+            constant=self.constant is None or self.constant >= 1,
+            kl=self.kl >= 0,
+        )
         self._check_together()
 
     def _check_together(self) -> None:
@@ -119,9 +113,8 @@ class PolicyGradient:
             self._refuse("constant", "it goes with aggregation='constant', which needs it")
         if self.correction is not None and self.epochs == 1:
             # the ratio is to the weights that begin the update, and no step is made before the loss is taken
-            defaults = {each.name: each.default for each in fields(self)}
             for option in ("ratio", "clip_low", "clip_high"):
-                if getattr(self, option) != defaults[option]:
+                if is_changed(self, option):
                     self._refuse(
                         option,
                         "with a correction and one epoch the ratio is 1 and no clip acts; give epochs=2 or "
@@ -146,6 +139,10 @@ class PolicyGradient:
     @property
     def needs_reference(self) -> bool:
         return self.kl > 0
+
+    @property
+    def needs_proximal(self) -> bool:
+        return self.correction is not None
 
     def weigh(self, trajectories: Sequence[Trajectory]) -> dict[Key, float]:
         """The weight of one token of each transition with loss, keyed (rollout_id, call_id, choice)."""
@@ -190,6 +187,7 @@ class PolicyGradient:
         metrics = {"clip_share": clipped}
         per_token = -surrogate
         if self.correction is not None:
+            assert entries.proximal_logprobs is not None
             trust = self.correction.weigh(entries.proximal_logprobs, entries.old_logprobs)
             per_token = trust * per_token
             metrics["importance_weight"] = trust
@@ -208,7 +206,10 @@ class PolicyGradient:
         """(what is to grow, 1.0 where the clip was active), each (E,)."""
         from lightning_core.algorithms import losses
 
-        anchor = entries.old_logprobs if self.correction is None else entries.proximal_logprobs
+        anchor = entries.old_logprobs
+        if self.correction is not None:
+            assert entries.proximal_logprobs is not None
+            anchor = entries.proximal_logprobs
         if self.ratio == "sequence":
             anchor = losses.sequence_anchor(entries.logprobs, anchor, entries.sequences)
         form = losses.clipped_weight if self.ratio == "weight" else losses.clipped_surrogate

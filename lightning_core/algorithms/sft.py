@@ -19,13 +19,13 @@ are neither looked for nor removed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from lightning_core.algorithms.base import Critic, Entries, Teaching
-from lightning_core.algorithms.options import check_options
+from lightning_core.algorithms.options import check_options, is_changed
 from lightning_core.credit.base import Baseline, Credit, Scale
 from lightning_core.credit.best import Best, everything
 from lightning_core.errors import ConfigError, TaskError
@@ -62,20 +62,10 @@ class SFT:
     """How many times groups of which nothing is kept are replaced by groups of other tasks."""
 
     def __post_init__(self) -> None:
-        checks = {
-            "batch_size": self.batch_size >= 1,
-            "group_size": self.group_size >= 1,
-            "tasks_per_step": self.tasks_per_step >= 1,
-            "epochs": self.epochs >= 1,
-            "staleness": self.staleness >= 0,
-            "replay": self.replay >= 0,
-            "refill": self.refill >= 0,
-        }
-        check_options(self, checks)
+        check_options(self)
         idle = ("batch_size",) if self.demonstrations is None else OF_ROLLOUTS
-        defaults = {option.name: option.default for option in fields(self)}
         for name in idle:
-            if getattr(self, name) != defaults[name]:
+            if is_changed(self, name):
                 where = "without" if self.demonstrations is None else "with"
                 raise ConfigError(f"SFT has no use for {name} {where} demonstrations: leave it away")
         if self.demonstrations is None:
@@ -117,6 +107,10 @@ class SFT:
 
     @property
     def needs_reference(self) -> bool:
+        return False
+
+    @property
+    def needs_proximal(self) -> bool:
         return False
 
     def weigh(self, trajectories: Sequence[Trajectory]) -> dict[Key, float]:

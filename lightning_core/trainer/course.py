@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_core.algorithms.base import Algorithm, Phase
+from lightning_core.algorithms.options import check_credit
 from lightning_core.credit.base import Credit
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import Plugins
@@ -57,11 +58,22 @@ def make_courses(phases: Sequence[Phase], plugins: Plugins) -> list[Course]:
         named = phase.algorithm
         algorithm: Algorithm = plugins.part("algorithm", named)() if isinstance(named, str) else named
         credit = make_credit(algorithm.credit, plugins)
-        check_critic_use(algorithm, credit)
-        check_group_use(algorithm, credit)
+        check_credit(algorithm, credit)
         courses.append(Course(algorithm, credit, first, first + phase.steps))
         first += phase.steps
     return courses
+
+
+def check_signals(courses: Sequence[Course], *, air: bool, judge: bool) -> None:
+    """Raise ConfigError if rewards are to be made of rollouts and no update has any."""
+    if any(course.algorithm.teaching is None for course in courses):
+        return
+    for option, given in (("air", air), ("judge", judge)):
+        if given:
+            raise ConfigError(
+                f"{option}=... makes rewards of training rollouts, and a run that learns from demonstrations "
+                f"alone has none; leave {option} away, or add a phase with rollouts"
+            )
 
 
 def make_credit(credit: str | Credit, plugins: Plugins) -> Credit:
@@ -71,27 +83,3 @@ def make_credit(credit: str | Credit, plugins: Plugins) -> Credit:
     part = plugins.part("credit", credit)
     made: Credit = part() if isinstance(part, type) else part
     return made
-
-
-def check_group_use(algorithm: Algorithm, credit: Credit) -> None:
-    """Raise ConfigError if a credit method that compares rollouts by itself gets groups of one."""
-    if getattr(credit, "needs_group", False) and algorithm.group_size < 2 and algorithm.teaching is None:
-        raise ConfigError(
-            f"credit={algorithm.credit!r} compares rollouts, and {algorithm.name!r} has groups of one; give "
-            "group_size=2 or more, or another credit method"
-        )
-
-
-def check_critic_use(algorithm: Algorithm, credit: Credit) -> None:
-    """Raise ConfigError if a credit method that reads a critic's values gets none, or nobody reads them."""
-    needed = bool(getattr(credit, "needs_critic", False))
-    if needed and algorithm.critic is None:
-        raise ConfigError(
-            f"credit={algorithm.credit!r} reads a critic's values, and {algorithm.name!r} has no critic; "
-            "use PPO, or another credit method"
-        )
-    if algorithm.critic is not None and not needed:
-        raise ConfigError(
-            f"{algorithm.name!r} has a critic, and credit={algorithm.credit!r} does not read its values; "
-            'use credit="gae", or an algorithm without a critic, such as GRPO'
-        )

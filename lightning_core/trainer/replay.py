@@ -6,7 +6,8 @@ changed since is made up for by the importance weights of the algorithm's `corre
 on n + 1 times and is then forgotten.
 
 What this process does not remember, after a resume, is read from the store and credited by the same pure
-functions, which gives the same. Only a critic's values are then those of the critic as it is now.
+functions, which gives the same. An algorithm with a critic does not replay: its critic would be fitted again
+to what rollouts of an older policy came to.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from lightning_core.credit.base import assign
 from lightning_core.trainer.course import Course
 from lightning_core.trainer.lesson import read_lesson
 from lightning_core.trainer.session import Session
-from lightning_core.trainer.valuing import value
 from lightning_core.types import Trajectory
 
 
@@ -47,5 +47,4 @@ class Replay:
         rollouts = await self.session.store.find_rollouts(run_id, step=step, split="train")
         lesson = await read_lesson(self.session, None, rollouts)  # what a judge gave is stored
         algorithm = course.algorithm
-        valued = await value(lesson.trajectories, algorithm, self.session.backend)
-        return assign(valued, course.credit, algorithm.baseline, algorithm.scale)[0]
+        return assign(lesson.trajectories, course.credit, algorithm.baseline, algorithm.scale)[0]

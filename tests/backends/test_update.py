@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from lightning_core.algorithms.base import Entries
 from lightning_core.algorithms.grpo import GRPO
+from lightning_core.algorithms.ppo import PPO
 from lightning_core.backends.base import Batch
 from lightning_core.backends.local import LocalBackend, LoraOptions
 from lightning_core.backends.local.descent import OptimizerOptions
@@ -34,6 +35,8 @@ class Reinforce:
     poison: float = 1.0
     epochs: int = 1
     needs_reference: bool = False
+    needs_proximal: bool = False
+    teaching: None = None
     name: str = "reinforce"
     group_size: int = 2
 
@@ -270,6 +273,7 @@ def test_in_a_second_epoch_an_algorithm_sees_three_policies(qwen: Path) -> None:
     @dataclass(frozen=True)
     class Looks(Reinforce):
         epochs: int = 3
+        needs_proximal: bool = True
 
         def loss(self, entries: Entries) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             seen.append(replace(entries, logprobs=entries.logprobs.detach()))
@@ -288,6 +292,24 @@ def test_in_a_second_epoch_an_algorithm_sees_three_policies(qwen: Path) -> None:
     steps = [first, *later]
     for before, after in zip(steps, later, strict=False):
         assert (after.logprobs - before.logprobs).abs().max() > 1e-3
+
+
+def test_an_algorithm_that_needs_no_proximal_policy_is_given_none(qwen: Path) -> None:
+    seen: list[torch.Tensor | None] = []
+
+    @dataclass(frozen=True)
+    class Looks(Reinforce):
+        epochs: int = 2
+
+        def loss(self, entries: Entries) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            seen.append(entries.proximal_logprobs)
+            return super().loss(entries)
+
+    _, optimizer = make_optimizer(qwen)
+    optimizer.update(interleaved(3, rollouts=1), Looks())
+    assert seen == [None, None]
+    assert not PPO().needs_proximal
+    assert GRPO().needs_proximal
 
 
 def sampled_as_now(policy: Policy, optimizer: Optimizer) -> tuple[Trajectory, ...]:

@@ -11,11 +11,13 @@ from lightning_core.algorithms.base import Phase
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.algorithms.ppo import PPO
 from lightning_core.algorithms.reinforce_pp import ReinforcePP
+from lightning_core.algorithms.rloo import RLOO
+from lightning_core.algorithms.sft import SFT
 from lightning_core.credit.gae import Gae
 from lightning_core.credit.tabular import Tabular
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
-from lightning_core.trainer.course import make_courses
+from lightning_core.trainer.course import check_signals, make_courses
 
 
 @dataclass(frozen=True)
@@ -52,3 +54,44 @@ def test_credit_that_compares_rollouts_itself_is_refused_groups_of_one(credit):
     with pytest.raises(ConfigError, match=r"'reinforce\+\+' has groups of one"):
         make_courses([Phase(ReinforcePP(credit=credit), 1)], load_plugins([]))
     make_courses([Phase(ReinforcePP(credit=credit, group_size=2), 1)], load_plugins([]))
+
+
+@pytest.mark.parametrize("credit", ["anchor", "hierarchical"])
+def test_credit_that_adds_comparisons_up_is_refused_without_a_baseline(credit):
+    with pytest.raises(ConfigError, match=f"credit='{credit}' adds several comparisons up"):
+        make_courses([Phase(ReinforcePP(credit=credit, group_size=4), 1)], load_plugins([]))
+    make_courses([Phase(ReinforcePP(credit=credit, group_size=4, baseline="mean"), 1)], load_plugins([]))
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        GRPO(credit="tabular", baseline="leave_one_out"),
+        GRPO(credit="state", baseline="leave_one_out"),
+        PPO(baseline="mean"),
+        ReinforcePP(credit=Tabular(own=0.5), group_size=4, baseline="mean"),
+    ],
+    ids=["tabular", "state", "gae", "object"],
+)
+def test_a_baseline_that_would_do_nothing_is_refused(algorithm):
+    with pytest.raises(ConfigError, match=rf"baseline='{algorithm.baseline}' would do nothing"):
+        make_courses([Phase(algorithm, 1)], load_plugins([]))
+
+
+def test_an_algorithm_s_own_baseline_is_no_option_that_somebody_gave():
+    make_courses([Phase(RLOO(credit="state"), 1), Phase(GRPO(credit="tabular"), 1)], load_plugins([]))
+
+
+def test_replay_beside_a_critic_is_refused():
+    with pytest.raises(ConfigError, match=r"'ppo' has a critic and replay=1: .*leave replay away"):
+        make_courses([Phase(PPO(replay=1), 1)], load_plugins([]))
+
+
+@pytest.mark.parametrize("option", ["air", "judge"])
+def test_signals_of_rollouts_are_refused_where_no_update_has_any(option):
+    taught = SFT(demonstrations=[{"messages": [{"role": "user", "content": "go"}], "reply": "gone"}])
+    given = {"air": False, "judge": False, option: True}
+    with pytest.raises(ConfigError, match=f"{option}=... makes rewards of training rollouts"):
+        check_signals(make_courses([Phase(taught, 1)], load_plugins([])), **given)
+    check_signals(make_courses([Phase(taught, 1), Phase(GRPO(), 1)], load_plugins([])), **given)
+    check_signals(make_courses([Phase(taught, 1)], load_plugins([])), air=False, judge=False)

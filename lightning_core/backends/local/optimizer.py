@@ -55,7 +55,8 @@ class Optimizer:
             )
         before = proximal = None
         if algorithm.epochs > 1:
-            before, proximal = self.descent.snapshot(), self._logprobs(packs)
+            before = self.descent.snapshot()
+            proximal = self._logprobs(packs) if algorithm.needs_proximal else None
         metrics: dict[str, float] = {}
         try:
             for epoch in range(algorithm.epochs):
@@ -89,7 +90,8 @@ class Optimizer:
     ) -> dict[str, float]:
         """The gradient of the whole batch in the parameters' `grad`; returns the loss and its metrics.
 
-        `proximal`: each pack's logprobs (E,) when the update began; None while no step was made since.
+        `proximal`: each pack's logprobs (E,) when the update began; None while no step was made since, or if
+        the algorithm needs none.
         `sampled_entropy` is minus the mean recorded logprob, an estimate of the entropy of what was sampled.
         `logprob_gap_*` is how far the recorded logprobs are from those of this forward pass. Of
         demonstrations, which have none recorded, there is neither.
@@ -122,11 +124,12 @@ class Optimizer:
         self, pack: Tensors, algorithm: Algorithm, proximal: torch.Tensor | None
     ) -> tuple[Entries, torch.Tensor, dict[str, torch.Tensor]]:
         reference = self._reference_logprobs(pack) if algorithm.needs_reference else None
+        needed = algorithm.needs_proximal
         logprobs = self._forward(pack)
         entries = Entries(
             logprobs=logprobs,
             old_logprobs=pack.logprobs,
-            proximal_logprobs=logprobs.detach() if proximal is None else proximal,
+            proximal_logprobs=logprobs.detach() if needed and proximal is None else proximal,
             advantages=pack.advantages,
             weights=pack.weights,
             sequences=pack.sequences,
