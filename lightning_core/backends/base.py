@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from lightning_core.algorithms.base import Algorithm, Critic
+from lightning_core.algorithms.base import Algorithm
 from lightning_core.errors import UnsupportedError
 from lightning_core.gateway.upstream import Upstream
 from lightning_core.types import Demonstration, Key, Trajectory
@@ -35,24 +35,27 @@ class Backend(Protocol):
         """The engine, once started."""
 
     def check(self, algorithm: Algorithm) -> None:
-        """Raise UnsupportedError, by name, for anything in the algorithm this backend can't do."""
+        """Raise UnsupportedError, by name, for anything in the algorithm this backend can't do. What a whole
+        method is missing for, `check_backend` finds."""
 
     async def start(self) -> None: ...
     async def close(self) -> None: ...
 
-    async def values(self, trajectories: Sequence[Trajectory], critic: Critic) -> dict[Key, float]:
+    async def values(self, trajectories: Sequence[Trajectory]) -> dict[Key, float]:
         """The critic's V at the state of each transition of a trained agent: after its prompt, before its
         reply. Needed only by algorithms with a critic."""
 
     def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
-        """Token ids of the request and of the reply, as the engine would have recorded them.
+        """Token ids of the request and of the reply, as the engine would have recorded them. Needed only to
+        learn from demonstrations.
 
         Raises UnsupportedError for what the model's chat template can't say, ContextLengthError for what is
         too long.
         """
 
     async def refer(self, folder: Path) -> None:
-        """Let the reference be the policy that `export` wrote to this folder, in place of the start."""
+        """Let the reference be the policy that `export` wrote to this folder, in place of the start. Needed
+        only in later phases, by algorithms with a reference."""
 
     async def update(self, batch: Batch, algorithm: Algorithm) -> dict[str, float]:
         """Improve the weights under training by one batch; requests are answered by the published ones
@@ -80,10 +83,26 @@ class Backend(Protocol):
         """Go on from a folder written by `save`."""
 
 
-def check_critic(backend: Backend, algorithm: Algorithm) -> None:
-    """Raise UnsupportedError if the algorithm has a critic and the backend none to offer."""
-    if algorithm.critic is not None and not callable(getattr(backend, "values", None)):
-        raise UnsupportedError(
-            f"algorithm {algorithm.name!r} has a critic, and backend {backend.name!r} can't fit one; "
-            "use the local backend, or an algorithm without a critic, such as GRPO"
-        )
+OPTIONAL = (
+    ("values", "has a critic", "an algorithm without one, such as GRPO"),
+    ("encode", "learns from demonstrations", "SFT() on its own rollouts"),
+    ("refer", "takes the policy that its phase began with as its reference", "it in the first phase"),
+)
+"""Methods that only some algorithms need: name, which do, and what to use where there is none."""
+
+
+def check_backend(backend: Backend, algorithm: Algorithm, *, first_phase: bool = True) -> None:
+    """Raise UnsupportedError, by name, for anything in the algorithm, or its place in the run, that the
+    backend can't do."""
+    backend.check(algorithm)
+    needed = {
+        "values": algorithm.critic is not None,
+        "encode": algorithm.teaching is not None,
+        "refer": algorithm.needs_reference and not first_phase,
+    }
+    for method, why, instead in OPTIONAL:
+        if needed[method] and not callable(getattr(backend, method, None)):
+            raise UnsupportedError(
+                f"algorithm {algorithm.name!r} {why}, and backend {backend.name!r} has no {method!r} for "
+                f"that; use {instead}, or the local backend"
+            )

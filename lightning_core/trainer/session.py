@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-from lightning_core.backends.base import Backend, check_critic
+from lightning_core.backends.base import Backend, check_backend
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
@@ -21,7 +21,7 @@ from lightning_core.runner import Runner
 from lightning_core.stores.base import Store
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope
-from lightning_core.trainer.course import Course, make_courses, make_phases
+from lightning_core.trainer.course import Course, check_signals, make_courses, make_phases
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.intermediate import add_automatic, make_rulebook
 from lightning_core.trainer.judging import check_judge
@@ -68,13 +68,13 @@ class Session:
         self.plugins = load_plugins()
         phases = make_phases(trainer.algorithm, trainer.steps)
         self.courses = make_courses(phases, self.plugins)
+        check_signals(self.courses, air=bool(trainer.air), judge=trainer.judge is not None)
         check_judge(trainer.judge, self.courses)
         self.rulebook = make_rulebook(trainer.air, self.plugins)
         self.store = await stack.enter_async_context(open_store(self._store_url(), self.plugins))
         self.backend = make_backend(trainer, self.plugins)
         for course in self.courses:
-            self.backend.check(course.algorithm)
-            check_critic(self.backend, course.algorithm)
+            check_backend(self.backend, course.algorithm, first_phase=course.first == 0)
         stack.push_async_callback(self.backend.close)
         await self.backend.start()
         self.taught = {

@@ -20,7 +20,7 @@ async def value(
     """The trajectories with the critic's values; as they are if the algorithm has no critic."""
     if algorithm.critic is None:
         return list(trajectories)
-    values = await backend.values(trajectories, algorithm.critic)
+    values = await backend.values(trajectories)
     return [
         replace(each, transitions=tuple(replace(t, value=values.get(t.key)) for t in each.transitions))
         for each in trajectories

@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM
 
 from lightning_core.algorithms.base import Critic
 from lightning_core.algorithms.losses import value_loss
-from lightning_core.backends.base import Batch, check_critic
+from lightning_core.backends.base import Batch
 from lightning_core.backends.local import LocalBackend, LoraOptions
 from lightning_core.backends.local.critic import LocalCritic
 from lightning_core.backends.local.descent import OptimizerOptions
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.policy import Policy
-from lightning_core.errors import ModelError, TrainingError, UnsupportedError
+from lightning_core.errors import ModelError, TrainingError
 from lightning_core.types import Key, Trajectory
 from tests.backends.serving import sample_batch, serving
 from tests.backends.test_update import Reinforce, interleaved
@@ -234,12 +234,12 @@ async def test_going_on_from_a_checkpoint_equals_never_having_stopped(
             await backend.update(Batch(step, batch), algorithm)
             await backend.publish()
         await backend.save(tmp_path / "checkpoint")
-        values = await backend.values(batch, algorithm.critic)
+        values = await backend.values(batch)
         metrics = await backend.update(Batch(2, batch), algorithm)
         wanted = weights(backend._started.critic)
     async with serving(folder, lora=lora, learning_rate=1e-2, seed=99) as backend:
         await backend.load(tmp_path / "checkpoint")
-        assert await backend.values(batch, algorithm.critic) == values
+        assert await backend.values(batch) == values
         again = await backend.update(Batch(2, batch), algorithm)
         for name in ("loss", "grad_norm", "value_loss", "value_loss_last", "value_grad_norm"):
             assert again[name] == metrics[name]
@@ -266,27 +266,15 @@ async def test_a_critic_is_made_only_when_an_algorithm_needs_one(qwen: Path, tmp
 
 async def _phase(backend: LocalBackend, batch: tuple[Trajectory, ...]) -> dict[Key, float]:
     """The first update of a phase with a critic, and the values after it."""
-    assert set((await backend.values(batch, Critic())).values()) == {0.0}
+    assert set((await backend.values(batch)).values()) == {0.0}
     await backend.update(Batch(1, with_targets(batch)), WithCritic())
-    return await backend.values(batch, Critic())
+    return await backend.values(batch)
 
 
 async def test_a_checkpoint_whose_critic_is_torn_is_refused(qwen: Path, tmp_path: Path) -> None:
     async with serving(qwen) as backend:
-        await backend.values(await sample_batch(backend), Critic())
+        await backend.values(await sample_batch(backend))
         await backend.save(tmp_path / "checkpoint")
         (tmp_path / "checkpoint" / "critic.safetensors").write_bytes(b"")
         with pytest.raises(ModelError, match="can't go on from checkpoint"):
             await backend.load(tmp_path / "checkpoint")
-
-
-def test_a_backend_without_values_is_refused_by_name() -> None:
-    class NoCritic:
-        name = "hosted"
-
-    backend: Any = NoCritic()
-    algorithm: Any = WithCritic()
-    with pytest.raises(UnsupportedError, match=r"'reinforce' has a critic, and backend 'hosted'"):
-        check_critic(backend, algorithm)
-    check_critic(backend, replace(algorithm, critic=None))
-    check_critic(LocalBackend("tiny"), algorithm)

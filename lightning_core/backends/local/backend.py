@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from lightning_core.algorithms.base import Algorithm, Critic
+from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch
 from lightning_core.backends.local.chat import LocalUpstream
 from lightning_core.backends.local.checkpoint import CRITIC, MOMENTS
@@ -164,7 +164,7 @@ class LocalBackend:
         self._worker = ThreadPoolExecutor(1, "lightning-optimizer")
         self._parts, self.policy_version, self._updates = None, 0, 0
 
-    async def values(self, trajectories: Sequence[Trajectory], critic: Critic) -> dict[Key, float]:
+    async def values(self, trajectories: Sequence[Trajectory]) -> dict[Key, float]:
         """The critic's values; the first call makes it."""
         parts = self._started
         return await self._work(lambda: parts.critic.values(trajectories))
