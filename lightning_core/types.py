@@ -317,7 +317,9 @@ class Transition:
     completion_ids: Sequence[int]
     logprobs: Sequence[float]
     """Log-probabilities of `completion_ids` under the policy that sampled them; NaN in a demonstration."""
-    policy_version: int
+    policy_version: int | None
+    """The version of the weights that sampled it; None if no version did, as of a demonstration, or if the
+    engine did not say."""
     temperature: float = 1.0
     observation: str = ""
     """Digest of what the agent was shown last, the last message before its reply: equal digests are the same

@@ -20,7 +20,7 @@ class FailurePolicy:
     """"drop": the rollout is in no baseline and never trained on. "penalise": it ends with `penalty`
     as its reward and is trained on, so that the policy learns to avoid what made the app fail."""
     penalty: float = 0.0
-    """The reward of a penalised rollout."""
+    """The return of a penalised rollout: its intermediate rewards do not count."""
 
     def __post_init__(self) -> None:
         if self.retries < 0:

@@ -27,16 +27,18 @@ class AgentCounts:
 def to_trajectory(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Reward]) -> Trajectory:
     """The rollout's completed calls as transitions, with the intermediate rewards addressed to them.
 
-    Of several final rewards of the rollout, or of one agent, the last one counts; a penalised rollout has its
-    penalty, for every agent. A reward about a call that was not recorded counts for the rollout alone.
+    Of several final rewards of the rollout, or of one agent, the last one counts. The penalty of a penalised
+    rollout is its whole return, for every agent: what was earned up to where it failed says more of where
+    that was than of how good it was. A reward about a call that was not recorded counts for the rollout
+    alone.
     A trained call without token ids raises TokenIdsError: what was sampled is then unknown.
     """
     if rollout.reward is None:
         raise ValueError(f"rollout {rollout.id!r} has no reward yet")
     intermediate: defaultdict[str, float] = defaultdict(float)
-    given = {} if rollout.status is Status.FAILED else final_rewards(rewards)
-    final: dict[str | None, float] = {None: rollout.reward, **given}
-    for reward in link_rewards(calls, in_order(rewards)):
+    counted = [] if rollout.status is Status.FAILED else link_rewards(calls, in_order(rewards))
+    final: dict[str | None, float] = {None: rollout.reward, **final_rewards(counted)}
+    for reward in counted:
         if reward.kind == "intermediate" and reward.call_id is not None:
             intermediate[reward.call_id] += reward.value
     if lost := intermediate.keys() - {call.id for call in calls}:
@@ -67,7 +69,7 @@ def to_trajectory(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Rew
         task_id=rollout.task.id,
         reward=final[None],
         transitions=tuple(transitions),
-        intermediate=sum(reward.value for reward in rewards if reward.kind == "intermediate"),
+        intermediate=sum(reward.value for reward in counted if reward.kind == "intermediate"),
         agent_rewards={agent: value for agent, value in final.items() if agent is not None},
     )
 
@@ -91,7 +93,7 @@ def _transitions(rollout: Rollout, call: Call, reward: float) -> Iterable[Transi
             prompt_ids=call.prompt_ids,
             completion_ids=choice.completion_ids,
             logprobs=choice.logprobs,
-            policy_version=call.policy_version or 0,
+            policy_version=call.policy_version,
             temperature=call.temperature,
             observation=shown,
             reward=reward,

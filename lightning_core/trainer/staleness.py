@@ -11,7 +11,6 @@ with what its own policy samples.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from statistics import fmean
 
@@ -41,13 +40,12 @@ async def withdraw(store: Store, run_id: str, first: int) -> int:
 
 def measure(trajectories: Iterable[Trajectory], version: int) -> dict[str, float]:
     """Mean and largest staleness of the transitions that carry loss, given the version that is updated;
-    nothing of demonstrations, which no policy has sampled."""
+    nothing of those of which it is not known, such as demonstrations."""
     ages = [
         version - t.policy_version
         for trajectory in trajectories
-        if not math.isnan(trajectory.reward)
         for t in trajectory.transitions
-        if t.trained and t.advantage is not None
+        if t.trained and t.advantage is not None and t.policy_version is not None
     ]
     return {"staleness_mean": fmean(ages), "staleness_max": float(max(ages))} if ages else {}
 

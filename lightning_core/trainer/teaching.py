@@ -21,11 +21,6 @@ def encode_all(
     Raises TaskError, with its place, for one of an agent that is not trained, or that the model's chat
     template can't say.
     """
-    if not callable(getattr(backend, "encode", None)):
-        raise UnsupportedError(
-            f"backend {backend.name!r} can't make tokens of demonstrations: it has no `encode`; use the "
-            "local backend for SFT on demonstrations, or SFT() on its own rollouts"
-        )
     return tuple(_encode(i, row, backend, agents) for i, row in enumerate(teaching.demonstrations))
 
 
@@ -49,7 +44,7 @@ def _encode(index: int, row: Demonstration, backend: Backend, agents: tuple[str,
         prompt_ids=prompt,
         completion_ids=reply,
         logprobs=[math.nan] * len(reply),
-        policy_version=0,
+        policy_version=None,
     )
     return Trajectory(name, group_id=name, task_id=name, reward=math.nan, transitions=(transition,))
 

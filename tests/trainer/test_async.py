@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -154,7 +155,7 @@ def test_staleness_is_that_of_the_transitions_that_carry_loss():
         "staleness_mean": 1.0,
         "staleness_max": 2.0,
     }
-    taught = Trajectory("demonstration", "g", "t", math.nan, (transition(0),))
+    taught = Trajectory("demonstration", "g", "t", math.nan, (replace(transition(0), policy_version=None),))
     assert measure([taught], 7) == measure([], 7) == {}
     assert describe(1.0, 2) == "staleness 1.00, at most 2"
     assert describe(0.0, 0) == ""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from lightning_core.credit.base import total_return
 from lightning_core.errors import TokenIdsError
 from lightning_core.linking import with_final
 from lightning_core.stores.rules import last_final
@@ -133,6 +134,24 @@ def test_a_penalised_rollout_has_its_penalty_for_every_agent():
     given = [Reward(rollout_id="r", attempt=1, value=1.0, agent=agent) for agent in (None, "writer")]
     trajectory = to_trajectory(failed, [call(1)], given)
     assert (trajectory.reward, trajectory.final("writer")) == (-1.0, -1.0)
+
+
+def test_the_penalty_of_a_rollout_is_its_whole_return():
+    failed = rollout.model_copy(update={"status": Status.FAILED, "reward": -1.0})
+    given = [
+        Reward(rollout_id="r", attempt=1, value=-0.2, kind="intermediate", call_id=call_id)
+        for call_id in ("c1", None)
+    ]
+    trajectory = to_trajectory(failed, [call(1)], given)
+    assert total_return(trajectory, "writer") == -1.0
+    assert [t.reward for t in trajectory.transitions] == [0.0]
+    ended = to_trajectory(rollout, [call(1)], given)
+    assert (total_return(ended, "writer"), ended.transitions[0].reward) == (1.0 - 0.4, -0.2)
+
+
+def test_a_version_that_is_not_known_is_no_version():
+    calls = [call(1, policy_version=None), call(2, policy_version=0)]
+    assert [t.policy_version for t in to_trajectory(rollout, calls, []).transitions] == [None, 0]
 
 
 def test_a_trained_call_without_token_ids_is_refused_by_name():
