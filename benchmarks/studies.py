@@ -94,13 +94,8 @@ def grpo(**options: Any) -> Callable[[], Mapping[str, Any]]:
     return lambda: {"algorithm": lightning.GRPO(**options)}
 
 
-def from_sloppy(**settings: Any) -> Callable[[], Mapping[str, Any]]:
-    """GRPO with these settings, from the policy of `recipes.sloppy`; it is made when it is not there."""
-    return lambda: {"model": sloppy_start(), **grpo()(), **settings}
-
-
-def sloppy_start() -> str:
-    """A policy whose queries the database often refuses (some two minutes)."""
+def sloppy() -> str:
+    """A policy whose queries the database often refuses; made when it is not there (some two minutes)."""
     folder = Path(".data/sloppy")
     if not folder.is_dir():
         subprocess.run([sys.executable, "-m", "recipes.sloppy", "--out", str(folder)], check=True)
@@ -150,9 +145,10 @@ STUDIES = MappingProxyType(
                 "Automatic intermediate rewards on the SQL agent",
                 "sql",
                 (
-                    Variant("without AIR", from_sloppy(), key="sloppy-grpo"),
-                    Variant("with AIR", from_sloppy(air=True), key="sloppy-air"),
+                    Variant("without AIR", grpo(), key="sloppy-grpo"),
+                    Variant("with AIR", lambda: {"air": True, **grpo()()}, key="sloppy-air"),
                 ),
+                starts=(Start(model=sloppy),),
                 compared="measured",
                 measure=invalid_share,
                 measured="invalid queries in 1,000 rollouts",

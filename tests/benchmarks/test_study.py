@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.examples import EXAMPLES
+from benchmarks.offpolicy.studies import STUDIES as OFF_POLICY
 from benchmarks.studies import STUDIES, Start
 from benchmarks.study import RUNS, folder_of, main, make_run
 
@@ -16,8 +17,8 @@ from benchmarks.study import RUNS, folder_of, main, make_run
 def test_a_run_lies_in_a_folder_of_its_example_key_steps_and_seed() -> None:
     study = STUDIES["algorithms"]
     assert folder_of(study, study.variant("GRPO"), 2) == Path("runs/studies/sql/grpo-24-seed2")
-    air = STUDIES["air"]
-    assert folder_of(air, air.variant("without AIR"), 2) == folder_of(study, study.variant("GRPO"), 2)
+    replay = OFF_POLICY["replay"]
+    assert folder_of(replay, replay.variant("on-policy"), 2) == folder_of(study, study.variant("GRPO"), 2)
 
 
 def test_an_example_s_run_says_where_it_started() -> None:
@@ -37,11 +38,15 @@ def test_a_run_that_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_variant_has_settings_and_a_folder_of_its_own(name: str) -> None:
+def test_every_variant_has_settings_at_once_and_a_folder_of_its_own(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no start is
     study = STUDIES[name]
     assert len({variant.key for variant in study.variants}) == len(study.variants)
     for variant in study.variants:
         variant.settings()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
