@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 from lightning_core.air.rulebook import Rulebook, is_automatic
@@ -37,7 +38,10 @@ async def add_automatic(
         if rollout.split == "train" and rollout.counts and not any(map(is_automatic, rewards[rollout.id]))
     ]
     events = await store.get_events([rollout.id for rollout in due])
-    fresh = {r.id: rulebook.rewards(r, calls[r.id], events[r.id]) for r in due}
+    # a thread: 0.24 s for 64 rollouts of 100 calls, in which the gateway would answer nobody
+    fresh = await asyncio.to_thread(
+        lambda: {r.id: rulebook.rewards(r, calls[r.id], events[r.id]) for r in due}
+    )
     if given := [reward for of_one in fresh.values() for reward in of_one]:
         await store.add_rewards(given)
     return {rollout_id: [*known, *fresh.get(rollout_id, ())] for rollout_id, known in rewards.items()}

@@ -81,9 +81,8 @@ class Judging:
         self, judge: Judge, endpoint: Endpoint, group: list[Rollout], calls: Mapping[str, Sequence[Call]]
     ) -> list[Reward]:
         """The rewards of one group, stored."""
-        told = {rollout.id: dialogue(calls[rollout.id]) for rollout in group}
-        different = sorted(set(told.values()), key=_digest)
-        question = make_question(judge, group[0].task, different)
+        # a thread: 0.8 s for 8 rollouts of 100 calls, in which the gateway would answer nobody
+        told, different, question = await asyncio.to_thread(_tell, judge, group, calls)
         if question.shortened:
             log.warning(
                 "group %s: %d characters of its transcripts are left out before the judge, to keep within "
@@ -113,8 +112,18 @@ class Judging:
             return [Score.model_validate(one) for one in json.loads(path.read_bytes())["scores"]]
         scores = await endpoint.ask(question)
         path.parent.mkdir(exist_ok=True)
-        self.folder.write_json(name, {"model": judge.model, "scores": [one.model_dump() for one in scores]})
+        content = {"model": judge.model, "scores": [one.model_dump() for one in scores]}
+        await asyncio.to_thread(self.folder.write_json, name, content)  # a busy disk takes 20 ms
         return scores
+
+
+def _tell(
+    judge: Judge, group: Sequence[Rollout], calls: Mapping[str, Sequence[Call]]
+) -> tuple[dict[str, Dialogue], list[Dialogue], Question]:
+    """(what happened in each rollout, those that differ, the question about them)."""
+    told = {rollout.id: dialogue(calls[rollout.id]) for rollout in group}
+    different = sorted(set(told.values()), key=_digest)
+    return told, different, make_question(judge, group[0].task, different)
 
 
 def _reward(judge: Judge, rollout: Rollout, score: Score) -> Reward:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -53,6 +54,8 @@ async def read_lesson(
     if judging is not None:
         rewards = await judging.score(rollouts, calls, rewards)
     ended = [with_final(rollout, rewards[rollout.id]) for rollout in rollouts]
-    trajectories = [to_trajectory(r, calls[r.id], rewards[r.id]) for r in ended if r.reward is not None]
+    trajectories = await asyncio.to_thread(  # 0.2 s for 64 rollouts of 100 calls
+        lambda: [to_trajectory(r, calls[r.id], rewards[r.id]) for r in ended if r.reward is not None]
+    )
     seconds = 0.0 if began is None else time.perf_counter() - began
     return Lesson(ended, calls, trajectories, seconds, rewards)

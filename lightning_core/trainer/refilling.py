@@ -10,6 +10,7 @@ a resumed run asks for nothing twice. When all tasks are used up, the step goes 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 
@@ -25,7 +26,7 @@ from lightning_core.types import Rollout, Task, Trajectory
 async def refill(gathering: Gathering, step: int, course: Course, lesson: Lesson) -> Lesson:
     """The lesson with groups added until enough of the step say something, in at most `refill` rounds."""
     for turn in range(1, course.algorithm.refill + 1):
-        tasks = _spare(gathering, step, course, lesson)
+        tasks = await asyncio.to_thread(_spare, gathering, step, course, lesson)
         if not tasks:
             break
         plan = partial(_plan, gathering, step, course, tasks, lesson.refilled)

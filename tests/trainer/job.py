@@ -7,20 +7,60 @@ the training process, not how long Python takes to start.
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import lightning_core as lightning
 from lightning_core.tracing.scope import current_scope
 
 TASKS_PER_STEP, GROUP_SIZE = 2, 4
-CALLS_PER_ROLLOUT = 2
+SMALL: Any = {"group_size": GROUP_SIZE, "tasks_per_step": TASKS_PER_STEP, "credit": "uniform"}
+PHASE = 4
+"""Steps of each phase."""
+PHASES = 100
 
 
-def fit(folder: Path, *, resume: bool, steps: int, staleness: int = 0, checkpoint_every: int = 1) -> None:
-    """Train; each rollout makes one call as `writer` and one as `critic`."""
+@dataclass(frozen=True)
+class Plain:
+    """GRPO, on-policy, and a checkpoint after each step."""
+
+    checkpoint_every = 1
+    staleness = replay = 0
+    endless = PHASE * PHASES
+
+    def algorithm(self) -> Any:
+        return lightning.GRPO(**SMALL)
+
+    def groups(self, step: int) -> int:
+        """Groups that a step trains on, or tries to."""
+        return TASKS_PER_STEP
+
+
+@dataclass(frozen=True)
+class Everything(Plain):
+    """Rollouts ahead of the update, replay, refill, checkpoints that lie behind, and phases, all at once."""
+
+    checkpoint_every = 3
+    staleness = replay = 1
+
+    def algorithm(self) -> Any:
+        ahead: Any = {**SMALL, "staleness": self.staleness, "replay": self.replay, "refill": 1}
+        turns = lightning.GRPO(**ahead), lightning.GRPO(**ahead, kl=0.01)
+        return [lightning.Phase(turns[n % 2], PHASE) for n in range(PHASES)]
+
+    def groups(self, step: int) -> int:
+        """One of the groups of every other step says nothing, and is replaced."""
+        return TASKS_PER_STEP + (step + 1) % 2
+
+
+def fit(folder: Path, kind: Plain, *, steps: int, ended: Callable[[], object]) -> None:
+    """Train; each rollout makes one call as `writer` and one as `critic`, and says when it `ended`."""
     import openai
 
     client = openai.AsyncOpenAI(api_key="none")
@@ -33,35 +73,73 @@ def fit(folder: Path, *, resume: bool, steps: int, staleness: int = 0, checkpoin
                     model="policy", messages=[{"role": "user", "content": text}], max_completion_tokens=6
                 )
             text = reply.choices[0].message.content or ""
-        # the place in the group, so that no group is equal and every step makes an update
         scope = current_scope()
         assert scope is not None
-        return float(scope.rollout_id.rpartition("-")[2]) / GROUP_SIZE
+        ended()
+        return worth(kind, scope.rollout_id)
 
     lightning.Trainer(
         model="tiny",
         agents=["writer"],
-        algorithm=lightning.GRPO(group_size=GROUP_SIZE, tasks_per_step=TASKS_PER_STEP, staleness=staleness),
-        checkpoint_every=checkpoint_every,
+        algorithm=kind.algorithm(),
+        checkpoint_every=kind.checkpoint_every,
         backend=lightning.LocalBackend("tiny", threads=1),
         steps=steps,
         folder=folder,
-        resume=resume,
+        resume=(folder / "run.json").exists(),
         progress=False,
     ).fit(solve, train=[{"question": f"List the boats with speed above {n}."} for n in range(7)])
 
 
-def fork_fit(folder: Path, *, steps: int, kill_after: float | None, **options: int) -> int:
-    """Fit in a forked child, killed with SIGKILL after so many seconds; returns its wait status."""
+def worth(kind: Plain, rollout_id: str) -> float:
+    """The reward follows from the place in the group; the first group of a step that is refilled is equal."""
+    step, place, member = rollout_id.rpartition("-t")[2].split("-")
+    if place == "0" and kind.groups(int(step.partition("r")[0])) > TASKS_PER_STEP:
+        return 1.0
+    return float(member) / GROUP_SIZE
+
+
+@dataclass
+class Fate:
+    """When a job is killed: so many rollouts after it began, and a moment more.
+
+    Counted in rollouts, so that a slow machine lets it come as far as a fast one. The moment more is at most
+    the longest that nothing ended in the life before: a start, or an update with its checkpoint.
+    """
+
+    draw: random.Random
+    most: int
+    """Rollouts."""
+    longest: float = 1.0
+    """Seconds in which nothing ended."""
+
+    def wait(self, ended: int) -> None:
+        """Return when it is time; `ended` is the pipe that gets a byte from each rollout."""
+        last, longest = time.monotonic(), 0.0
+        for _ in range(self.draw.randrange(self.most)):
+            if not os.read(ended, 1):
+                return  # it ended by itself
+            now = time.monotonic()
+            last, longest = now, max(longest, now - last)
+        self.longest = longest or self.longest
+        time.sleep(self.draw.uniform(0, self.longest))
+
+
+def fork_fit(folder: Path, kind: Plain, *, steps: int, fate: Fate | None) -> int:
+    """Fit in a forked child, killed with SIGKILL by its `fate`; returns its wait status."""
+    ended, ending = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            fit(folder, resume=(folder / "run.json").exists(), steps=steps, **options)
+            fit(folder, kind, steps=steps, ended=lambda: os.write(ending, b"."))
         except BaseException:
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
-    if kill_after is not None:
-        time.sleep(kill_after)
+    os.close(ending)
+    if fate is not None:
+        fate.wait(ended)
         os.kill(pid, signal.SIGKILL)
-    return os.waitpid(pid, 0)[1]
+    status = os.waitpid(pid, 0)[1]
+    os.close(ended)
+    return status

@@ -8,7 +8,9 @@ import multiprocessing
 import os
 import random
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -17,56 +19,60 @@ from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.types import Status
 from tests.trainer import job
 
-ENDLESS = 100_000
-
 
 @dataclass(frozen=True)
 class Trial:
-    """How a job is run and how often it is killed."""
+    """A job that is killed at random moments, `kills` times and until it has made `least` steps."""
 
+    kind: job.Plain
     kills: int
-    staleness: int = 0
-    checkpoint_every: int = 1
+    least: int
+    folder: Path
+    seed: int = field(default_factory=lambda: random.randrange(2**32))
 
-    @property
-    def options(self) -> dict[str, int]:
-        return {"staleness": self.staleness, "checkpoint_every": self.checkpoint_every}
-
-
-@pytest.mark.parametrize(
-    "trial",
-    [Trial(20), Trial(6, staleness=2), Trial(6, staleness=1, checkpoint_every=3)],
-    ids=["on-policy", "ahead", "ahead of the checkpoint"],
-)
-def test_kills_lose_no_rollout_and_count_none_twice(tmp_path, trial):
-    seed = random.randrange(2**32)
-    folder = tmp_path / "run"
-    # a fresh interpreter forks the trainers: this one has threads of its own, which do not survive a fork
-    zygote = multiprocessing.get_context("spawn").Process(target=kill_and_resume, args=(folder, seed, trial))
-    zygote.start()
-    zygote.join()
-    assert zygote.exitcode == 0, f"seed {seed}: the job did not come to its end after its kills"
-    asyncio.run(check(folder, seed, trial))
+    def kill_and_resume(self) -> None:
+        """Kill the job again and again, then let it finish."""
+        for name in ("openai", "lightning_core.backends.local", "lightning_core.trainer.trainer"):
+            importlib.import_module(name)
+        most = (self.kind.checkpoint_every + 1) * job.TASKS_PER_STEP * job.GROUP_SIZE
+        fate = job.Fate(random.Random(self.seed), most)
+        for kill in range(5 * self.kills):
+            if kill >= self.kills and steps_made(self.folder) >= self.least:
+                break
+            status = job.fork_fit(self.folder, self.kind, steps=self.kind.endless, fate=fate)
+            if not os.WIFSIGNALED(status):
+                raise SystemExit(f"kill {kill}: the job ended by itself, with status {status}")
+        if job.fork_fit(self.folder, self.kind, steps=steps_made(self.folder) + 3, fate=None) != 0:
+            raise SystemExit("the resumed job failed")
 
 
-def kill_and_resume(folder: Path, seed: int, trial: Trial) -> None:
-    """Kill the job again and again at random moments, then let it finish.
+Trials = dict[str, tuple[Trial, BaseProcess]]
 
-    On a busy machine a step takes longer: then the moments come later, until some steps lie between them.
-    """
-    for name in ("openai", "lightning_core.backends.local", "lightning_core.trainer.trainer"):
-        importlib.import_module(name)
 
-    draw = random.Random(seed)
-    for kill in range(5 * trial.kills):
-        if kill >= trial.kills and steps_made(folder) >= trial.kills // 2:
-            break
-        late = draw.uniform(0.2, 3.0 + kill / trial.kills)
-        status = job.fork_fit(folder, steps=ENDLESS, kill_after=late, **trial.options)
-        if not os.WIFSIGNALED(status):
-            raise SystemExit(f"kill {kill}: the job ended by itself, with status {status}")
-    if job.fork_fit(folder, steps=steps_made(folder) + 3, kill_after=None, **trial.options) != 0:
-        raise SystemExit("the resumed job failed")
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trials]:
+    """All at once. A fresh interpreter forks the trainers of each: this one has threads of its own, which do
+    not survive a fork."""
+    folder = tmp_path_factory.mktemp("crash")
+    made = {
+        "plain": Trial(job.Plain(), kills=12, least=6, folder=folder / "plain"),
+        "everything": Trial(job.Everything(), kills=8, least=job.PHASE + 2, folder=folder / "everything"),
+    }
+    spawn = multiprocessing.get_context("spawn")
+    begun = {name: (trial, spawn.Process(target=trial.kill_and_resume)) for name, trial in made.items()}
+    for _, process in begun.values():
+        process.start()
+    yield begun
+    for _, process in begun.values():
+        process.join()
+
+
+@pytest.mark.parametrize("name", ["plain", "everything"])
+def test_kills_lose_no_rollout_and_count_none_twice(trials: Trials, name: str) -> None:
+    trial, process = trials[name]
+    process.join()
+    assert process.exitcode == 0, f"seed {trial.seed}: the job did not come to its end after its kills"
+    asyncio.run(check(trial))
 
 
 def steps_made(folder: Path) -> int:
@@ -74,20 +80,21 @@ def steps_made(folder: Path) -> int:
     return max((int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*")), default=0)
 
 
-async def check(folder: Path, seed: int, trial: Trial) -> None:
-    """Every planned rollout was finished once and consumed by the one update of its step."""
-    async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
+async def check(trial: Trial) -> None:
+    """Every planned rollout was finished once and consumed by the update of its step, and by its replays."""
+    seed, kind = trial.seed, trial.kind
+    async with SqliteStore(f"sqlite:///{trial.folder / 'store.db'}") as store:
         (run,) = await store.list_runs()
-        steps = steps_made(folder)
-        assert steps >= trial.kills // 2, (seed, "too few steps between the kills to prove anything")
+        steps = steps_made(trial.folder)
+        assert steps >= trial.least, (seed, "too few steps between the kills to prove anything")
         assert run.status == "finished", seed
         planned = await store.find_rollouts(run.id, split="train")
         # what a resumed run was not yet to begin was withdrawn, and made anew when it was
         rollouts = [r for r in planned if r.status is not Status.CANCELLED and r.step < steps]
-        if trial.checkpoint_every == 1:
+        if trial.kind.checkpoint_every == 1:
             assert len(rollouts) == len(planned), seed
-        per_step = job.TASKS_PER_STEP * job.GROUP_SIZE
-        assert Counter(r.step for r in rollouts) == dict.fromkeys(range(steps), per_step), seed
+        expected = {step: kind.groups(step) * job.GROUP_SIZE for step in range(steps)}
+        assert Counter(r.step for r in rollouts) == expected, seed
         assert set(Counter(r.group_id for r in rollouts).values()) == {job.GROUP_SIZE}, seed
         assert {r.status for r in rollouts} == {Status.SUCCEEDED}, seed
         ids = [r.id for r in rollouts]
@@ -97,14 +104,16 @@ async def check(folder: Path, seed: int, trial: Trial) -> None:
             assert Counter(c.agent for c in done) == {"writer": 1, "critic": 1}, (seed, rollout.id)
             assert [r.value for r in rewards[rollout.id] if r.kind == "final"] == [rollout.reward], seed
         metrics = await store.list_metrics(run.id)
-        assert [m.step for m in metrics] == list(range(steps)), seed
-        assert {m.values["rollouts"] for m in metrics} == {per_step}, seed
-        updates = [m for m in metrics if "policy_version" in m.values]
-        assert len(updates) == steps, (seed, "steps without an update prove nothing of versions")
-        assert [m.values["policy_version"] for m in updates] == list(range(1, len(updates) + 1)), seed
-        made_on = {m.step: int(m.values["policy_version"]) - 1 for m in updates}
+        assert {m.step: m.values["rollouts"] for m in metrics} == expected, seed
+        assert len(metrics) == steps, seed
+        assert [m.values["policy_version"] for m in metrics] == list(range(1, steps + 1)), seed
+        trained = job.TASKS_PER_STEP * job.GROUP_SIZE
+        assert {m.values["agent/writer/transitions"] for m in metrics} == {trained}, seed
         for rollout in rollouts:
-            if rollout.step in made_on:
-                ages = {made_on[rollout.step] - c.policy_version for c in calls[rollout.id]}
-                assert min(ages) >= 0, (seed, rollout.id)
-                assert max(ages) <= trial.staleness, (seed, rollout.id)
+            ages = {rollout.step - c.policy_version for c in calls[rollout.id]}
+            assert min(ages) >= 0, (seed, rollout.id)
+            assert max(ages) <= kind.staleness, (seed, rollout.id)
+        for entry in metrics:  # the first step of a phase replays nothing
+            assert entry.values["staleness_max"] <= kind.staleness + kind.replay, (seed, entry.step)
+            again = bool(kind.replay and entry.step % job.PHASE)
+            assert (entry.values.get("replay/skipped") == 0) == again, (seed, entry.step)

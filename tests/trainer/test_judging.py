@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -166,6 +167,21 @@ async def test_another_rubric_or_model_is_another_question(tmp_path: Path) -> No
         for options in ({}, {"rubric": "shorter is better"}, {"model": "larger"}):
             await (await step(tmp_path, said)).judge(server, **options)
     assert len(server.asked) == 3
+
+
+async def test_a_question_is_made_outside_the_event_loop(tmp_path: Path) -> None:
+    """Long dialogues take their time, and the gateway answers requests meanwhile."""
+    threads: list[str] = []
+
+    def rubric(task: Task) -> str:
+        threads.append(threading.current_thread().name)
+        return "shorter is better"
+
+    made = await step(tmp_path, [(rollout("a"), "0.25"), (rollout("b"), "0.75")], rubric=rubric)
+    with judging(number_said) as server:
+        await made.judge(server)
+    assert threads
+    assert threading.current_thread().name not in threads
 
 
 async def test_a_judge_that_is_down_stops_the_run_by_the_group_s_name_and_loses_nothing(
