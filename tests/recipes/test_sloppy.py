@@ -115,10 +115,13 @@ def test_both_variants_of_the_study_start_from_it_and_differ_in_air_alone(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path(".data/sloppy").mkdir(parents=True)
-    without, with_air = (dict(variant.settings()) for variant in STUDIES["air"].variants)
+    study = STUDIES["air"]
+    without, with_air = (dict(variant.settings()) for variant in study.variants)
     assert with_air.pop("air") is True
     assert without == with_air
-    assert without["model"] == ".data/sloppy"
+    (start,) = study.starts
+    assert start.model is not None
+    assert start.model() == ".data/sloppy"
 
 
 def _begins(demonstration: Demonstration, word: str) -> bool:
