@@ -55,8 +55,8 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trials]:
     not survive a fork."""
     folder = tmp_path_factory.mktemp("crash")
     made = {
-        "plain": Trial(job.Plain(), kills=12, least=6, folder=folder / "plain"),
-        "everything": Trial(job.Everything(), kills=8, least=job.PHASE + 2, folder=folder / "everything"),
+        "plain": Trial(job.Plain(), kills=10, least=6, folder=folder / "plain"),
+        "everything": Trial(job.Everything(), kills=6, least=job.PHASE + 2, folder=folder / "everything"),
     }
     spawn = multiprocessing.get_context("spawn")
     begun = {name: (trial, spawn.Process(target=trial.kill_and_resume)) for name, trial in made.items()}
