@@ -51,6 +51,7 @@ STUDIES = MappingProxyType(
                 (
                     Variant("on-policy", grpo(), key="grpo"),
                     Variant("replay=1", grpo(replay=1)),
+                    Variant("replay=2", grpo(replay=2)),
                 ),
                 seeds=3,
                 measure=mean_staleness,
