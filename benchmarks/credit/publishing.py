@@ -79,7 +79,7 @@ def plot(record: Record, path: Path) -> None:
         for number, method in enumerate(record.methods):
             if (outcome := comparison.outcomes.get(method)) is not None:
                 rollouts = [step * comparison.batch for step in range(len(outcome.curve))]
-                style = {"color": "black", "linewidth": 2} if method == BASE else {"color": f"C{number - 1}"}
+                style = {"color": "black", "linewidth": 2} if method == BASE else {"color": f"C{number}"}
                 place.plot(rollouts, outcome.curve, label=method, **style)
         place.set(title=name, ylim=(0, 1.02), xlabel="rollouts", ylabel="success")
         place.grid(alpha=0.3)
