@@ -12,7 +12,6 @@ import os
 import socket
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +27,8 @@ from lightning_core.types import Attempt, Rollout
 
 log = logging.getLogger(__name__)
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.005, 0.05
-"""Seconds between two looks at an empty queue; the pause doubles while it stays empty."""
+LOOK_SECONDS = 30.0
+"""Between two looks at a queue from which no news came."""
 GRACE_SECONDS = 2.0
 """How long a cancelled function may take to end before its slot is taken from it."""
 
@@ -115,17 +114,25 @@ class Runner:
 
     # filling the slots --------------------------------------------------------------------
     async def _fill_slots(self, stop: asyncio.Event) -> None:
-        pause = SHORTEST_PAUSE
         while not stop.is_set() and self._broken is None:
             self._wake.clear()
-            leased = await self._lease()
-            for attempt in leased:
+            for attempt in await self._lease():
                 self._begin(attempt)
-            pause = SHORTEST_PAUSE if leased else min(2 * pause, LONGEST_PAUSE)
-            full = len(self._slots) >= self.concurrency
-            with suppress(TimeoutError):
-                async with asyncio.timeout(None if full else pause):
-                    await self._wake.wait()
+            await self._rest()
+
+    async def _rest(self) -> None:
+        """Until a slot is free, the runner is to stop or, with a slot free already, there is work."""
+        news = [asyncio.ensure_future(self._wake.wait())]
+        if len(self._slots) < self.concurrency:
+            news.append(asyncio.ensure_future(self.store.wait_queued(LOOK_SECONDS, run_id=self.run_id)))
+        try:
+            done, _ = await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                one.result()
+        finally:
+            for one in news:
+                one.cancel()
+            await asyncio.gather(*news, return_exceptions=True)
 
     async def _hear(self, stop: asyncio.Event) -> None:
         await stop.wait()
@@ -244,14 +251,16 @@ class Runner:
 
     # keeping and giving back --------------------------------------------------------------
     async def _keep_leases(self) -> None:
-        """Extend the leases three times as often as they need it; drop what was taken away."""
+        """Extend the leases three times as often as they need it, and when one was cancelled; drop what was
+        taken away."""
         while True:
-            await asyncio.sleep(self.lease_seconds / 3)
-            slots = list(self._slots.values())
             try:
+                await self.store.wait_cancelled(self.worker, self.lease_seconds / 3)
+                slots = list(self._slots.values())
                 held = await self.store.heartbeat([slot.attempt for slot in slots], self.lease_seconds)
             except StoreError as error:
                 log.warning("heartbeat failed, the next one may do: %s", error)
+                await asyncio.sleep(min(1.0, self.lease_seconds / 3))
                 continue
             kept = {(attempt.rollout.id, attempt.number) for attempt in held}
             for slot in slots:

@@ -10,7 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from lightning_core.types import Attempt, Call, Event, Metrics, ResourceVersion, Reward, Rollout, Run, Status
+from lightning_core.types import (
+    Alert,
+    Attempt,
+    Call,
+    Event,
+    Member,
+    Metrics,
+    ResourceVersion,
+    Reward,
+    Role,
+    Rollout,
+    Run,
+    Status,
+)
 
 
 class Store(Protocol):
@@ -42,6 +55,12 @@ class Store(Protocol):
         handed to two workers at once.
         """
 
+    async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
+        """Wait until there may be something to lease: True soon after, False after `timeout` seconds.
+
+        A hint, for idle workers: another worker may be faster, so lease and see.
+        """
+
     async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
         """Extend the leases; returns those still held, the others are lost or were cancelled."""
 
@@ -59,7 +78,15 @@ class Store(Protocol):
         """
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        """Cancel the unfinished ones among them; returns how many."""
+        """Cancel the unfinished ones among them; returns how many. Their workers are told."""
+
+    async def wait_cancelled(self, worker: str, timeout: float) -> bool:
+        """Wait until something that `worker` held was cancelled: True soon after, False after
+        `timeout` seconds.
+
+        A hint, to stop a running rollout at once: `heartbeat` then says which. One that is missed (the
+        connection was down, nobody waited) is seen at the next heartbeat all the same.
+        """
 
     async def release(self, attempts: Sequence[Attempt]) -> None:
         """Give back unfinished attempts (a clean stop): the rollouts are queued again and may be tried
@@ -117,3 +144,20 @@ class Store(Protocol):
 
     async def list_metrics(self, run_id: str) -> list[Metrics]:
         """By rising step."""
+
+    # who plays in a run, and what is wrong with it ----------------------------------------
+    async def put_member(self, member: Member) -> None:
+        """Insert or replace the member (run_id, role, name): what a process says of itself now."""
+
+    async def remove_member(self, run_id: str, role: Role, name: str) -> None:
+        """Forget a member that has ended; an unknown one is no error."""
+
+    async def list_members(self, run_id: str) -> list[Member]:
+        """By role and name; whoever died is still among them, with an old `seen_at`."""
+
+    async def add_alerts(self, alerts: Sequence[Alert]) -> int:
+        """Record alerts, all or none; one under a known (run_id, id) is left out. Returns how many
+        were new."""
+
+    async def list_alerts(self, run_id: str) -> list[Alert]:
+        """In the order they were added."""

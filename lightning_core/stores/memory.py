@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import threading
 import time
 from collections import defaultdict
@@ -10,8 +11,21 @@ from collections.abc import Iterable, Sequence
 
 from lightning_core.errors import ConfigError, NotFoundError
 from lightning_core.stores import rules
-from lightning_core.stores.waiting import Waiters
-from lightning_core.types import Attempt, Call, Event, Metrics, ResourceVersion, Reward, Rollout, Run, Status
+from lightning_core.stores.waiting import QUEUE, Bells, Waiters, cancelled_of
+from lightning_core.types import (
+    Alert,
+    Attempt,
+    Call,
+    Event,
+    Member,
+    Metrics,
+    ResourceVersion,
+    Reward,
+    Role,
+    Rollout,
+    Run,
+    Status,
+)
 
 
 class MemoryStore:
@@ -24,6 +38,7 @@ class MemoryStore:
             )
         self._lock = threading.Lock()
         self._waiters = Waiters()
+        self._bells = Bells()
         self._runs: dict[str, Run] = {}
         self._rollouts: dict[str, Rollout] = {}
         self._by_run: defaultdict[str, list[str]] = defaultdict(list)
@@ -40,6 +55,8 @@ class MemoryStore:
         self._events: defaultdict[tuple[str, int], dict[tuple[str, str], Event]] = defaultdict(dict)
         self._resources: defaultdict[tuple[str, str], dict[int, ResourceVersion]] = defaultdict(dict)
         self._metrics: defaultdict[str, dict[int, Metrics]] = defaultdict(dict)
+        self._members: defaultdict[str, dict[tuple[Role, str], Member]] = defaultdict(dict)
+        self._alerts: defaultdict[str, dict[str, Alert]] = defaultdict(dict)
 
     async def __aenter__(self) -> MemoryStore:
         return self
@@ -84,6 +101,16 @@ class MemoryStore:
                 attempts.append(self._hold(rollout, worker, now + seconds))
             return attempts
 
+    async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
+        with self._bells.listening(QUEUE) as bell:
+            now = time.time()
+            with self._lock:
+                self._expire(now)
+                if any(map(self._live_queue, list(self._queues) if run_id is None else [run_id])):
+                    return True
+                expiry = self._expiries[0][0] - now if self._expiries else math.inf
+            return await bell.sleep(min(timeout, expiry)) or expiry <= timeout
+
     async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
         until = time.time() + seconds
         with self._lock:
@@ -111,8 +138,15 @@ class MemoryStore:
             found = (self._rollouts[i] for i in dict.fromkeys(rollout_ids) if i in self._rollouts)
             unfinished = [rollout for rollout in found if not rollout.status.finished]
             for rollout in unfinished:
+                lease = self._leases.get(rollout.id)
                 self._put(rules.cancelled(rollout, now))
+                if lease is not None:
+                    self._bells.ring(cancelled_of(lease.worker))
             return len(unfinished)
+
+    async def wait_cancelled(self, worker: str, timeout: float) -> bool:
+        with self._bells.listening(cancelled_of(worker)) as bell:
+            return await bell.sleep(timeout)
 
     async def release(self, attempts: Sequence[Attempt]) -> None:
         with self._lock:
@@ -205,6 +239,31 @@ class MemoryStore:
             steps = self._metrics.get(run_id, {})
             return [steps[step] for step in sorted(steps)]
 
+    # who plays in a run, and what is wrong with it ----------------------------------------
+    async def put_member(self, member: Member) -> None:
+        with self._lock:
+            self._members[member.run_id][member.role, member.name] = member
+
+    async def remove_member(self, run_id: str, role: Role, name: str) -> None:
+        with self._lock:
+            self._members[run_id].pop((role, name), None)
+
+    async def list_members(self, run_id: str) -> list[Member]:
+        with self._lock:
+            members = self._members.get(run_id, {})
+            return [members[key] for key in sorted(members)]
+
+    async def add_alerts(self, alerts: Sequence[Alert]) -> int:
+        with self._lock:
+            before = sum(map(len, self._alerts.values()))
+            for alert in alerts:
+                self._alerts[alert.run_id].setdefault(alert.id, alert)
+            return sum(map(len, self._alerts.values())) - before
+
+    async def list_alerts(self, run_id: str) -> list[Alert]:
+        with self._lock:
+            return list(self._alerts.get(run_id, {}).values())
+
     # inside the lock ----------------------------------------------------------------------
     def _put(self, rollout: Rollout) -> None:
         """Keep a rollout that no worker holds (any more)."""
@@ -213,6 +272,7 @@ class MemoryStore:
         if rollout.status is Status.QUEUED:
             entry = (-rollout.priority, self._places[rollout.id], rollout.id)
             heapq.heappush(self._queues[rollout.run_id], entry)
+            self._bells.ring(QUEUE)
         elif rollout.status.finished:
             self._waiters.finished([rollout.id])
 

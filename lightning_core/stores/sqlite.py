@@ -14,12 +14,24 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 from lightning_core.errors import NotFoundError
-from lightning_core.stores import rules, sqlite_queue
-from lightning_core.stores import sqlite_rows as rows
+from lightning_core.stores import rows, rules, sqlite_queue
 from lightning_core.stores.sqlite_file import path_of
 from lightning_core.stores.sqlite_thread import SqliteThread
-from lightning_core.stores.waiting import Waiters
-from lightning_core.types import Attempt, Call, Event, Metrics, ResourceVersion, Reward, Rollout, Run, Status
+from lightning_core.stores.waiting import QUEUE, Bells, Waiters, cancelled_of
+from lightning_core.types import (
+    Alert,
+    Attempt,
+    Call,
+    Event,
+    Member,
+    Metrics,
+    ResourceVersion,
+    Reward,
+    Role,
+    Rollout,
+    Run,
+    Status,
+)
 
 T = TypeVar("T")
 
@@ -40,6 +52,7 @@ class SqliteStore:
         self._reader = SqliteThread(self.path, writes=False, busy_seconds=busy_seconds)
         self._poll_seconds = poll_seconds
         self._waiters = Waiters()
+        self._bells = Bells()
 
     async def __aenter__(self) -> SqliteStore:
         await self._writer.open()
@@ -67,15 +80,10 @@ class SqliteStore:
 
     # the queue of rollouts ----------------------------------------------------------------
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
-        new = [rows.rollout_row(rollout) for rollout in rollouts]
         statement = rows.insert("rollouts", rows.ROLLOUT, otherwise="OR IGNORE")
-
-        def operation(connection: sqlite3.Connection) -> int:
-            before = connection.total_changes
-            connection.executemany(statement, new)
-            return connection.total_changes - before
-
-        return await self._writer.run(operation)
+        added = await self._added(statement, [rows.rollout_row(rollout) for rollout in rollouts])
+        self._bells.ring(QUEUE)
+        return added
 
     async def lease(
         self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
@@ -93,6 +101,17 @@ class SqliteStore:
         attempts, failed = await self._writer.run(operation)
         self._waiters.finished(failed)
         return attempts
+
+    async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
+        deadline = time.monotonic() + timeout
+        with self._bells.listening(QUEUE) as bell:
+            while not await self._has_work(run_id):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                if await bell.sleep(min(left, self._poll_seconds)):
+                    return True
+        return True
 
     async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
         def operation(connection: sqlite3.Connection) -> list[Attempt]:
@@ -122,19 +141,30 @@ class SqliteStore:
         rollout = await self._writer.run(operation)
         if rollout.status.finished:
             self._waiters.finished([rollout.id])
+        else:
+            self._bells.ring(QUEUE)
         return rollout
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        def operation(connection: sqlite3.Connection) -> list[str]:
+        def operation(connection: sqlite3.Connection) -> tuple[list[str], set[str]]:
             now = time.time()
             found = sqlite_queue.find(connection, rollout_ids).values()
             cancelled = [rules.cancelled(rollout, now) for rollout in found if not rollout.status.finished]
+            ids = [rollout.id for rollout in cancelled]
+            workers = sqlite_queue.workers(connection, ids)
             sqlite_queue.save(connection, cancelled)
-            return [rollout.id for rollout in cancelled]
+            return ids, workers
 
-        cancelled = await self._writer.run(operation)
+        cancelled, workers = await self._writer.run(operation)
         self._waiters.finished(cancelled)
+        for worker in workers:
+            self._bells.ring(cancelled_of(worker))
         return len(cancelled)
+
+    async def wait_cancelled(self, worker: str, timeout: float) -> bool:
+        """Sees at once what this process cancels; other processes' cancellations show in heartbeats."""
+        with self._bells.listening(cancelled_of(worker)) as bell:
+            return await bell.sleep(timeout)
 
     async def release(self, attempts: Sequence[Attempt]) -> None:
         def operation(connection: sqlite3.Connection) -> None:
@@ -145,6 +175,7 @@ class SqliteStore:
 
         if attempts:
             await self._writer.run(operation)
+            self._bells.ring(QUEUE)
 
     async def reclaim(self, worker: str) -> int:
         def operation(connection: sqlite3.Connection) -> int:
@@ -152,7 +183,9 @@ class SqliteStore:
             sqlite_queue.save(connection, [rules.released(rollout) for rollout in found])
             return len(found)
 
-        return await self._writer.run(operation)
+        reclaimed = await self._writer.run(operation)
+        self._bells.ring(QUEUE)
+        return reclaimed
 
     async def find_rollouts(
         self, run_id: str, *, step: int | None = None, split: str | None = None, status: Status | None = None
@@ -237,10 +270,40 @@ class SqliteStore:
         query = f"SELECT {rows.METRICS} FROM metrics WHERE run_id = ? ORDER BY step"
         return await self._select(rows.to_metrics, query, run_id)
 
+    # who plays in a run, and what is wrong with it ----------------------------------------
+    async def put_member(self, member: Member) -> None:
+        await self._insert("members", rows.MEMBER, rows.member_row(member), otherwise="OR REPLACE")
+
+    async def remove_member(self, run_id: str, role: Role, name: str) -> None:
+        query = "DELETE FROM members WHERE run_id = ? AND role = ? AND name = ?"
+        await self._writer.run(lambda connection: connection.execute(query, (run_id, role, name)).close())
+
+    async def list_members(self, run_id: str) -> list[Member]:
+        query = f"SELECT {rows.MEMBER} FROM members WHERE run_id = ? ORDER BY role, name"
+        return await self._select(rows.to_member, query, run_id)
+
+    async def add_alerts(self, alerts: Sequence[Alert]) -> int:
+        statement = rows.insert("alerts", rows.ALERT, otherwise="OR IGNORE")
+        return await self._added(statement, [rows.alert_row(alert) for alert in alerts])
+
+    async def list_alerts(self, run_id: str) -> list[Alert]:
+        query = f"SELECT {rows.ALERT} FROM alerts WHERE run_id = ? ORDER BY rowid"
+        return await self._select(rows.to_alert, query, run_id)
+
     # ways to the threads ------------------------------------------------------------------
     async def _insert(self, table: str, columns: str, row: rows.Row, *, otherwise: str = "") -> None:
         statement = rows.insert(table, columns, otherwise=otherwise)
         await self._writer.run(lambda connection: connection.execute(statement, row).close())
+
+    async def _added(self, statement: str, new: Sequence[rows.Row]) -> int:
+        """How many of the rows an INSERT OR IGNORE put in."""
+
+        def operation(connection: sqlite3.Connection) -> int:
+            before = connection.total_changes
+            connection.executemany(statement, new).close()
+            return connection.total_changes - before
+
+        return await self._writer.run(operation)
 
     async def _insert_all(self, statement: str, to_row: Callable[[T], rows.Row], values: Sequence[T]) -> None:
         if values:  # thousands, perhaps: they become rows on the writer's thread, not on the event loop

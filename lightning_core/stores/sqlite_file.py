@@ -13,26 +13,40 @@ from pathlib import Path
 
 from lightning_core.errors import ConfigError, StoreError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 EVENTS = (
     "CREATE TABLE events (rollout_id TEXT NOT NULL, attempt INTEGER NOT NULL, kind TEXT NOT NULL,"
     " id TEXT NOT NULL, started_at REAL NOT NULL, body BLOB NOT NULL,"
     " PRIMARY KEY (rollout_id, attempt, kind, id))"
 )
+RESOURCES = (
+    "CREATE TABLE resources (run_id TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL,"
+    " kind TEXT NOT NULL, uri TEXT, parent INTEGER, author TEXT NOT NULL, metrics BLOB NOT NULL,"
+    " created_at REAL NOT NULL, chosen_at REAL, PRIMARY KEY (run_id, name, version))"
+)
+MEMBERS = (
+    "CREATE TABLE members (run_id TEXT NOT NULL, role TEXT NOT NULL, name TEXT NOT NULL, url TEXT,"
+    " data BLOB NOT NULL, started_at REAL NOT NULL, seen_at REAL NOT NULL, PRIMARY KEY (run_id, role, name))"
+)
+ALERTS = (
+    "CREATE TABLE alerts (run_id TEXT NOT NULL, id TEXT NOT NULL, rule TEXT NOT NULL, level TEXT NOT NULL,"
+    " message TEXT NOT NULL, step INTEGER, created_at REAL NOT NULL, PRIMARY KEY (run_id, id))"
+)
 REWARD_IDS = "CREATE UNIQUE INDEX rewards_by_id ON rewards (rollout_id, attempt, id) WHERE id IS NOT NULL"
 
 SCHEMA = (
     "CREATE TABLE schema_version (version INTEGER NOT NULL)",
     "CREATE TABLE runs (id TEXT PRIMARY KEY, config BLOB NOT NULL, folder TEXT, status TEXT NOT NULL,"
-    " created_at REAL NOT NULL)",
+    " created_at REAL NOT NULL, provenance BLOB NOT NULL, secret TEXT NOT NULL)",
     # `seq` is the order of arrival; the partial indexes hold only what `lease` looks for, so it costs
     # the same however many rollouts have ended.
     "CREATE TABLE rollouts (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,"
     " run_id TEXT NOT NULL, task BLOB NOT NULL, group_id TEXT NOT NULL, step INTEGER NOT NULL,"
     " split TEXT NOT NULL, sampling BLOB NOT NULL, priority INTEGER NOT NULL,"
     " max_attempts INTEGER NOT NULL, status TEXT NOT NULL, attempts INTEGER NOT NULL, reward REAL,"
-    " error TEXT, created_at REAL NOT NULL, finished_at REAL, worker TEXT, lease_until REAL)",
+    " error TEXT, created_at REAL NOT NULL, finished_at REAL, policy_version INTEGER,"
+    " worker TEXT, lease_until REAL)",
     "CREATE INDEX rollouts_of_run ON rollouts (run_id, step, seq)",
     "CREATE INDEX rollouts_queued ON rollouts (priority DESC, seq) WHERE status = 'queued'",
     "CREATE INDEX rollouts_queued_of_run ON rollouts (run_id, priority DESC, seq) WHERE status = 'queued'",
@@ -51,9 +65,9 @@ SCHEMA = (
     "CREATE INDEX rewards_of_attempt ON rewards (rollout_id, attempt)",
     REWARD_IDS,
     EVENTS,
-    "CREATE TABLE resources (run_id TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL,"
-    " kind TEXT NOT NULL, uri TEXT NOT NULL, parent INTEGER, metrics BLOB NOT NULL,"
-    " created_at REAL NOT NULL, PRIMARY KEY (run_id, name, version))",
+    RESOURCES,
+    MEMBERS,
+    ALERTS,
     "CREATE TABLE metrics (run_id TEXT NOT NULL, step INTEGER NOT NULL, numbers BLOB NOT NULL,"
     " created_at REAL NOT NULL, PRIMARY KEY (run_id, step))",
 )
@@ -65,6 +79,18 @@ MIGRATIONS = {
         EVENTS,
     ),
     2: ("ALTER TABLE rewards ADD COLUMN id TEXT", REWARD_IDS),
+    3: (
+        "ALTER TABLE runs ADD COLUMN provenance BLOB NOT NULL DEFAULT x'7b7d'",
+        "ALTER TABLE runs ADD COLUMN secret TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE rollouts ADD COLUMN policy_version INTEGER",
+        "ALTER TABLE resources RENAME TO older_resources",
+        RESOURCES,
+        "INSERT INTO resources SELECT run_id, name, version, kind, uri, parent, 'trainer', metrics,"
+        " created_at, created_at FROM older_resources",
+        "DROP TABLE older_resources",
+        MEMBERS,
+        ALERTS,
+    ),
 }
 """What leads from each older schema version to the next."""
 

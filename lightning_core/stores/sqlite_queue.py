@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from lightning_core.stores import rules
 from lightning_core.stores.packing import dump_json
-from lightning_core.stores.sqlite_rows import REWARD, ROLLOUT, to_reward, to_rollout
+from lightning_core.stores.rows import REWARD, ROLLOUT, to_reward, to_rollout
 from lightning_core.types import Attempt, Reward, Rollout, Status
 
 SAVE = (
@@ -43,6 +43,12 @@ def held_by(connection: sqlite3.Connection, worker: str) -> list[Rollout]:
     """The running rollouts of that worker."""
     query = f"SELECT {ROLLOUT} FROM rollouts WHERE status = 'running' AND worker = ?"
     return [to_rollout(row) for row in connection.execute(query, (worker,))]
+
+
+def workers(connection: sqlite3.Connection, rollout_ids: Iterable[str]) -> set[str]:
+    """Who holds any of these rollouts."""
+    query = f"SELECT DISTINCT worker FROM rollouts WHERE {AMONG} AND worker IS NOT NULL"
+    return {row[0] for row in connection.execute(query, (json_list(rollout_ids),))}
 
 
 def has_work(connection: sqlite3.Connection, run_id: str | None, now: float) -> bool:

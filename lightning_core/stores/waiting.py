@@ -1,4 +1,4 @@
-"""Waking those who wait for rollouts to finish, within one process.
+"""Waking those who wait for rollouts to finish, for work or for a cancellation, within one process.
 
 A waiter sleeps on its own event loop; the finish may happen on another thread. Work done by other
 processes is not seen here: a store that is shared between processes also looks now and then.
@@ -16,7 +16,7 @@ from threading import Lock
 class Waiter:
     """One sleeper, and the rollouts whose end it has not heard of."""
 
-    def __init__(self, rollout_ids: Iterable[str]) -> None:
+    def __init__(self, rollout_ids: Iterable[str] = ()) -> None:
         self.pending = set(rollout_ids)
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
@@ -72,3 +72,40 @@ class Waiters:
                 others.discard(waiter)
                 if not others:
                     del self._by_rollout[rollout_id]
+
+
+class Bells:
+    """News without content: whoever listens to a topic is woken when it is rung."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._listeners: defaultdict[str, set[Waiter]] = defaultdict(set)
+
+    @contextmanager
+    def listening(self, topic: str) -> Iterator[Waiter]:
+        """A waiter that is woken by the first ring from now on."""
+        waiter = Waiter()
+        with self._lock:
+            self._listeners[topic].add(waiter)
+        try:
+            yield waiter
+        finally:
+            with self._lock:
+                self._listeners[topic].discard(waiter)
+                if not self._listeners[topic]:
+                    del self._listeners[topic]
+
+    def ring(self, topic: str) -> None:
+        """Wake all who listen to the topic, from any thread."""
+        with self._lock:
+            for waiter in self._listeners.get(topic, ()):
+                waiter.wake()
+
+
+QUEUE = "queue"
+"""Rung when a rollout is queued."""
+
+
+def cancelled_of(worker: str) -> str:
+    """Rung when something that this worker holds is cancelled."""
+    return f"cancelled {worker}"

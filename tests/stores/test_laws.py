@@ -14,9 +14,11 @@ from pydantic import JsonValue
 from lightning_core.errors import LeaseLostError, NotFoundError, RewardError
 from lightning_core.stores.base import Store
 from lightning_core.types import (
+    Alert,
     Attempt,
     Call,
     Choice,
+    Member,
     Metrics,
     ResourceVersion,
     Reward,
@@ -69,6 +71,45 @@ async def test_enqueue_twice_keeps_the_first(store: Store) -> None:
     assert (await find(store, "a")).status is Status.SUCCEEDED
     assert names(await store.find_rollouts("run")) == ["a", "b", "c"]
     assert await store.enqueue([]) == 0
+
+
+async def test_an_idle_worker_is_told_of_work(store: Store) -> None:
+    assert not await store.wait_queued(0.0)
+    waiting = asyncio.create_task(store.wait_queued(LONG, run_id="run"))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await store.enqueue([rollout("a")])
+    async with asyncio.timeout(LONG / 2):
+        assert await waiting
+    assert await store.wait_queued(0.0), "what is queued already is told at once"
+    assert not await store.wait_queued(0.0, run_id="another")
+    attempt = await lease_one(store)
+    assert not await store.wait_queued(0.0)
+    waiting = asyncio.create_task(store.wait_queued(LONG))
+    await asyncio.sleep(0.05)
+    await store.release([attempt])
+    async with asyncio.timeout(LONG / 2):
+        assert await waiting, "what is given back is work again"
+
+
+async def test_an_idle_worker_is_told_of_a_lease_that_ran_out(store: Store) -> None:
+    await store.enqueue([rollout("a", max_attempts=2)])
+    await lease_one(store, seconds=GONE)
+    assert await store.wait_queued(0.0)
+
+
+async def test_a_worker_is_told_of_a_cancellation(store: Store) -> None:
+    await store.enqueue([rollout("a"), rollout("b")])
+    mine, theirs = await lease_one(store, "mine"), await lease_one(store, "theirs")
+    waiting = {name: asyncio.create_task(store.wait_cancelled(name, LONG)) for name in ("mine", "theirs")}
+    await asyncio.sleep(0.05)
+    await store.cancel([mine.rollout.id])
+    async with asyncio.timeout(LONG / 2):
+        assert await waiting["mine"]
+    assert not waiting["theirs"].done()
+    assert names(await store.heartbeat([mine, theirs], LONG)) == [theirs.rollout.id]
+    waiting["theirs"].cancel()
+    assert not await store.wait_cancelled("theirs", 0.0)
 
 
 async def test_what_is_enqueued_comes_back_whole(store: Store) -> None:
@@ -787,3 +828,32 @@ async def test_an_operation_that_fails_harms_no_other_of_the_same_moment(store: 
     assert isinstance(results[10], LeaseLostError)
     assert all(isinstance(one, Rollout) for i, one in enumerate(results) if i != 10)
     assert len(await store.find_rollouts("run", status=Status.SUCCEEDED)) == 20
+
+
+# who plays in a run, and what is wrong with it ------------------------------------------------
+async def test_members_are_as_they_last_said(store: Store) -> None:
+    worker = Member(run_id="run", role="runner", name="b", data={"pid": 7, "slots": [1, None]}, seen_at=5.0)
+    others = [worker.model_copy(update=changed) for changed in ({"name": "a"}, {"run_id": "x"})]
+    gateway = Member(run_id="run", role="gateway", name="g", url="http://127.0.0.1:1", started_at=1.0)
+    for member in (worker, gateway, *others):
+        await store.put_member(member)
+    later = worker.model_copy(update={"seen_at": 6.0})
+    await store.put_member(later)
+    assert await store.list_members("run") == [gateway, others[0], later]
+    await store.remove_member("run", "runner", "a")
+    await store.remove_member("run", "runner", "nobody")
+    assert await store.list_members("run") == [gateway, later]
+    assert await store.list_members("nothing") == []
+
+
+async def test_an_alert_counts_once(store: Store) -> None:
+    first = Alert(run_id="run", id="collapse/3", rule="reward_collapse", message="fell: \ud83d", step=3)
+    second = Alert(run_id="run", id="disk", rule="disk", level="critical", message="full", created_at=1.0)
+    assert await store.add_alerts([first, second]) == 2
+    assert await store.add_alerts([first.model_copy(update={"message": "again"})]) == 0
+    assert await store.add_alerts([]) == 0
+    known = await store.list_alerts("run")
+    assert [alert.id for alert in known] == ["collapse/3", "disk"]
+    assert known[1] == second
+    assert known[0].message.startswith("fell: ")
+    assert await store.list_alerts("nothing") == []

@@ -21,7 +21,7 @@ from pydantic import PrivateAttr
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.types import Call, Reward, Rollout, Run, Span, Status, Task, ToolEvent
+from lightning_core.types import Call, ResourceVersion, Reward, Rollout, Run, Span, Status, Task, ToolEvent
 
 ROOT = Path(__file__).parents[2]
 
@@ -199,7 +199,7 @@ async def test_a_schema_of_another_version_is_refused(tmp_path: Path, url: str) 
     await open_and_close(url)
     with closing(sqlite3.connect(tmp_path / "runs.db")) as other, other:
         other.execute("UPDATE schema_version SET version = 99")
-    with pytest.raises(StoreError, match=r"schema version 99, this program reads 3"):
+    with pytest.raises(StoreError, match=r"schema version 99, this program reads 4"):
         await open_and_close(url)
 
 
@@ -214,6 +214,16 @@ async def test_a_store_of_the_first_schema_is_brought_up_to_date_with_all_it_hol
         old.execute("ALTER TABLE rewards DROP COLUMN id")
         for column in ("response_id", "endpoint"):
             old.execute(f"ALTER TABLE calls DROP COLUMN {column}")
+        for table, column in (("runs", "provenance"), ("runs", "secret"), ("rollouts", "policy_version")):
+            old.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+        for table in ("members", "alerts", "resources"):
+            old.execute(f"DROP TABLE {table}")
+        old.execute(
+            "CREATE TABLE resources (run_id TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL,"
+            " kind TEXT NOT NULL, uri TEXT NOT NULL, parent INTEGER, metrics BLOB NOT NULL,"
+            " created_at REAL NOT NULL, PRIMARY KEY (run_id, name, version))"
+        )
+        old.execute("INSERT INTO resources VALUES ('run', 'policy', 3, 'weights', '/w', 2, '{}', 5.0)")
         old.execute("UPDATE schema_version SET version = 1")
     event = ToolEvent(id="t", rollout_id="r1", attempt=1, agent="w", name="f", started_at=1, ended_at=1)
     seen = Call(
@@ -235,6 +245,11 @@ async def test_a_store_of_the_first_schema_is_brought_up_to_date_with_all_it_hol
         for _ in range(2):
             await store.add_rewards([Reward(rollout_id="r1", attempt=1, value=1.0, id="x")])
         assert len((await store.get_rewards(["r1"]))["r1"]) == 1
+        (weights,) = await store.list_resources("run")
+        assert weights == ResourceVersion(
+            run_id="run", version=3, uri="/w", parent=2, created_at=5.0, chosen_at=5.0
+        )
+        assert await store.list_members("run") == []
 
 
 async def test_a_damaged_file_is_refused_with_its_name(tmp_path: Path, url: str) -> None:

@@ -1,4 +1,4 @@
-"""Stored values as rows of the SQLite schema, and back.
+"""Stored values as rows of a relational schema, and back.
 
 The columns of each table are written down once, here, in the order of the tuples.
 """
@@ -21,9 +21,11 @@ from lightning_core.stores.packing import (
 )
 from lightning_core.stores.rules import event_id
 from lightning_core.types import (
+    Alert,
     Attempt,
     Call,
     Event,
+    Member,
     Metrics,
     ResourceVersion,
     Reward,
@@ -39,7 +41,7 @@ _EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 
 ROLLOUT = (
     "id, run_id, task, group_id, step, split, sampling, priority, max_attempts, status, attempts,"
-    " reward, error, created_at, finished_at"
+    " reward, error, created_at, finished_at, policy_version"
 )
 CALL = (
     "rollout_id, attempt, id, agent, trained, dialect, model, temperature, policy_version, status, error,"
@@ -48,9 +50,11 @@ CALL = (
 )
 EVENT = "rollout_id, attempt, kind, id, started_at, body"
 REWARD = "rollout_id, attempt, value, kind, agent, call_id, source, reason, created_at, id"
-RUN = "id, config, folder, status, created_at"
-RESOURCE = "run_id, name, version, kind, uri, parent, metrics, created_at"
+RUN = "id, config, folder, status, created_at, provenance, secret"
+RESOURCE = "run_id, name, version, kind, uri, parent, author, metrics, created_at, chosen_at"
 METRICS = "run_id, step, numbers, created_at"
+MEMBER = "run_id, role, name, url, data, started_at, seen_at"
+ALERT = "run_id, id, rule, level, message, step, created_at"
 
 
 def insert(table: str, columns: str, *, otherwise: str = "") -> str:
@@ -85,6 +89,7 @@ def rollout_row(rollout: Rollout) -> Row:
         rollout.error,
         rollout.created_at,
         rollout.finished_at,
+        rollout.policy_version,
     )
 
 
@@ -106,6 +111,7 @@ def to_rollout(row: sqlite3.Row | Row) -> Rollout:
         error=row[12],
         created_at=row[13],
         finished_at=row[14],
+        policy_version=row[15],
     )
 
 
@@ -187,11 +193,20 @@ def to_reward(row: Row) -> Reward:
 
 
 def run_row(run: Run) -> Row:
-    return run.id, dump_json(run.config), run.folder, run.status, run.created_at
+    provenance = dump_json(run.provenance)
+    return run.id, dump_json(run.config), run.folder, run.status, run.created_at, provenance, run.secret
 
 
 def to_run(row: Row) -> Run:
-    return Run(id=row[0], config=load_json(row[1]), folder=row[2], status=row[3], created_at=row[4])
+    return Run(
+        id=row[0],
+        config=load_json(row[1]),
+        folder=row[2],
+        status=row[3],
+        created_at=row[4],
+        provenance=load_json(row[5]),
+        secret=row[6],
+    )
 
 
 def resource_row(version: ResourceVersion) -> Row:
@@ -202,22 +217,16 @@ def resource_row(version: ResourceVersion) -> Row:
         version.kind,
         version.uri,
         version.parent,
+        version.author,
         dump_json(version.metrics),
         version.created_at,
+        version.chosen_at,
     )
 
 
 def to_resource(row: Row) -> ResourceVersion:
-    return ResourceVersion(
-        run_id=row[0],
-        name=row[1],
-        version=row[2],
-        kind=row[3],
-        uri=row[4],
-        parent=row[5],
-        metrics=load_json(row[6]),
-        created_at=row[7],
-    )
+    fields = dict(zip(RESOURCE.split(", "), row, strict=True))
+    return ResourceVersion(**{**fields, "metrics": load_json(row[7])})
 
 
 def metrics_row(metrics: Metrics) -> Row:
@@ -226,3 +235,22 @@ def metrics_row(metrics: Metrics) -> Row:
 
 def to_metrics(row: Row) -> Metrics:
     return Metrics(run_id=row[0], step=row[1], values=load_json(row[2]), created_at=row[3])
+
+
+def member_row(member: Member) -> Row:
+    data = dump_json(member.data)
+    return member.run_id, member.role, member.name, member.url, data, member.started_at, member.seen_at
+
+
+def to_member(row: Row) -> Member:
+    fields = dict(zip(MEMBER.split(", "), row, strict=True))
+    return Member(**{**fields, "data": load_json(row[4])})
+
+
+def alert_row(alert: Alert) -> Row:
+    message = plain(alert.message)
+    return alert.run_id, alert.id, alert.rule, alert.level, message, alert.step, alert.created_at
+
+
+def to_alert(row: Row) -> Alert:
+    return Alert(**dict(zip(ALERT.split(", "), row, strict=True)))

@@ -1,0 +1,43 @@
+"""The words of this project as values: what is stored, sent and trained on.
+
+Stored or sent values are frozen pydantic models; values that live only inside a training step are
+frozen slotted dataclasses. `None` always means "not yet" or "not given", never a number in disguise.
+"""
+
+from lightning_core.types.calls import UNNAMED, Call, CallStatus, Choice, Who
+from lightning_core.types.events import Event, Span, ToolErrorType, ToolEvent
+from lightning_core.types.record import Record
+from lightning_core.types.rollouts import Attempt, Reward, Rollout, Sampling, Status
+from lightning_core.types.runs import Alert, Member, Metrics, ResourceVersion, Role, Run
+from lightning_core.types.tasks import Demonstration, Split, Task
+from lightning_core.types.training import Key, Trajectory, Transition
+
+__all__ = [
+    "UNNAMED",
+    "Alert",
+    "Attempt",
+    "Call",
+    "CallStatus",
+    "Choice",
+    "Demonstration",
+    "Event",
+    "Key",
+    "Member",
+    "Metrics",
+    "Record",
+    "ResourceVersion",
+    "Reward",
+    "Role",
+    "Rollout",
+    "Run",
+    "Sampling",
+    "Span",
+    "Split",
+    "Status",
+    "Task",
+    "ToolErrorType",
+    "ToolEvent",
+    "Trajectory",
+    "Transition",
+    "Who",
+]

@@ -1,0 +1,68 @@
+"""What is recorded of an LLM request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field, JsonValue
+
+from lightning_core.types.record import Record
+
+UNNAMED = "unnamed"
+"""The agent of a call that nobody claimed: no plugin answered and no `agent(...)` block was open."""
+
+
+class Choice(Record):
+    """One sampled reply of a call (`n > 1` gives several)."""
+
+    index: int = 0
+    completion_ids: list[int] | None = None
+    """Token ids as the engine sampled them, the stop token included; None if the engine gave none."""
+    logprobs: list[float] | None = None
+    """Natural log-probability of each completion id at the temperature it was sampled with."""
+    finish_reason: str | None = None
+    message: dict[str, JsonValue] = Field(default_factory=dict)
+    """The assistant message the app was given."""
+
+
+CallStatus = Literal["completed", "cancelled", "failed"]
+
+
+class Call(Record):
+    """One recorded LLM request and its reply."""
+
+    id: str
+    """Shared by the retries of one request; the last try is the one kept."""
+    rollout_id: str | None
+    attempt: int | None
+    agent: str
+    trained: bool
+    """Whether the agent is one of those being trained."""
+    dialect: str = "chat"
+    model: str = ""
+    request: dict[str, JsonValue] = Field(default_factory=dict)
+    prompt_ids: list[int] | None = None
+    choices: list[Choice] = Field(default_factory=list)
+    temperature: float = 1.0
+    policy_version: int | None = None
+    """The version of the weights that answered."""
+    status: CallStatus = "completed"
+    error: str | None = None
+    started_at: float
+    ended_at: float
+    response_id: str | None = None
+    """The id of the reply, as the app was given it."""
+    endpoint: str | None = None
+    """Where the app sent it, when that was not the gateway: such a call was only seen, and is never
+    trained on. None for a call that the gateway answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """A plugin's answer to "who is calling right now?"."""
+
+    agent: str
+    entered: int = 0
+    """When the caller's innermost scope was entered (see `tracing.scope.enter_order`): larger is inner."""
+    framework: str = ""
