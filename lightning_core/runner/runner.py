@@ -122,7 +122,7 @@ class Runner:
 
     async def _rest(self) -> None:
         """Until a slot is free, the runner is to stop or, with a slot free already, there is work."""
-        news = [asyncio.ensure_future(self._wake.wait())]
+        news: list[asyncio.Future[bool]] = [asyncio.ensure_future(self._wake.wait())]
         if len(self._slots) < self.concurrency:
             news.append(asyncio.ensure_future(self.store.wait_queued(LOOK_SECONDS, run_id=self.run_id)))
         try:
