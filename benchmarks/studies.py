@@ -114,12 +114,10 @@ def credits_of(example: str, names: tuple[str, ...], title: str) -> Study:
     return Study(f"credit-{example}", title, example, tuple(variants))
 
 
-ALL_CREDIT = (
-    *("uniform", "per_agent", "discounted", "turn", "anchor", "hierarchical"),
-    *("state", "tabular", "relevance"),
-)
-"""Those that need no critic; what has one is PPO, in the study of algorithms."""
-ONE_AGENT = tuple(name for name in ALL_CREDIT if name != "per_agent")
+COMPARED = ("uniform", "per_agent", "turn", "anchor", "relevance")
+"""The paper's method, the default before, the two best known of others, and the default. What needs a critic is
+PPO's, in the study of algorithms; the rest is compared where the truth is known (`benchmarks.credit`)."""
+ONE_AGENT = tuple(name for name in COMPARED if name != "per_agent")
 """With a single agent, per_agent is uniform."""
 
 STUDIES = MappingProxyType(
@@ -153,7 +151,7 @@ STUDIES = MappingProxyType(
                 measure=invalid_share,
                 measured="invalid queries in 1,000 rollouts",
             ),
-            credits_of("sql", ALL_CREDIT, "Credit methods on the SQL agent"),
+            credits_of("sql", COMPARED, "Credit methods on the SQL agent"),
             credits_of("calc", ONE_AGENT, "Credit methods on the calculator agent"),
             credits_of("rag", ONE_AGENT, "Credit methods on the research agent"),
         )
