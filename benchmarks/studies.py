@@ -115,8 +115,8 @@ def credits_of(example: str, names: tuple[str, ...], title: str) -> Study:
 
 
 COMPARED = ("uniform", "per_agent", "turn", "anchor", "relevance")
-"""The paper's method, the default before, the two best known of others, and the default. What needs a critic is
-PPO's, in the study of algorithms; the rest is compared where the truth is known (`benchmarks.credit`)."""
+"""The paper's method, the default before, the two best known of others, and the default. What needs a critic
+is PPO's, in the study of algorithms; the rest is compared where the truth is known (`benchmarks.credit`)."""
 ONE_AGENT = tuple(name for name in COMPARED if name != "per_agent")
 """With a single agent, per_agent is uniform."""
 
