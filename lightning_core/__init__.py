@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lightning_core.judge.judge import Judge as Judge
     from lightning_core.plugins import attach as attach
     from lightning_core.runner import FailurePolicy as FailurePolicy
+    from lightning_core.runner.processes import Processes as Processes
     from lightning_core.tracing.environment import environment as environment
     from lightning_core.tracing.rewards import reward as reward
     from lightning_core.tracing.scope import agent as agent
@@ -59,6 +60,7 @@ _HOMES = {
     "ReinforcePP": "algorithms.reinforce_pp",
     "PPO": "algorithms.ppo",
     "Phase": "algorithms.base",
+    "Processes": "runner.processes",
     "Rollout": "types",
     "SFT": "algorithms.sft",
     "Records": "air.base",

@@ -55,3 +55,9 @@ def lightning_register_air(register: Register) -> None:
     register("sql_error", "lightning_core.air.sql:sql_error")
     register("repeated_call", "lightning_core.air.replies:repeated_call")
     register("cut_by_length", "lightning_core.air.replies:cut_by_length")
+
+
+@hookimpl
+def lightning_register_executors(register: Register) -> None:
+    register("asyncio", "lightning_core.runner.in_process:InProcess")
+    register("processes", "lightning_core.runner.processes:Processes")

@@ -16,6 +16,7 @@
     │   ├── AccessError        a token that is missing, forged or of another rollout
     │   ├── ContextLengthError a prompt longer than the model's context
     │   └── TokenIdsError      an engine reply without token ids, asked for training
+    ├── ExecutorError          a program, process or actor that ran a rollout and broke
     ├── ExportError            a collector that can't be reached, or that refuses what it is sent
     ├── TrainingError          an update that can't be made (no data, non-finite gradient)
     └── InstrumentationError   the OpenAI SDK offers no place to tag its requests
@@ -86,6 +87,10 @@ class ContextLengthError(GatewayError):
 
 class TokenIdsError(GatewayError):
     """An engine reply without token ids where training needs them."""
+
+
+class ExecutorError(LightningError):
+    """A program, a worker process or an actor that ran a rollout and broke."""
 
 
 class ExportError(LightningError):

@@ -42,6 +42,9 @@ def train(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of task order and sampling.")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Rollouts at the same time.")] = None,
+    executor: Annotated[
+        str | None, typer.Option(help="Where rollouts run: asyncio, processes or ray.")
+    ] = None,
     air: Annotated[
         bool | None, typer.Option("--air/--no-air", help="Automatic intermediate rewards.")
     ] = None,
@@ -68,6 +71,7 @@ def train(
             "folder": folder,
             "seed": seed,
             "concurrency": concurrency,
+            "executor": executor,
             "air": air,
         },
         resume=resume,

@@ -1,9 +1,9 @@
 """The one way in which the runner has an attempt run: an `Executor`, and the `Crew` it makes for a function.
 
-The runner leases, counts the seconds and records. *Where* the user's function runs, on this loop, in a process
-of its own or on another machine, and how it is really ended there, is the executor's matter alone. The two
-meet in the attempt's `Scope`: what was noticed of the attempt, wherever that was, is in the runner's scope
-when `Crew.run` ends.
+The runner leases, counts the seconds and records. *Where* the user's function runs, on this loop, in another
+process or on another machine, and how it is really ended there, is the executor's matter alone. The two meet
+in the attempt's `Scope`: what was noticed of the attempt, wherever that was, is in the runner's scope when
+`Crew.run` ends.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class Crew(Protocol):
     async def run(self, scope: Scope, task: Task, begun: Callable[[], None]) -> Outcome:
         """Run one attempt, in `scope`.
 
-        `begun` is called when the function is about to run: until then the attempt may have waited for a
-        process. Whatever becomes of the function, or of the process that it runs in, is an outcome. Cancelling
-        ends the attempt, and raises CancelledError when nothing of it runs any more; where it can't be
-        ended, an outcome that says `left_behind` is returned instead. In each case `scope` then holds what
-        was noticed.
+        `begun` is called once, when the function is about to run: until then the attempt may have waited for
+        a process. Whatever becomes of the function, or of the process that it runs in, is an outcome.
+        Cancelling ends the attempt, and raises CancelledError when nothing of it runs any more; where it
+        can't be ended, an outcome that says `left_behind` is returned instead. In each case `scope` then
+        holds what was noticed.
         """
 
 

@@ -18,6 +18,7 @@ from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import Plugins, load_plugins
 from lightning_core.runner import Runner
+from lightning_core.runner.executor import make_executor
 from lightning_core.stores.base import Store
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope
@@ -125,6 +126,7 @@ class Session:
             worker=worker,
             on_finished=lambda rollout: self.on_rollout(rollout),
             judged=self.trainer.judge is not None and self.trainer.judge.weight == 1,
+            executor=make_executor(self.trainer.executor, self.plugins),
         )
         self._serving = asyncio.create_task(runner.serve(self._stop))
 

@@ -19,6 +19,7 @@ from lightning_core.algorithms.grpo import GRPO
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.judge.judge import Judge
 from lightning_core.runner import FailurePolicy
+from lightning_core.runner.executor import Executor
 from lightning_core.trainer.course import asks_for_rollouts, count_steps
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.folder import RunFolder
@@ -69,6 +70,8 @@ class Trainer:
     CPU per call than with 32 (it looks at every connection at each request); below 16 the engine idles."""
     timeout: float | None = 300.0
     """Seconds one rollout may take."""
+    executor: Executor | str = "asyncio"
+    """Where rollouts run: "asyncio" (this process), "processes", "ray", or an executor object with options."""
     on_failure: FailurePolicy = field(default_factory=FailurePolicy)
     air: AIR | bool | None = None
     """Automatic intermediate rewards: True for the default rules, or an `AIR` of your own."""

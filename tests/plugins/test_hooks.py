@@ -19,6 +19,7 @@ PARTS = {
     "lightning_register_credit": "credit",
     "lightning_register_algorithms": "algorithm",
     "lightning_register_air": "air",
+    "lightning_register_executors": "executor",
 }
 
 
@@ -51,6 +52,10 @@ class Answering:
 
     @hookspecs.hookimpl
     def lightning_register_air(self, register: hookspecs.Register) -> None:
+        register("mine", "fractions:Fraction")
+
+    @hookspecs.hookimpl
+    def lightning_register_executors(self, register: hookspecs.Register) -> None:
         register("mine", "fractions:Fraction")
 
 
