@@ -8,7 +8,7 @@ from pathlib import Path
 FRAMES = 4
 """The innermost frames of the app that are kept: enough to find the line."""
 MOST_CHARACTERS = 2000
-NOTE = 900
+NOTE = 1500
 """Characters of one note."""
 
 

@@ -37,7 +37,7 @@ class Member:
         ours, theirs = socket.socketpair()
         with theirs:
             program = await Warded.start(
-                [sys.executable, "-X", "faulthandler", "-c", boot(theirs.fileno())],
+                [sys.executable, "-c", boot(theirs.fileno())],
                 grace=grace,
                 pass_fds=(theirs.fileno(),),
                 stderr=asyncio.subprocess.PIPE,

@@ -25,7 +25,7 @@ def pack(solve: Solve, executor: str) -> bytes:
     try:
         packed: bytes = cloudpickle.dumps(solve)
     except Exception as error:
-        culprit = _find_culprit(solve, _name(solve), DEEPEST)
+        culprit = _find_culprit(solve, DEEPEST)
         what = "it" if culprit is None else f"its {culprit}"
         raise ConfigError(
             f"executor={executor!r} needs to send {_name(solve)!r} to another process, and {what} can't be "
@@ -35,14 +35,23 @@ def pack(solve: Solve, executor: str) -> bytes:
     return packed
 
 
-def _find_culprit(owner: object, name: str, depth: int) -> str | None:
-    """The innermost thing that can't be pickled, and where it is; None if it can't be told."""
+def _find_culprit(owner: object, depth: int) -> str | None:
+    """The innermost thing that can't be pickled, and whose it is; None if it can't be told."""
     for where, value in _parts(owner):
         if not _goes(value):
-            within = _find_culprit(value, where, depth - 1) if depth else None
+            within = _find_culprit(value, depth - 1) if depth and _is_ours(value, owner) else None
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            return within or f"{where} of {name!r}, a {kind},"
+            return within or f"{where} of {_name(owner)!r}, a {kind},"
     return None
+
+
+def _is_ours(value: object, owner: object) -> bool:
+    """Whether to look inside: at the app's functions and the object of its method, not at a library's."""
+    return (
+        isinstance(value, functools.partial)
+        or inspect.isroutine(value)
+        or value is getattr(owner, "__self__", None)
+    )
 
 
 def _parts(owner: object) -> Iterator[tuple[str, Any]]:
@@ -52,7 +61,7 @@ def _parts(owner: object) -> Iterator[tuple[str, Any]]:
         yield from ((f"argument {name!r}", value) for name, value in owner.keywords.items())
         yield "function", owner.func
     elif inspect.ismethod(owner):
-        yield f"object {type(owner.__self__).__name__!r}", owner.__self__
+        yield "object", owner.__self__
     elif inspect.isfunction(owner):
         found = inspect.getclosurevars(owner)
         yield from ((f"global {name!r}", value) for name, value in found.globals.items())
@@ -72,4 +81,4 @@ def _goes(value: object) -> bool:
 
 
 def _name(solve: object) -> str:
-    return getattr(solve, "__qualname__", type(solve).__qualname__)
+    return getattr(solve, "__name__", type(solve).__name__)

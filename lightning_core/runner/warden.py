@@ -8,9 +8,9 @@ the program is ended: SIGTERM to all, after GRACE seconds SIGKILL, again and aga
 
 Why a process: on Linux a process may be made the parent of all orphans beneath it (PR_SET_CHILD_SUBREAPER),
 so that daemons and sessions of their own are found as well; in the app's process that would interfere with
-children of the app's. And it outlives a runner that is killed, if only to clean up after it. Elsewhere than on
-Linux only the program's process group is reached. What escapes: what others start on the program's behalf
-(containers, systemd units, cron); and if the warden itself is killed by SIGKILL, only the program goes with it.
+children of the app's. And it outlives a runner that is killed, if only to clean up after it. Elsewhere than
+on Linux only the program's process group is reached. What escapes: what others start on the program's behalf
+(containers, systemd units, cron). Where the warden itself is killed by SIGKILL, only the program dies too.
 
 Standard library only: it starts in a hundredth of a second, with `-I -S`.
 """

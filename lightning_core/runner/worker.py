@@ -8,6 +8,7 @@ busy for ever.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import pickle
 import socket
@@ -34,6 +35,7 @@ def boot(fd: int) -> str:
 def main(fd: int, argv: Sequence[str]) -> None:
     """Serve the runner at the other end of the socket until it is gone."""
     sys.argv[:] = argv
+    faulthandler.enable(all_threads=False)
     with socket.socket(fileno=fd) as runner:
         hello: wire.Hello = wire.receive(runner)
         try:

@@ -71,7 +71,7 @@ class Trainer:
     timeout: float | None = 300.0
     """Seconds one rollout may take."""
     executor: Executor | str = "asyncio"
-    """Where rollouts run: "asyncio" (this process), "processes", "ray", or an executor object with options."""
+    """Where rollouts run: "asyncio" (in this process), "processes", "ray", or an executor with options."""
     on_failure: FailurePolicy = field(default_factory=FailurePolicy)
     air: AIR | bool | None = None
     """Automatic intermediate rewards: True for the default rules, or an `AIR` of your own."""

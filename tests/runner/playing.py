@@ -1,11 +1,13 @@
 """What rollouts do in the tests of executors: functions that can run in any process.
 
-Whatever they need to tell the test goes through files, the gateway and the store.
+Each is named by its task, so that one crew can play them all. What they need to tell the test goes through
+files, the gateway and the store.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import sys
@@ -20,12 +22,18 @@ from lightning_core.tracing.tools import report_tool
 from lightning_core.types import Task
 
 
+async def play(task: Task) -> object:
+    """What the task says."""
+    played = globals()[str(task.input["play"])](task)
+    return await played if inspect.isawaitable(played) else played
+
+
+def play_in_thread(task: Task) -> object:
+    """The same of what is not async."""
+    return globals()[str(task.input["play"])](task)
+
+
 def reward(task: Task) -> float:
-    return float(str(task.input["i"]))
-
-
-async def async_reward(task: Task) -> float:
-    await asyncio.sleep(0)
     return float(str(task.input["i"]))
 
 
@@ -38,10 +46,6 @@ def broken(task: Task) -> float:
 
 
 def leaving(task: Task) -> float:
-    sys.exit(3)
-
-
-async def async_leaving(task: Task) -> float:
     sys.exit(3)
 
 
@@ -95,44 +99,31 @@ def begin(task: Task) -> None:
     path.with_suffix(".new").rename(path)
 
 
-async def sleeper(task: Task) -> float:
-    """Hangs, if it is asked to, after it has noticed something."""
-    if task.input.get("hangs"):
-        report_tool("look", agent="writer", framework="x")
-        begin(task)
-        await asyncio.sleep(600)
-    return 1.0
+async def sleeper(task: Task) -> None:
+    """Hangs, after it has noticed something."""
+    report_tool("look", agent="writer", framework="x")
+    begin(task)
+    await asyncio.sleep(600)
 
 
-def spinner(task: Task) -> float:
-    """The same, in an endless loop that takes no SIGTERM for an answer."""
-    if task.input.get("hangs"):
-        report_tool("look", agent="writer", framework="x")
-        begin(task)
-        while True:
-            pass
-    return 1.0
+def spinner(task: Task) -> None:
+    """The same, in an endless loop."""
+    report_tool("look", agent="writer", framework="x")
+    begin(task)
+    while True:
+        pass
 
 
-def deaf(task: Task) -> float:
-    """The same, deep in C, where no other thread of the process is heard."""
-    if task.input.get("hangs"):
-        begin(task)
-        sum(range(10**15))
-    return 1.0
+def deaf(task: Task) -> None:
+    """Hangs deep in C, where no other thread of the process is heard, and no Python code is run."""
+    begin(task)
+    sum(range(10**15))
 
 
-def with_grandchild(task: Task) -> float:
-    """Starts a process in a session of its own that ignores SIGTERM, and hangs."""
-    if task.input.get("hangs"):
-        child = os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-I", "-S", "-c", _STUBBORN, str(task.input["began"])],
-            dict(os.environ),
-            setsid=True,
-        )
-        os.waitpid(child, 0)
-    return 1.0
+def with_grandchild(task: Task) -> None:
+    """Hangs on a process in a session of its own that ignores SIGTERM."""
+    arguments = [sys.executable, "-I", "-S", "-c", _STUBBORN, str(task.input["began"])]
+    os.waitpid(os.posix_spawn(sys.executable, arguments, dict(os.environ), setsid=True), 0)
 
 
 _STUBBORN = """
@@ -150,7 +141,7 @@ def dying(task: Task) -> float:
     scope = current_scope()
     if scope is not None and scope.attempt > 1:
         return 1.0
-    print(f"last words of {task.input['i']}", file=sys.stderr, flush=True)
+    os.write(2, f"last words of {task.input['i']}\n".encode())
     match task.input["by"]:
         case "exit":
             os._exit(7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -65,23 +66,31 @@ async def stage(executor: Executor, solve: Callable[[Task], Any], **options: Any
                 await serving
 
 
-def rollouts(count: int, *, first: int = 0, attempts: int = 1, **given: Any) -> list[Rollout]:
+def rollouts(play: str, count: int, *, attempts: int = 1, **given: Any) -> list[Rollout]:
+    """Of what the task says; see `playing`."""
     return [
         Rollout(
-            id=f"r{i}",
+            id=f"{play}-{next(_numbers)}",
             run_id="run",
-            task=Task(input={"i": i, **given}),
+            task=Task(input={"play": play, "i": i, **given}),
             group_id="g",
             step=0,
             max_attempts=attempts,
         )
-        for i in range(first, first + count)
+        for i in range(count)
     ]
+
+
+_numbers = itertools.count()
 
 
 async def begun(path: Path) -> int:
     """The process in which the attempt that was to write there runs, once it does."""
     await until(path.exists, seconds=60)
+    return written(path)
+
+
+def written(path: Path) -> int:
     return int(path.read_text())
 
 

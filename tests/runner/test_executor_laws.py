@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from lightning_core.runner.executor import Executor
 from lightning_core.runner.in_process import InProcess
 from lightning_core.runner.processes import Processes
-from lightning_core.testing.server import GatewayDouble, serving
+from lightning_core.testing.server import serving
 from lightning_core.types import Call, Status, Task
 from tests.runner import playing
-from tests.runner.stage import AGENTS, begun, lives, rollouts, stage
+from tests.runner.stage import AGENTS, Stage, begun, lives, rollouts, stage
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 WORKERS = 2
 ELSEWHERE = ("processes",)
 """Executors that run the function in another process, and so can end whatever it does."""
@@ -32,69 +35,61 @@ def executor(name: str) -> Executor:
     return {"asyncio": InProcess(), "processes": Processes(workers=WORKERS, grace=0.2)}[name]
 
 
-@pytest.fixture
-def elsewhere(name: str, executor: Executor) -> Executor:
-    if name not in ELSEWHERE:
-        pytest.skip("in this process a function that does not give way can't be ended")
-    return executor
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def at(executor: Executor) -> AsyncIterator[Stage]:
+    """A runner without a time-out, and with heartbeats too late for any test."""
+    async with stage(executor, playing.play, concurrency=WORKERS, timeout=None, lease_seconds=600) as stage_:
+        yield stage_
 
 
-@pytest.fixture
-def hosted() -> Iterator[GatewayDouble]:
-    """An endpoint of the app's own."""
+@pytest.fixture(scope="module")
+def hosted() -> Iterator[str]:
+    """The base URL of an endpoint of the app's own."""
     with serving() as server:
-        yield server
+        yield f"{server.url}/v1"
 
 
 # what comes back ------------------------------------------------------------------------------
-@pytest.mark.parametrize("solve", [playing.reward, playing.async_reward])
-async def test_the_reward_comes_back(executor: Executor, solve: Callable[[Task], Any]) -> None:
-    async with stage(executor, solve) as at:
-        finished = await at.play(rollouts(12))
+async def test_the_reward_comes_back(at: Stage) -> None:
+    finished = await at.play(rollouts("reward", 12))
     assert [one.reward for one in finished] == [float(i) for i in range(12)]
 
 
-async def test_the_error_comes_back_with_the_line_of_the_app(executor: Executor) -> None:
-    async with stage(executor, playing.broken) as at:
-        (failed,) = await at.play(rollouts(1))
+async def test_the_error_comes_back_with_the_line_of_the_app(at: Stage) -> None:
+    (failed,) = await at.play(rollouts("broken", 1))
     first, *frames = str(failed.error).splitlines()
     assert (failed.status, first) == (Status.FAILED, "ValueError: broke on 0")
     assert "playing.py" in frames[-1]
     assert frames[-1].endswith("in broken")
 
 
-async def test_no_reward_at_all_is_an_error_that_says_so(executor: Executor) -> None:
-    async with stage(executor, playing.nothing) as at:
-        (failed,) = await at.play(rollouts(1))
-    assert "nothing returned None. Return one float" in str(failed.error)
+async def test_no_reward_at_all_is_an_error_that_says_so(at: Stage) -> None:
+    (failed,) = await at.play(rollouts("nothing", 1))
+    assert "play returned None. Return one float" in str(failed.error)
 
 
-@pytest.mark.parametrize("solve", [playing.leaving, playing.async_leaving])
-async def test_an_exit_is_the_end_of_its_rollout_alone(
-    executor: Executor, solve: Callable[[Task], Any]
-) -> None:
-    async with stage(executor, solve) as at:
-        finished = await at.play(rollouts(4))
+async def test_an_exit_is_the_end_of_its_rollout_alone(at: Stage) -> None:
+    finished = await at.play(rollouts("leaving", 4))
     assert [str(one.error).splitlines()[0] for one in finished] == ["SystemExit: 3"] * 4
 
 
-async def test_what_was_noticed_comes_back(executor: Executor, hosted: GatewayDouble) -> None:
-    base = f"{hosted.url}/v1"
-    async with stage(executor, playing.noticing) as at:
-        good, bad = rollouts(2, hosted=base), rollouts(2, first=2, hosted=base, fails=True)
-        finished = await at.play([*good, *bad])
-        ids = [one.id for one in finished]
-        calls, events = await at.store.get_calls(ids), await at.store.get_events(ids)
-        rewards = await at.store.get_rewards(ids)
+async def test_what_was_noticed_comes_back(at: Stage, hosted: str) -> None:
+    finished = await at.play(
+        [*rollouts("noticing", 2, hosted=hosted), *rollouts("noticing", 2, hosted=hosted, fails=True)]
+    )
+    ids = [one.id for one in finished]
+    calls, events = await at.store.get_calls(ids), await at.store.get_events(ids)
+    rewards = await at.store.get_rewards(ids)
     assert [one.reward for one in finished] == [1.0, 1.0, None, None]
-    for place, one in enumerate(ids):
-        (call,) = calls[one]
-        assert (call.agent, call.trained, call.endpoint) == ("checker", False, base)
-        assert call.status == "completed"
-        assert said_in(call) == f"rollout {place}"
-        assert [event.arguments for event in events[one] if event.kind == "tool"] == [f'{{"i": {place}}}']
-        given = [(r.value, r.agent, r.call_id, r.reason) for r in rewards[one] if r.source == "app"]
-        assert given[:2] == [(0.25, "writer", None, f"rollout {place}"), (-0.5, None, call.response_id, None)]
+    for one in finished:
+        (call,), told = calls[one.id], f"rollout {one.task.input['i']}"
+        assert (call.agent, call.trained, call.endpoint) == ("checker", False, hosted)
+        assert (call.status, said_in(call)) == ("completed", told)
+        (event,) = events[one.id]
+        assert event.kind == "tool"
+        assert event.arguments == f'{{"i": {one.task.input["i"]}}}'
+        given = [(r.value, r.agent, r.call_id, r.reason) for r in rewards[one.id]]
+        assert given[:2] == [(0.25, "writer", None, told), (-0.5, None, call.response_id, None)]
 
 
 def said_in(call: Call) -> Any:
@@ -102,30 +97,25 @@ def said_in(call: Call) -> Any:
     return messages[-1]["content"]
 
 
-@pytest.mark.parametrize("solve", [playing.huge_value, playing.huge_error])
-async def test_what_is_far_too_large_is_an_error_of_its_rollout(
-    executor: Executor, solve: Callable[[Task], Any]
-) -> None:
-    async with stage(executor, solve) as at:
-        (failed,) = await at.play(rollouts(1))
+@pytest.mark.parametrize("play", ["huge_value", "huge_error"])
+async def test_what_is_far_too_large_is_an_error_of_its_rollout(at: Stage, play: str) -> None:
+    (failed,) = await at.play(rollouts(play, 1))
     assert failed.status is Status.FAILED
     assert "xxx" in str(failed.error)
     assert len(str(failed.error)) <= 2000
 
 
-async def test_a_large_event_comes_back_whole(executor: Executor) -> None:
-    async with stage(executor, playing.huge_notice) as at:
-        (done,) = await at.play(rollouts(1))
-        (event,) = (await at.store.get_events(["r0"]))["r0"]
+async def test_a_large_event_comes_back_whole(at: Stage) -> None:
+    (done,) = await at.play(rollouts("huge_notice", 1))
+    (event,) = (await at.store.get_events([done.id]))[done.id]
     assert done.reward == 1.0
     assert event.kind == "tool"
     assert len(str(event.result)) == 5_000_000
 
 
-async def test_every_call_is_recorded_under_its_own_rollout_and_agent(executor: Executor) -> None:
-    async with stage(executor, playing.asking, concurrency=8) as at:
-        finished = await at.play(rollouts(16))
-        calls = await at.store.get_calls([one.id for one in finished])
+async def test_every_call_is_recorded_under_its_own_rollout_and_agent(at: Stage) -> None:
+    finished = await at.play(rollouts("asking", 10))
+    calls = await at.store.get_calls([one.id for one in finished])
     assert {one.error for one in finished} == {None}
     for place, one in enumerate(finished):
         expected = Counter(f"{place} {name} {turn}" for name in AGENTS for turn in range(3))
@@ -133,71 +123,72 @@ async def test_every_call_is_recorded_under_its_own_rollout_and_agent(executor: 
         assert all(str(said_in(call)).split()[1] == call.agent for call in calls[one.id])
 
 
+async def test_a_function_runs_where_its_executor_says(at: Stage, name: str) -> None:
+    finished = await at.play(rollouts("process_id", 4))
+    assert ({one.reward for one in finished} == {float(os.getpid())}) == (name == "asyncio")
+
+
 # what hangs -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("play", ["sleeper", "spinner"])
+async def test_a_cancelled_rollout_ends_within_a_moment_and_its_slot_serves_the_next(
+    at: Stage, name: str, play: str, tmp_path: Path
+) -> None:
+    if play == "spinner" and name not in ELSEWHERE:
+        pytest.skip("in this process a function that does not give way can't be ended")
+    hanging = rollouts(play, 1, began=str(tmp_path / "one")) + rollouts(play, 1, began=str(tmp_path / "two"))
+    await at.store.enqueue(hanging)
+    pids = [await begun(tmp_path / "one"), await begun(tmp_path / "two")]
+    assert await at.store.cancel([one.id for one in hanging]) == WORKERS
+    after = await at.play(rollouts("reward", 2 * WORKERS))
+    assert [one.reward for one in after] == [float(i) for i in range(2 * WORKERS)]
+    assert {one.status for one in await at.store.wait_finished([one.id for one in hanging])} == {
+        Status.CANCELLED
+    }
+    assert name == "asyncio" or not any(lives(pid) for pid in pids)
+
+
 async def test_a_sleeper_is_ended_at_its_time_out_and_its_slot_serves_the_next(
     executor: Executor, tmp_path: Path
 ) -> None:
-    await check_time_out(executor, playing.sleeper, tmp_path)
+    await check_time_out(executor, playing.play, ["sleeper", "sleeper"], tmp_path)
 
 
-@pytest.mark.parametrize("solve", [playing.spinner, playing.deaf, playing.with_grandchild])
 async def test_an_endless_loop_is_ended_at_its_time_out_and_its_slot_serves_the_next(
-    elsewhere: Executor, solve: Callable[[Task], Any], tmp_path: Path
+    name: str, executor: Executor, tmp_path: Path
 ) -> None:
-    pids = await check_time_out(elsewhere, solve, tmp_path)
+    if name not in ELSEWHERE:
+        pytest.skip("in this process a function that does not give way can't be ended")
+    plays = ["spinner", "with_grandchild", "deaf"]
+    pids = await check_time_out(executor, playing.play_in_thread, plays, tmp_path)
     assert not any(lives(pid) for pid in pids)
 
 
-async def check_time_out(executor: Executor, solve: Callable[[Task], Any], folder: Path) -> list[int]:
+async def check_time_out(
+    executor: Executor, solve: Callable[[Task], Any], plays: list[str], folder: Path
+) -> list[int]:
     """Hang in every slot; the processes in which it hung."""
     async with stage(executor, solve, concurrency=WORKERS, timeout=1.5) as at:
+        began = [folder / str(place) for place in range(len(plays))]
         hanging = [
-            *rollouts(1, hangs=True, began=str(folder / "one")),
-            *rollouts(1, first=1, hangs=True, began=str(folder / "two")),
+            one for play, path in zip(plays, began, strict=True) for one in rollouts(play, 1, began=str(path))
         ]
-        late = await at.play(hanging)
-        after = await at.play(rollouts(2 * WORKERS, first=2))
+        finished = await at.play([*hanging, *rollouts("reward", 2 * WORKERS)])
         assert at.runner.concurrency == WORKERS
-        noticed = await at.store.get_events([one.id for one in late])
-    for one in late:
+        noticed = await at.store.get_events([one.id for one in hanging])
+    late, after = finished[: len(plays)], finished[len(plays) :]
+    for play, one in zip(plays, late, strict=True):
         assert one.error == f"TimeoutError: task {one.task.id!r} took longer than 1.5 s and was cancelled"
-        if solve in (playing.sleeper, playing.spinner):
-            assert len(noticed[one.id]) == 1
-    assert [one.reward for one in after] == [1.0] * 2 * WORKERS
-    return [int((folder / name).read_text()) for name in ("one", "two")]
-
-
-async def test_a_cancelled_rollout_ends_within_a_moment_and_its_slot_serves_the_next(
-    executor: Executor, tmp_path: Path
-) -> None:
-    await check_cancelled(executor, playing.sleeper, tmp_path)
-
-
-async def test_a_cancelled_endless_loop_ends_within_a_moment(elsewhere: Executor, tmp_path: Path) -> None:
-    pid = await check_cancelled(elsewhere, playing.spinner, tmp_path)
-    assert not lives(pid)
-
-
-async def check_cancelled(executor: Executor, solve: Callable[[Task], Any], folder: Path) -> int:
-    # The heartbeat of this lease is too late for the test: it is the cancellation itself that arrives.
-    async with stage(executor, solve, concurrency=1, timeout=None, lease_seconds=600) as at:
-        (hanging,) = rollouts(1, hangs=True, began=str(folder / "began"))
-        await at.store.enqueue([hanging])
-        pid = await begun(folder / "began")
-        assert await at.store.cancel([hanging.id]) == 1
-        after = await at.play(rollouts(2, first=1))
-        (cancelled,) = await at.store.wait_finished([hanging.id])
-    assert cancelled.status is Status.CANCELLED
-    assert [one.reward for one in after] == [1.0, 1.0]
-    return pid
+        assert len(noticed[one.id]) == (play in ("sleeper", "spinner"))
+    assert [one.reward for one in after] == [float(i) for i in range(2 * WORKERS)]
+    return [int(path.read_text()) for path in began]
 
 
 async def test_a_stop_ends_what_runs_and_gives_it_back(executor: Executor, tmp_path: Path) -> None:
-    async with stage(executor, playing.sleeper, concurrency=1) as at:
-        await at.store.enqueue(rollouts(1, hangs=True, began=str(tmp_path / "began")))
-        await begun(tmp_path / "began")
-        store = at.store
+    async with stage(executor, playing.play, concurrency=1) as at:
+        await at.store.enqueue(rollouts("sleeper", 1, began=str(tmp_path / "began")))
+        pid = await begun(tmp_path / "began")
         at.stop.set()
         await at.serving
-        (given_back,) = await store.find_rollouts("run")
+        (given_back,) = await at.store.find_rollouts("run")
     assert given_back.status is Status.QUEUED
+    assert pid == os.getpid() or not lives(pid)
