@@ -110,7 +110,8 @@ class Trainer:
                 raise ConfigError(f"{name}={value!r}: must be at least {least}")
         if self.address is not None and not self.address.startswith(("http://", "https://")):
             raise ConfigError(f"address={self.address!r}: must be a URL, such as 'http://trainer.local:8000'")
-        make_elsewhere(self.elsewhere, self.store)
+        if "gateway" in self.roles_elsewhere:
+            self._check_gateway_elsewhere()
         if self.agents is not None and not self.agents:
             raise ConfigError("agents=[] trains nobody: give names or globs, or None to train all")
         if self.timeout is not None and self.timeout <= 0:
@@ -127,6 +128,21 @@ class Trainer:
         if self.agents is None:
             return None
         return (self.agents,) if isinstance(self.agents, str) else tuple(self.agents)
+
+    def _check_gateway_elsewhere(self) -> None:
+        """Raise ConfigError for what only a gateway in this process can do."""
+        given = {"host": self.host != "127.0.0.1", "port": self.port, "address": self.address}
+        for name, value in given.items():
+            if value:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} is of the trainer's own gateway, and the gateway is "
+                    f"elsewhere: leave {name} away here, and give it to `agentlightning gateway`"
+                )
+        if self.checkpoint_every != 1:
+            raise ConfigError(
+                f"checkpoint_every={self.checkpoint_every!r}: a gateway elsewhere serves what was saved, so "
+                "each version must be; leave checkpoint_every at 1"
+            )
 
     @property
     def roles_elsewhere(self) -> frozenset[Role]:

@@ -48,6 +48,8 @@ class Joining:
     at work may have the same. None: a name of this process alone."""
     once: bool = False
     """End also when the run is stopped or has failed, instead of waiting until it is resumed."""
+    look_seconds: float = BEAT_SECONDS
+    """Between two looks at the run."""
     say: Callable[[str], None] = log.info
     """Tells a person what is going on."""
 
@@ -171,7 +173,7 @@ class Worker:
 
     async def _pause(self) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.over.wait(), BEAT_SECONDS)
+            await asyncio.wait_for(self.over.wait(), self.joining.look_seconds)
 
 
 def _names(runs: list[Run]) -> str:
