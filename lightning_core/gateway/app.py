@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any, Final
 
 import orjson
@@ -56,6 +57,8 @@ class Gateway:
         agents: tuple[str, ...] | None,
         anonymous: bool = False,
     ) -> None:
+        self.instance = uuid.uuid4().hex
+        """Tells this gateway from an earlier one at the same address."""
         self._upstream = upstream
         self._access = Access(tokens, agents=agents, anonymous=anonymous)
         self._exchanges = Exchanges(store)
@@ -90,7 +93,8 @@ class Gateway:
         self._exchanges.abort()
 
     async def _health(self, request: Request) -> Response:
-        return _json({"status": "ok", "model": self._upstream.model_name, "calls": len(self._exchanges)})
+        said = {"status": "ok", "instance": self.instance, "model": self._upstream.model_name}
+        return _json({**said, "calls": len(self._exchanges)})
 
     async def _models(self, request: Request) -> Response:
         self._access.admit(request.scope)

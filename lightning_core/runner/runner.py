@@ -18,6 +18,7 @@ from typing import Any
 from lightning_core.errors import ConfigError, LeaseLostError, StoreError
 from lightning_core.runner.executor import Executor, Outcome, Solve
 from lightning_core.runner.failure import describe
+from lightning_core.runner.gateways import Ground
 from lightning_core.runner.in_process import InProcess
 from lightning_core.runner.policy import FailurePolicy
 from lightning_core.runner.reward import no_reward
@@ -65,12 +66,14 @@ class Runner:
         on_finished: Callable[[Rollout], None] | None = None,
         judged: bool = False,
         executor: Executor | None = None,
+        ground: Ground | None = None,
     ) -> None:
         """`timeout`: seconds for one attempt. `executor`: where attempts run, by default in this process; it
         may run fewer than `concurrency` at once. `lease_seconds`: after which a rollout of a dead runner
         goes to another. `on_finished` is told of every rollout that ended here for good; an error
         that it raises ends `serve`. `judged`: training rollouts may end without a final reward, as
-        a judge gives them one later."""
+        a judge gives them one later. `ground`: the gateways, where these may come and go: nothing is
+        leased while there is none, and an attempt that failed for want of one is given back."""
         if concurrency < 1:
             raise ConfigError(f"concurrency={concurrency!r} must be 1 or more")
         if timeout is not None and timeout <= 0:
@@ -89,6 +92,7 @@ class Runner:
         self.lease_seconds = lease_seconds
         self.on_finished = on_finished
         self.judged = judged
+        self.ground = ground
         self._slots: dict[asyncio.Task[None], _Slot] = {}
         self._unfinished: list[Attempt] = []
         self._wake = asyncio.Event()
@@ -117,9 +121,24 @@ class Runner:
     async def _fill_slots(self, stop: asyncio.Event) -> None:
         while not stop.is_set() and self._broken is None:
             self._wake.clear()
-            for attempt in await self._lease():
-                self._begin(attempt)
+            if await self._ready():
+                for attempt in await self._lease():
+                    self._begin(attempt)
             await self._rest()
+
+    async def _ready(self) -> bool:
+        """Wait until there is a gateway; False if something else is to be seen to first."""
+        if self.ground is None:
+            return True
+        ready = asyncio.ensure_future(self.ground.ready())
+        woken = asyncio.ensure_future(self._wake.wait())
+        try:
+            await asyncio.wait({ready, woken}, return_when=asyncio.FIRST_COMPLETED)
+            return ready.done() and ready.result() is None
+        finally:
+            for one in (ready, woken):
+                one.cancel()
+            await asyncio.gather(ready, woken, return_exceptions=True)
 
     async def _rest(self) -> None:
         """Until a slot is free, the runner is to stop or, with a slot free already, there is work."""
@@ -171,9 +190,15 @@ class Runner:
     async def _occupy(self, slot: _Slot) -> None:
         scope = self.scope_for(slot.attempt)
         outcome = await self._run(slot, scope)
-        if outcome is not None:
-            await self._keep(scope)
-            await self._record(slot, outcome)
+        if outcome is None:
+            return
+        if outcome.error is not None and self.ground is not None and await self.ground.lost(scope):
+            log.warning("rollout %s is given back: its gateway was away", scope.rollout_id)
+            await self.store.release([slot.attempt])
+            slot.settled = True
+            return
+        await self._keep(scope)
+        await self._record(slot, outcome)
 
     async def _run(self, slot: _Slot, scope: Scope) -> Outcome | None:
         """How the attempt ended, its time-out included; None if it was dropped before."""

@@ -44,7 +44,7 @@ class Display:
 
     def note(self, text: str) -> None:
         """A line above the bars."""
-        self._progress.console.print(text)
+        self._progress.console.print(text, soft_wrap=True)  # commands are copied from here
 
     def begin(self, first: int) -> None:
         """The run starts, or goes on, at step `first`."""

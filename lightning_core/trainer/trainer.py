@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from lightning_core.air.rules import AIR
 from lightning_core.algorithms.base import Algorithm, Phase
@@ -22,6 +22,7 @@ from lightning_core.runner import FailurePolicy
 from lightning_core.runner.executor import Executor
 from lightning_core.trainer.course import asks_for_rollouts, count_steps
 from lightning_core.trainer.display import Display
+from lightning_core.trainer.elsewhere import make_elsewhere
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.loop import Loop
 from lightning_core.trainer.opening import open_run
@@ -29,8 +30,10 @@ from lightning_core.trainer.plan import make_tasks
 from lightning_core.trainer.report import terminal_curve, transcripts, write_report
 from lightning_core.trainer.session import Session, Solve
 from lightning_core.trainer.summary import Summary
-from lightning_core.types import Task
+from lightning_core.trainer.working import work
+from lightning_core.types import Role, Task
 
+T = TypeVar("T")
 _overrides: ContextVar[Mapping[str, Any] | None] = ContextVar("lightning_overrides", default=None)
 
 
@@ -65,6 +68,15 @@ class Trainer:
     resume: bool = False
     """Go on with the run in `folder`."""
     seed: int = 0
+    elsewhere: Sequence[str] | str = ()
+    """Roles that other processes play: "runner" (`agentlightning worker`), "gateway" (`agentlightning
+    gateway`) or both. They meet in the store; see docs/machines.md."""
+    host: str = "127.0.0.1"
+    """Where the gateway listens; by default only this machine can reach it."""
+    port: int | None = None
+    """By default a free one, which a resumed run keeps."""
+    address: str | None = None
+    """URL at which workers reach the gateway, if it is another than its host and port say."""
     concurrency: int = 32
     """Rollouts at the same time. With 64, the connection pool of the app's own HTTP client costs a third more
     CPU per call than with 32 (it looks at every connection at each request); below 16 the engine idles."""
@@ -99,6 +111,10 @@ class Trainer:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name}={value!r}: must be at least {least}")
+        if self.address is not None and not self.address.startswith(("http://", "https://")):
+            raise ConfigError(f"address={self.address!r}: must be a URL, such as 'http://trainer.local:8000'")
+        if "gateway" in self.roles_elsewhere:
+            self._check_gateway_elsewhere()
         if self.agents is not None and not self.agents:
             raise ConfigError("agents=[] trains nobody: give names or globs, or None to train all")
         if self.timeout is not None and self.timeout <= 0:
@@ -116,6 +132,26 @@ class Trainer:
             return None
         return (self.agents,) if isinstance(self.agents, str) else tuple(self.agents)
 
+    def _check_gateway_elsewhere(self) -> None:
+        """Raise ConfigError for what only a gateway in this process can do."""
+        given = {"host": self.host != "127.0.0.1", "port": self.port, "address": self.address}
+        for name, value in given.items():
+            if value:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} is of the trainer's own gateway, and the gateway is "
+                    f"elsewhere: leave {name} away here, and give it to `agentlightning gateway`"
+                )
+        if self.checkpoint_every != 1:
+            raise ConfigError(
+                f"checkpoint_every={self.checkpoint_every!r}: a gateway elsewhere serves what was saved, so "
+                "each version must be; leave checkpoint_every at 1"
+            )
+
+    @property
+    def roles_elsewhere(self) -> frozenset[Role]:
+        """`elsewhere` as a set; a single string is one role."""
+        return make_elsewhere(self.elsewhere, self.store)
+
     def fit(
         self,
         solve: Solve,
@@ -131,11 +167,18 @@ class Trainer:
         `summary.json`, `curve.png` and everything recorded. Raises UnknownAgentError, before anything
         is learnt from it, for a pattern in `agents` that is misspelt, or if none of them matches any
         call. An exception inside `solve` ends that rollout only.
+
+        In a worker (`agentlightning worker`) it runs rollouts of a run that is trained elsewhere, and does
+        not return: the script ends here, once that run is finished.
         """
         chosen = dict(_overrides.get() or {})
+        joining = chosen.pop("joining", None)
         if self.air and chosen.get("air") is True:  # it is on already, with settings of the script's own
             del chosen["air"]
         trainer = replace(self, **chosen)
+        if joining is not None:
+            _run(work(trainer, joining, solve))
+            raise SystemExit(0)
         tasks = make_tasks(train, "train"), make_tasks(validation, "validation")
         if not tasks[0] and trainer.total_steps and asks_for_rollouts(trainer.algorithm):
             raise ConfigError("train is empty: give at least one task")
@@ -156,14 +199,16 @@ async def _fit(
         display.note(f"run {folder.run_id} in {folder.path}")
         async with Session(trainer, folder, solve) as session:
             session.on_rollout = display.rollout_done
+            session.on_note = display.note
             run = await open_run(session, train, validation)
-            checkpoint = folder.latest_checkpoint()
-            first = checkpoint[0] if checkpoint else 0
-            if first > trainer.total_steps:
-                raise ConfigError(f"{first} steps are made already: resume with steps={first} or more")
-            display.begin(first)
-            loop = Loop(session, display, train, validation)
             try:
+                checkpoint = folder.latest_checkpoint()
+                first = checkpoint[0] if checkpoint else 0
+                if first > trainer.total_steps:
+                    raise ConfigError(f"{first} steps are made already: resume with steps={first} or more")
+                await session.begin(run)
+                display.begin(first)
+                loop = Loop(session, display, train, validation)
                 await loop.run(first)
                 summary = await write_report(session.store, folder, trainer, session.backend.model)
                 await session.backend.export(folder.policy)
@@ -183,20 +228,18 @@ async def _fit(
     return summary
 
 
-def _run(main: Any) -> Summary:
+def _run(main: Coroutine[Any, Any, T]) -> T:
     """Run to the end; inside a running loop (a notebook) in a thread with a loop of its own."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        result: Summary = asyncio.run(main)
-        return result
+        return asyncio.run(main)
     running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
-    outcome: Future[Summary] = Future()
+    outcome: Future[T] = Future()
 
-    async def announced() -> Summary:
+    async def announced() -> T:
         running.set_result((asyncio.get_running_loop(), cast("asyncio.Task[Any]", asyncio.current_task())))
-        summary: Summary = await main
-        return summary
+        return await main
 
     def target() -> None:
         try:
