@@ -174,6 +174,10 @@ class MemoryStore:
             and status in (None, rollout.status)
         ]
 
+    async def get_rollouts(self, rollout_ids: Sequence[str]) -> list[Rollout]:
+        with self._lock:
+            return rules.all_found(rollout_ids, self._rollouts)
+
     async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
         with self._waiters.waiting(rollout_ids) as waiter:
             finished = self._finished(rollout_ids)

@@ -400,6 +400,16 @@ async def test_rollouts_are_found_by_run_step_split_and_status(store: Store) -> 
     assert await store.find_rollouts("nobody") == []
 
 
+async def test_rollouts_are_got_by_id_as_they_stand(store: Store) -> None:
+    await store.enqueue([rollout("a"), rollout("b", run_id="other")])
+    attempt = await lease_one(store)
+    got = await store.get_rollouts(["b", "a", "b"])
+    assert (names(got), got[1]) == (["b", "a", "b"], attempt.rollout)
+    assert await store.get_rollouts([]) == []
+    with pytest.raises(NotFoundError, match="'nobody'"):
+        await store.get_rollouts(["a", "nobody"])
+
+
 async def test_waiting_ends_at_once_when_the_last_rollout_finishes(store: Store) -> None:
     await store.enqueue([rollout(name) for name in "abc"])
     attempts = await store.lease("w", 3, LONG)
