@@ -14,6 +14,7 @@
     │   └── LeaseLostError     the attempt no longer belongs to this worker
     ├── GatewayError           a request the gateway can't serve
     │   ├── AccessError        a token that is missing, forged or of another rollout
+    │   │   └── ScopeError     a good token that does not open what was asked for
     │   ├── ContextLengthError a prompt longer than the model's context
     │   └── TokenIdsError      an engine reply without token ids, asked for training
     ├── ExecutorError          a program, process or actor that ran a rollout and broke
@@ -79,6 +80,10 @@ class GatewayError(LightningError):
 
 class AccessError(GatewayError):
     """A token that is missing, forged or belongs to another rollout."""
+
+
+class ScopeError(AccessError):
+    """A good token that does not open what was asked for."""
 
 
 class ContextLengthError(GatewayError):
