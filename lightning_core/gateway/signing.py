@@ -46,7 +46,9 @@ class Seal:
         return read_claims(payload)
 
     def _signature(self, payload: str) -> str:
-        return urlsafe_b64encode(hmac.digest(self._secret, (self._prefix + payload).encode(), sha256)).decode()
+        return urlsafe_b64encode(
+            hmac.digest(self._secret, (self._prefix + payload).encode(), sha256)
+        ).decode()
 
 
 def claims_in(sealed: str, prefix: str) -> Any:

@@ -44,7 +44,9 @@ class ServerThread:
         """Listen and answer from now on; returns the base URL. GatewayError if that can't be."""
         with self._starting:
             if self._stopped:
-                raise GatewayError(f"the {self._name.removeprefix('lightning-')} was stopped before it could start")
+                raise GatewayError(
+                    f"the {self._name.removeprefix('lightning-')} was stopped before it could start"
+                )
             return self._start(host, port)
 
     def _start(self, host: str, port: int) -> str:
