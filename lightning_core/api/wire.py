@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Coroutine
+from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
 from fastapi import Request
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import PydanticSerializationError
 from pydantic_core import to_json as dump
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+_SPELT: Final = MappingProxyType({math.inf: "Infinity", -math.inf: "-Infinity"})
 BODY_BYTES: Final = 64 * 2**20
 """The longest body: a bulk of calls with long prompts. Longer ones are better sent in parts."""
 BODY_SECONDS: Final = 60.0
@@ -36,7 +39,7 @@ def to_json(content: Any) -> bytes:
     try:
         return dump(plain, inf_nan_mode="strings")
     except PydanticSerializationError:  # half a surrogate pair, which a model may well write
-        return json.dumps(to_jsonable_python(plain, inf_nan_mode="strings")).encode()
+        return json.dumps(_spelt(plain)).encode()
 
 
 def reply(content: Any) -> Response:
@@ -124,4 +127,15 @@ def _plain(content: Any) -> Any:
         return [_plain(one) for one in content]
     if isinstance(content, dict):
         return {key: _plain(value) for key, value in content.items()}
+    return content
+
+
+def _spelt(content: Any) -> Any:
+    """Plain content with those numbers as strings that JSON has no word for."""
+    if isinstance(content, list):
+        return [_spelt(one) for one in content]
+    if isinstance(content, dict):
+        return {key: _spelt(value) for key, value in content.items()}
+    if isinstance(content, float) and not math.isfinite(content):
+        return _SPELT.get(content, "NaN")
     return content

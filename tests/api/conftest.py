@@ -16,8 +16,10 @@ from lightning_core.api.scopes import Grant, Scope, issue
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.stores.base import Store
 from lightning_core.types import Run
-from tests.stores.conftest import store  # noqa: F401 - every kind of store
+from tests.stores import conftest as stores
 
+store = stores.store
+"""Every kind of store."""
 SECRET = "0123456789abcdef" * 4
 SERVER_SECRET = b"of the server, for all runs"
 RUN = Run(id="run", secret=SECRET, created_at=1.0)
@@ -114,6 +116,6 @@ async def open_desk(store: Store, *, listening: bool = True, **options: Any) -> 
 
 
 @pytest.fixture
-async def desk(store: Store) -> AsyncIterator[Desk]:  # noqa: F811
+async def desk(store: Store) -> AsyncIterator[Desk]:
     async with open_desk(store, listening=False) as opened:
         yield opened

@@ -62,8 +62,8 @@ async def test_a_scope_opens_what_it_says_and_an_admin_s_everything_of_its_run(
         for name in ("admin", "all admin"):
             assert (await desk.ask(method, path, body, scope=name)).status_code == 200
         answer = await desk.ask(method, path, body, scope="other admin")
-        if (
-            "/leases" in path or path == "/runs" and method == "GET"
+        if "/leases" in path or (
+            path == "/runs" and method == "GET"
         ):  # these name no run: it is the token's own
             assert answer.status_code == 200
         else:

@@ -88,8 +88,8 @@ async def test_a_worker_that_left_while_it_waited_is_given_nothing() -> None:
         body = orjson.dumps({"worker": "w1", "wait": 60})
         with socket.create_connection((address.hostname or "", address.port or 0)) as connection:
             head = (
-                f"POST /api/v1/leases HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {desk.tokens['worker']}\r\n"
-                f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+                "POST /api/v1/leases HTTP/1.1\r\nhost: x\r\n"
+                f"authorization: Bearer {desk.tokens['worker']}\r\ncontent-length: {len(body)}\r\n\r\n"
             )
             connection.sendall(head.encode() + body)
             await until(began.is_set)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ async def test_pages_have_everything_once_and_in_order(desk: Desk, limit: int) -
     ids = [f"r{place}" for place in range(7)]
     await desk.post("/rollouts", {"rollouts": [rollout(name) for name in ids]})
     found: list[object] = []
-    query: dict[str, object] = {"run_id": "run", "limit": limit}
+    query: dict[str, Any] = {"run_id": "run", "limit": limit}
     while True:
         page = await desk.get("/rollouts", **query)
         assert len(page["rollouts"]) <= limit
