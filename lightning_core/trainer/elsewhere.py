@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -33,5 +34,6 @@ def make_elsewhere(given: Sequence[str] | str, store: str | None) -> frozenset[R
 
 
 def command_for(role: Role, store: str) -> str:
-    """What starts somebody who plays the role, as a line for a shell."""
-    return COMMANDS[role].format(script=shlex.quote(sys.argv[0] or "SCRIPT"), store=shlex.quote(store))
+    """What starts somebody who plays the role, as a line for a shell; without the store's password."""
+    shown = re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:PASSWORD@", store)
+    return COMMANDS[role].format(script=shlex.quote(sys.argv[0] or "SCRIPT"), store=shlex.quote(shown))

@@ -114,7 +114,8 @@ class Loop:
         """The validation tasks under the policy as it is after `step` updates."""
         if not self.validation:
             return None
-        rollouts = plan_evaluation(self.run_id, step, self.validation, self.trainer.on_failure.max_attempts)
+        attempts = self.trainer.on_failure.max_attempts
+        rollouts = plan_evaluation(self.run_id, step, self.validation, attempts, self.session.pin())
         self.display.collecting("evaluation", rollouts)
         finished, _ = await self.session.run(rollouts)
         if step == 0:

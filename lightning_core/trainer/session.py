@@ -146,6 +146,15 @@ class Session:
         step, total = checkpoint[0] if checkpoint else 0, self.trainer.total_steps
         return admitted(step, self.course(step), total).stop if step < total else step
 
+    def pin(self, staleness: int = 0) -> int | None:
+        """The version of the weights that must answer the rollouts asked for now.
+
+        None where that is the current one in any case (the gateway in this process follows each update) or
+        where older weights may answer. A gateway elsewhere hears of new weights a moment late.
+        """
+        elsewhere = "gateway" in self.trainer.roles_elsewhere
+        return self.backend.policy_version if elsewhere and not staleness else None
+
     def course(self, step: int) -> Course:
         """The phase that makes update `step`."""
         return next(course for course in self.courses if step < course.end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -87,6 +88,10 @@ class Company:
     def steps(self) -> int:
         """Updates that a checkpoint holds."""
         return max((int(path.name[5:]) for path in (self.folder / "checkpoints").glob("step-*")), default=0)
+
+    def port(self) -> int:
+        """Where the trainer's gateway listens, also after a resume."""
+        return int(json.loads((self.folder / "run.json").read_text())["port"])
 
     def said(self) -> str:
         """What all of them have said."""

@@ -44,7 +44,6 @@ if __name__ == "__main__":
     lightning.Trainer(
         agents=["writer"],
         algorithm=lightning.GRPO(group_size=GROUP_SIZE, tasks_per_step=TASKS_PER_STEP, credit="uniform"),
-        backend=lightning.LocalBackend("tiny", threads=1),
         steps=4,
         progress=False,
     ).fit(solve, train=[{"question": f"List the boats with speed above {n}."} for n in range(7)])
