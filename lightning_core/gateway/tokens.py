@@ -32,6 +32,8 @@ class Grant:
     attempt: int
     sampling: Sampling
     """Imposed on the calls of trained agents."""
+    policy_version: int | None = None
+    """The version of the weights that must answer trained agents; None: the current one."""
 
 
 class Tokens:
@@ -48,9 +50,8 @@ class Tokens:
     def issue(self, rollout: Rollout, attempt: int, *, expires_at: float | None = None) -> str:
         """A token for that attempt; after `expires_at` (unix seconds) it opens nothing."""
         sampling = rollout.sampling
-        payload = urlsafe_b64encode(
-            orjson.dumps([rollout.id, attempt, sampling.temperature, sampling.top_p, expires_at])
-        )
+        granted = rollout.id, attempt, sampling.temperature, sampling.top_p, rollout.policy_version
+        payload = urlsafe_b64encode(orjson.dumps([*granted, expires_at]))
         return f"{PREFIX}{payload.decode()}.{self._signature(payload)}"
 
     def read(self, token: str) -> Grant:
@@ -60,18 +61,21 @@ class Tokens:
             signature.encode(), self._signature(payload.encode()).encode()
         ):
             raise AccessError("the API key is not a token of this gateway; use the one its rollout was given")
-        rollout_id, attempt, temperature, top_p, expires_at = _unpack(payload)
+        rollout_id, attempt, temperature, top_p, policy_version, expires_at = _unpack(payload)
         if expires_at is not None and time.time() > expires_at:
             raise AccessError(f"the token of rollout {rollout_id!r} has expired; start a new attempt")
-        return Grant(rollout_id, attempt, Sampling(temperature=temperature, top_p=top_p))
+        sampling = Sampling(temperature=temperature, top_p=top_p)
+        return Grant(rollout_id, attempt, sampling, policy_version)
 
     def _signature(self, payload: bytes) -> str:
         return urlsafe_b64encode(hmac.digest(self._secret, payload, sha256)).decode()
 
 
-def _unpack(payload: str) -> tuple[str, int, float, float, float | None]:
+def _unpack(payload: str) -> tuple[str, int, float, float, int | None, float | None]:
     try:
-        rollout_id, attempt, temperature, top_p, expires_at = orjson.loads(urlsafe_b64decode(payload))
+        rollout_id, attempt, temperature, top_p, policy_version, expires_at = orjson.loads(
+            urlsafe_b64decode(payload)
+        )
     except (binascii.Error, ValueError) as error:
         raise AccessError("the token comes from another version of this package; issue it again") from error
-    return rollout_id, attempt, temperature, top_p, expires_at
+    return rollout_id, attempt, temperature, top_p, policy_version, expires_at
