@@ -22,11 +22,13 @@ from lightning_core.gateway.endpoint import Endpoint
 from lightning_core.gateway.exchange import Exchanges
 from lightning_core.gateway.logprobs import TokenText
 from lightning_core.gateway.otlp import Traces
+from lightning_core.gateway.pins import version_name
 from lightning_core.gateway.refusals import Refusal, refusal_of
 from lightning_core.gateway.responses import Responses
 from lightning_core.gateway.rewards import Rewards
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.gateway.upstream import Upstream
+from lightning_core.gateway.versions import Versioned
 from lightning_core.stores.base import Store
 
 _CHAT: Final = "/v1/chat/completions"
@@ -98,8 +100,11 @@ class Gateway:
 
     async def _models(self, request: Request) -> Response:
         self._access.admit(request.scope)
-        model = {"id": self._upstream.model_name, "object": "model", "created": 0, "owned_by": "lightning"}
-        return _json({"object": "list", "data": [model]})
+        names = [self._upstream.model_name]
+        if isinstance(self._upstream, Versioned):
+            names += [version_name(names[0], version) for version in await self._upstream.versions()]
+        models = [{"id": name, "object": "model", "created": 0, "owned_by": "lightning"} for name in names]
+        return _json({"object": "list", "data": models})
 
     async def _embeddings(self, request: Request) -> Response:
         self._access.admit(request.scope)

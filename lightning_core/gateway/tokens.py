@@ -27,6 +27,8 @@ class Grant:
     attempt: int
     sampling: Sampling
     """Imposed on the calls of trained agents."""
+    policy_version: int | None = None
+    """The version of the weights that must answer trained agents; None: the current one."""
 
 
 class Tokens:
@@ -38,22 +40,24 @@ class Tokens:
     def issue(self, rollout: Rollout, attempt: int, *, expires_at: float | None = None) -> str:
         """A token for that attempt; after `expires_at` (unix seconds) it opens nothing."""
         sampling = rollout.sampling
-        return self._seal.close([rollout.id, attempt, sampling.temperature, sampling.top_p, expires_at])
+        granted = rollout.id, attempt, sampling.temperature, sampling.top_p, rollout.policy_version
+        return self._seal.close([*granted, expires_at])
 
     def read(self, token: str) -> Grant:
         """What the token grants. Raises AccessError if it was not issued with this secret, or has expired."""
         claims = self._seal.open(token)
         if claims is None:
             raise AccessError("the API key is not a token of this gateway; use the one its rollout was given")
-        rollout_id, attempt, temperature, top_p, expires_at = _unpack(claims)
+        rollout_id, attempt, temperature, top_p, policy_version, expires_at = _unpack(claims)
         if expires_at is not None and time.time() > expires_at:
             raise AccessError(f"the token of rollout {rollout_id!r} has expired; start a new attempt")
-        return Grant(rollout_id, attempt, Sampling(temperature=temperature, top_p=top_p))
+        sampling = Sampling(temperature=temperature, top_p=top_p)
+        return Grant(rollout_id, attempt, sampling, policy_version)
 
 
-def _unpack(claims: Any) -> tuple[str, int, float, float, float | None]:
+def _unpack(claims: Any) -> tuple[str, int, float, float, int | None, float | None]:
     try:
-        rollout_id, attempt, temperature, top_p, expires_at = claims
+        rollout_id, attempt, temperature, top_p, policy_version, expires_at = claims
     except (TypeError, ValueError) as error:
         raise AccessError("the token comes from another version of this package; issue it again") from error
-    return rollout_id, attempt, temperature, top_p, expires_at
+    return rollout_id, attempt, temperature, top_p, policy_version, expires_at
