@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -61,9 +62,19 @@ class RedisUrl:
 
 def read_url(url: str) -> RedisUrl:
     """The address that a URL names. Raises ConfigError, without the password."""
-    parts = urlsplit(url)
-    shown = parts._replace(netloc=_without_password(parts.netloc)).geturl()
-    if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+    scheme, _, rest = url.partition("://")
+    if "@" in rest.partition("/")[2] or "#" in rest:
+        raise ConfigError(
+            f"a store URL {scheme}://... can't be read: write '/' in a password as %2F, '@' as %40 and "
+            "'#' as %23"
+        )
+    try:
+        parts = urlsplit(url)
+        shown = parts._replace(netloc=_without_password(parts.netloc)).geturl()
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"a store URL {scheme}://... can't be read: {error}") from error
+    if scheme not in ("redis", "rediss") or not parts.hostname or port == 0:
         raise ConfigError(f"store {shown!r} names no Redis server: write 'redis://localhost:6379/0'")
     if not (parts.path.strip("/") or "0").isdecimal():
         raise ConfigError(f"store {shown!r} names no database: after the host comes a number, as in '/0'")
@@ -71,11 +82,16 @@ def read_url(url: str) -> RedisUrl:
     prefix = query.pop("prefix", "lightning:")
     if not prefix:
         raise ConfigError(f"store {shown!r} has an empty prefix: give one, or leave out 'prefix='")
+    for name in query:
+        if scheme == "redis" or not name.startswith("ssl_"):
+            raise ConfigError(
+                f"store {shown!r} has no option {name!r}: there are 'prefix' and, with rediss://, 'ssl_...'"
+            )
     try:
         options = parse_url(parts._replace(query=urlencode(query)).geturl())  # type: ignore[no-untyped-call]
         kind = options.pop("connection_class", DriverConnection)
         kind(**options)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, redis.RedisError) as error:
         raise ConfigError(f"store {shown!r} can't be used: {error}") from error
     return RedisUrl(shown, prefix, {**options, "connection_class": kind})
 
@@ -93,6 +109,7 @@ class RedisLink:
             "socket_connect_timeout": min(answer_seconds, 10.0),
             "socket_keepalive": True,
             **options,
+            "encoding_errors": "surrogatepass",
             "retry": Retry(NoBackoff(), 0),
         }
         self.scripts: dict[str, bytes] = {}
@@ -112,12 +129,21 @@ class RedisLink:
             raise self.in_words(error) from error
         return connection
 
-    def check(self) -> None:
-        """Make sure that this is a server we can use and a prefix that is ours. Raises StoreError."""
-        try:
-            connection = self.connect()
-        except LOST as error:
-            raise self.in_words(error) from error
+    def check(self, patience: float) -> None:
+        """Make sure that this is a server we can use and a prefix that is ours. Raises StoreError.
+
+        One that is still reading its data is waited for, up to `patience` seconds.
+        """
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                connection = self.connect()
+                break
+            except LOST as error:
+                loading = isinstance(error, redis.exceptions.BusyLoadingError)
+                if not loading or time.monotonic() > deadline:
+                    raise self.in_words(error) from error
+                time.sleep(0.05)
         try:
             _check_server(connection, self.url)
             _check_schema(connection, self.url)
@@ -148,8 +174,6 @@ class RedisLink:
                 return StoreError(
                     f"{said} is full: raise its maxmemory, or delete what is not needed ({error})"
                 )
-            case UnicodeEncodeError():
-                return StoreError(f"a store can't keep {error.object!r}: it is not whole Unicode text")
         if "MISCONF" in str(error):
             return StoreError(f"{said} can't write to its disk: give it room ({error})")
         if "DB index" in str(error):

@@ -14,6 +14,7 @@ import redis
 
 from lightning_core.errors import StoreError
 from lightning_core.stores.redis_link import Connection, RedisLink
+from lightning_core.stores.redis_rows import text
 from lightning_core.stores.waiting import QUEUE, Bells, Waiters
 
 FINISHED = "finished"
@@ -97,9 +98,9 @@ class RedisNews:
                     connection.send_command("PING")
 
     def _hear(self, message: list[bytes]) -> None:
-        kind, topic = message[0], message[1].decode().removeprefix(self._link.url.channels)
+        kind, topic = message[0], text(message[1]).removeprefix(self._link.url.channels)
         if kind == b"message" and topic == FINISHED:
-            self._waiters.finished([message[2].decode()])
+            self._waiters.finished([text(message[2])])
         elif kind == b"message" or (kind == b"subscribe" and topic == QUEUE):
             self._bells.ring(topic)
         elif kind == b"subscribe" and topic == FINISHED:

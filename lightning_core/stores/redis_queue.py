@@ -14,7 +14,7 @@ from typing import Any
 from lightning_core.stores import redis_rows, rules
 from lightning_core.stores.redis_link import RedisLink
 from lightning_core.stores.redis_news import FINISHED
-from lightning_core.stores.redis_rows import Row, load_appended
+from lightning_core.stores.redis_rows import Row, load_appended, text
 from lightning_core.stores.redis_thread import Commands, Steps
 from lightning_core.stores.waiting import QUEUE, cancelled_of
 from lightning_core.types import Attempt, Reward, Rollout, Status
@@ -161,9 +161,10 @@ class Rollouts:
             words = (self._prefix, queue, worker, limit, repr(seconds), request, int(again))
             ((kind, found),) = yield [self.script("lease", *words)]
             if kind == b"taken":
-                taken = (redis_rows.to_row(name.decode(), state, body) for name, state, body in found)
-                return [row.attempt() for row in taken if row is not None]
-            yield from self.change([name.decode() for name in found], _expired, request + "/late")
+                taken = (redis_rows.to_row(text(name), state, body) for name, state, body in found)
+                rows = sorted(filter(None, taken), key=lambda row: (-row.rollout.priority, row.place))
+                return [row.attempt() for row in rows]
+            yield from self.change([text(name) for name in found], _expired, request + "/late")
 
     def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> Steps[list[Attempt]]:
         pending, held = list(attempts), []
@@ -199,34 +200,31 @@ class Rollouts:
             change = self.put(found[name], after, request)
             if reward is not None:
                 final = redis_rows.dump(rules.final_reward(after, reward, now))
-                change.commands.append(("APPEND", rewards, "final", final, 0))
+                change.commands.append(("APPEND", rewards, "final", request, final))
             ((answer,),) = yield [self.commit([change])]
             if answer >= 0:
                 return after
 
     def add_rewards(self, rewards: Sequence[Reward], request: str, *, running: bool) -> Steps[None]:
-        kept = dict(zip(map(id, rewards), redis_rows.reward_fields(rewards, request), strict=True))
-        names = list({reward.rollout_id for reward in rewards}) if running else []
+        kept: dict[tuple[str, str], Reward] = {}
+        for one, name in zip(rewards, redis_rows.reward_fields(rewards, request), strict=True):
+            kept.setdefault((self.key("rewards", one.attempt, one.rollout_id), name), one)
+        about = list({reward.rollout_id for reward in rewards}) if running else []
         while True:
-            asked: Commands = [("HEXISTS", self._rewards_of(one), kept[id(one)]) for one in rewards]
-            _, found, known = yield from self.read(names, asked)
-            pairs = zip(rewards, known, strict=True)
-            new = rules.new_rewards((reward for reward, stored in pairs if not stored), ())
+            _, found, known = yield from self.read(about, [("HEXISTS", *place) for place in kept])
             change = Change()
-            for one in new:
+            for (place, one), stored in zip(kept.items(), known, strict=True):
+                if stored:
+                    continue
                 row = found.get(one.rollout_id)
                 if running:
                     rules.check_running(one, None if row is None else row.rollout)
                 if row is not None:
                     change.versions[self.key("rollout", one.rollout_id)] = row.version
-                field = kept[id(one)]
-                change.commands.append(("APPEND", self._rewards_of(one), field, redis_rows.dump(one), 0))
+                change.commands.append(("APPEND", *place, request, redis_rows.dump(one)))
             ((answer,),) = yield [self.commit([change])]
             if answer >= 0:
                 return
-
-    def _rewards_of(self, reward: Reward) -> str:
-        return self.key("rewards", reward.attempt, reward.rollout_id)
 
     def _extend(self, row: Row, until: float) -> Change:
         key = self.key("rollout", row.rollout.id)

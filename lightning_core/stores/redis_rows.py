@@ -54,6 +54,11 @@ class Row:
         return rows.attempt(self.rollout, self.worker, lasts)
 
 
+def text(encoded: bytes) -> str:
+    """A name as it was given, half a surrogate pair included."""
+    return encoded.decode("utf-8", "surrogatepass")
+
+
 def body(rollout: Rollout) -> bytes:
     """What of a rollout never changes."""
     return dump_json(rollout.model_dump(exclude=CHANGING))
@@ -74,7 +79,7 @@ def to_row(rollout_id: str, state: State, body: bytes | None) -> Row | None:
     rollout = Rollout(
         **load_json(body),
         id=rollout_id,
-        run_id=run.decode(),
+        run_id=text(run),
         status=Status(status.decode()),
         attempts=int(attempts),
         max_attempts=int(most),
@@ -83,7 +88,7 @@ def to_row(rollout_id: str, state: State, body: bytes | None) -> Row | None:
         finished_at=finished_at,
     )
     lasts = float(until) if until else 0.0
-    return Row(rollout, worker.decode(), lasts, request.decode(), version.decode(), place.decode())
+    return Row(rollout, text(worker), lasts, request.decode(), version.decode(), place.decode())
 
 
 def pack_call(call: Call, now: int) -> bytes:
@@ -120,7 +125,8 @@ def pack_event(event: Event, place: int) -> bytes:
 
 def unpack_events(packed: Iterable[bytes]) -> list[Event]:
     """By the time they started."""
-    placed = [(int(place), _EVENT.validate_python(load_json(text))) for place, text in _split(packed)]
+    pairs = (one.split(b":", 1) for one in packed)
+    placed = [(int(place), _EVENT.validate_python(load_json(text))) for place, text in pairs]
     return [event for _, event in sorted(placed, key=lambda pair: (pair[1].started_at, pair[0]))]
 
 
@@ -134,15 +140,10 @@ def load(kind: type[T], texts: Iterable[bytes]) -> list[T]:
 
 def load_appended(kind: type[T], packed: Iterable[bytes]) -> list[T]:
     """Values that were appended to a hash, in that order."""
-    placed = sorted(_split(packed), key=lambda pair: int(pair[0]))
-    return load(kind, (text for _, text in placed))
+    placed = sorted((one.split(b":", 2) for one in packed), key=lambda parts: int(parts[0]))
+    return load(kind, (text for _, _, text in placed))
 
 
 def reward_fields(rewards: Sequence[Reward], request: str) -> list[str]:
     """Under which field each is kept: its own id, or what tells it from all others."""
     return [f"#{request}:{i}" if one.id is None else f"={one.id}" for i, one in enumerate(rewards)]
-
-
-def _split(packed: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
-    parts = (one.partition(b":") for one in packed)
-    return [(place, text) for place, _, text in parts]

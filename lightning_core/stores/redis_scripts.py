@@ -78,12 +78,9 @@ those: their end is worked out in Python, and the lease is asked for again."""
 
 COMMIT = """
 local own = {}
-function own.APPEND(key, field, value, again)
-  local new = redis.call('HSETNX', key, field, redis.call('HLEN', key) .. ':' .. value)
-  if new == 0 and again == '1' then
-    local known = redis.call('HGET', key, field)
-    if string.sub(known, string.find(known, ':', 1, true) + 1) == value then return 1 end
-  end
+function own.APPEND(key, field, request, value)
+  local new = redis.call('HSETNX', key, field, redis.call('HLEN', key) .. ':' .. request .. ':' .. value)
+  if new == 0 and string.match(redis.call('HGET', key, field), '^%d+:([^:]*)') == request then return 1 end
   return new
 end
 local at, answers = 1, {}
@@ -119,7 +116,7 @@ return answers
 """Carries out changes, each whole or not at all: [checks, (state key, version)..., commands, (words,
 word...)...]... A change whose rollouts are not at these versions any more is left out and answered by -1,
 the others by how many of their APPENDs were new. APPEND keeps a value under a free field of a hash, with
-its place; to try the same again counts as new."""
+its place and request; the same request may try again."""
 
 LAST = """
 local prefix, kind = ARGV[1], ARGV[2]

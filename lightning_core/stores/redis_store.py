@@ -15,7 +15,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -66,10 +66,11 @@ class RedisStore:
         self._bells = Bells()
         self._waiters = Waiters()
         self._news = RedisNews(self._link, self._bells, self._waiters)
+        self._patience = patience
         self._look_seconds = look_seconds
 
     async def __aenter__(self) -> RedisStore:
-        await asyncio.to_thread(self._link.check)
+        await asyncio.to_thread(self._link.check, self._patience)
         self._writer.open()
         self._reader.open()
         return self
@@ -93,9 +94,8 @@ class RedisStore:
 
     # the queue of rollouts ----------------------------------------------------------------
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
-        first = list({rollout.id: rollout for rollout in reversed(rollouts)}.values())[::-1]
-        request = _request()
-        return await self._writer.run(lambda again: self._rollouts.enqueue(first, request)) if first else 0
+        request, first = _request(), _firsts(rollouts, lambda rollout: rollout.id)
+        return await self._writer.run(lambda again: self._rollouts.enqueue(first, request))
 
     async def lease(
         self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
@@ -153,7 +153,7 @@ class RedisStore:
     async def reclaim(self, worker: str) -> int:
         held = await self._read("SMEMBERS", self._key("held", worker))
         return await self._change(
-            [name.decode() for name in held],
+            [redis_rows.text(name) for name in held],
             lambda row, now: (
                 rules.released(row.rollout)
                 if row.rollout.status is Status.RUNNING and row.worker == worker
@@ -168,7 +168,7 @@ class RedisStore:
             [step] if step is not None else map(int, await self._read("SMEMBERS", self._key("steps", run_id)))
         )
         commands: Commands = [("ZRANGE", self._key("step", one, run_id), 0, -1) for one in steps]
-        names = [name.decode() for of_step in await self._ask(commands) for name in of_step]
+        names = [redis_rows.text(name) for of_step in await self._ask(commands) for name in of_step]
         rows = await self._reader.run(lambda again: self._rollouts.read_all(names))
         return [
             row.rollout
@@ -263,10 +263,12 @@ class RedisStore:
         return sorted(members, key=lambda member: (member.role, member.name))
 
     async def add_alerts(self, alerts: Sequence[Alert]) -> int:
+        request, first = _request(), _firsts(alerts, lambda alert: (alert.run_id, alert.id))
+
         def operation(again: bool) -> Steps[int]:
             change = Change()
-            for alert in alerts:
-                words = (self._key("alerts", alert.run_id), alert.id, redis_rows.dump(alert), int(again))
+            for alert in first:
+                words = (self._key("alerts", alert.run_id), alert.id, request, redis_rows.dump(alert))
                 change.commands.append(("APPEND", *words))
             ((new,),) = yield [self._rollouts.commit([change])]
             return int(new)
@@ -337,6 +339,14 @@ class RedisStore:
 def _queue(run_id: str | None) -> str:
     """The key of a run's queue, or that of all, without the prefix."""
     return "queue" if run_id is None else f"queue:{run_id}"
+
+
+def _firsts(values: Iterable[T], key: Callable[[T], object]) -> list[T]:
+    """Of several with one key the first."""
+    found: dict[object, T] = {}
+    for value in values:
+        found.setdefault(key(value), value)
+    return list(found.values())
 
 
 def _request() -> str:

@@ -164,7 +164,7 @@ class RedisThread:
         for job in jobs:
             try:
                 packed.append(self._connection.pack_commands(job.commands))
-            except (UnicodeEncodeError, redis.DataError) as error:
+            except redis.DataError as error:
                 job.fail(self._explained(error))
         self._connection.send_packed_command(chain.from_iterable(packed))
         for job in jobs:
