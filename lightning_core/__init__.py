@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from lightning_core.judge.judge import Judge as Judge
     from lightning_core.plugins import attach as attach
     from lightning_core.runner import FailurePolicy as FailurePolicy
+    from lightning_core.runner.command import Command as Command
     from lightning_core.runner.processes import Processes as Processes
+    from lightning_core.runner.ray_actors import RayActors as RayActors
     from lightning_core.tracing.environment import environment as environment
     from lightning_core.tracing.rewards import reward as reward
     from lightning_core.tracing.scope import agent as agent
@@ -47,6 +49,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AIR": "air.rules",
     "Call": "types",
+    "Command": "runner.command",
     "Critic": "algorithms.base",
     "DPO": "algorithms.dpo",
     "Demonstration": "types",
@@ -61,6 +64,7 @@ _HOMES = {
     "PPO": "algorithms.ppo",
     "Phase": "algorithms.base",
     "Processes": "runner.processes",
+    "RayActors": "runner.ray_actors",
     "Rollout": "types",
     "SFT": "algorithms.sft",
     "Records": "air.base",

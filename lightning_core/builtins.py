@@ -63,3 +63,4 @@ def lightning_register_air(register: Register) -> None:
 def lightning_register_executors(register: Register) -> None:
     register("asyncio", "lightning_core.runner.in_process:InProcess")
     register("processes", "lightning_core.runner.processes:Processes")
+    register("ray", "lightning_core.runner.ray_actors:RayActors")

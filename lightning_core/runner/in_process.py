@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from lightning_core.errors import RewardError
 from lightning_core.runner.calling import Ended, start
+from lightning_core.runner.command import Command
 from lightning_core.runner.executor import Outcome, Solve
 from lightning_core.runner.failure import describe
 from lightning_core.runner.reward import to_reward
@@ -28,7 +29,10 @@ class InProcess:
     """Run in the runner's own process."""
 
     def crew(self, solve: Solve, concurrency: int) -> InProcessCrew:
-        """There is nothing to start, and no limit of its own."""
+        """There is nothing to start, and no limit of its own. Raises ConfigError for a program that is not
+        on this machine."""
+        if isinstance(solve, Command):
+            solve.check()
         return InProcessCrew(solve)
 
 

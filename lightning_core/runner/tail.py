@@ -39,8 +39,8 @@ class Tail:
                     self._forward.flush()
 
     def text(self, most: int = MOST_BYTES) -> str:
-        """The last characters, without white space around."""
-        return self._kept.decode(errors="replace").strip()[-most:]
+        """The last characters, without white space around; what no store can hold is replaced."""
+        return self._kept.decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}").strip()[-most:]
 
     async def close(self) -> None:
         """Read what is left of an ended program's stream."""

@@ -40,7 +40,7 @@ class Warden:
 
     def watch(self, arguments: list[str]) -> None:
         """Run the program to its end, or until it is to end."""
-        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        adopt_orphans()
         self.pid = _start(arguments)
         watched = [self.control, self._wake]
         while self._reap() and self.code is None:
@@ -129,6 +129,11 @@ def _signals_as_bytes() -> int:
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, frame: None)
     return reading
+
+
+def adopt_orphans() -> None:
+    """Have what this process's descendants leave behind become its children, on Linux."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _prctl(option: int, value: int) -> None:

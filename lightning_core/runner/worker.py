@@ -18,9 +18,9 @@ from collections.abc import Sequence
 
 from lightning_core.plugins import load_plugins
 from lightning_core.runner import wire
-from lightning_core.runner.executor import Noticed, Solve
+from lightning_core.runner.executor import Crew, Noticed
 from lightning_core.runner.failure import describe
-from lightning_core.runner.in_process import InProcessCrew
+from lightning_core.runner.in_process import InProcess
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope
 
@@ -39,20 +39,20 @@ def main(fd: int, argv: Sequence[str]) -> None:
     with socket.socket(fileno=fd) as runner:
         hello: wire.Hello = wire.receive(runner)
         try:
-            solve: Solve = pickle.loads(hello.solve)
+            crew = InProcess().crew(pickle.loads(hello.solve), 1)
         except BaseException as error:  # the app's own modules, which are imported now
             runner.sendall(wire.pack(wire.Unable(describe(error))))
             return
         with instrument(load_plugins().who):
-            asyncio.run(Worker(runner, solve).serve())
+            asyncio.run(Worker(runner, crew).serve())
 
 
 class Worker:
     """Runs attempts for the runner at the other end of a socket."""
 
-    def __init__(self, runner: socket.socket, solve: Solve) -> None:
+    def __init__(self, runner: socket.socket, crew: Crew) -> None:
         self._runner = runner
-        self._crew = InProcessCrew(solve)
+        self._crew = crew
         self._speaking = threading.Lock()
         self._scope: Scope | None = None
         self._work: asyncio.Task[None] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ import pytest_asyncio
 from lightning_core.runner.executor import Executor
 from lightning_core.runner.in_process import InProcess
 from lightning_core.runner.processes import Processes
+from lightning_core.runner.ray_actors import RayActors
 from lightning_core.testing.server import serving
 from lightning_core.types import Call, Status, Task
 from tests.runner import playing
+from tests.runner.clusters import cluster
 from tests.runner.stage import AGENTS, Stage, begun, lives, rollouts, stage
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 WORKERS = 2
-ELSEWHERE = ("processes",)
+ELSEWHERE = ("processes", "ray")
 """Executors that run the function in another process, and so can end whatever it does."""
 
 
@@ -31,8 +34,14 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def executor(name: str) -> Executor:
-    return {"asyncio": InProcess(), "processes": Processes(workers=WORKERS, grace=0.2)}[name]
+def executor(name: str) -> Iterator[Executor]:
+    executors: dict[str, Executor] = {
+        "asyncio": InProcess(),
+        "processes": Processes(workers=WORKERS, grace=0.2),
+        "ray": RayActors(workers=WORKERS, options={"num_cpus": 0}),
+    }
+    with cluster() if name == "ray" else nullcontext():
+        yield executors[name]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -65,7 +74,7 @@ async def test_the_error_comes_back_with_the_line_of_the_app(at: Stage) -> None:
 
 async def test_no_reward_at_all_is_an_error_that_says_so(at: Stage) -> None:
     (failed,) = await at.play(rollouts("nothing", 1))
-    assert "play returned None. Return one float" in str(failed.error)
+    assert "play returned None: return one float" in str(failed.error)
 
 
 async def test_an_exit_is_the_end_of_its_rollout_alone(at: Stage) -> None:
