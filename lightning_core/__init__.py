@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lightning_core.air.base import Records as Records
     from lightning_core.air.base import Signal as Signal
     from lightning_core.air.rules import AIR as AIR
+    from lightning_core.alerts.rules import Alerts as Alerts
     from lightning_core.algorithms.base import Critic as Critic
     from lightning_core.algorithms.base import Phase as Phase
     from lightning_core.algorithms.dpo import DPO as DPO
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from lightning_core.tracing.scope import agent as agent
     from lightning_core.trainer.demonstrations import demonstrations as demonstrations
     from lightning_core.trainer.trainer import Trainer as Trainer
+    from lightning_core.types import Alert as Alert
     from lightning_core.types import Call as Call
     from lightning_core.types import Demonstration as Demonstration
     from lightning_core.types import Rollout as Rollout
@@ -48,6 +50,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AIR": "air.rules",
+    "Alert": "types",
+    "Alerts": "alerts.rules",
     "Call": "types",
     "Command": "runner.command",
     "Critic": "algorithms.base",

@@ -64,3 +64,17 @@ def lightning_register_executors(register: Register) -> None:
     register("asyncio", "lightning_core.runner.in_process:InProcess")
     register("processes", "lightning_core.runner.processes:Processes")
     register("ray", "lightning_core.runner.ray_actors:RayActors")
+
+
+@hookimpl
+def lightning_register_alerts(register: Register) -> None:
+    register("reward_collapse", "lightning_core.alerts.reward:RewardCollapse")
+    register("entropy_collapse", "lightning_core.alerts.entropy:EntropyCollapse")
+    register("logprob_gap", "lightning_core.alerts.logprobs:LogprobGap")
+    register("zero_variance", "lightning_core.alerts.variance:ZeroVariance")
+    register("failing_rollouts", "lightning_core.alerts.failures:FailingRollouts")
+    register("failed_update", "lightning_core.alerts.updates:failed_update")
+    register("staleness", "lightning_core.alerts.staleness:staleness")
+    register("stuck_worker", "lightning_core.alerts.workers:StuckWorker")
+    register("stuck_rollout", "lightning_core.alerts.rollouts:StuckRollout")
+    register("disk_filling", "lightning_core.alerts.disk:DiskFilling")

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from lightning_core.cli import runs as run_views
 from lightning_core.cli.export import export_run
+from lightning_core.cli.origin import show_provenance
 from lightning_core.cli.rollouts import show_rollouts
 from lightning_core.cli.serving import serve_model
 from lightning_core.cli.training import train_script, work_script
@@ -159,18 +160,31 @@ def show(
     task: Annotated[
         str | None, typer.Option(help="Only rollouts of this task: its id, or how it begins.")
     ] = None,
+    provenance: Annotated[
+        bool, typer.Option("--provenance", help="Print where its numbers come from, as JSON.")
+    ] = False,
 ) -> None:
-    """Show a run: its curve, held-out success before and after, and what each agent did.
+    """Show a run: its curve, held-out success before and after, what each agent did, and its alerts.
 
     With --rollout it shows that rollout as a tree: calls, the tools they asked for, spans and rewards. With
     --task alone it lists the rollouts of that task.
 
         agentlightning show runs/demo --rollout worst
     """
-    if rollout is None and task is None:
+    if provenance:
+        asyncio.run(show_provenance(run))
+    elif rollout is None and task is None:
         asyncio.run(run_views.show_run(run))
     else:
         asyncio.run(show_rollouts(run, rollout, task))
+
+
+@app.command()
+def alerts(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, such as runs/20260101-120000.")],
+) -> None:
+    """List what a run warned of, in the order it was found: what happened, to what, and what to do."""
+    asyncio.run(run_views.list_alerts(run))
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import secrets
@@ -10,6 +11,7 @@ from typing import Any
 
 from lightning_core.errors import ConfigError
 from lightning_core.trainer.playing import RECORDED, rules_of
+from lightning_core.trainer.provenance import describe_origin, resumed
 from lightning_core.trainer.session import Session
 from lightning_core.types import Record, Run, Task
 
@@ -24,16 +26,18 @@ async def open_run(session: Session, train: Sequence[Task], validation: Sequence
     plan = _plan(session, train, validation)
     known = await store.find_run(folder.run_id)
     rules = rules_of(session.trainer, session.solve)
+    origin = await asyncio.to_thread(describe_origin, session.trainer, session.plugins.list())
     run = Run(
         id=folder.run_id,
         config={**plan, RECORDED: rules.written()},
         folder=str(folder.path.resolve()),
         secret=secrets.token_hex(32),
+        provenance=origin,
     )
     if known is not None:
         _check(session, known, plan)
-        kept = {"created_at": known.created_at, "secret": known.secret or run.secret}
-        run = run.model_copy(update=kept)
+        kept: dict[str, Any] = {"created_at": known.created_at, "secret": known.secret or run.secret}
+        run = run.model_copy(update={**kept, "provenance": resumed(known.provenance, origin)})
     elif folder.latest_checkpoint() is not None:
         raise ConfigError(
             f"{str(folder.path)!r} holds checkpoints of a run that its store does not know; "

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from lightning_core.air.rules import AIR
+from lightning_core.alerts.rules import Alerts
 from lightning_core.algorithms.base import Algorithm, Phase
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.errors import ConfigError, StoreError
@@ -30,6 +31,7 @@ from lightning_core.trainer.plan import make_tasks
 from lightning_core.trainer.report import terminal_curve, transcripts, write_report
 from lightning_core.trainer.session import Session, Solve
 from lightning_core.trainer.summary import Summary
+from lightning_core.trainer.watching import Watching
 from lightning_core.trainer.working import work
 from lightning_core.types import Role, Task
 
@@ -90,6 +92,9 @@ class Trainer:
     judge: Judge | None = None
     """Gives the rollouts of each group their final reward. Evaluations are not judged: there the reward of
     `solve` counts."""
+    alerts: Alerts | bool = True
+    """Say when something about the run looks wrong: False for nothing, or an `Alerts` with thresholds of your
+    own. An alert never stops a run."""
     evaluate_every: int | None = None
     """Also evaluate after every so many steps; before and after training it is done anyway."""
     breakdown: str | None = None
@@ -200,6 +205,7 @@ async def _fit(
         async with Session(trainer, folder, solve) as session:
             session.on_rollout = display.rollout_done
             session.on_note = display.note
+            watching = Watching(session, display)
             run = await open_run(session, train, validation)
             try:
                 checkpoint = folder.latest_checkpoint()
@@ -208,8 +214,8 @@ async def _fit(
                     raise ConfigError(f"{first} steps are made already: resume with steps={first} or more")
                 await session.begin(run)
                 display.begin(first)
-                loop = Loop(session, display, train, validation)
-                await loop.run(first)
+                async with watching:
+                    await Loop(session, display, train, validation, watching).run(first)
                 summary = await write_report(session.store, folder, trainer, session.backend.model)
                 await session.backend.export(folder.policy)
                 curve = terminal_curve(await session.store.list_metrics(run.id))

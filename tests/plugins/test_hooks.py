@@ -20,6 +20,7 @@ PARTS = {
     "lightning_register_algorithms": "algorithm",
     "lightning_register_air": "air",
     "lightning_register_executors": "executor",
+    "lightning_register_alerts": "alert",
 }
 
 
@@ -56,6 +57,10 @@ class Answering:
 
     @hookspecs.hookimpl
     def lightning_register_executors(self, register: hookspecs.Register) -> None:
+        register("mine", "fractions:Fraction")
+
+    @hookspecs.hookimpl
+    def lightning_register_alerts(self, register: hookspecs.Register) -> None:
         register("mine", "fractions:Fraction")
 
 
