@@ -14,6 +14,8 @@ def lightning_register_stores(register: Register) -> None:
     register("sqlite", "lightning_core.stores.sqlite:SqliteStore")
     for scheme in ("postgresql", "postgres"):
         register(scheme, "lightning_core.stores.postgres:PostgresStore")
+    for scheme in ("redis", "rediss"):
+        register(scheme, "lightning_core.stores.redis_store:RedisStore")
 
 
 @hookimpl
