@@ -1,7 +1,7 @@
 """The measured side of `benchmarks.gateway`: an engine that answers from memory, and a gateway in front.
 
-python -m benchmarks.gateway_server URL serves with the store at that URL until its input ends; each line it is
-given is answered with the CPU seconds that the process has used so far.
+python -m benchmarks.gateway_server URL serves with the store at that URL until its input ends; each line
+it is given is answered with the CPU seconds that the process has used so far.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Empty rollouts per second, end to end: enqueued, leased, run by a Runner, finished, and heard of by a waiter.
+"""Empty rollouts per second, end to end: enqueued, leased, run by a Runner, finished, heard of by a waiter.
 
 Workers are processes of their own, started beforehand. A memory store is in one process by its nature, so
 there its one worker shares the process of the waiter.

@@ -1,6 +1,7 @@
 """The memory of a gateway process over tens of thousands of recorded calls.
 
-Every rollout makes its share of the calls over a connection of its own, as apps do, every second one streamed.
+Every rollout makes its share of the calls over a connection of its own, as apps do; every second one
+streams.
 """
 
 from __future__ import annotations

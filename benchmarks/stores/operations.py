@@ -41,7 +41,9 @@ async def measure(site: Site, plan: Plan) -> tuple[Costs, list[float]]:
         await store.enqueue(rollouts("warm", 10))
         found = {one.label: await _queue(site, store, one) for one in plan.callers}
         bulks = [rollouts(f"bulk{number}", BULK) for number in range(plan.bulks)]
-        cheap = await cost(site.server_cpu, lambda number: store.enqueue(bulks[number]), len(bulks), each=BULK)
+        cheap = await cost(
+            site.server_cpu, lambda number: store.enqueue(bulks[number]), len(bulks), each=BULK
+        )
         found[plan.callers[0].label]["enqueue, 500 at once"] = cheap
         return found, await _wakes(site, store, plan.wakes)
 
@@ -99,4 +101,3 @@ async def _wake(store: Store, other: Store) -> float:
     await store.finish(attempt, reward=1.0)
     await waiting
     return 1000 * (time.perf_counter() - begun)
-

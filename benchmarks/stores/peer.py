@@ -1,4 +1,4 @@
-"""The nearest peer beside: Microsoft's `agentlightning` from PyPI, measured in the same rounds on the same machine.
+"""The nearest peer beside: Microsoft's `agentlightning` from PyPI, measured in the same rounds.
 
 It has an environment of its own, `.venv-field` in the working directory, made once. What it measures is in
 `benchmarks.stores.peer_side`.

@@ -1,4 +1,4 @@
-"""The peer's side of the benchmark: Microsoft's `agentlightning`, its store server in memory, its client over HTTP.
+"""The peer's side of the benchmark: Microsoft's `agentlightning`, its store in memory, its client over HTTP.
 
 Runs in an environment of its own, which `benchmarks.stores.peer` makes:
 
@@ -32,7 +32,7 @@ from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.types import EnqueueRolloutRequest, Span
 
 from benchmarks.stores.processes import cpu_seconds
-from benchmarks.stores.timing import BULK, CALLS_EACH, REQUEST, Callers, Costs, Plan, cost
+from benchmarks.stores.timing import BULK, CALLS_EACH, REQUEST, Callers, Costs, cost
 
 POLL_SECONDS = 0.05
 """Between two looks of its runner at an empty queue; 5 s unless set."""
@@ -51,7 +51,7 @@ async def server(port: str) -> None:
     await store.stop()
 
 
-class Empty(LitAgent[Any]):
+class Empty(LitAgent[Any]):  # type: ignore[misc]
     async def training_rollout_async(self, task: Any, resources: Any, rollout: Any) -> float:
         return 1.0
 
@@ -92,9 +92,7 @@ async def operations(url: str, server_pid: str, plan: str) -> dict[str, Any]:
     }
 
 
-async def _queue(
-    store: LightningStoreClient, cpu: Callable[[], float], asked: Callers
-) -> dict[str, Any]:
+async def _queue(store: LightningStoreClient, cpu: Callable[[], float], asked: Callers) -> dict[str, Any]:
     held: list[Any] = []
     numbers = count()
 

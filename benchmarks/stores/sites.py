@@ -1,21 +1,27 @@
 """Where the measured stores live: a file, or a server on this machine that is reached over loopback TCP.
 
-A site is empty when it is handed out, and gone afterwards. Servers run with the settings that they are
-shipped with, so PostgreSQL syncs every commit to disk.
+A site is empty when it is handed out, and gone afterwards. Servers keep what they have accepted when the
+machine crashes: PostgreSQL syncs every commit to disk, as it is shipped, and Redis every write. A SQLite
+store does not: what it has accepted survives any process, not a power loss.
 """
 
 from __future__ import annotations
 
+import sqlite3
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.stores.processes import cpu_seconds
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store
+from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.session import open_store
+
+Count = Callable[[Store], Awaitable[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +32,8 @@ class Site:
     url: str
     server: int | None = None
     """The process id of its server; None where there is none."""
-    count: Callable[[Store], Awaitable[int]] | None = None
-    """Counts the statements that it has seen, this one left out."""
+    count: Count | None = None
+    """How many statements the database has been sent so far, this question left out."""
 
     def open(self) -> Store:
         """Another connection to it; enter it to open it."""
@@ -38,8 +44,8 @@ class Site:
         return 0.0 if self.server is None else cpu_seconds(self.server)
 
     async def statements(self, store: Store) -> int | None:
-        """How many this connection has (or all have) sent so far; None where there is no database."""
-        return await self.count(store) if self.count is not None else None
+        """How many the database has been sent so far; None where there is no database."""
+        return None if self.count is None else await self.count(store)
 
     @property
     def shared(self) -> bool:
@@ -48,14 +54,73 @@ class Site:
 
 
 @contextmanager
-def memory() -> Iterator[Site]:
+def memory(*, counted: bool = False) -> Iterator[Site]:
     yield Site("memory", "memory://")
 
 
 @contextmanager
-def sqlite() -> Iterator[Site]:
+def sqlite(*, counted: bool = False) -> Iterator[Site]:
+    said: list[str] = []
+
+    def trace(connection: sqlite3.Connection) -> int:
+        connection.set_trace_callback(said.append)
+        return len(said)
+
+    async def count(store: Store) -> int:
+        assert isinstance(store, SqliteStore)
+        return await store._reader.run(trace)
+
     with tempfile.TemporaryDirectory(prefix="lightning-bench-") as folder:
-        yield Site("sqlite", f"sqlite:///{Path(folder) / 'runs.db'}")
+        yield Site("sqlite", f"sqlite:///{Path(folder) / 'runs.db'}", None, count if counted else None)
 
 
-SITES: dict[str, Callable[[], Iterator[Site]]] = {"memory": memory, "sqlite": sqlite}
+@contextmanager
+def postgres(*, counted: bool = False) -> Iterator[Site]:
+    """With `counted` every statement is written to the server's log."""
+    from tests.stores.postgres_server import PostgresServer
+
+    settings = {"fsync": "on", "full_page_writes": "on", "shared_buffers": "128MB"}
+    with tempfile.TemporaryDirectory(prefix="lightning-bench-") as name:
+        folder = Path(name)
+        server = PostgresServer(folder, **settings, **({"log_statement": "all"} if counted else {}))
+
+        async def count(store: Store) -> int:
+            return (folder / "log").read_text().count(" LOG: ")
+
+        server.start()
+        pid = int((folder / "data" / "postmaster.pid").read_text().split()[0])
+        try:
+            yield Site("postgres", server.url(), pid, count if counted else None)
+        finally:
+            server.stop()
+
+
+@contextmanager
+def redis(*, counted: bool = False) -> Iterator[Site]:
+    import redis as driver
+
+    from tests.stores.redis_server import serving
+
+    with serving() as server, driver.Redis(port=server.port) as client:
+        pid = int(_info(client, "server")["process_id"])
+        asked = 0
+
+        async def count(store: Store) -> int:
+            nonlocal asked
+            asked += 1
+            return int(_info(client, "stats")["total_commands_processed"]) - asked
+
+        yield Site("redis", server.url, pid, count if counted else None)
+
+
+def _info(client: Any, section: str) -> dict[str, Any]:
+    found: dict[str, Any] = client.info(section)
+    return found
+
+
+SITES: dict[str, Callable[..., AbstractContextManager[Site]]] = {
+    "memory": memory,
+    "sqlite": sqlite,
+    "postgres": postgres,
+    "redis": redis,
+}

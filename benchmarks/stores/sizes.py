@@ -52,7 +52,9 @@ async def fill(store: Store, start: int, end: int) -> None:
     """Let the rollouts at these places have been run."""
     for first in range(start, end, CHUNK):
         numbers = range(first, min(first + CHUNK, end))
-        ended = [rollout(n, status=Status.SUCCEEDED, attempts=1, reward=1.0, finished_at=1.0) for n in numbers]
+        ended = [
+            rollout(n, status=Status.SUCCEEDED, attempts=1, reward=1.0, finished_at=1.0) for n in numbers
+        ]
         await store.enqueue(ended)
         await store.add_rewards([Reward(rollout_id=one.id, attempt=1, value=1.0) for one in ended])
 

@@ -36,7 +36,6 @@ class Plan:
     wakes: int = 20
 
 
-
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Of one operation, in milliseconds: the mean over those that were made."""
