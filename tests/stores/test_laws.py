@@ -397,6 +397,10 @@ async def test_rollouts_are_found_by_run_step_split_and_status(store: Store) -> 
     assert names(await store.find_rollouts("run", step=1, split="validation")) == ["c"]
     assert names(await store.find_rollouts("run", status=Status.SUCCEEDED)) == ["a"]
     assert names(await store.find_rollouts("run", status=Status.QUEUED)) == ["b", "c"]
+    await store.enqueue([rollout("z"), rollout("y", step=1)])
+    assert names(await store.find_rollouts("run")) == ["a", "b", "c", "z", "y"]
+    assert names(await store.find_rollouts("run", step=1)) == ["b", "c", "y"]
+    assert await store.find_rollouts("run", step=9) == []
     assert await store.find_rollouts("nobody") == []
 
 
