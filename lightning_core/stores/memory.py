@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from lightning_core.errors import ConfigError, NotFoundError
@@ -313,7 +313,7 @@ class MemoryStore:
 
     def _ids(self, run_id: str, step: int | None) -> Iterable[str]:
         """The rollouts of a run, or of one step of it, in the order they were enqueued."""
-        steps = self._by_step.get(run_id, {})
+        steps: Mapping[int, list[str]] = self._by_step.get(run_id, {})
         if step is not None:
             return steps.get(step, ())
         return sorted(chain.from_iterable(steps.values()), key=self._places.__getitem__)
