@@ -76,7 +76,7 @@ SETTINGS = (
     # Tables grow a thousandfold between two looks of the planner, so plans must not follow its guesses
     # of their size: always by index, which every statement has, planned once for each connection.
     "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_hashjoin = off;"
-    "SET enable_mergejoin = off; SET enable_sort = off; SET jit = off;"
+    "SET enable_mergejoin = off; SET jit = off;"
     "SET plan_cache_mode = force_generic_plan;"
     # A client that vanished without a word holds its locks for half a minute, not for hours.
     "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4;"
