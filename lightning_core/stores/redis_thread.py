@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -160,13 +159,13 @@ class RedisThread:
         """Send the commands of all jobs in one piece and give each its answers. Raises one of `LOST`."""
         if self._connection is None:
             self._connection = self._link.connect()
-        packed = []
+        packed: list[bytes] = []
         for job in jobs:
             try:
-                packed.append(self._connection.pack_commands(job.commands))
-            except redis.DataError as error:
+                packed += self._connection.pack_commands(job.commands)
+            except redis.DataError as error:  # a value of a type that has no bytes
                 job.fail(self._explained(error))
-        self._connection.send_packed_command(chain.from_iterable(packed))
+        self._connection.send_packed_command([b"".join(packed)])
         for job in jobs:
             if not job.done:
                 answers = [_read(self._connection) for _ in job.commands]
