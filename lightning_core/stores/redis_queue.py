@@ -154,10 +154,10 @@ class Rollouts:
         return new
 
     def lease(
-        self, queue: str, worker: str, limit: int, seconds: float, request: str, again: bool
+        self, queue: str, worker: str, limit: int, seconds: float, request: str, tries: int
     ) -> Steps[list[Attempt]]:
         while True:
-            words = (self._prefix, queue, worker, limit, repr(seconds), request, int(again))
+            words = (self._prefix, queue, worker, limit, repr(seconds), request, tries)
             ((kind, found),) = yield [self.script("lease", *words)]
             if kind == b"taken":
                 taken = (redis_rows.to_row(text(name), state, body) for name, state, body in found)
