@@ -19,7 +19,7 @@ from lightning_core.cli.rollouts import show_rollouts
 from lightning_core.cli.serving import serve_model
 from lightning_core.cli.training import train_script, work_script
 from lightning_core.errors import LightningError
-from lightning_core.trainer.working import Joining
+from lightning_core.trainer.joining import Joining
 
 _ROLLOUT = "A rollout: its id, how the id begins or ends, 'best' or 'worst'"
 app = typer.Typer(
@@ -107,6 +107,9 @@ def worker(
         str | None, typer.Option(help="Id of the run (default: the newest of this script that is trained).")
     ] = None,
     concurrency: Annotated[int | None, typer.Option(help="Rollouts at the same time.")] = None,
+    executor: Annotated[
+        str | None, typer.Option(help="Where rollouts run: asyncio, processes or ray.")
+    ] = None,
     name: Annotated[
         str | None,
         typer.Option(help="Its own name: started anew under it, it gives back at once what it held before."),
@@ -125,7 +128,7 @@ def worker(
     """
     say = partial(Console(stderr=True).print, markup=False, highlight=False, soft_wrap=True)
     joining = Joining(store=store, run=run, name=name, once=once, say=say)
-    work_script(script, context.args, {"concurrency": concurrency}, joining)
+    work_script(script, context.args, {"concurrency": concurrency, "executor": executor}, joining)
 
 
 @app.command()
