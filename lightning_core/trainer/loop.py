@@ -24,7 +24,8 @@ from lightning_core.trainer.staleness import describe
 from lightning_core.trainer.summary import Evaluation, evaluation
 from lightning_core.trainer.updating import Updating
 from lightning_core.trainer.valuing import value, value_numbers
-from lightning_core.types import Metrics, ResourceVersion, Task
+from lightning_core.trainer.versions import Versions
+from lightning_core.types import Metrics, Task
 
 
 class Loop:
@@ -39,6 +40,9 @@ class Loop:
         self.replay = Replay(session)
         self.updating = Updating(session, display)
         self.attendance = Attendance(session.trainer.patterns)
+        self.versions = Versions(
+            session.store, session.folder, session.backend, session.trainer.keep_checkpoints
+        )
         self.validation = validation
         self.trainer = session.trainer
         self.run_id = session.folder.run_id
@@ -52,6 +56,8 @@ class Loop:
         every = self.trainer.evaluate_every
         known = await self.session.store.list_metrics(self.run_id)
         self.attendance.remember(entry for entry in known if entry.step < first)
+        if told := await self.versions.begin(first, self.trainer.total_steps):
+            self.display.note(told)
         if first == 0:
             await self.evaluate(0)
         for step in range(first, self.trainer.total_steps):
@@ -81,6 +87,7 @@ class Loop:
         values = {**_numbers(lesson, report), **self._air_numbers(lesson), **metrics, **seconds}
         await self.session.store.put_metrics(Metrics(run_id=self.run_id, step=step, values=values))
         self._ended = time.perf_counter()
+        await self.versions.sampled(lesson.trajectories)
         await self.checkpoint(step + 1)
         tokens = sum(len(t.completion_ids) for each in lesson.trajectories for t in each.transitions)
         rate = tokens / (seconds["step_seconds"] if algorithm.staleness else lesson.seconds)
@@ -101,14 +108,7 @@ class Loop:
         """Save the state after `step` updates, if it is time to."""
         if step % self.trainer.checkpoint_every and step != self.trainer.total_steps:
             return
-        folder = self.session.folder
-        backend = self.session.backend
-        path = folder.checkpoint(step)
-        await backend.save(path)
-        await self.session.store.put_resource(
-            ResourceVersion(run_id=self.run_id, version=backend.policy_version, uri=str(path))
-        )
-        await asyncio.to_thread(folder.prune_checkpoints, self.trainer.keep_checkpoints)
+        await self.versions.checkpoint(step)
 
     async def evaluate(self, step: int) -> Evaluation | None:
         """The validation tasks under the policy as it is after `step` updates."""
@@ -123,6 +123,7 @@ class Loop:
         calls, _ = await self.session.records(finished)
         self.attendance.see(calls)
         result = evaluation(step, finished, calls, self.trainer.breakdown)
+        await self.versions.evaluated(result)
         self.display.evaluated(result)
         self._ended = time.perf_counter()
         return result
