@@ -149,6 +149,47 @@ def serve(
 
 
 @app.command()
+def api(
+    store: Annotated[str, typer.Option(help="URL of the store to serve.")],
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond this machine only if you say so.")
+    ] = ("127.0.0.1"),
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8100,
+) -> None:
+    """Serve a store over REST, for workers and clients in any language.
+
+    Requests bear a token, made by `agentlightning token`. With LIGHTNING_API_SECRET in the environment tokens
+    for all runs are taken as well. What is served is said by /api/v1/openapi.json.
+
+        agentlightning api --store sqlite:///runs/demo/run.db
+    """
+    from lightning_core.cli.rest import serve_api  # FastAPI takes half a second to import
+
+    asyncio.run(serve_api(store, host, port))
+
+
+@app.command()
+def token(
+    scope: Annotated[str, typer.Option(help="worker, client or admin.")],
+    store: Annotated[str | None, typer.Option(help="URL of the run's store.")] = None,
+    run: Annotated[
+        str | None, typer.Option(help="Id of the run (default: all runs, by LIGHTNING_API_SECRET).")
+    ] = None,
+    hours: Annotated[float, typer.Option(help="How long it is good for.")] = 24.0,
+) -> None:
+    """Print a token for the REST API.
+
+    A worker may lease rollouts and give an account of them, a client may enqueue and read, an admin may do
+    everything.
+
+        agentlightning token --store sqlite:///runs/demo/run.db --run demo --scope worker
+    """
+    from lightning_core.cli.rest import print_token
+
+    asyncio.run(print_token(store, run, scope, hours))
+
+
+@app.command()
 def runs(
     folder: Annotated[Path, typer.Argument(help="Folder that holds the runs.")] = Path("runs"),
 ) -> None:

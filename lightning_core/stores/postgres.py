@@ -212,6 +212,10 @@ class PostgresStore:
         query = f"SELECT {rows.ROLLOUT} FROM rollouts WHERE {where} ORDER BY seq"
         return await self._select(rows.to_rollout, query, *wanted.values())
 
+    async def get_rollouts(self, rollout_ids: Sequence[str]) -> list[Rollout]:
+        found = await self._lines.run(lambda connection: queue.find(connection, rollout_ids))
+        return rules.all_found(rollout_ids, found)
+
     async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         unfinished = set(rollout_ids)

@@ -176,6 +176,10 @@ class RedisStore:
             if split in (None, row.rollout.split) and status in (None, row.rollout.status)
         ]
 
+    async def get_rollouts(self, rollout_ids: Sequence[str]) -> list[Rollout]:
+        found = await self._reader.run(lambda again: self._rollouts.read_all(rollout_ids))
+        return rules.all_found(rollout_ids, {row.rollout.id: row.rollout for row in found})
+
     async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         pending = set(rollout_ids)
