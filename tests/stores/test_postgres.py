@@ -376,6 +376,15 @@ def test_urls_of_sockets_hosts_and_options_are_understood() -> None:
     assert (two.conninfo["host"], two.conninfo["port"]) == ("a,b", "1,2")
 
 
+def test_the_urls_that_the_docs_show_are_understood() -> None:
+    shown = re.findall(
+        r"`(?:store=\")?(postgres(?:ql)?://[^`\"]{4,})", (ROOT / "docs" / "stores.md").read_text()
+    )
+    assert len(shown) >= 4
+    for url in shown:
+        place_of(url.replace(":port", ":5432"))
+
+
 async def refusal(url: str) -> str:
     with pytest.raises(StoreError) as refused:
         async with PostgresStore(url, retry_seconds=0.1):
