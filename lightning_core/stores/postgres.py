@@ -164,14 +164,12 @@ class PostgresStore:
                 if done is not None:
                     return done
             with queue.transaction(connection):
-                found = queue.lock(connection, "id = %b", held.id)
-                before = found[0][0] if found else None
-                given = rules.last_final(queue.rewards_of(connection, attempt), attempt.number)
+                before, given = queue.last(connection, attempt)
                 after, final = _ended(attempt, before, reward, error, given)
                 if after is not before:
                     queue.save(connection, [after], self._channel, queue.ended_notices(after))
                     if final is not None:
-                        queue.write(connection, ADD_REWARD, [(*rows.reward_row(final), None)])
+                        queue.add(connection, ADD_REWARD, [(*rows.reward_row(final), None)])
                 return after
 
         return await self._lines.run(operation)
@@ -244,11 +242,11 @@ class PostgresStore:
             if tries > 1 and queue.was_sent(connection, rewards, name):
                 return
             with queue.transaction(connection):
-                rollouts = queue.running(connection, rewards) if running else {}
-                new = rules.new_rewards(rewards, queue.known_rewards(connection, rewards))
+                rollouts, known = queue.state(connection, rewards) if running else ({}, set())
+                new = rules.new_rewards(rewards, known)
                 for reward in new if running else ():
                     rules.check_running(reward, rollouts.get(reward.rollout_id))
-                queue.write(connection, ADD_REWARD, [(*rows.reward_row(one), name) for one in new])
+                queue.add(connection, ADD_REWARD, [(*rows.reward_row(one), name) for one in new])
 
         if rewards:
             await self._lines.run(operation)

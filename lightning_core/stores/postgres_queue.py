@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, LiteralString
 
-from psycopg import Connection
+from psycopg import Connection, Cursor
 
 from lightning_core.stores import postgres_news, rules
 from lightning_core.stores.rows import REWARD, ROLLOUT, Row, attempt, of, reward_row, to_reward, to_rollout
@@ -34,8 +34,12 @@ LATE = f"status = 'running' AND lease_until <= {NOW}"
 
 @contextmanager
 def transaction(connection: Connection) -> Iterator[None]:
-    """A transaction whose first and last statements share the round trips of those beside them."""
-    with connection.pipeline(), connection.transaction():
+    """Statements of which all are carried out or none, without a round trip to begin and to commit.
+
+    PostgreSQL makes one transaction of what comes in one pipeline. What raises in it must do so before
+    it writes: nothing takes back what was written.
+    """
+    with connection.pipeline():
         yield
 
 
@@ -43,22 +47,22 @@ def select(connection: Connection, query: Any, *values: Any) -> list[Row]:
     return connection.execute(query, values, binary=True).fetchall()
 
 
+def add(connection: Connection, statement: Any, rows: Sequence[Row]) -> Cursor:
+    """Run the statement for each row; inside a transaction."""
+    cursor = connection.cursor()
+    cursor.executemany(statement, rows)
+    return cursor
+
+
 def write(
-    connection: Connection,
-    statement: Any,
-    rows: Sequence[Row],
-    channel: str = "",
-    notices: Sequence[str] = (),
+    connection: Connection, statement: Any, rows: Sequence[Row], channel: str, notices: Sequence[str]
 ) -> int:
     """Run the statement for each row and tell of it, in one round trip and all or none; returns how many
     rows it changed."""
-    if len(rows) == 1 and not notices:
-        return connection.execute(statement, rows[0]).rowcount
-    with connection.cursor() as cursor:
-        with connection.pipeline():  # up to its end it is one transaction
-            cursor.executemany(statement, rows)
-            tell(connection, channel, notices)
-        return cursor.rowcount
+    with transaction(connection):
+        cursor = add(connection, statement, rows)
+        tell(connection, channel, notices)
+    return cursor.rowcount
 
 
 def insert(table: str, columns: str, *, otherwise: str = "") -> str:
@@ -165,7 +169,7 @@ def lock(connection: Connection, where: LiteralString, value: Any) -> list[tuple
 def save(connection: Connection, rollouts: Sequence[Rollout], channel: str, notices: Sequence[str]) -> None:
     """Write what can change of the rollouts, held by nobody, and tell of it; inside a transaction."""
     if rollouts:
-        connection.cursor().executemany(SAVE, [_changed(rollout) for rollout in rollouts])
+        add(connection, SAVE, [_changed(rollout) for rollout in rollouts])
     tell(connection, channel, notices)
 
 
@@ -197,31 +201,42 @@ def ended_notices(rollout: Rollout) -> list[str]:
     return postgres_news.finished([rollout.id]) if rollout.status.finished else [postgres_news.queued()]
 
 
-def rewards_of(connection: Connection, attempt: Attempt) -> list[Reward]:
-    """The rewards that were added in that attempt."""
-    query = f"SELECT {REWARD} FROM rewards WHERE rollout_id = %b AND attempt = %b ORDER BY seq"
-    return list(map(to_reward, select(connection, query, attempt.rollout.id, attempt.number)))
-
-
-def running(connection: Connection, rewards: Sequence[Reward]) -> dict[str, Rollout]:
-    """The rollouts of the rewards; inside a transaction, until whose end none of them finishes."""
-    query = f"SELECT {ROLLOUT} FROM rollouts WHERE id = ANY(%b::text[]) ORDER BY seq FOR SHARE"
-    ids = list({reward.rollout_id for reward in rewards})
-    return {row[0]: to_rollout(row) for row in select(connection, query, ids)}
-
-
-def known_rewards(connection: Connection, rewards: Sequence[Reward]) -> set[rules.RewardKey]:
-    """The keys of those rewards that are stored already."""
-    keys = [key for reward in rewards if (key := rules.reward_key(reward)) is not None]
-    if not keys:
-        return set()
-    query = (
-        "SELECT rollout_id, attempt, id FROM rewards JOIN unnest(%b::text[], %b::bigint[], %b::text[])"
-        " AS key(k, n, i) ON rollout_id = k AND attempt = n AND id = i"
+def last(connection: Connection, attempt: Attempt) -> tuple[Rollout | None, float | None]:
+    """The rollout of an attempt, and the last final reward that was added in that; inside a transaction,
+    until whose end nobody else changes or adds one."""
+    found = connection.execute(
+        f"SELECT {ROLLOUT} FROM rollouts WHERE id = %b FOR UPDATE", (attempt.rollout.id,), binary=True
     )
-    return {
-        (row[0], row[1], row[2]) for row in select(connection, query, *map(list, zip(*keys, strict=True)))
-    }
+    rewards = connection.execute(  # run when the lock is held, it sees all that was added before
+        f"SELECT {REWARD} FROM rewards WHERE rollout_id = %b AND attempt = %b ORDER BY seq",
+        (attempt.rollout.id, attempt.number),
+        binary=True,
+    )
+    row = found.fetchone()
+    given = rules.last_final(map(to_reward, rewards.fetchall()), attempt.number)
+    return None if row is None else to_rollout(row), given
+
+
+def state(
+    connection: Connection, rewards: Sequence[Reward]
+) -> tuple[dict[str, Rollout], set[rules.RewardKey]]:
+    """The rollouts of the rewards, and the keys of those that are stored already; inside a transaction,
+    until whose end none of the rollouts finishes."""
+    ids = list({reward.rollout_id for reward in rewards})
+    keys = [key for reward in rewards if (key := rules.reward_key(reward)) is not None]
+    rollouts = connection.execute(
+        f"SELECT {ROLLOUT} FROM rollouts WHERE id = ANY(%b::text[]) ORDER BY seq FOR SHARE",
+        (ids,),
+        binary=True,
+    )
+    known = connection.execute(
+        "SELECT rollout_id, attempt, id FROM rewards JOIN unnest(%b::text[], %b::bigint[], %b::text[])"
+        " AS key(k, n, i) ON rollout_id = k AND attempt = n AND id = i",
+        [[key[place] for key in keys] for place in range(3)],
+        binary=True,
+    )
+    found = {row[0]: to_rollout(row) for row in rollouts.fetchall()}
+    return found, {(row[0], row[1], row[2]) for row in known.fetchall()}
 
 
 def was_sent(connection: Connection, rewards: Sequence[Reward], name: str) -> bool:

@@ -69,7 +69,7 @@ def _parsed(url: str) -> dict[str, str]:
     if not base.startswith(("postgresql://", "postgres://")):
         raise ConfigError(f"the URL of a PostgreSQL store can't be read; write {FORM!r}")
     misplaced = any("@" in str(given.get(key, "")) for key in ("host", "dbname"))
-    if misplaced or not str(given.get("port", "0")).replace(",", "").isdigit():
+    if misplaced or not re.fullmatch(r"[\d,]*", str(given.get("port", ""))):
         raise ConfigError(
             "the URL of a PostgreSQL store can't be read: in user and password write '@' as %40, ':' as %3A "
             f"and '/' as %2F, as in {FORM!r}"
