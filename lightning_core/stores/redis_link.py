@@ -166,10 +166,7 @@ class RedisLink:
             case redis.TimeoutError():
                 return StoreError(f"{said} does not answer: look after server and network ({error})")
             case redis.ConnectionError():
-                return StoreError(
-                    f"{said} can't be reached: start the server or correct the URL; what was recorded before "
-                    f"is kept by the server ({error})"
-                )
+                return StoreError(f"{said} can't be reached: start the server or correct the URL ({error})")
             case redis.exceptions.OutOfMemoryError():
                 return StoreError(
                     f"{said} is full: raise its maxmemory, or delete what is not needed ({error})"
