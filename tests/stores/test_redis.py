@@ -545,6 +545,16 @@ async def test_a_server_that_may_lose_records_is_warned_of(
     assert said in caplog.text
 
 
+async def test_the_settings_that_the_docs_advise_lose_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    (advised,) = re.findall(r"```conf\n(appendonly.*?)```", (ROOT / "docs/stores.md").read_text(), re.DOTALL)
+    settings = dict(line.split() for line in advised.splitlines())
+    with serving(**settings) as server:
+        async with RedisStore(server.url):
+            pass
+    assert len(settings) == 3
+    assert caplog.text == ""
+
+
 async def test_a_full_server_refuses_in_words_and_keeps_the_rest() -> None:
     with serving(maxmemory="20mb") as server:
         async with RedisStore(server.url) as store:
