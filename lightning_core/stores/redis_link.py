@@ -145,9 +145,10 @@ class RedisLink:
                     raise self.in_words(error) from error
                 time.sleep(0.05)
         try:
-            _check_server(connection, self.url)
+            information = _lines(ask(connection, "INFO"))
+            _check_server(information, self.url)
             _check_schema(connection, self.url)
-            warn_of_losses(connection, self.url)
+            _warn_of_losses(connection, information, self.url)
         except redis.RedisError as error:
             raise self.in_words(error) from error
         finally:
@@ -166,10 +167,7 @@ class RedisLink:
             case redis.TimeoutError():
                 return StoreError(f"{said} does not answer: look after server and network ({error})")
             case redis.ConnectionError():
-                return StoreError(
-                    f"{said} can't be reached: start the server or correct the URL; what was recorded before "
-                    f"is kept by the server ({error})"
-                )
+                return StoreError(f"{said} can't be reached: start the server or correct the URL ({error})")
             case redis.exceptions.OutOfMemoryError():
                 return StoreError(
                     f"{said} is full: raise its maxmemory, or delete what is not needed ({error})"
@@ -194,8 +192,7 @@ def may_pass(error: BaseException) -> bool:
     return isinstance(error, LOST) and not isinstance(error, redis.AuthenticationError)
 
 
-def _check_server(connection: Connection, url: RedisUrl) -> None:
-    information = _lines(ask(connection, "INFO"))
+def _check_server(information: dict[str, str], url: RedisUrl) -> None:
     if information.get("cluster_enabled") == "1":
         raise StoreError(
             f"the store {url.shown!r} is a Redis Cluster, which is not supported: use a single server "
@@ -217,22 +214,17 @@ def _check_schema(connection: Connection, url: RedisUrl) -> None:
         )
 
 
-def warn_of_losses(connection: Connection, url: RedisUrl) -> None:
+def _warn_of_losses(connection: Connection, information: dict[str, str], url: RedisUrl) -> None:
     """Say in the log if the server is set up so that what it has accepted may be lost."""
-    try:
-        settings = _pairs(ask(connection, "CONFIG", "GET", "append*"))
-        settings |= _pairs(ask(connection, "CONFIG", "GET", "maxmemory*"))
-    except redis.ResponseError:  # a hosted server keeps its configuration to itself
-        return
     advice = "set 'appendonly yes' and 'appendfsync always'"
-    if settings.get("appendonly") == "no":
+    if information.get("aof_enabled") == "0":
         log.warning("the store %r loses what was recorded when its server ends: %s", url.shown, advice)
-    elif settings.get("appendfsync") != "always":
+    elif _syncs(connection) not in ("always", None):
         log.warning(
             "the store %r may lose the last seconds when its server or machine crashes: %s", url.shown, advice
         )
-    evicts = settings.get("maxmemory-policy", "noeviction")
-    if settings.get("maxmemory", "0") != "0" and evicts != "noeviction":
+    evicts = information.get("maxmemory_policy", "noeviction")
+    if information.get("maxmemory", "0") != "0" and evicts != "noeviction":
         log.warning(
             "the store %r deletes records when its memory is full (maxmemory-policy %s): set 'noeviction'",
             url.shown,
@@ -240,9 +232,13 @@ def warn_of_losses(connection: Connection, url: RedisUrl) -> None:
         )
 
 
-def _pairs(answer: list[bytes]) -> dict[str, str]:
-    texts = [one.decode() for one in answer]
-    return dict(zip(texts[::2], texts[1::2], strict=True))
+def _syncs(connection: Connection) -> str | None:
+    """When the server's file is synced to its disk; None if it may not be asked, as hosted ones may not."""
+    try:
+        answer = ask(connection, "CONFIG", "GET", "appendfsync")
+    except redis.ResponseError:
+        return None
+    return str(answer[1].decode()) if answer else None
 
 
 def _lines(answer: bytes) -> dict[str, str]:

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from lightning_core.stores import redis_rows, rules
 from lightning_core.stores.redis_link import RedisLink
 from lightning_core.stores.redis_news import FINISHED
 from lightning_core.stores.redis_rows import Row, load_appended, text
+from lightning_core.stores.redis_scripts import FIELDS
 from lightning_core.stores.redis_thread import Commands, Steps
 from lightning_core.stores.waiting import QUEUE, cancelled_of
 from lightning_core.types import Attempt, Reward, Rollout, Status
 
-FIELDS = ("r", "s", "a", "m", "o", "w", "u", "q", "v", "n")
 MOST = 1000
 """So many are read, or changed, in one round trip."""
 MOST_ADDED = 5000
@@ -111,17 +112,9 @@ class Rollouts:
         """Keep a rollout that no worker holds (any more), and tell those who wait for it."""
         key = self.key("rollout", after.id)
         change = Change({key: before.version})
-        state = (
-            "s",
-            after.status.value,
-            "m",
-            after.max_attempts,
-            "o",
-            redis_rows.outcome(after),
-            "q",
-            request,
-        )
-        change.commands.append(("HSET", key, *state, "w", "", "u", ""))
+        state = {"s": after.status.value, "m": after.max_attempts, "o": redis_rows.outcome(after)}
+        state |= {"q": request, "w": "", "u": ""}
+        change.commands.append(("HSET", key, *chain.from_iterable(state.items())))
         queues = (self.key("queue"), self.key("queue", after.run_id))
         if before.rollout.status is Status.RUNNING:
             change.commands.append(("ZREM", self.key("leases"), after.id))

@@ -9,8 +9,9 @@ What a state holds is listed in `redis_rows`. All use commands of Redis 6.2 and 
 
 from __future__ import annotations
 
-STATE = "'r','s','a','m','o','w','u','q','v','n'"
+FIELDS = ("r", "s", "a", "m", "o", "w", "u", "q", "v", "n")
 """The fields of a state, in the order of `redis_rows.State`."""
+STATE = ", ".join(f"'{field}'" for field in FIELDS)
 
 ENQUEUE = """
 local prefix, channel, request = ARGV[1], ARGV[2], ARGV[3]

@@ -15,6 +15,7 @@ import asyncio
 import math
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from lightning_core.stores import redis_rows, rules
 from lightning_core.stores.redis_link import RedisLink, read_url
 from lightning_core.stores.redis_news import FINISHED, RedisNews
 from lightning_core.stores.redis_queue import Change, Rollouts, Rule, to_time
+from lightning_core.stores.redis_rows import Row
 from lightning_core.stores.redis_thread import Commands, RedisThread, Steps
 from lightning_core.stores.waiting import QUEUE, Bells, Waiters, cancelled_of
 from lightning_core.types import (
@@ -130,10 +132,10 @@ class RedisStore:
         return await self._writer.run(lambda tries: self._rollouts.finish(attempt, reward, error, request))
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        return await self._change(
-            rollout_ids,
-            lambda row, now: None if row.rollout.status.finished else rules.cancelled(row.rollout, now),
-        )
+        def rule(row: Row, now: float) -> Rollout | None:
+            return None if row.rollout.status.finished else rules.cancelled(row.rollout, now)
+
+        return await self._change(rollout_ids, rule)
 
     async def wait_cancelled(self, worker: str, timeout: float) -> bool:
         topic = cancelled_of(worker)
@@ -142,24 +144,24 @@ class RedisStore:
             return await bell.sleep(timeout)
 
     async def release(self, attempts: Sequence[Attempt]) -> None:
-        held = {attempt.rollout.id: attempt for attempt in attempts}
-        await self._change(
-            list(held),
-            lambda row, now: (
-                rules.released(row.rollout) if rules.holds(held[row.rollout.id], row.rollout) else None
-            ),
-        )
+        by_id: defaultdict[str, list[Attempt]] = defaultdict(list)
+        for attempt in attempts:
+            by_id[attempt.rollout.id].append(attempt)
+
+        def rule(row: Row, now: float) -> Rollout | None:
+            held = any(rules.holds(attempt, row.rollout) for attempt in by_id[row.rollout.id])
+            return rules.released(row.rollout) if held else None
+
+        await self._change(list(by_id), rule)
 
     async def reclaim(self, worker: str) -> int:
         held = await self._read("SMEMBERS", self._key("held", worker))
-        return await self._change(
-            [redis_rows.text(name) for name in held],
-            lambda row, now: (
-                rules.released(row.rollout)
-                if row.rollout.status is Status.RUNNING and row.worker == worker
-                else None
-            ),
-        )
+
+        def rule(row: Row, now: float) -> Rollout | None:
+            holds = row.rollout.status is Status.RUNNING and row.worker == worker
+            return rules.released(row.rollout) if holds else None
+
+        return await self._change([redis_rows.text(name) for name in held], rule)
 
     async def find_rollouts(
         self, run_id: str, *, step: int | None = None, split: str | None = None, status: Status | None = None
@@ -177,7 +179,7 @@ class RedisStore:
         ]
 
     async def get_rollouts(self, rollout_ids: Sequence[str]) -> list[Rollout]:
-        found = await self._reader.run(lambda again: self._rollouts.read_all(rollout_ids))
+        found = await self._reader.run(lambda tries: self._rollouts.read_all(rollout_ids))
         return rules.all_found(rollout_ids, {row.rollout.id: row.rollout for row in found})
 
     async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:

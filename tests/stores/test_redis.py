@@ -545,6 +545,32 @@ async def test_a_server_that_may_lose_records_is_warned_of(
     assert said in caplog.text
 
 
+async def test_a_user_with_the_rights_to_the_prefix_alone_is_enough(caplog: pytest.LogCaptureFixture) -> None:
+    """As on hosted servers, which keep their configuration to themselves."""
+    with serving(appendonly="no") as server:
+        with redis.Redis.from_url(server.url) as client:
+            rights = "on >right ~mine:* resetchannels &mine:* +@all -@admin -config"
+            client.execute_command("ACL", "SETUSER", "lightning", *rights.split())
+        mine = server.url.replace("//", "//lightning:right@")
+        async with RedisStore(f"{mine}?prefix=mine:") as store:
+            waiting = asyncio.create_task(store.wait_queued(NEVER))
+            assert await store.enqueue(rollouts(1)) == 1
+            async with asyncio.timeout(PATIENT):
+                assert await waiting
+        assert "loses what was recorded" in caplog.text
+        assert "forbids a command" in await refusal(f"{mine}?prefix=yours:")
+
+
+async def test_the_settings_that_the_docs_advise_lose_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    (advised,) = re.findall(r"```conf\n(appendonly.*?)```", (ROOT / "docs/stores.md").read_text(), re.DOTALL)
+    settings = dict(line.split() for line in advised.splitlines())
+    with serving(**settings) as server:
+        async with RedisStore(server.url):
+            pass
+    assert len(settings) == 3
+    assert caplog.text == ""
+
+
 async def test_a_full_server_refuses_in_words_and_keeps_the_rest() -> None:
     with serving(maxmemory="20mb") as server:
         async with RedisStore(server.url) as store:
