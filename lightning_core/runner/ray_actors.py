@@ -141,8 +141,8 @@ class RayPlace:
             place.near = await place._ask("node") == ray.get_runtime_context().get_node_id()
         except ray.exceptions.RayError as error:
             raise ExecutorError(
-                f"an actor of Ray can't load the function: {_told(error)}\nEvery module that it needs must be "
-                "importable on every node: install it there, or give a `runtime_env` in RayActors(options=...)"
+                f"an actor of Ray can't load the function: {_told(error)}\nEvery module that it needs must "
+                "be importable on every node: install it there, or give a `runtime_env` as one of the options"
             ) from error
         except BaseException:
             await place.end()

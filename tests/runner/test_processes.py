@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-from functools import partial
 from typing import Any
 
-import openai
 import pytest
 
 from lightning_core.errors import ConfigError
@@ -64,48 +60,6 @@ async def test_a_function_of_a_script_goes_with_what_it_refers_to() -> None:
     async with stage(ONE, solve) as at:
         finished = await at.play(rollouts("any", 3))
     assert [one.reward for one in finished] == [0.0, 3.0, 6.0]
-
-
-lock = threading.Lock()
-client = openai.AsyncOpenAI(api_key="none")
-
-
-def helper() -> Any:
-    return client
-
-
-class App:
-    def __init__(self) -> None:
-        self.connection = socket.socket
-
-    def solve(self, task: Task) -> float:
-        return 1.0
-
-
-def test_what_can_t_be_pickled_is_named() -> None:
-    held = threading.Lock()
-
-    def locking(task: Task) -> float:
-        with held:
-            return 1.0
-
-    def asking(task: Task) -> float:
-        return float(helper() is client)
-
-    # Functions of this module go by name; a script's go whole.
-    asking.__module__ = helper.__module__ = "__main__"
-    app = App()
-    app.connection = threading.Lock()  # type: ignore[assignment]
-    for solve, named in (
-        (locking, "its variable 'held' of 'locking', a _thread.lock,"),
-        (partial(locking), "its variable 'held' of"),
-        (app.solve, "its attribute 'connection' of 'App'"),
-        (asking, "its global 'client' of 'helper', a openai.AsyncOpenAI,"),
-    ):
-        with pytest.raises(ConfigError, match="move the function and what it uses to a module") as refused:
-            ONE.crew(solve, 1)
-        assert named in str(refused.value)
-        assert "executor='processes'" in str(refused.value)
 
 
 @pytest.mark.parametrize("options", [{"workers": 0}, {"grace": -1.0}, {"grace": float("nan")}])
