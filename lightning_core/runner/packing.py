@@ -1,7 +1,7 @@
 """The user's function as bytes, for a process that does not share our memory.
 
 A function that can be imported goes by its name. One of a script that has `if __name__ == "__main__":` goes
-by the script's path: the other process runs it for its definitions, under another name (as in multiprocessing).
+by the script's path: the other process runs it for its definitions, under a name of multiprocessing's.
 Any other goes whole, with all that it refers to. Some things can't go, such as open clients, locks and
 connections: the error names them.
 """

@@ -35,19 +35,18 @@ async def test_there_are_no_more_processes_than_asked_for_and_none_afterwards() 
     assert not any(lives(pid) for pid in pids)
 
 
-@pytest.mark.parametrize(
-    ("by", "end"),
-    [
-        ("exit", "ended with exit code 7"),
-        ("segfault", "was killed by signal 11 (SIGSEGV)"),
-        ("memory", "was killed by signal 9 (SIGKILL) (as the kernel does when memory runs out)"),
-    ],
-)
-async def test_a_process_that_dies_is_an_error_of_its_rollout_and_is_replaced(by: str, end: str) -> None:
+async def test_a_process_that_dies_is_an_error_of_its_rollout_and_is_replaced() -> None:
+    ends = {
+        "exit": "ended with exit code 7",
+        "segfault": "was killed by signal 11 (SIGSEGV)",
+        "memory": "was killed by signal 9 (SIGKILL) (as the kernel does when memory runs out)",
+    }
     async with stage(ONE, playing.play) as at:
-        failed, done = await at.play([*rollouts("dying", 1, by=by), *rollouts("reward", 1)])
-    assert f"the worker process of task {failed.task.id!r} {end}" in str(failed.error)
-    assert "last words of 0" in str(failed.error)
+        dying = [rollouts("dying", 1, by=by)[0] for by in ends]
+        *failed, done = await at.play([*dying, *rollouts("reward", 1)])
+    for end, one in zip(ends.values(), failed, strict=True):
+        assert f"the worker process of task {one.task.id!r} {end}" in str(one.error)
+        assert "last words of 0" in str(one.error)
     assert (done.status, done.reward) == (Status.SUCCEEDED, 0.0)
 
 
