@@ -43,8 +43,7 @@ class InProcessCrew:
 
     def __init__(self, solve: Solve) -> None:
         self._solve = solve
-        # A function that has something to end may ask for longer, as `Command` does.
-        self._grace = GRACE_SECONDS + float(getattr(solve, "grace", 0.0))
+        self._grace = GRACE_SECONDS + (solve.grace if isinstance(solve, Command) else 0.0)
         self._stubborn: set[asyncio.Task[Ended]] = set()
         """Functions that ignored their cancellation; kept so that they aren't collected midway."""
 

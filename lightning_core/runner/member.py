@@ -36,12 +36,16 @@ class Member:
         """A process that is ready. Raises ExecutorError if it can't be made so."""
         ours, theirs = socket.socketpair()
         with theirs:
-            program = await Warded.start(
-                [sys.executable, "-c", boot(theirs.fileno())],
-                grace=grace,
-                pass_fds=(theirs.fileno(),),
-                stderr=asyncio.subprocess.PIPE,
-            )
+            try:
+                program = await Warded.start(
+                    [sys.executable, "-c", boot(theirs.fileno())],
+                    grace=grace,
+                    pass_fds=(theirs.fileno(),),
+                    stderr=asyncio.subprocess.PIPE,
+                )
+            except BaseException:
+                ours.close()
+                raise
         member = cls(program, *await asyncio.open_connection(sock=ours))
         try:
             await member._greet(solve)

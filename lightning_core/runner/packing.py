@@ -1,19 +1,32 @@
 """The user's function as bytes, for a process that does not share our memory.
 
-A function that can be imported goes by its name; one of a script, a notebook or a closure goes whole, with
-all that it refers to. Some things can't go, such as open clients, locks and connections: the error names it.
+A function that can be imported goes by its name. One of a script that has `if __name__ == "__main__":` goes
+by the script's path: the other process runs it for its definitions, under a name of multiprocessing's.
+Any other goes whole, with all that it refers to. Some things can't go, such as open clients, locks and
+connections: the error names them.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
+import pickle
+import re
+import runpy
+import sys
 from collections.abc import Iterator
+from contextvars import ContextVar
+from types import ModuleType
 from typing import Any
 
 from lightning_core.errors import ConfigError
 from lightning_core.runner.executor import Solve
 
+GUARD = re.compile(r"""^if\s+__name__\s*==\s*["']__main__["']""", re.MULTILINE)
+SCRIPT = "__mp_main__"
+"""The name under which a script runs in another process; multiprocessing's, so that guards know it."""
+_loading: ContextVar[bool] = ContextVar("lightning_loading", default=False)
 DEEPEST = 4
 """Functions within functions that are searched for what can't be pickled."""
 
@@ -22,6 +35,8 @@ def pack(solve: Solve, executor: str) -> bytes:
     """The function as bytes for `pickle.loads`. Raises ConfigError that names what stands in the way."""
     import cloudpickle
 
+    if (script := _script_of(solve)) is not None:
+        return pickle.dumps(script)
     try:
         packed: bytes = cloudpickle.dumps(solve)
     except Exception as error:
@@ -29,10 +44,53 @@ def pack(solve: Solve, executor: str) -> bytes:
         what = "it" if culprit is None else f"its {culprit}"
         raise ConfigError(
             f"executor={executor!r} needs to send {_name(solve)!r} to another process, and {what} can't be "
-            f"pickled ({type(error).__name__}: {error}). Make it inside the function, or move the function "
-            "and what it uses to a module and import it from there: each process then makes its own"
+            f"pickled ({type(error).__name__}: {error}). Put the script's call of Trainer.fit under `if "
+            '__name__ == "__main__":`, or move the function and what it uses to a module and import it from '
+            "there: each process then makes its own"
         ) from error
     return packed
+
+
+class _OfScript:
+    """A function at the top level of the running script, pickled as the way to get it from there."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self._path, self._name = path, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _from_script, (self._path, self._name)
+
+
+def _script_of(solve: Solve) -> _OfScript | None:
+    """Where to find a function of the running script, if that has a guard; None for any other."""
+    main, name = sys.modules["__main__"], getattr(solve, "__qualname__", "")
+    path = getattr(main, "__file__", None)
+    if path is None or not name or getattr(main, name, None) is not solve:
+        return None
+    with open(path, encoding="utf-8", errors="replace") as script:
+        guarded = GUARD.search(script.read())
+    return _OfScript(os.path.abspath(path), name) if guarded else None
+
+
+def _from_script(path: str, name: str) -> Any:
+    """Run a script for its definitions; the one under this name."""
+    token = _loading.set(True)
+    try:
+        defined = runpy.run_path(path, run_name=SCRIPT)
+    finally:
+        _loading.reset(token)
+    main = sys.modules["__main__"] = sys.modules[SCRIPT] = ModuleType(SCRIPT)
+    vars(main).update(defined)
+    return defined[name]
+
+
+def check_not_loading() -> None:
+    """Raise ConfigError in a script that another process runs for its definitions alone."""
+    if _loading.get():
+        raise ConfigError(
+            "a worker process runs this script to get its function, and came to Trainer.fit: put that call, "
+            'and whatever else is for the main process alone, under `if __name__ == "__main__":`'
+        )
 
 
 def _find_culprit(owner: object, depth: int) -> str | None:

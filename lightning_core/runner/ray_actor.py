@@ -41,6 +41,7 @@ class RolloutActor:
         """One attempt, to its end."""
         scope = self._scope = message.scope()
         outcome = await self._crew.run(scope, message.task, lambda: None)
+        self._scope = None
         return wire.Done(outcome, Noticed.of(scope))
 
     async def node(self) -> str:

@@ -10,6 +10,7 @@ Ray is imported when the first crew is made.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -28,11 +29,15 @@ from lightning_core.runner.ray_actor import RolloutActor
 from lightning_core.tracing.scope import Scope
 from lightning_core.types import Task
 
+log = logging.getLogger(__name__)
+
 CONTROL = "control"
 """The concurrency group of what is said to an actor beside its attempt."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 END_SECONDS = 2.0
 """How long an actor that is to be killed may take to end what it has started and say what it has noticed."""
+PATIENCE_SECONDS = 30.0
+"""After which an actor that has not started is worth a warning."""
 DEATH_SECONDS = 10.0
 """How long the cluster may take to say that a killed actor is dead."""
 
@@ -138,11 +143,15 @@ class RayPlace:
 
         place = cls(actor.remote(solve, sys.path, os.getcwd()))
         try:
-            place.near = await place._ask("node") == ray.get_runtime_context().get_node_id()
+            ready = place._ask("node")
+            await asyncio.wait({ready}, timeout=PATIENCE_SECONDS)
+            if not ready.done():
+                log.warning("an actor waits for the cluster to have room for it: see `ray status`")
+            place.near = await ready == ray.get_runtime_context().get_node_id()
         except ray.exceptions.RayError as error:
             raise ExecutorError(
-                f"an actor of Ray can't load the function: {_told(error)}\nEvery module that it needs must be "
-                "importable on every node: install it there, or give a `runtime_env` in RayActors(options=...)"
+                f"an actor of Ray can't load the function: {_told(error)}\nEvery module that it needs must "
+                "be importable on every node: install it there, or give a `runtime_env` as one of the options"
             ) from error
         except BaseException:
             await place.end()

@@ -14,6 +14,7 @@ import pickle
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 
 from lightning_core.plugins import load_plugins
@@ -71,17 +72,21 @@ class Worker:
             except OSError:
                 os._exit(0)  # the runner is gone, and nobody wants what still runs
             if isinstance(message, wire.Run):
-                loop.call_soon_threadsafe(self._begin, message)
+                self._scope = message.scope()
+                loop.call_soon_threadsafe(self._begin, self._scope, message)
             elif self._scope is not None:
                 self._say(wire.Told(Noticed.of(self._scope)))
 
-    def _begin(self, message: wire.Run) -> None:
-        self._scope = message.scope()
-        self._work = asyncio.create_task(self._run(self._scope, message))
+    def _begin(self, scope: Scope, message: wire.Run) -> None:
+        self._work = asyncio.create_task(self._run(scope, message))
 
     async def _run(self, scope: Scope, message: wire.Run) -> None:
-        outcome = await self._crew.run(scope, message.task, lambda: None)
-        self._say(wire.Done(outcome, Noticed.of(scope)))
+        try:
+            outcome = await self._crew.run(scope, message.task, lambda: None)
+            self._say(wire.Done(outcome, Noticed.of(scope)))
+        except BaseException:  # the runner must hear of it, and hears of a process that dies
+            traceback.print_exc()
+            os._exit(1)
 
     def _say(self, message: object) -> None:
         packed = wire.pack(message)

@@ -71,6 +71,9 @@ class Session:
     async def _open(self, stack: AsyncExitStack) -> None:
         trainer, folder = self.trainer, self.folder
         self.plugins = load_plugins()
+        self.executor = make_executor(trainer.executor, self.plugins)
+        if "runner" not in trainer.roles_elsewhere:
+            self.executor.crew(self.solve, trainer.concurrency)  # what can't run there is refused at once
         phases = make_phases(trainer.algorithm, trainer.steps)
         self.courses = make_courses(phases, self.plugins)
         check_signals(self.courses, air=bool(trainer.air), judge=trainer.judge is not None)
@@ -115,7 +118,7 @@ class Session:
                 worker=embedded,
                 concurrency=trainer.concurrency,
                 gateway_url=url,
-                executor=make_executor(trainer.executor, self.plugins),
+                executor=self.executor,
                 on_finished=lambda rollout: self.on_rollout(rollout),
             )
             self._serving = await stack.enter_async_context(serving_runner(runner, self.store, run))

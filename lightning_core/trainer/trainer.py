@@ -21,6 +21,7 @@ from lightning_core.errors import ConfigError, StoreError
 from lightning_core.judge.judge import Judge
 from lightning_core.runner import FailurePolicy
 from lightning_core.runner.executor import Executor
+from lightning_core.runner.packing import check_not_loading
 from lightning_core.trainer.course import asks_for_rollouts, count_steps
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.elsewhere import make_elsewhere
@@ -180,6 +181,7 @@ class Trainer:
         In a worker (`agentlightning worker`) it runs rollouts of a run that is trained elsewhere, and does
         not return: the script ends here, once that run is finished.
         """
+        check_not_loading()
         chosen = dict(_overrides.get() or {})
         joining = chosen.pop("joining", None)
         if self.air and chosen.get("air") is True:  # it is on already, with settings of the script's own

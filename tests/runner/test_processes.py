@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-from functools import partial
 from typing import Any
 
-import openai
 import pytest
 
 from lightning_core.errors import ConfigError
@@ -39,19 +35,18 @@ async def test_there_are_no_more_processes_than_asked_for_and_none_afterwards() 
     assert not any(lives(pid) for pid in pids)
 
 
-@pytest.mark.parametrize(
-    ("by", "end"),
-    [
-        ("exit", "ended with exit code 7"),
-        ("segfault", "was killed by signal 11 (SIGSEGV)"),
-        ("memory", "was killed by signal 9 (SIGKILL) (as the kernel does when memory runs out)"),
-    ],
-)
-async def test_a_process_that_dies_is_an_error_of_its_rollout_and_is_replaced(by: str, end: str) -> None:
+async def test_a_process_that_dies_is_an_error_of_its_rollout_and_is_replaced() -> None:
+    ends = {
+        "exit": "ended with exit code 7",
+        "segfault": "was killed by signal 11 (SIGSEGV)",
+        "memory": "was killed by signal 9 (SIGKILL) (as the kernel does when memory runs out)",
+    }
     async with stage(ONE, playing.play) as at:
-        failed, done = await at.play([*rollouts("dying", 1, by=by), *rollouts("reward", 1)])
-    assert f"the worker process of task {failed.task.id!r} {end}" in str(failed.error)
-    assert "last words of 0" in str(failed.error)
+        dying = [rollouts("dying", 1, by=by)[0] for by in ends]
+        *failed, done = await at.play([*dying, *rollouts("reward", 1)])
+    for end, one in zip(ends.values(), failed, strict=True):
+        assert f"the worker process of task {one.task.id!r} {end}" in str(one.error)
+        assert "last words of 0" in str(one.error)
     assert (done.status, done.reward) == (Status.SUCCEEDED, 0.0)
 
 
@@ -64,48 +59,6 @@ async def test_a_function_of_a_script_goes_with_what_it_refers_to() -> None:
     async with stage(ONE, solve) as at:
         finished = await at.play(rollouts("any", 3))
     assert [one.reward for one in finished] == [0.0, 3.0, 6.0]
-
-
-lock = threading.Lock()
-client = openai.AsyncOpenAI(api_key="none")
-
-
-def helper() -> Any:
-    return client
-
-
-class App:
-    def __init__(self) -> None:
-        self.connection = socket.socket
-
-    def solve(self, task: Task) -> float:
-        return 1.0
-
-
-def test_what_can_t_be_pickled_is_named() -> None:
-    held = threading.Lock()
-
-    def locking(task: Task) -> float:
-        with held:
-            return 1.0
-
-    def asking(task: Task) -> float:
-        return float(helper() is client)
-
-    # Functions of this module go by name; a script's go whole.
-    asking.__module__ = helper.__module__ = "__main__"
-    app = App()
-    app.connection = threading.Lock()  # type: ignore[assignment]
-    for solve, named in (
-        (locking, "its variable 'held' of 'locking', a _thread.lock,"),
-        (partial(locking), "its variable 'held' of"),
-        (app.solve, "its attribute 'connection' of 'App'"),
-        (asking, "its global 'client' of 'helper', a openai.AsyncOpenAI,"),
-    ):
-        with pytest.raises(ConfigError, match="move the function and what it uses to a module") as refused:
-            ONE.crew(solve, 1)
-        assert named in str(refused.value)
-        assert "executor='processes'" in str(refused.value)
 
 
 @pytest.mark.parametrize("options", [{"workers": 0}, {"grace": -1.0}, {"grace": float("nan")}])

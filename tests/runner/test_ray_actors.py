@@ -41,7 +41,7 @@ def test_what_can_t_be_pickled_is_named() -> None:
         with held:
             return 1.0
 
-    with pytest.raises(ConfigError, match="executor='ray' needs .* its variable 'held' of 'solve'"):
+    with pytest.raises(ConfigError, match=r"executor='ray' needs .* its variable 'held' of 'solve'"):
         RayActors().crew(solve, 1)
 
 
