@@ -17,6 +17,7 @@ from lightning_core.cli.export import export_run
 from lightning_core.cli.origin import show_provenance
 from lightning_core.cli.rollouts import show_rollouts
 from lightning_core.cli.serving import serve_model
+from lightning_core.cli.tokens import print_token
 from lightning_core.cli.training import train_script, work_script
 from lightning_core.errors import LightningError
 from lightning_core.trainer.joining import Joining
@@ -161,7 +162,7 @@ def api(
     Requests bear a token, made by `agentlightning token`. With LIGHTNING_API_SECRET in the environment tokens
     for all runs are taken as well. What is served is said by /api/v1/openapi.json.
 
-        agentlightning api --store sqlite:///runs/demo/run.db
+        agentlightning api --store sqlite:///runs/demo/store.db
     """
     from lightning_core.cli.rest import serve_api  # FastAPI takes half a second to import
 
@@ -182,10 +183,8 @@ def token(
     A worker may lease rollouts and give an account of them, a client may enqueue and read, an admin may do
     everything.
 
-        agentlightning token --store sqlite:///runs/demo/run.db --run demo --scope worker
+        agentlightning token --store sqlite:///runs/demo/store.db --run demo --scope worker
     """
-    from lightning_core.cli.rest import print_token
-
     asyncio.run(print_token(store, run, scope, hours))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -122,6 +123,15 @@ async def store(request: pytest.FixtureRequest, make_store: Callable[[str], Stor
     """A store; `every_kind` are all that there are."""
     async with make_store(request.param) as opened:
         yield opened
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 @pytest.fixture

@@ -59,13 +59,14 @@ async def test_a_token_made_by_the_command_opens_what_the_command_serves(tmp_pat
         worker = said("token", "--store", store_url, "--run", "run", "--scope", "worker", cwd=tmp_path)
         admin = said("token", "--scope", "admin", "--hours", "1", cwd=tmp_path, LIGHTNING_API_SECRET=SECRET)
         assert (worker.returncode, admin.returncode) == (0, 0), worker.stderr + admin.stderr
-        with served(tmp_path, LIGHTNING_API_SECRET=SECRET) as url, httpx.Client(base_url=url) as web:
-            head = {"authorization": f"Bearer {admin.stdout.strip()}"}
-            body = {"rollouts": [rollout("a")]}
-            assert good(web.post("/rollouts", json=body, headers=head))["new"] == 1
-            head = {"authorization": f"Bearer {worker.stdout.strip()}"}
-            (lease,) = good(web.post("/leases", json={"worker": "w"}, headers=head))["leases"]
-            good(web.post("/leases/finish", json={"key": lease["key"], "reward": 1}, headers=head))
+        with served(tmp_path, LIGHTNING_API_SECRET=SECRET) as url:
+            async with httpx.AsyncClient(base_url=url, timeout=60) as web:
+                head = {"authorization": f"Bearer {admin.stdout.strip()}"}
+                body = {"rollouts": [rollout("a")]}
+                assert good(await web.post("/rollouts", json=body, headers=head))["new"] == 1
+                head = {"authorization": f"Bearer {worker.stdout.strip()}"}
+                (lease,) = good(await web.post("/leases", json={"worker": "w"}, headers=head))["leases"]
+                good(await web.post("/leases/finish", json={"key": lease["key"], "reward": 1}, headers=head))
         (done,) = await store.find_rollouts("run")
     assert done.status is Status.SUCCEEDED
 
@@ -97,5 +98,7 @@ def test_what_can_not_be_done_is_one_message_that_says_why(
 
 def test_the_command_starts_without_the_web_framework() -> None:
     code = "import sys, lightning_core.cli.app; print('fastapi' in sys.modules)"
-    printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    printed = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert printed.stdout.strip() == "False"
