@@ -97,5 +97,7 @@ def test_what_can_not_be_done_is_one_message_that_says_why(
 
 def test_the_command_starts_without_the_web_framework() -> None:
     code = "import sys, lightning_core.cli.app; print('fastapi' in sys.modules)"
-    printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    printed = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert printed.stdout.strip() == "False"
