@@ -218,7 +218,9 @@ class PostgresLines:
                 job.result = job.operation(connection)
                 return connection
             except psycopg.Error as error:
-                if connection is not None and error.sqlstate is None:  # not told by the server: it may be broken
+                if (
+                    connection is not None and error.sqlstate is None
+                ):  # not told by the server: it may be broken
                     connection.close()
                 if not patience.after(error):
                     job.error = self._explain(error)
