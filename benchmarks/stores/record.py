@@ -49,6 +49,19 @@ class Record:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(_rounded(asdict(self)), indent=1) + "\n")
 
+    def updated(self, found: Record) -> Record:
+        """With the parts that were `found` in place of its own; sizes and memory by store, as these are not
+        measured in common rounds."""
+        return Record(
+            operations=found.operations or self.operations,
+            wakes=found.wakes or self.wakes,
+            empty=found.empty or self.empty,
+            waiting=found.waiting or self.waiting,
+            sizes={**self.sizes, **found.sizes},
+            gateway={**self.gateway, **found.gateway},
+            circumstances={**self.circumstances, **found.circumstances},
+        )
+
     @classmethod
     def read(cls, path: Path) -> Record:
         """What is written there; empty if nothing is."""

@@ -37,7 +37,6 @@ class Amount:
 
 
 def measure_operations(record: Record, amount: Amount, stores: list[str], other: Peer | None) -> None:
-    record.operations, record.wakes = [], []
     for _ in range(amount.rounds):
         costs, wakes = {}, {}
         for name in stores:
@@ -50,7 +49,6 @@ def measure_operations(record: Record, amount: Amount, stores: list[str], other:
 
 
 def measure_empty(record: Record, amount: Amount, stores: list[str], other: Peer | None) -> None:
-    record.empty = []
     for _ in range(amount.rounds):
         paces: dict[str, dict[int, Pace]] = {name: {} for name in stores}
         for name in stores:
@@ -64,7 +62,6 @@ def measure_empty(record: Record, amount: Amount, stores: list[str], other: Peer
 
 
 def measure_waiting(record: Record, amount: Amount, stores: list[str], other: Peer | None) -> None:
-    record.waiting = []
     for _ in range(amount.rounds):
         idle = {}
         for name in stores:
@@ -108,14 +105,13 @@ PARTS: dict[str, Callable[[Record, Amount, list[str], Peer | None], None]] = {
 
 def run(path: Path, amount: Amount, parts: list[str], stores: list[str], other: Peer | None) -> Record:
     """Measure these parts and write them down beside those that were measured before."""
-    record = Record.read(path)
     for part in parts:
         print(f"-- {part}", flush=True)
-        load = os.getloadavg()[0]
-        PARTS[part](record, amount, stores, other)
-        record.circumstances[part] = circumstances(load)
-        record.write(path)
-    return record
+        load, found = os.getloadavg()[0], Record()
+        PARTS[part](found, amount, stores, other)
+        found.circumstances[part] = circumstances(load)
+        Record.read(path).updated(found).write(path)
+    return Record.read(path)
 
 
 def find_peer() -> Peer | None:

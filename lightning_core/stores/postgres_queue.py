@@ -59,10 +59,24 @@ def write(
 ) -> int:
     """Run the statement for each row and tell of it, in one round trip and all or none; returns how many
     rows it changed."""
+    if len(rows) == 1 and not notices:
+        return connection.execute(statement, rows[0]).rowcount
+    if len(rows) == 1:  # cheaper than a pipeline of two
+        ((changed, _),) = select(connection, telling(statement), *rows[0], channel, list(notices))
+        return int(changed)
     with transaction(connection):
         cursor = add(connection, statement, rows)
         tell(connection, channel, notices)
     return cursor.rowcount
+
+
+def telling(statement: str) -> str:
+    """The statement, and telling (channel, notices) of it; gives how many rows it changed."""
+    return (
+        f"WITH changed AS ({statement} RETURNING 1),"
+        " told AS (SELECT pg_notify(%b, notice) FROM unnest(%b::text[]) AS news(notice))"
+        " SELECT (SELECT count(*) FROM changed), (SELECT count(*) FROM told)"
+    )
 
 
 def insert(table: str, columns: str, *, otherwise: str = "") -> str:

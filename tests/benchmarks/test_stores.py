@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,15 @@ def test_the_gateway_is_measured_over_calls_that_were_all_recorded(tmp_path: Pat
     assert memory.calls[-1] >= SMALL.gateway_calls
     assert len(memory.calls) == len(memory.mib)
     assert min(memory.mib) > 1
+
+
+def test_what_is_measured_anew_replaces_only_its_own_part(tmp_path: Path) -> None:
+    path = tmp_path / "stores.json"
+    before = run(path, replace(SMALL, sizes=(64,)), ["sizes", "waiting"], ["memory"], None)
+    after = run(path, replace(SMALL, sizes=(64,)), ["sizes"], ["sqlite"], None)
+    assert set(after.sizes) == {"memory", "sqlite"}
+    assert after.sizes["memory"] == before.sizes["memory"]
+    assert after.waiting == before.waiting
 
 
 def test_growth_is_the_slope_of_the_second_half() -> None:
