@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
 
+from lightning_core.presence import living
 from lightning_core.stores.base import Store
 from lightning_core.tracing.scope import Scope
 from lightning_core.types import Attempt, Member
@@ -90,8 +91,10 @@ class Gateways:
 
 
 def gateways_among(members: Sequence[Member]) -> list[Member]:
-    """Those that say they are gateways."""
-    return [member for member in members if member.role == "gateway" and member.url]
+    """Those that say they are gateways: the living, or else all, in case it is a clock that is wrong.
+    To ask a dead one on a machine that is gone takes seconds."""
+    found = [member for member in members if member.role == "gateway" and member.url]
+    return living(found) or found
 
 
 async def answering(members: Sequence[Member]) -> list[Gateway]:

@@ -37,6 +37,8 @@ Operation = Callable[[Connection], T]
 
 OPEN_SECONDS = 5.0
 """How long to wait at the start for a server that is just starting itself; a wrong URL is told then."""
+LAST_SECONDS = 0.1
+"""For how long a job tries when the server has been away for too long already."""
 MOST = 64
 """How many writes share a transaction."""
 PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
@@ -110,6 +112,8 @@ class PostgresLines:
         self._gate = threading.Lock()
         self._closing = threading.Event()
         self._open = False
+        self._lost_at: float | None = None
+        """When the server went away that is still away."""
         self._waiting = 0
         """Jobs handed in and not yet done."""
         self._threads: list[threading.Thread] = []
@@ -210,18 +214,21 @@ class PostgresLines:
 
     def _try(self, job: _Job, connection: Connection | None) -> Connection | None:
         """Run the job until it succeeds or its time is up; returns the connection for the next one."""
-        patience = Patience(job.deadline, self._closing)
+        patience = Patience(self._deadline(job), self._closing)
         while True:
             try:
                 if connection is None or connection.closed:
                     connection = self._connect()
                 job.result = job.operation(connection)
+                self._lost_at = None
                 return connection
             except psycopg.Error as error:
                 if (
                     connection is not None and error.sqlstate is None
                 ):  # not told by the server: it may be broken
                     connection.close()
+                if may_pass(error):
+                    self._lost_at = self._lost_at or time.monotonic()
                 if not patience.after(error):
                     job.error = self._explain(error)
                     return connection
@@ -231,6 +238,13 @@ class PostgresLines:
             except Exception as error:
                 job.error = error
                 return connection
+
+    def _deadline(self, job: _Job) -> float:
+        """A server is waited for once, not anew by each job: whoever ends because it stays away has more to
+        ask of it, and is to end soon."""
+        if self._lost_at is None:
+            return job.deadline
+        return min(job.deadline, max(self._lost_at + self._retry_seconds, time.monotonic() + LAST_SECONDS))
 
     def _explain(self, error: psycopg.Error) -> StoreError:
         words = in_words(error, self._place)

@@ -89,6 +89,8 @@ class RedisThread:
         self._closing = threading.Event()
         self._connection: Connection | None = None
         self._pause = 0.0
+        self._lost_at: float | None = None
+        """When the server went away that is still away."""
         self._thread = threading.Thread(target=self._work, name=f"store {link.url.shown}", daemon=True)
 
     def open(self) -> None:
@@ -148,7 +150,7 @@ class RedisThread:
             return
         try:
             self._exchange(jobs)
-            self._pause = 0.0
+            self._pause, self._lost_at = 0.0, None
         except StoreError as error:  # of a new connection: another try would not help
             for job in jobs:
                 if not job.done:
@@ -182,16 +184,19 @@ class RedisThread:
             self._connection.disconnect()
             self._connection = None
         now = time.monotonic()
+        # waited for once, not anew by each job: whoever ends because it stays away has more to ask of it
+        self._lost_at = self._lost_at or now
         for job in jobs:
             if not job.done:
-                job.lost_at = job.lost_at or now
+                job.lost_at = job.lost_at or self._lost_at
                 if self._closing.is_set() or now - job.lost_at >= self._patience:
                     job.fail(self._explained(error))
                 else:
                     job.tries += 1
                     job.start()
-        self._closing.wait(self._pause * random.uniform(0.5, 1.0))
-        self._pause = min(2.0, max(0.05, 2 * self._pause))
+        if not all(job.done for job in jobs):
+            self._closing.wait(self._pause * random.uniform(0.5, 1.0))
+            self._pause = min(2.0, max(0.05, 2 * self._pause))
 
     def _explained(self, error: Exception) -> LightningError:
         words = self._link.in_words(error)

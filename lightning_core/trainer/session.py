@@ -99,6 +99,8 @@ class Session:
         stack, trainer, embedded = self._stack, self.trainer, f"{run.id}/embedded"
         await self.store.reclaim(embedded)
         await withdraw(self.store, run.id, self._admitted_until())
+        await self.store.remove_member(run.id, "gateway", "trainer")  # of a trainer that was killed
+        await self.store.remove_member(run.id, "runner", embedded)
         await stack.enter_async_context(Presence(self.store, make_member(run.id, "trainer", "trainer")))
         url = None
         if "gateway" not in trainer.roles_elsewhere:

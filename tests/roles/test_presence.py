@@ -1,0 +1,89 @@
+"""Who is at work, as the store knows it, and what a person is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from rich.console import Console
+
+from lightning_core.cli.runs import member_table
+from lightning_core.presence import MISSING_SECONDS, Presence, find_living, make_member
+from lightning_core.stores.base import Store
+from lightning_core.stores.memory import MemoryStore
+from lightning_core.trainer.elsewhere import command_for
+from lightning_core.trainer.lookout import Lookout
+from lightning_core.types import Rollout, Task
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[Store]:
+    async with MemoryStore() as opened:
+        yield opened
+
+
+def rollout(name: str) -> Rollout:
+    return Rollout(id=name, run_id="run", task=Task(input={}), group_id="g", step=0)
+
+
+async def test_a_member_is_listed_while_it_plays_and_says_where_it_is(store: Store) -> None:
+    async with Presence(store, make_member("run", "runner", "one", slots=4)) as presence:
+        (member,) = await find_living(store, "run", "runner")
+        assert member.data.keys() == {"host", "pid", "slots"}
+        await presence.say(slots=8)
+        (member,) = await store.list_members("run")
+        assert member.data["slots"] == 8
+        assert await find_living(store, "run", "gateway") == []
+    assert await store.list_members("run") == []
+
+
+async def test_who_gave_no_sign_of_life_for_long_is_listed_and_not_among_the_living(store: Store) -> None:
+    member = make_member("run", "runner", "[dead]")
+    await store.put_member(member.model_copy(update={"seen_at": time.time() - 2 * MISSING_SECONDS}))
+    assert await find_living(store, "run", "runner") == []
+    console = Console(file=io.StringIO(), width=160)
+    console.print(member_table(await store.list_members("run")))
+    assert "[dead]" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"{2 * MISSING_SECONDS:.0f} s ago" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+async def test_a_person_is_told_whom_the_run_waits_for_and_when_they_come_and_go(store: Store) -> None:
+    told: list[str] = []
+    lookout = Lookout(
+        store, "run", ["runner"], "sqlite:///runs.db", on_rollout=lambda rollout: None, on_note=told.append
+    )
+    await lookout.look()
+    await lookout.look()
+    async with Presence(store, make_member("run", "runner", "one")):
+        await lookout.look()
+    await lookout.look()
+    assert [words.partition(";")[0] for words in told] == [
+        "waiting for a worker",
+        "1 worker at work",
+        "no worker is left",
+    ]
+    assert "--store sqlite:///runs.db" in told[0]
+
+
+async def test_rollouts_that_others_run_are_told_of_one_by_one(store: Store) -> None:
+    heard: list[str] = []
+    lookout = Lookout(
+        store, "run", ["runner"], "", on_rollout=lambda one: heard.append(one.id), on_note=lambda _: None
+    )
+    await store.enqueue([rollout("a"), rollout("b")])
+    waiting = asyncio.create_task(lookout.wait(["a", "b"]))
+    for attempt in await store.lease("one", 2, 60.0):
+        await store.finish(attempt, reward=1.0)
+    assert [one.id for one in await waiting] == ["a", "b"]
+    assert heard == ["a", "b"]
+
+
+def test_the_command_that_is_told_does_not_tell_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["my train.py"])
+    told = command_for("runner", "postgresql://me:secret@db.local/runs?schema=a")
+    assert told == (
+        "agentlightning worker 'my train.py' --store 'postgresql://me:PASSWORD@db.local/runs?schema=a'"
+    )
