@@ -200,8 +200,8 @@ def _size(version: ResourceVersion) -> str:
     if version.kind == "prompt":
         return f"{len(version.uri):,} characters"
     folder = Path(version.uri)
-    if not folder.is_dir():
-        return "elsewhere"
+    if not folder.is_dir():  # a model's name, or a folder of another machine
+        return "not here" if folder.is_absolute() else version.uri
     return f"{sum(file.stat().st_size for file in folder.rglob('*') if file.is_file()) / 1e6:,.1f} MB"
 
 
