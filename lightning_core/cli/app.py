@@ -12,14 +12,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from lightning_core.cli import model_verbs, serving
 from lightning_core.cli import runs as run_views
 from lightning_core.cli.export import export_run
 from lightning_core.cli.origin import show_provenance
 from lightning_core.cli.rollouts import show_rollouts
-from lightning_core.cli.serving import serve_model
 from lightning_core.cli.tokens import print_token
 from lightning_core.cli.training import train_script, work_script
 from lightning_core.errors import LightningError
+from lightning_core.gateway.versions import ENGINES
+from lightning_core.trainer.hosting import Hosting, host_gateway
 from lightning_core.trainer.joining import Joining
 
 _ROLLOUT = "A rollout: its id, how the id begins or ends, 'best' or 'worst'"
@@ -30,6 +32,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(model_verbs.app, name="models")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
@@ -134,19 +137,68 @@ def worker(
 
 @app.command()
 def serve(
-    model: Annotated[str, typer.Option(help="A transformers folder, or 'tiny'.")] = "tiny",
+    model: Annotated[
+        str | None, typer.Option(help="A transformers folder, or 'tiny', which is the default.")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Folder of a run, whose current version is served.")
+    ] = None,
     backend: Annotated[str, typer.Option(help="Backend that serves it.")] = "local",
-    store: Annotated[str, typer.Option(help="URL of the store that records the calls.")] = "memory://",
+    store: Annotated[
+        str | None, typer.Option(help="URL of the store that records the calls (default: memory).")
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; beyond this machine only if you say so.")
     ] = ("127.0.0.1"),
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
 ) -> None:
-    """Serve a model behind the recording gateway, without training.
+    """Serve a model, or what a run has come to, behind the recording gateway, without training.
 
-    Any OpenAI client can talk to it: set OPENAI_BASE_URL to the address printed.
+    Any OpenAI client can talk to it: set OPENAI_BASE_URL to the address printed. Of a run, the version that
+    is current when a request comes answers it, and NAME@VERSION as the model's name asks for another.
+
+        agentlightning serve --run runs/demo
     """
-    asyncio.run(serve_model(model, backend, store, host, port))
+    asyncio.run(serving.serve(model, run, backend, store, host, port))
+
+
+@app.command()
+def gateway(
+    store: Annotated[str, typer.Option(help="URL of the run's store.")],
+    run: Annotated[
+        str | None, typer.Option(help="Id of the run (default: the newest that is trained).")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond this machine only if you say so.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 is a free one.")] = 0,
+    address: Annotated[
+        str | None, typer.Option(help="URL at which workers reach it, if it is not the one it listens at.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Its own name: started anew under it, it takes the old one's place.")
+    ] = None,
+    backend: Annotated[str, typer.Option(help="Backend whose engine serves the weights.")] = "local",
+    engines: Annotated[int, typer.Option(help="Versions that may be served at once.")] = ENGINES,
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="Serve requests without a rollout's token too.")
+    ] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="End also when the run is stopped, instead of waiting.")
+    ] = False,
+) -> None:
+    """Serve the rollouts of a run that was started elsewhere with `train --elsewhere gateway`.
+
+    It may be started before the trainer, and several times. It reads the weights where the trainer saves
+    them, so it must reach the run's folder at the same path. It ends when the run is finished.
+
+        agentlightning gateway --store postgresql://me@db.local/runs
+    """
+    say = partial(Console(stderr=True).print, markup=False, highlight=False, soft_wrap=True)
+    hosting = Hosting(
+        host=host, port=port, address=address, backend=backend, engines=engines, anonymous=anonymous
+    )
+    asyncio.run(host_gateway(hosting, Joining(store=store, run=run, name=name, once=once, say=say)))
 
 
 @app.command()

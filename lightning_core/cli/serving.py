@@ -1,37 +1,67 @@
-"""`agentlightning serve`: gateway and backend alone."""
+"""`agentlightning serve` and `gateway`: a gateway without a trainer."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 from rich.console import Console
 
+from lightning_core.cli.rollouts import open_run
+from lightning_core.errors import ConfigError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import load_plugins
+from lightning_core.trainer.playing import agents_of, tokens_of
+from lightning_core.trainer.serving import serving_run
 from lightning_core.trainer.session import make_backend, open_store
 from lightning_core.trainer.trainer import Trainer
 
 
-async def serve_model(model: str, backend_name: str, store_url: str, host: str, port: int) -> None:
-    """Serve until interrupted; calls need no token and are recorded as belonging to no rollout."""
-    console = Console(stderr=True)
+async def serve(
+    model: str | None, run: Path | None, backend: str, store: str | None, host: str, port: int
+) -> None:
+    """Serve until interrupted; calls without a token are recorded as belonging to no rollout."""
+    if run is not None and (model is not None or store is not None):
+        raise ConfigError("--run has a model and a store of its own; leave --model and --store away")
+    making = _of_model(model or "tiny", backend, store) if run is None else _of_run(run, backend)
+    async with making as (gateway, what), GatewayServer(gateway, host, port) as server:
+        variables = f"OPENAI_BASE_URL={server.url}/v1 OPENAI_API_KEY=none"
+        Console(stderr=True).print(f"serving {what}; set {variables} (Ctrl-C ends)", soft_wrap=True)
+        await interrupted()
+
+
+@asynccontextmanager
+async def _of_model(
+    model: str, backend_name: str, store_url: str | None
+) -> AsyncIterator[tuple[Gateway, str]]:
     plugins = load_plugins()
     backend = make_backend(Trainer(model=model, backend=backend_name), plugins)
-    async with open_store(store_url, plugins) as store:
+    async with open_store(store_url or "memory://", plugins) as store:
         await backend.start()
         try:
             tokens = Tokens(secrets.token_bytes(32))
-            gateway = Gateway(backend.upstream, store, tokens, agents=None, anonymous=True)
-            async with GatewayServer(gateway, host, port) as server:
-                variables = f"OPENAI_BASE_URL={server.url}/v1 OPENAI_API_KEY=none"
-                console.print(f"serving {model!r}; set {variables} (Ctrl-C ends)", soft_wrap=True)
-                await interrupted()
+            yield Gateway(backend.upstream, store, tokens, agents=None, anonymous=True), repr(model)
         finally:
             await backend.close()
+
+
+@asynccontextmanager
+async def _of_run(folder: Path, backend: str) -> AsyncIterator[tuple[Gateway, str]]:
+    """The run's current version, whichever that is when a request comes, and any that is asked for by
+    name."""
+    async with open_run(folder) as (store, run_id):
+        run = await store.find_run(run_id)
+        if run is None or not run.secret:
+            raise ConfigError(f"run {run_id!r} has not begun; train it first")
+        async with serving_run(store, run, load_plugins(), backend=backend) as upstream:
+            gateway = Gateway(upstream, store, tokens_of(run), agents=agents_of(run), anonymous=True)
+            yield gateway, f"the current version of run {run_id!r} as {upstream.model_name!r}"
 
 
 async def interrupted() -> None:

@@ -38,11 +38,17 @@ async def serving_gateway(
         own = urlsplit(server.url)
         folder.write_address((folder.read_address() or {}).get("store"), own.port)
         everywhere = own.hostname in EVERY_ADDRESS
-        told = f"http://{socket.gethostname()}:{own.port}" if everywhere else server.url
-        url = trainer.address or told
-        member = make_member(run.id, "gateway", "trainer", url=url.rstrip("/"), instance=gateway.instance)
+        url = told_address(server.url, trainer.address)
+        member = make_member(run.id, "gateway", "trainer", url=url, instance=gateway.instance)
         await stack.enter_async_context(Presence(store, member))
         yield f"http://127.0.0.1:{own.port}" if everywhere else server.url
+
+
+def told_address(listening: str, address: str | None) -> str:
+    """Where others are told to reach a gateway that listens at a URL."""
+    own = urlsplit(listening)
+    everywhere = own.hostname in EVERY_ADDRESS
+    return (address or (f"http://{socket.gethostname()}:{own.port}" if everywhere else listening)).rstrip("/")
 
 
 async def _listen(

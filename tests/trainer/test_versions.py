@@ -3,47 +3,19 @@
 from __future__ import annotations
 
 import os
-import zlib
 from pathlib import Path
 
-import openai
 import pytest
 
 import lightning_core as lightning
 from lightning_core.errors import ConfigError, NotFoundError
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.tracing.scope import current_scope
 from lightning_core.trainer.folder import RunFolder, absolute
 from lightning_core.trainer.retention import Retention, prune
 from lightning_core.types import ResourceVersion, Rollout, Task
 from lightning_core.versions import choose, find_current, get_version
-
-TASKS = [{"question": f"List the boats with speed above {n}."} for n in range(8)]
-
-
-async def solve(task: lightning.Task) -> float:
-    async with openai.AsyncOpenAI(api_key="none") as client:
-        await client.chat.completions.create(
-            model="policy",
-            messages=[{"role": "user", "content": str(task.input["question"])}],
-            max_completion_tokens=5,
-        )
-    scope = current_scope()
-    assert scope is not None
-    return zlib.crc32(scope.rollout_id.encode()) % 7 / 7  # there is something to learn in each group
-
-
-def fit(folder: Path, **settings) -> None:
-    lightning.Trainer(
-        **{
-            "algorithm": lightning.GRPO(group_size=3, tasks_per_step=2),
-            "backend": lightning.LocalBackend("tiny", threads=1),
-            "folder": folder,
-            "progress": False,
-            **settings,
-        }
-    ).fit(solve, train=TASKS[:6], validation=TASKS[6:])
+from tests.trainer.versioned import fit
 
 
 async def versions_of(folder: Path) -> list[ResourceVersion]:

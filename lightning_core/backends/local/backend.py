@@ -104,7 +104,8 @@ class LocalBackend:
         self._parts: Parts | None = None
         self._worker = ThreadPoolExecutor(1, "lightning-optimizer")
         self._updates = 0
-        self._switch_seconds = sys.getswitchinterval()
+        self._switch_seconds: float | None = None
+        """The interpreter's switch interval as it was before an engine ran; None: it is that."""
 
     def __repr__(self) -> str:
         rate = self._options.learning_rate
@@ -157,14 +158,15 @@ class LocalBackend:
         if self._parts is None:
             self._parts = await self._work(self._build)
             self._parts.engine.start()
-            self._switch_seconds = sys.getswitchinterval()
-            sys.setswitchinterval(min(SWITCH_SECONDS, self._switch_seconds))
+            self._switch_quickly()
 
     async def close(self) -> None:
         """Stop serving; requests under way end with an error."""
         if self._parts is not None:
             await asyncio.to_thread(self._parts.engine.close)
+        if self._switch_seconds is not None:
             sys.setswitchinterval(self._switch_seconds)
+            self._switch_seconds = None
         self._worker.shutdown()
         # as new: the object may be started again, from its model
         self._worker = ThreadPoolExecutor(1, "lightning-optimizer")
@@ -174,9 +176,15 @@ class LocalBackend:
         """An engine for one version, which needs no optimizer: the backend need not be started."""
         if self._parts is not None:
             self._speed = self._parts.tuning.decode_threads, self._parts.tuning.decode_dtype
+        self._switch_quickly()
         opened = await open_version(self._content(source), version, self._engines, self._speed)
         self._speed = opened.speed
         return opened
+
+    def _switch_quickly(self) -> None:
+        if self._switch_seconds is None:
+            self._switch_seconds = sys.getswitchinterval()
+            sys.setswitchinterval(min(SWITCH_SECONDS, self._switch_seconds))
 
     async def export_version(self, source: str, folder: Path) -> None:
         """Write a version as a plain transformers folder."""

@@ -1,0 +1,219 @@
+"""`agentlightning models`: the versions of a run's weights and prompts, and which of them is served."""
+
+from __future__ import annotations
+
+import difflib
+import getpass
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lightning_core.backends.base import Backend, TensorChange, check_versions
+from lightning_core.cli.rollouts import open_run
+from lightning_core.errors import ConfigError
+from lightning_core.plugins import load_plugins
+from lightning_core.presence import find_living
+from lightning_core.stores.base import Store
+from lightning_core.trainer.serving import open_reader
+from lightning_core.trainer.session import open_store
+from lightning_core.types import ResourceVersion, Run
+from lightning_core.versions import POLICY, choose, find_current, get_version, list_choices
+
+_SHOWN: Final = 12
+"""Tensors that a comparison lists."""
+_NUMBERS: Final = ("step", "reward", "sampled", "greedy")
+"""Metrics that the list has columns for, in this order."""
+_SECONDS: Final = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+
+
+@asynccontextmanager
+async def open_versions(run: str, store: str | None, name: str) -> AsyncIterator[tuple[Store, str, Versions]]:
+    """The store, the run's id in it, and the versions of that name. `run` is a folder, or an id in
+    `store`."""
+    if store is None:
+        async with open_run(Path(run)) as (opened, run_id):
+            yield opened, run_id, await _read(opened, run_id, name)
+    else:
+        async with open_store(store, load_plugins()) as opened:
+            yield opened, run, await _read(opened, run, name)
+
+
+Versions = list[ResourceVersion]
+
+
+async def _read(store: Store, run_id: str, name: str) -> Versions:
+    versions = await store.list_resources(run_id, name)
+    if not versions:
+        what = "weights" if name == POLICY else f"prompt {name!r}"
+        raise ConfigError(f"run {run_id!r} has no {what} in this store; `agentlightning runs` lists the runs")
+    return versions
+
+
+async def list_versions(run: str, store: str | None, name: str) -> None:
+    """One line for each version, the current one marked; then who chose which."""
+    console = Console()
+    async with open_versions(run, store, name) as (opened, run_id, versions):
+        console.print(_table(f"versions of {name} in run {run_id}", versions))
+        for choice in await list_choices(opened, run_id, name):
+            before = "" if choice.parent is None else f" in place of {choice.parent}"
+            said = f"{choice.author} chose version {choice.uri}{before}, {_ago(choice.created_at)} ago"
+            console.print(said, markup=False, highlight=False)
+
+
+def _table(title: str, versions: Versions) -> Table:
+    current = find_current(versions)
+    shown = [name for name in _NUMBERS if any(name in version.metrics for version in versions)]
+    table = Table(title=title, caption="● is the current version, which is served")
+    for column in ("", "version", "parent", "author", *shown, "size", "age"):
+        table.add_column(column, justify="left" if column in ("", "author") else "right")
+    for version in versions:
+        table.add_row(
+            "●" if current is not None and version.version == current.version else "",
+            str(version.version),
+            _or_dash(version.parent),
+            Text(version.author),
+            *(_number(version.metrics.get(name)) for name in shown),
+            _size(version),
+            _ago(version.created_at),
+        )
+    return table
+
+
+async def show_difference(
+    run: str, store: str | None, name: str, numbers: tuple[int, int], backend: str
+) -> None:
+    """Two versions side by side: what they are, what they came to, and how their contents differ."""
+    console = Console()
+    async with open_versions(run, store, name) as (opened, run_id, versions):
+        before, after = (get_version(versions, number) for number in numbers)
+        console.print(_side_by_side(before, after))
+        if before.kind == "prompt":
+            console.print(_text_difference(before, after), markup=False, highlight=False, soft_wrap=True)
+            return
+        reader = _reader(await _run(opened, run_id), versions, backend, "compare_versions")
+        changes = await reader.compare_versions(str(before.uri), str(after.uri))
+    console.print(_moved(changes, numbers))
+
+
+def _side_by_side(before: ResourceVersion, after: ResourceVersion) -> Table:
+    table = Table(title=f"versions {before.version} and {after.version} of {before.name}")
+    for column in ("", str(before.version), str(after.version), "change"):
+        table.add_column(column, justify="right" if column else "left")
+    for label, *said in (
+        ("parent", _or_dash(before.parent), _or_dash(after.parent)),
+        ("author", before.author, after.author),
+        ("age", _ago(before.created_at), _ago(after.created_at)),
+        ("size", _size(before), _size(after)),
+    ):
+        table.add_row(label, *map(Text, said), "")
+    for name in sorted(before.metrics.keys() | after.metrics.keys()):
+        one, two = before.metrics.get(name), after.metrics.get(name)
+        change = "" if one is None or two is None else f"{two - one:+.3g}"
+        table.add_row(Text(name), _number(one), _number(two), change)
+    return table
+
+
+def _text_difference(before: ResourceVersion, after: ResourceVersion) -> str:
+    old, new = (str(version.uri).splitlines() for version in (before, after))
+    names = [f"{before.name} {version.version}" for version in (before, after)]
+    said = "\n".join(difflib.unified_diff(old, new, names[0], names[1], lineterm=""))
+    return said or "the texts are the same"
+
+
+def _moved(changes: Sequence[TensorChange], numbers: tuple[int, int]) -> Table:
+    still = sum(change.relative == 0.0 for change in changes)
+    more = max(len(changes) - _SHOWN, 0)
+    left = f"; the {more} others moved less" if more else ""
+    table = Table(
+        title=f"weights of {numbers[0]} and {numbers[1]}, what moved most first",
+        caption=f"{len(changes)} tensors, {still} of them the same{left}",
+    )
+    for column in ("tensor", "numbers", "change"):
+        table.add_column(column, justify="left" if column == "tensor" else "right")
+    for change in changes[:_SHOWN]:
+        moved = "not comparable" if change.relative is None else f"{change.relative:.3%}"
+        table.add_row(Text(change.name), f"{change.size:,}", moved)
+    return table
+
+
+async def roll_back(run: str, store: str | None, name: str, version: int, author: str | None) -> None:
+    """Make an earlier version the current one. Raises ConfigError while the run is trained."""
+    async with open_versions(run, store, name) as (opened, run_id, versions):
+        if name == POLICY and await find_living(opened, run_id, "trainer"):
+            raise ConfigError(
+                f"run {run_id!r} is being trained, and its next update would be current again at once: end "
+                "the training first (Ctrl-C; one that was killed counts as ended after 20 seconds)"
+            )
+        before = find_current(versions)
+        chosen = await choose(opened, run_id, version, author=author or getpass.getuser(), name=name)
+    was = f", {before.version} was before" if before is not None else ""
+    Console().print(f"version {chosen.version} of {name} is the current one{was}", highlight=False)
+
+
+async def export_model(
+    run: str, store: str | None, name: str, version: int, folder: Path, backend: str
+) -> None:
+    """Write a version's content to a new folder. Raises ConfigError if there is something in it."""
+    _check_empty(folder)
+    async with open_versions(run, store, name) as (opened, run_id, versions):
+        chosen = get_version(versions, version)
+        if chosen.kind == "prompt":
+            _write_text(folder / f"{Path(name).name}.txt", str(chosen.uri))
+        else:
+            reader = _reader(await _run(opened, run_id), versions, backend, "export_version")
+            await reader.export_version(str(chosen.uri), folder)
+    Console().print(f"version {version} of {name} is in {folder}", highlight=False, soft_wrap=True)
+
+
+def _check_empty(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{str(folder)!r} is not empty, and nothing is overwritten; give a new folder")
+
+
+def _write_text(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+async def _run(store: Store, run_id: str) -> Run:
+    run = await store.find_run(run_id)
+    if run is None:
+        raise ConfigError(f"the store has no run {run_id!r}")
+    return run
+
+
+def _reader(run: Run, versions: Versions, backend: str, method: str) -> Backend:
+    reader = open_reader(run, versions, load_plugins(), backend)
+    check_versions(reader, method)
+    return reader
+
+
+def _size(version: ResourceVersion) -> str:
+    if version.uri is None:
+        return "deleted"
+    if version.kind == "prompt":
+        return f"{len(version.uri):,} characters"
+    folder = Path(version.uri)
+    if not folder.is_dir():  # a model's name, or a folder of another machine
+        return "not here" if folder.is_absolute() else version.uri
+    return f"{sum(file.stat().st_size for file in folder.rglob('*') if file.is_file()) / 1e6:,.1f} MB"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _ago(when: float) -> str:
+    passed = max(time.time() - when, 0.0)
+    size, unit = next(((size, unit) for size, unit in _SECONDS if passed >= size), _SECONDS[-1])
+    return f"{passed / size:.0f} {unit}"

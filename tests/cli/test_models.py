@@ -1,0 +1,140 @@
+"""`agentlightning models`, as a person uses it, on a run with weights and a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from lightning_core.backends.local.model import tiny_folder
+from lightning_core.cli import main
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.types import ResourceVersion, Run
+from lightning_core.versions import put_prompt
+
+Command = Callable[..., str]
+MOVED = "model.layers.0.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a run with versions 0 to 3, of which 1 has no content any more."""
+    folder = tmp_path / "run"
+    asyncio.run(fill(folder))
+    (folder / "run.json").write_text('{"run": "run", "store": null}')
+    return folder
+
+
+async def fill(folder: Path) -> None:
+    trained = folder / "checkpoints" / "step-000002"
+    shutil.copytree(tiny_folder(), trained / "model")
+    weights = load_file(trained / "model" / "model.safetensors")
+    weights[MOVED] = weights[MOVED] * 1.5
+    save_file(weights, trained / "model" / "model.safetensors", {"format": "pt"})
+    async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
+        await store.put_run(Run(id="run", config={"model": "tiny"}))
+        for number, uri, metrics in (
+            (0, "tiny", {"greedy": 0.25}),
+            (1, None, {"greedy": 0.125, "reward": 0.5}),
+            (2, str(trained), {"greedy": 0.75, "step": 2.0}),
+        ):
+            await store.put_resource(
+                ResourceVersion(
+                    run_id="run",
+                    version=number,
+                    uri=uri,
+                    parent=number - 1 if number else None,
+                    metrics=metrics,
+                    chosen_at=1e9 + number,
+                )
+            )
+        await put_prompt(store, "run", "system", "Answer.\nBe brief.", author="ann")
+        await put_prompt(store, "run", "system", "Answer.\nBe kind.", author="bob", parent=0)
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`agentlightning models …`; what it printed."""
+
+    def call(*arguments: object, fails: bool = False) -> str:
+        monkeypatch.setenv("COLUMNS", "140")
+        monkeypatch.setattr(sys, "argv", ["agentlightning", "models", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        assert bool(ended.value.code) == fails, said.err
+        return " ".join((said.err if fails else said.out).split())
+
+    return call
+
+
+def test_the_list_says_what_is_current_what_it_came_to_and_what_is_gone(run: Path, command: Command) -> None:
+    said = command("list", run)
+    assert re.search(r"│ │ 0 │ - │ trainer │ │ │ 0.25 │ tiny │", said), said
+    assert re.search(r"│ │ 1 │ 0 │ trainer │ │ 0.5 │ 0.125 │ deleted │", said), said
+    assert re.search(r"● │ 2 │ 1 │ trainer │ 2 │ │ 0.75 │ 6.0 MB │", said), said
+    prompts = command("list", run, "--name", "system")
+    assert re.search(r"● │ 1 │ 0 │ bob │ 17 characters", prompts), prompts
+
+
+def test_a_rollback_is_recorded_with_its_author_and_undone_like_it_was_done(
+    run: Path, command: Command
+) -> None:
+    assert "version 0 of policy is the current one, 2 was before" in command(
+        "rollback", run, 0, "--author", "ann"
+    )
+    said = command("list", run)
+    assert "● │ 0" in said
+    assert "ann chose version 0 in place of 2" in said
+    command("rollback", run, 2, "--author", "bob")
+    assert "bob chose version 2 in place of 0" in command("list", run)
+
+
+def test_going_back_to_what_was_deleted_is_refused_with_what_is_there(run: Path, command: Command) -> None:
+    assert "content of version 1 was deleted to save space; there are: 0, 2" in command(
+        "rollback", run, 1, fails=True
+    )
+    assert "there is no version 7; there are: 0, 2" in command("rollback", run, 7, fails=True)
+    assert "● │ 2" in command("list", run)
+
+
+def test_a_comparison_shows_the_numbers_and_the_tensors_that_moved(run: Path, command: Command) -> None:
+    said = command("diff", run, 0, 2)
+    assert "greedy │ 0.25 │ 0.75 │ +0.5" in said
+    first = said.index(MOVED)
+    assert "50.000%" in said[first : first + 80]
+    assert re.search(r"(\d+) tensors, (\d+) of them the same", said)
+    count, same = map(int, re.findall(r"(\d+) tensors, (\d+) of them the same", said)[0])
+    assert count - same == 1
+
+
+def test_two_prompts_are_compared_line_by_line(run: Path, command: Command) -> None:
+    said = command("diff", run, 0, 1, "--name", "system")
+    assert "-Be brief. +Be kind." in said
+    assert "-Answer." not in said
+
+
+def test_what_is_exported_is_loaded_by_transformers(run: Path, command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command("export", run, 2, "--out", out)
+    state = AutoModelForCausalLM.from_pretrained(out).state_dict()
+    start = AutoModelForCausalLM.from_pretrained(tiny_folder()).state_dict()
+    assert (state[MOVED] / start[MOVED]).nanmean().item() == pytest.approx(1.5, rel=1e-3)
+    assert "is not empty, and nothing is overwritten" in command("export", run, 0, "--out", out, fails=True)
+    command("export", run, 1, "--out", tmp_path / "prompt", "--name", "system")
+    assert (tmp_path / "prompt" / "system.txt").read_text() == "Answer.\nBe kind."
+
+
+def test_a_run_is_found_in_its_store_as_well(run: Path, command: Command) -> None:
+    url = f"sqlite:///{run / 'store.db'}"
+    found, same = command("list", "run", "--store", url), command("list", run)
+    assert re.sub(r"│ \d+ \w+ │", "", found) == re.sub(r"│ \d+ \w+ │", "", same)
+    assert "run 'other' has no weights in this store" in command("list", "other", "--store", url, fails=True)
+    assert "no prompt 'user'" in command("list", run, "--name", "user", fails=True)
