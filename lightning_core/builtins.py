@@ -12,6 +12,8 @@ from lightning_core.hookspecs import Register, hookimpl
 def lightning_register_stores(register: Register) -> None:
     register("memory", "lightning_core.stores.memory:MemoryStore")
     register("sqlite", "lightning_core.stores.sqlite:SqliteStore")
+    for scheme in ("postgresql", "postgres"):
+        register(scheme, "lightning_core.stores.postgres:PostgresStore")
 
 
 @hookimpl

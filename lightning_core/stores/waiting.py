@@ -27,12 +27,13 @@ class Waiter:
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def sleep(self, seconds: float | None) -> bool:
-        """True once woken, False after `seconds`."""
+        """True once woken since the last sleep, False after `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._event.wait()
         except TimeoutError:
             return False
+        self._event.clear()
         return True
 
 
@@ -64,6 +65,12 @@ class Waiters:
                     waiter.pending.discard(rollout_id)
                     if not waiter.pending:
                         waiter.wake()
+
+    def wake_all(self) -> None:
+        """Wake every sleeper, to look for itself: ends may have been missed."""
+        with self._lock:
+            for waiter in {waiter for waiters in self._by_rollout.values() for waiter in waiters}:
+                waiter.wake()
 
     def _forget(self, waiter: Waiter) -> None:
         for rollout_id in waiter.pending:
@@ -99,6 +106,12 @@ class Bells:
         """Wake all who listen to the topic, from any thread."""
         with self._lock:
             for waiter in self._listeners.get(topic, ()):
+                waiter.wake()
+
+    def ring_all(self) -> None:
+        """Wake all who listen to anything: rings may have been missed."""
+        with self._lock:
+            for waiter in {waiter for waiters in self._listeners.values() for waiter in waiters}:
                 waiter.wake()
 
 

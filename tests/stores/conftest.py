@@ -2,26 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
+from psycopg.sql import SQL, Identifier
 
 from lightning_core.stores.base import Store
 from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.postgres import PostgresStore
 from lightning_core.stores.sqlite import SqliteStore
+from tests.stores.postgres_server import OWN_URL, serving
 
-KINDS = ("memory", "sqlite")
+KINDS = ("memory", "sqlite", "postgres")
 
 
-def make_store(kind: str, folder: Path) -> Store:
-    """A store of that kind which nobody else uses; it never polls, so only its own news can wake it."""
-    if kind == "sqlite":
-        return SqliteStore(f"sqlite:///{folder / 'runs.db'}", poll_seconds=600)
-    return MemoryStore("memory://")
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """The URL of a PostgreSQL database; a server is started unless one is named."""
+    if named := os.environ.get(OWN_URL):
+        yield named
+        return
+    with serving() as server:
+        yield server.url()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> Iterator[str]:
+    """A place in that database that nobody else uses; gone afterwards if the database is not ours."""
+    schema = f"test_{secrets.token_hex(6)}"
+    yield f"{postgres_server}{'&' if '?' in postgres_server else '?'}schema={schema}"
+    if OWN_URL in os.environ:
+        with psycopg.connect(postgres_server, autocommit=True) as connection:
+            connection.execute(SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(Identifier(schema)))
+
+
+@pytest.fixture
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Store]:
+    """Makes a store of a kind which nobody else uses; it never polls, so only its own news can wake it."""
+
+    def make(kind: str) -> Store:
+        if kind == "postgres":
+            return PostgresStore(request.getfixturevalue("postgres_url"))
+        if kind == "sqlite":
+            return SqliteStore(f"sqlite:///{tmp_path / 'runs.db'}", poll_seconds=600)
+        return MemoryStore("memory://")
+
+    return make
 
 
 @pytest.fixture(params=KINDS)
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    async with make_store(request.param, tmp_path) as opened:
+async def store(request: pytest.FixtureRequest, make_store: Callable[[str], Store]) -> AsyncIterator[Store]:
+    async with make_store(request.param) as opened:
         yield opened

@@ -1,0 +1,355 @@
+"""The store in a PostgreSQL database: many machines may share it.
+
+What a method has returned from survives the death of every client and of the server. The operations
+are carried out on a few connections that own a thread each (`postgres_lines`); another one hears of
+what others do (`postgres_news`), so nobody polls.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import LiteralString, TypeVar
+
+from lightning_core.errors import ConfigError, NotFoundError
+from lightning_core.stores import rows, rules
+from lightning_core.stores.waiting import QUEUE, Bells, Waiters, cancelled_of
+from lightning_core.types import (
+    Alert,
+    Attempt,
+    Call,
+    Event,
+    Member,
+    Metrics,
+    ResourceVersion,
+    Reward,
+    Role,
+    Rollout,
+    Run,
+    Status,
+)
+
+try:
+    import psycopg
+    from psycopg import Connection
+except ImportError as error:
+    raise ConfigError(
+        "a postgresql:// store needs its driver: pip install 'agent-lightning-core[postgres]'"
+    ) from error
+
+from lightning_core.stores import postgres_news as news
+from lightning_core.stores import postgres_queue as queue
+from lightning_core.stores.postgres_lines import PostgresLines
+from lightning_core.stores.postgres_schema import connect, opened
+from lightning_core.stores.postgres_url import in_words, place_of
+
+T = TypeVar("T")
+
+LOOK_SECONDS = 30.0
+"""How often one who waits looks for himself, should a notice ever be missed."""
+OF_LAST_ATTEMPT = (
+    " AS item JOIN rollouts ON rollouts.id = item.rollout_id AND rollouts.attempts = item.attempt"
+    " WHERE rollouts.id = ANY(%b::text[]) ORDER BY"
+)
+ADD_ROLLOUT = queue.insert("rollouts", rows.ROLLOUT, otherwise="ON CONFLICT (id) DO NOTHING")
+PUT_RUN = queue.upsert("runs", rows.RUN, "id")
+PUT_CALL = queue.upsert("calls", rows.CALL, "rollout_id, attempt, id", "seq")
+PUT_EVENT = queue.upsert("events", rows.EVENT, "rollout_id, attempt, kind, id", "seq")
+ADD_REWARD = queue.insert(
+    "rewards",
+    f"{rows.REWARD}, sent",
+    otherwise="ON CONFLICT (rollout_id, attempt, id) WHERE id IS NOT NULL DO NOTHING",
+)
+PUT_RESOURCE = queue.upsert("resources", rows.RESOURCE, "run_id, name, version")
+PUT_METRICS = queue.upsert("metrics", rows.METRICS, "run_id, step")
+PUT_MEMBER = queue.upsert("members", rows.MEMBER, "run_id, role, name")
+ADD_ALERT = queue.insert("alerts", rows.ALERT, otherwise="ON CONFLICT (run_id, id) DO NOTHING")
+
+
+class PostgresStore:
+    """`postgresql://user:password@host:port/database`, with `?schema=…` for another place in it."""
+
+    def __init__(self, url: str, *, connections: int = 4, retry_seconds: float = 60.0) -> None:
+        """`connections`: how many operations may be carried out at once; they are made when needed.
+        `retry_seconds`: how long an operation waits for a server that is gone to come back."""
+        self._place = place = place_of(url)
+        self._lines = PostgresLines(
+            place, lambda: opened(place), most=connections, retry_seconds=retry_seconds
+        )
+        self._waiters = Waiters()
+        self._bells = Bells()
+        self._channel = place.schema
+        self._news = news.PostgresNews(lambda: connect(place), self._channel, self._waiters, self._bells)
+
+    async def __aenter__(self) -> PostgresStore:
+        await self._lines.open()
+        try:
+            await self._news.open()
+        except psycopg.Error as error:
+            await self._lines.close()
+            raise in_words(error, self._place) from error
+        except BaseException:
+            await self._lines.close()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._news.close()
+        await self._lines.close()
+
+    # runs ---------------------------------------------------------------------------------
+    async def put_run(self, run: Run) -> None:
+        await self._write(PUT_RUN, rows.run_row, [run])
+
+    async def find_run(self, run_id: str) -> Run | None:
+        runs = await self._select(rows.to_run, f"SELECT {rows.RUN} FROM runs WHERE id = %b", run_id)
+        return runs[0] if runs else None
+
+    async def list_runs(self) -> list[Run]:
+        return await self._select(rows.to_run, f"SELECT {rows.RUN} FROM runs ORDER BY created_at DESC, seq")
+
+    # the queue of rollouts ----------------------------------------------------------------
+    async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
+        return await self._write(ADD_ROLLOUT, rows.rollout_row, rollouts, [news.queued()])
+
+    async def lease(
+        self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
+    ) -> list[Attempt]:
+        name, tries = secrets.token_hex(8), 0
+
+        def operation(connection: Connection) -> list[Attempt]:
+            nonlocal tries
+            tries += 1
+            if tries > 1 and (ours := queue.leased(connection, worker, name)):
+                return ours
+            given = worker, name, limit, seconds, run_id
+            if attempts := queue.lease(connection, *given):
+                return attempts
+            with queue.transaction(connection):
+                queue.expire(connection, self._channel)
+                return queue.lease(connection, *given, in_time=False)
+
+        return await self._lines.run(operation) if limit > 0 else []
+
+    async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
+        deadline = time.monotonic() + timeout
+        with self._bells.listening(QUEUE) as bell:
+            while True:
+                found, expiry = await self._lines.run(lambda connection: queue.work(connection, run_id))
+                left = deadline - time.monotonic()
+                if found or left <= 0:
+                    return found
+                await bell.sleep(min(left, LOOK_SECONDS, math.inf if expiry is None else expiry))
+
+    async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
+        if not attempts:
+            return []
+        return await self._lines.run(lambda connection: queue.heartbeat(connection, attempts, seconds))
+
+    async def finish(
+        self, attempt: Attempt, *, reward: float | None = None, error: str | None = None
+    ) -> Rollout:
+        held, known = attempt.rollout, reward is not None or error is not None
+
+        def operation(connection: Connection) -> Rollout:
+            if known and rules.holds(attempt, held):
+                after, final = _ended(attempt, held, reward, error, None)
+                done = queue.end(connection, attempt, after, final, self._channel)
+                if done is not None:
+                    return done
+            with queue.transaction(connection):
+                found = queue.lock(connection, "id = %b", held.id)
+                before = found[0][0] if found else None
+                given = rules.last_final(queue.rewards_of(connection, attempt), attempt.number)
+                after, final = _ended(attempt, before, reward, error, given)
+                if after is not before:
+                    queue.save(connection, [after], self._channel, queue.ended_notices(after))
+                    if final is not None:
+                        queue.write(connection, ADD_REWARD, [(*rows.reward_row(final), None)])
+                return after
+
+        return await self._lines.run(operation)
+
+    async def cancel(self, rollout_ids: Sequence[str]) -> int:
+        def operation(connection: Connection) -> int:
+            now = time.time()
+            with queue.transaction(connection):
+                found = queue.lock(connection, "id = ANY(%b::text[])", list(rollout_ids))
+                unfinished = [(rollout, worker) for rollout, worker in found if not rollout.status.finished]
+                workers = dict.fromkeys(worker for _, worker in unfinished if worker is not None)
+                ended = [rules.cancelled(rollout, now) for rollout, _ in unfinished]
+                notices = news.finished(rollout.id for rollout in ended) + news.cancelled(workers)
+                queue.save(connection, ended, self._channel, notices)
+            return len(ended)
+
+        return await self._lines.run(operation) if rollout_ids else 0
+
+    async def wait_cancelled(self, worker: str, timeout: float) -> bool:
+        with self._bells.listening(cancelled_of(worker)) as bell:
+            return await bell.sleep(timeout)
+
+    async def release(self, attempts: Sequence[Attempt]) -> None:
+        numbers = {attempt.rollout.id: attempt for attempt in attempts}
+        await self._release(
+            "id = ANY(%b::text[])", list(numbers), lambda rollout: rules.holds(numbers[rollout.id], rollout)
+        )
+
+    async def reclaim(self, worker: str) -> int:
+        return await self._release("status = 'running' AND worker = %b", worker, lambda _: True)
+
+    async def find_rollouts(
+        self, run_id: str, *, step: int | None = None, split: str | None = None, status: Status | None = None
+    ) -> list[Rollout]:
+        given = {"run_id": run_id, "step": step, "split": split, "status": status and status.value}
+        wanted = {column: value for column, value in given.items() if value is not None}
+        where = " AND ".join(f"{column} = %b" for column in wanted)
+        query = f"SELECT {rows.ROLLOUT} FROM rollouts WHERE {where} ORDER BY seq"
+        return await self._select(rows.to_rollout, query, *wanted.values())
+
+    async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        unfinished = set(rollout_ids)
+        with self._waiters.waiting(rollout_ids) as waiter:
+            while unfinished := await self._unfinished(unfinished):
+                self._waiters.finished(set(rollout_ids) - unfinished)
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                await waiter.sleep(min(left, LOOK_SECONDS))
+        found = await self._lines.run(lambda connection: queue.find(connection, rollout_ids))
+        return [found[i] for i in rollout_ids if found[i].status.finished]
+
+    # what happened in them ----------------------------------------------------------------
+    async def add_call(self, call: Call) -> None:
+        await self._write(PUT_CALL, rows.call_row, [call])
+
+    async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
+        for reward in rewards:
+            rules.check_reward(reward.rollout_id, reward.value)
+        name, tries = secrets.token_hex(8), 0
+
+        def operation(connection: Connection) -> None:
+            nonlocal tries
+            tries += 1
+            if tries > 1 and queue.was_sent(connection, rewards, name):
+                return
+            with queue.transaction(connection):
+                rollouts = queue.running(connection, rewards) if running else {}
+                new = rules.new_rewards(rewards, queue.known_rewards(connection, rewards))
+                for reward in new if running else ():
+                    rules.check_running(reward, rollouts.get(reward.rollout_id))
+                queue.write(connection, ADD_REWARD, [(*rows.reward_row(one), name) for one in new])
+
+        if rewards:
+            await self._lines.run(operation)
+
+    async def add_events(self, events: Sequence[Event]) -> None:
+        await self._write(PUT_EVENT, rows.event_row, events)
+
+    async def get_calls(self, rollout_ids: Iterable[str]) -> dict[str, list[Call]]:
+        calls: dict[str, list[Call]] = {rollout_id: [] for rollout_id in rollout_ids}
+        query = f"SELECT {rows.of('item', rows.CALL)} FROM calls{OF_LAST_ATTEMPT} item.started_at, item.seq"
+        for call in await self._select(rows.to_call, query, list(calls)):
+            calls[str(call.rollout_id)].append(call)
+        return calls
+
+    async def get_rewards(self, rollout_ids: Iterable[str]) -> dict[str, list[Reward]]:
+        rewards: dict[str, list[Reward]] = {rollout_id: [] for rollout_id in rollout_ids}
+        query = f"SELECT {rows.of('item', rows.REWARD)} FROM rewards{OF_LAST_ATTEMPT} item.seq"
+        for reward in await self._select(rows.to_reward, query, list(rewards)):
+            rewards[reward.rollout_id].append(reward)
+        return rewards
+
+    async def get_events(self, rollout_ids: Iterable[str]) -> dict[str, list[Event]]:
+        events: dict[str, list[Event]] = {rollout_id: [] for rollout_id in rollout_ids}
+        columns = rows.of("item", rows.EVENT)
+        query = f"SELECT {columns} FROM events{OF_LAST_ATTEMPT} item.started_at, item.seq"
+        for event in await self._select(rows.to_event, query, list(events)):
+            events[event.rollout_id].append(event)
+        return events
+
+    # what is learnt -----------------------------------------------------------------------
+    async def put_resource(self, version: ResourceVersion) -> None:
+        await self._write(PUT_RESOURCE, rows.resource_row, [version])
+
+    async def list_resources(self, run_id: str, name: str = "policy") -> list[ResourceVersion]:
+        query = f"SELECT {rows.RESOURCE} FROM resources WHERE run_id = %b AND name = %b ORDER BY version"
+        return await self._select(rows.to_resource, query, run_id, name)
+
+    async def put_metrics(self, metrics: Metrics) -> None:
+        await self._write(PUT_METRICS, rows.metrics_row, [metrics])
+
+    async def list_metrics(self, run_id: str) -> list[Metrics]:
+        query = f"SELECT {rows.METRICS} FROM metrics WHERE run_id = %b ORDER BY step"
+        return await self._select(rows.to_metrics, query, run_id)
+
+    # who plays in a run, and what is wrong with it ----------------------------------------
+    async def put_member(self, member: Member) -> None:
+        await self._write(PUT_MEMBER, rows.member_row, [member])
+
+    async def remove_member(self, run_id: str, role: Role, name: str) -> None:
+        statement = "DELETE FROM members WHERE run_id = %b AND role = %b AND name = %b"
+        await self._write(statement, tuple, [(run_id, role, name)])
+
+    async def list_members(self, run_id: str) -> list[Member]:
+        query = f"SELECT {rows.MEMBER} FROM members WHERE run_id = %b ORDER BY role, name"
+        return await self._select(rows.to_member, query, run_id)
+
+    async def add_alerts(self, alerts: Sequence[Alert]) -> int:
+        return await self._write(ADD_ALERT, rows.alert_row, alerts)
+
+    async def list_alerts(self, run_id: str) -> list[Alert]:
+        query = f"SELECT {rows.ALERT} FROM alerts WHERE run_id = %b ORDER BY seq"
+        return await self._select(rows.to_alert, query, run_id)
+
+    # ways to the lines --------------------------------------------------------------------
+    async def _write(
+        self,
+        statement: str,
+        to_row: Callable[[T], rows.Row],
+        values: Sequence[T],
+        notices: Sequence[str] = (),
+    ) -> int:
+        """Run the statement for each value; how many rows it changed."""
+
+        def operation(connection: Connection) -> int:  # values become rows in its thread, not on the loop
+            return queue.write(connection, statement, list(map(to_row, values)), self._channel, notices)
+
+        return await self._lines.run(operation) if values else 0
+
+    async def _select(self, to_value: Callable[[rows.Row], T], query: str, *arguments: object) -> list[T]:
+        return await self._lines.run(
+            lambda connection: [to_value(row) for row in queue.select(connection, query, *arguments)]
+        )
+
+    async def _release(
+        self, where: LiteralString, value: object, given_back: Callable[[Rollout], bool]
+    ) -> int:
+        def operation(connection: Connection) -> int:
+            with queue.transaction(connection):
+                found = [rollout for rollout, _ in queue.lock(connection, where, value)]
+                released = [rules.released(rollout) for rollout in found if given_back(rollout)]
+                queue.save(connection, released, self._channel, [news.queued()] if released else [])
+            return len(released)
+
+        return await self._lines.run(operation) if value else 0
+
+    async def _unfinished(self, rollout_ids: Collection[str]) -> set[str]:
+        statuses = await self._lines.run(lambda connection: queue.statuses(connection, rollout_ids))
+        unknown = set(rollout_ids) - statuses.keys()
+        if unknown:
+            raise NotFoundError(
+                f"no rollout {min(unknown)!r} in {self._place.name!r}: enqueue it before waiting for it"
+            )
+        return {rollout_id for rollout_id, status in statuses.items() if not status.finished}
+
+
+def _ended(
+    attempt: Attempt, before: Rollout | None, reward: float | None, error: str | None, given: float | None
+) -> tuple[Rollout, Reward | None]:
+    """What becomes of the rollout, and the final reward to record beside it."""
+    now = time.time()
+    after = rules.finished(attempt, before, reward=reward, error=error, given=given, now=now)
+    return after, None if reward is None else rules.final_reward(after, reward, now)
