@@ -30,7 +30,9 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50, help="at least so many (default: 50)")
     parser.add_argument("--rollouts", type=int, default=200, help="at least so many (default: 200)")
     parser.add_argument("--workers", type=int, default=3, help="worker processes (default: 3)")
-    parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="of who is killed, and when")
+    parser.add_argument(
+        "--seed", type=int, default=random.randrange(2**32), help="of who is killed, and when"
+    )
     parser.add_argument("--folder", type=Path, help="kept afterwards (default: a temporary one)")
     options = parser.parse_args()
     say(f"seed {options.seed}: {options.kills} kills, {options.rollouts} rollouts, {options.workers} workers")

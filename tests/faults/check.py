@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import psycopg
+
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store
 from lightning_core.trainer.session import open_store
@@ -49,8 +51,18 @@ def check_ledger(seen: Iterable[Seen], recorded: Iterable[tuple[str, int, str]])
     replies = list(seen)
     lost = [one for one in replies if one[:3] not in known]
     if lost:
-        raise Fault(f"{len(lost)} of {len(replies)} replies that the app saw are not stored, such as {lost[0]}")
+        raise Fault(
+            f"{len(lost)} of {len(replies)} replies that the app saw are not stored, such as {lost[0]}"
+        )
     return len(replies)
+
+
+def recorded(url: str) -> list[tuple[str, int, str]]:
+    """(rollout id, attempt, id of the reply) of every call in the store, those of earlier attempts too, which
+    the store's own methods leave out."""
+    with psycopg.connect(url) as connection:
+        rows = connection.execute("SELECT rollout_id, attempt, response_id FROM lightning.calls").fetchall()
+    return [(str(rollout_id), int(attempt), str(reply_id)) for rollout_id, attempt, reply_id in rows]
 
 
 async def check_same(killed: str, calm: str, run_id: str) -> int:
@@ -76,7 +88,9 @@ async def told(store: Store, run_id: str) -> dict[str, Told]:
     """By rollout, all of it that training sees: (reward, calls)."""
     rollouts = await store.find_rollouts(run_id, split="train")
     calls = await store.get_calls([rollout.id for rollout in rollouts])
-    return {one.id: (one.reward, [facts(c) for c in calls[one.id] if c.status == "completed"]) for one in rollouts}
+    return {
+        one.id: (one.reward, [facts(c) for c in calls[one.id] if c.status == "completed"]) for one in rollouts
+    }
 
 
 def facts(call: Call) -> tuple[object, ...]:
