@@ -1,9 +1,10 @@
-"""Run every benchmark that takes minutes at most; training has its own: `python -m benchmarks.results`."""
+"""Run every benchmark but those that train: `python -m benchmarks.results`."""
 
 from __future__ import annotations
 
-from benchmarks import engine, gateway, imports, merging, store, tagging
+from benchmarks import engine, gateway, imports, merging, tagging
+from benchmarks.stores import __main__ as stores
 
-for benchmark in (imports, tagging, gateway, engine, merging, store):
+for benchmark in (imports, tagging, gateway, engine, merging, stores):
     print(f"\n== {benchmark.__name__} ==", flush=True)
     benchmark.main()

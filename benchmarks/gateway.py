@@ -58,7 +58,9 @@ class Server:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
         hello = json.loads(self._read())
-        self.token: str = hello["token"]
+        self.pid = process.pid
+        self.tokens: list[str] = hello["tokens"]
+        """One for each rollout that may make calls."""
         self.host, port = hello["url"].removeprefix("http://").split(":")
         self.port = int(port)
 
@@ -98,12 +100,12 @@ class Client:
         self._writer.close()
 
 
-async def connect(server: Server, stream: bool) -> Client:
-    """A client with its request made up beforehand."""
+async def connect(server: Server, stream: bool, rollout: int = 0) -> Client:
+    """A client of that rollout with its request made up beforehand."""
     body = json.dumps({"model": "m", "messages": MESSAGES, "logprobs": True, "stream": stream}).encode()
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: {server.host}\r\ncontent-type: application/json\r\n"
-        f"authorization: Bearer {server.token}\r\nx-lightning-agent: writer\r\n"
+        f"authorization: Bearer {server.tokens[rollout]}\r\nx-lightning-agent: writer\r\n"
         f"content-length: {len(body)}\r\n\r\n"
     )
     reader, writer = await asyncio.open_connection(server.host, server.port, limit=2**20)
@@ -157,19 +159,21 @@ async def measure_gateway(server: Server, clients: int, *, stream: bool) -> Timi
 
 
 @contextmanager
-def running_server() -> Iterator[Server]:
-    """A gateway process with a store of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "benchmarks.gateway_server", folder]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        with process:  # leaving closes its input, which ends it
-            yield Server(process)
+def running_server(url: str) -> Iterator[Server]:
+    """A gateway process with the store at that URL."""
+    command = [sys.executable, "-m", "benchmarks.gateway_server", url]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with process:  # leaving closes its input, which ends it
+        yield Server(process)
 
 
 async def run() -> dict[str, dict[int, Timing]]:
     """All settings, by name and number of clients."""
     results: dict[str, dict[int, Timing]] = {"direct": {n: await measure_direct(n) for n in CLIENTS}}
-    with running_server() as server:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_server(f"sqlite:///{folder}/runs.db") as server,
+    ):
         for name, stream in (("gateway", False), ("streamed", True)):
             results[name] = {n: await measure_gateway(server, n, stream=stream) for n in CLIENTS}
     return results

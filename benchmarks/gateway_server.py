@@ -1,7 +1,7 @@
 """The measured side of `benchmarks.gateway`: an engine that answers from memory, and a gateway in front.
 
-python -m benchmarks.gateway_server FOLDER serves until its input ends; each line it is given is
-answered with the CPU seconds that the process has used so far.
+python -m benchmarks.gateway_server URL serves with the store at that URL until its input ends; each line
+it is given is answered with the CPU seconds that the process has used so far.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.gateway.upstream import ChatRequest, Delta
-from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.plugins import load_plugins
+from lightning_core.trainer.session import open_store
 from lightning_core.types import Rollout, Task
 
 PROMPT = 1000
 COMPLETION = 200
-ROLLOUT = Rollout(id="bench", run_id="bench", task=Task(input={}), group_id="bench", step=0)
+ROLLOUTS = [
+    Rollout(id=f"bench{number}", run_id="bench", task=Task(input={}), group_id="bench", step=0)
+    for number in range(500)
+]
 
 
 class CannedEngine:
@@ -56,15 +60,16 @@ class CannedGeneration:
         pass
 
 
-async def serve(folder: str) -> None:
+async def serve(url: str) -> None:
     """Serve until the input ends."""
     tokens = Tokens(b"only for benchmarks")
-    async with SqliteStore(f"sqlite:///{folder}/runs.db") as store:
-        await store.enqueue([ROLLOUT])
-        await store.lease("bench", 1, 3600.0)
+    async with open_store(url, load_plugins()) as store:
+        await store.enqueue(ROLLOUTS)
+        await store.lease("bench", len(ROLLOUTS), 3600.0)
         gateway = Gateway(CannedEngine(), store, tokens, agents=None)
         async with GatewayServer(gateway) as server:
-            print(json.dumps({"url": server.url, "token": tokens.issue(ROLLOUT, 1)}), flush=True)
+            keys = [tokens.issue(rollout, 1) for rollout in ROLLOUTS]
+            print(json.dumps({"url": server.url, "tokens": keys}), flush=True)
             while await asyncio.to_thread(sys.stdin.readline):
                 print(time.process_time(), flush=True)
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lightning_core.air.base import Records as Records
     from lightning_core.air.base import Signal as Signal
     from lightning_core.air.rules import AIR as AIR
+    from lightning_core.alerts.rules import Alerts as Alerts
     from lightning_core.algorithms.base import Critic as Critic
     from lightning_core.algorithms.base import Phase as Phase
     from lightning_core.algorithms.dpo import DPO as DPO
@@ -29,11 +30,15 @@ if TYPE_CHECKING:
     from lightning_core.judge.judge import Judge as Judge
     from lightning_core.plugins import attach as attach
     from lightning_core.runner import FailurePolicy as FailurePolicy
+    from lightning_core.runner.command import Command as Command
+    from lightning_core.runner.processes import Processes as Processes
+    from lightning_core.runner.ray_actors import RayActors as RayActors
     from lightning_core.tracing.environment import environment as environment
     from lightning_core.tracing.rewards import reward as reward
     from lightning_core.tracing.scope import agent as agent
     from lightning_core.trainer.demonstrations import demonstrations as demonstrations
     from lightning_core.trainer.trainer import Trainer as Trainer
+    from lightning_core.types import Alert as Alert
     from lightning_core.types import Call as Call
     from lightning_core.types import Demonstration as Demonstration
     from lightning_core.types import Rollout as Rollout
@@ -45,7 +50,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AIR": "air.rules",
+    "Alert": "types",
+    "Alerts": "alerts.rules",
     "Call": "types",
+    "Command": "runner.command",
     "Critic": "algorithms.base",
     "DPO": "algorithms.dpo",
     "Demonstration": "types",
@@ -59,6 +67,8 @@ _HOMES = {
     "ReinforcePP": "algorithms.reinforce_pp",
     "PPO": "algorithms.ppo",
     "Phase": "algorithms.base",
+    "Processes": "runner.processes",
+    "RayActors": "runner.ray_actors",
     "Rollout": "types",
     "SFT": "algorithms.sft",
     "Records": "air.base",

@@ -14,6 +14,8 @@ def lightning_register_stores(register: Register) -> None:
     register("sqlite", "lightning_core.stores.sqlite:SqliteStore")
     for scheme in ("postgresql", "postgres"):
         register(scheme, "lightning_core.stores.postgres:PostgresStore")
+    for scheme in ("redis", "rediss"):
+        register(scheme, "lightning_core.stores.redis_store:RedisStore")
 
 
 @hookimpl
@@ -55,3 +57,24 @@ def lightning_register_air(register: Register) -> None:
     register("sql_error", "lightning_core.air.sql:sql_error")
     register("repeated_call", "lightning_core.air.replies:repeated_call")
     register("cut_by_length", "lightning_core.air.replies:cut_by_length")
+
+
+@hookimpl
+def lightning_register_executors(register: Register) -> None:
+    register("asyncio", "lightning_core.runner.in_process:InProcess")
+    register("processes", "lightning_core.runner.processes:Processes")
+    register("ray", "lightning_core.runner.ray_actors:RayActors")
+
+
+@hookimpl
+def lightning_register_alerts(register: Register) -> None:
+    register("reward_collapse", "lightning_core.alerts.reward:RewardCollapse")
+    register("entropy_collapse", "lightning_core.alerts.entropy:EntropyCollapse")
+    register("logprob_gap", "lightning_core.alerts.logprobs:LogprobGap")
+    register("zero_variance", "lightning_core.alerts.variance:ZeroVariance")
+    register("failing_rollouts", "lightning_core.alerts.failures:FailingRollouts")
+    register("failed_update", "lightning_core.alerts.updates:failed_update")
+    register("staleness", "lightning_core.alerts.staleness:staleness")
+    register("stuck_worker", "lightning_core.alerts.workers:StuckWorker")
+    register("stuck_rollout", "lightning_core.alerts.rollouts:StuckRollout")
+    register("disk_filling", "lightning_core.alerts.disk:DiskFilling")

@@ -14,8 +14,10 @@
     │   └── LeaseLostError     the attempt no longer belongs to this worker
     ├── GatewayError           a request the gateway can't serve
     │   ├── AccessError        a token that is missing, forged or of another rollout
+    │   │   └── ScopeError     a good token that does not open what was asked for
     │   ├── ContextLengthError a prompt longer than the model's context
     │   └── TokenIdsError      an engine reply without token ids, asked for training
+    ├── ExecutorError          a program, process or actor that ran a rollout and broke
     ├── ExportError            a collector that can't be reached, or that refuses what it is sent
     ├── TrainingError          an update that can't be made (no data, non-finite gradient)
     └── InstrumentationError   the OpenAI SDK offers no place to tag its requests
@@ -80,12 +82,20 @@ class AccessError(GatewayError):
     """A token that is missing, forged or belongs to another rollout."""
 
 
+class ScopeError(AccessError):
+    """A good token that does not open what was asked for."""
+
+
 class ContextLengthError(GatewayError):
     """A prompt longer than the model's context."""
 
 
 class TokenIdsError(GatewayError):
     """An engine reply without token ids where training needs them."""
+
+
+class ExecutorError(LightningError):
+    """A program, a worker process or an actor that ran a rollout and broke."""
 
 
 class ExportError(LightningError):

@@ -61,3 +61,15 @@ def lightning_register_algorithms(register: Register) -> None:
 @hookspec
 def lightning_register_air(register: Register) -> None:
     """Add rules of AIR: `register(name, "module:function")`, a function as in `air/base.py`."""
+
+
+@hookspec
+def lightning_register_executors(register: Register) -> None:
+    """Add executors: `register(name, "module:Class")`, a class as in `runner/executor.py` that is made with
+    its defaults."""
+
+
+@hookspec
+def lightning_register_alerts(register: Register) -> None:
+    """Add rules of alerts: `register(name, "module:function")`, a function as in `alerts/base.py`, or a class
+    that is made with its thresholds and called like one."""

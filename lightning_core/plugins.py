@@ -24,13 +24,15 @@ from lightning_core.types import Who
 log = logging.getLogger(__name__)
 
 CORE = "core"
-Kind = Literal["store", "backend", "credit", "algorithm", "air"]
+Kind = Literal["store", "backend", "credit", "algorithm", "air", "executor", "alert"]
 _REGISTER_HOOKS: dict[Kind, str] = {
     "store": "lightning_register_stores",
     "backend": "lightning_register_backends",
     "credit": "lightning_register_credit",
     "algorithm": "lightning_register_algorithms",
     "air": "lightning_register_air",
+    "executor": "lightning_register_executors",
+    "alert": "lightning_register_alerts",
 }
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.errors import UnsupportedError
+from lightning_core.gateway.shelf import VersionEngine
 from lightning_core.gateway.upstream import Upstream
 from lightning_core.types import Demonstration, Key, Trajectory
 
@@ -20,6 +21,18 @@ class Batch:
     step: int
     trajectories: tuple[Trajectory, ...]
     """Only transitions that are trained and have an advantage carry loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorChange:
+    """How far one tensor moved between two versions of the weights."""
+
+    name: str
+    relative: float | None
+    """Length of the difference as a share of the length before; None if only one version has it, or in
+    another shape."""
+    size: int
+    """Numbers in it."""
 
 
 class Backend(Protocol):
@@ -73,14 +86,30 @@ class Backend(Protocol):
         """
 
     async def save(self, folder: Path) -> None:
-        """Write weights (as a transformers folder), optimizer state and version; atomic: the folder
-        appears whole or not at all."""
+        """Write weights, optimizer state and version; atomic: the folder appears whole or not at all.
+
+        The weights are a transformers folder `model/` in it. What can be served is that and the folder's own
+        `.json` files: the rest is needed to go on training only, and is dropped first.
+        """
 
     async def export(self, folder: Path) -> None:
         """Write the policy as it serves, as a plain transformers folder (LoRA merged into the weights)."""
 
     async def load(self, folder: Path) -> None:
         """Go on from a folder written by `save`."""
+
+    async def open_engine(self, source: str, version: int) -> VersionEngine:
+        """An engine that serves one version alone, until it is closed; also of a backend that is not started.
+
+        `source` is what a version's record says of its content: a folder written by `save` or `export`, any
+        transformers folder, or the name of a model. Raises ModelError if that can't be read from here.
+        """
+
+    async def export_version(self, source: str, folder: Path) -> None:
+        """Write a version as a plain transformers folder (LoRA merged); also of a backend not started."""
+
+    async def compare_versions(self, before: str, after: str) -> list[TensorChange]:
+        """How far each tensor moved, the farthest first; also of a backend not started."""
 
 
 OPTIONAL = (
@@ -106,3 +135,12 @@ def check_backend(backend: Backend, algorithm: Algorithm, *, first_phase: bool =
                 f"algorithm {algorithm.name!r} {why}, and backend {backend.name!r} has no {method!r} for "
                 f"that; use {instead}, or the local backend"
             )
+
+
+def check_versions(backend: Backend, method: str) -> None:
+    """Raise UnsupportedError, by name, if the backend can't do with single versions what `method` does."""
+    if not callable(getattr(backend, method, None)):
+        raise UnsupportedError(
+            f"backend {backend.name!r} has no {method!r}, so only the weights in its own engine can be used; "
+            "use the local backend to serve, compare or export other versions"
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +14,12 @@ from rich.console import Console
 
 from lightning_core.cli import runs as run_views
 from lightning_core.cli.export import export_run
+from lightning_core.cli.origin import show_provenance
 from lightning_core.cli.rollouts import show_rollouts
 from lightning_core.cli.serving import serve_model
-from lightning_core.cli.training import train_script
+from lightning_core.cli.training import train_script, work_script
 from lightning_core.errors import LightningError
+from lightning_core.trainer.working import Joining
 
 _ROLLOUT = "A rollout: its id, how the id begins or ends, 'best' or 'worst'"
 app = typer.Typer(
@@ -42,8 +45,20 @@ def train(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of task order and sampling.")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Rollouts at the same time.")] = None,
+    executor: Annotated[
+        str | None, typer.Option(help="Where rollouts run: asyncio, processes or ray.")
+    ] = None,
     air: Annotated[
         bool | None, typer.Option("--air/--no-air", help="Automatic intermediate rewards.")
+    ] = None,
+    elsewhere: Annotated[
+        str | None,
+        typer.Option(help="Roles that other processes play: 'runner', 'gateway' or both, by comma."),
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Where the gateway listens (default: 127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option(help="Its port (default: a free one, kept on resume).")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="URL at which workers reach it, if host and port do not say.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --folder, or with the newest one.")
@@ -62,16 +77,55 @@ def train(
         {
             "steps": steps,
             "model": model,
-            "agents": [name.strip() for name in agents.split(",")] if agents else None,
+            "agents": _names(agents),
             "backend": backend,
             "store": store,
             "folder": folder,
             "seed": seed,
             "concurrency": concurrency,
+            "executor": executor,
             "air": air,
+            "elsewhere": _names(elsewhere),
+            "host": host,
+            "port": port,
+            "address": address,
         },
         resume=resume,
     )
+
+
+def _names(given: str | None) -> list[str] | None:
+    return [name.strip() for name in given.split(",")] if given else None
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
+def worker(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(help="The script that the trainer was started with.")],
+    store: Annotated[str, typer.Option(help="URL of the run's store.")],
+    run: Annotated[
+        str | None, typer.Option(help="Id of the run (default: the newest of this script that is trained).")
+    ] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Rollouts at the same time.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Its own name: started anew under it, it gives back at once what it held before."),
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="End also when the run is stopped, instead of waiting.")
+    ] = False,
+) -> None:
+    """Run rollouts for a trainer that was started elsewhere with `train --elsewhere runner`.
+
+    It may be started before the trainer, several times, and on any machine that reaches store and gateway.
+    It waits while the trainer or the gateway is away, and ends when the run is finished. Ctrl-C gives back
+    what it holds.
+
+        agentlightning worker examples/sql/train.py --store postgresql://me@db.local/runs
+    """
+    say = partial(Console(stderr=True).print, markup=False, highlight=False, soft_wrap=True)
+    joining = Joining(store=store, run=run, name=name, once=once, say=say)
+    work_script(script, context.args, {"concurrency": concurrency}, joining)
 
 
 @app.command()
@@ -106,18 +160,31 @@ def show(
     task: Annotated[
         str | None, typer.Option(help="Only rollouts of this task: its id, or how it begins.")
     ] = None,
+    provenance: Annotated[
+        bool, typer.Option("--provenance", help="Print where its numbers come from, as JSON.")
+    ] = False,
 ) -> None:
-    """Show a run: its curve, held-out success before and after, and what each agent did.
+    """Show a run: its curve, held-out success before and after, what each agent did, and its alerts.
 
     With --rollout it shows that rollout as a tree: calls, the tools they asked for, spans and rewards. With
     --task alone it lists the rollouts of that task.
 
         agentlightning show runs/demo --rollout worst
     """
-    if rollout is None and task is None:
+    if provenance:
+        asyncio.run(show_provenance(run))
+    elif rollout is None and task is None:
         asyncio.run(run_views.show_run(run))
     else:
         asyncio.run(show_rollouts(run, rollout, task))
+
+
+@app.command()
+def alerts(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, such as runs/20260101-120000.")],
+) -> None:
+    """List what a run warned of, in the order it was found: what happened, to what, and what to do."""
+    asyncio.run(run_views.list_alerts(run))
 
 
 @app.command()

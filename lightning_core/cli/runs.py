@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,12 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from lightning_core.air.report import RuleLine, rule_lines
+from lightning_core.cli.origin import origin_lines
 from lightning_core.cli.rollouts import find_rollouts, open_run, show_newest
 from lightning_core.plugins import load_plugins
-from lightning_core.trainer.display import agent_table, phase_line, success_table
+from lightning_core.presence import living
+from lightning_core.trainer.display import agent_table, alert_line, phase_line, success_table
 from lightning_core.trainer.report import find_phases, terminal_curve
 from lightning_core.trainer.staleness import describe
 from lightning_core.trainer.summary import Summary
+from lightning_core.types import Member
 
 
 def list_runs(folder: Path) -> None:
@@ -56,11 +60,19 @@ async def show_run(path: Path) -> None:
         metrics = await store.list_metrics(run_id)
         rollouts = await find_rollouts(store, run_id)
         trained = [rollout for rollout in rollouts if rollout.split == "train"]
+        members = await store.list_members(run_id)
+        alerts = await store.list_alerts(run_id)
         rules = rule_lines(trained, await store.get_rewards([rollout.id for rollout in trained]))
     console.print(f"run {run_id}: {run.status if run else 'not begun'}, {len(metrics)} steps")
+    if run and run.provenance:
+        console.print(origin_lines(run.provenance), soft_wrap=True)
+    if members:
+        console.print(member_table(members))
     if len(phases := find_phases(run)) > 1:
         console.print(phase_line(phases, len(metrics)), highlight=False)
     console.print(terminal_curve(metrics), markup=False, highlight=False)
+    for alert in alerts:
+        console.print(alert_line(alert))
     show_newest(rollouts, path, console)
     if rules:
         console.print(rule_table(rules))
@@ -74,6 +86,32 @@ async def show_run(path: Path) -> None:
     skipped = f"{summary.zero_variance_groups} groups of equal rewards left out"
     console.print(f"{summary.rollouts} rollouts, {summary.failures} failed, {skipped}")
     console.print(describe(summary.staleness_mean, summary.staleness_max) or "trained on-policy")
+
+
+def member_table(members: Sequence[Member]) -> Table:
+    """Who plays which role, where, and when each was last seen."""
+    table = Table(title="at work")
+    for column in ("role", "name", "host", "process", "address", "last seen"):
+        table.add_column(column, justify="right" if column in ("process", "last seen") else "left")
+    alive = living(members)
+    for member in members:
+        seen = f"{max(0.0, time.time() - member.seen_at):.0f} s ago"
+        place = [str(member.data.get(name, "-")) for name in ("host", "pid")]
+        row = (member.role, member.name, *place, member.url or "-", seen)
+        table.add_row(*map(Text, row), style=None if member in alive else "red")
+    return table
+
+
+async def list_alerts(path: Path) -> None:
+    """The alerts of one run, with the time of each."""
+    console = Console()
+    async with open_run(path) as (store, run_id):
+        alerts = await store.list_alerts(run_id)
+    for alert in alerts:
+        said = time.strftime("%Y-%m-%d %H:%M:%S  ", time.localtime(alert.created_at))
+        console.print(Text(said, "dim") + alert_line(alert))
+    if not alerts:
+        console.print(f"no alerts in run {run_id}")
 
 
 def rule_table(lines: Sequence[RuleLine]) -> Table:

@@ -41,6 +41,8 @@ class Caller:
     attempt: int | None
     sampling: Sampling | None
     """Imposed by the rollout; None leaves the app's own settings."""
+    policy_version: int | None = None
+    """The version of the weights that the rollout is pinned to."""
 
     @property
     def key(self) -> tuple[str | None, int | None, str]:
@@ -71,6 +73,7 @@ class Access:
             rollout_id=grant.rollout_id if grant else None,
             attempt=grant.attempt if grant else None,
             sampling=grant.sampling if grant and trained else None,
+            policy_version=grant.policy_version if grant and trained else None,
         )
 
     def _grant(self, token: str, claims: set[str]) -> Grant | None:

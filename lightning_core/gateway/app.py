@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any, Final
 
 import orjson
@@ -21,11 +22,13 @@ from lightning_core.gateway.endpoint import Endpoint
 from lightning_core.gateway.exchange import Exchanges
 from lightning_core.gateway.logprobs import TokenText
 from lightning_core.gateway.otlp import Traces
+from lightning_core.gateway.pins import version_name
 from lightning_core.gateway.refusals import Refusal, refusal_of
 from lightning_core.gateway.responses import Responses
 from lightning_core.gateway.rewards import Rewards
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.gateway.upstream import Upstream
+from lightning_core.gateway.versions import Versioned
 from lightning_core.stores.base import Store
 
 _CHAT: Final = "/v1/chat/completions"
@@ -56,6 +59,8 @@ class Gateway:
         agents: tuple[str, ...] | None,
         anonymous: bool = False,
     ) -> None:
+        self.instance = uuid.uuid4().hex
+        """Tells this gateway from an earlier one at the same address."""
         self._upstream = upstream
         self._access = Access(tokens, agents=agents, anonymous=anonymous)
         self._exchanges = Exchanges(store)
@@ -90,12 +95,16 @@ class Gateway:
         self._exchanges.abort()
 
     async def _health(self, request: Request) -> Response:
-        return _json({"status": "ok", "model": self._upstream.model_name, "calls": len(self._exchanges)})
+        said = {"status": "ok", "instance": self.instance, "model": self._upstream.model_name}
+        return _json({**said, "calls": len(self._exchanges)})
 
     async def _models(self, request: Request) -> Response:
         self._access.admit(request.scope)
-        model = {"id": self._upstream.model_name, "object": "model", "created": 0, "owned_by": "lightning"}
-        return _json({"object": "list", "data": [model]})
+        names = [self._upstream.model_name]
+        if isinstance(self._upstream, Versioned):
+            names += [version_name(names[0], version) for version in await self._upstream.versions()]
+        models = [{"id": name, "object": "model", "created": 0, "owned_by": "lightning"} for name in names]
+        return _json({"object": "list", "data": models})
 
     async def _embeddings(self, request: Request) -> Response:
         self._access.admit(request.scope)

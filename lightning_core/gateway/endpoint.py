@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from lightning_core.errors import GatewayError
 from lightning_core.gateway.access import Access, Caller
 from lightning_core.gateway.exchange import Exchange, Exchanges, disconnected, stopped
+from lightning_core.gateway.pins import address
 from lightning_core.gateway.recording import Body, Recording
 from lightning_core.gateway.refusals import CONTEXT_LENGTH, Refusal, refusal_of
 from lightning_core.gateway.upstream import Delta, Upstream
@@ -81,11 +82,12 @@ class Endpoint(Generic[AnyBody]):
         try:
             caller = self._access.admit(scope)
             body = self._dialect.read(content, caller)
+            request = address(body.request, caller, body.model, self._upstream.model_name)
         except GatewayError as error:
             await self._refuse(refusal_of(error), send)
             return
         recording = Recording(caller, body, self._dialect.name)
-        exchange = Exchange(recording, self._upstream)
+        exchange = Exchange(recording, self._upstream, request)
         reply = self._dialect.reply(recording, body)
         self._exchanges.start(exchange)
         watch = asyncio.create_task(_watch(exchange, receive))

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from lightning_core.errors import GatewayError
 from lightning_core.gateway.recording import Recording
 from lightning_core.gateway.refusals import Refusal, refusal_of, unrecorded
-from lightning_core.gateway.upstream import Delta, Upstream
+from lightning_core.gateway.upstream import ChatRequest, Delta, Upstream
 from lightning_core.stores.base import Store
 from lightning_core.types import CallStatus
 
@@ -24,8 +25,9 @@ Key = tuple[str | None, int | None, str]
 class Exchange:
     """A running call. Use as: `start()`, `await finished()`, `await record()`, answer."""
 
-    def __init__(self, recording: Recording, upstream: Upstream) -> None:
+    def __init__(self, recording: Recording, upstream: Upstream, request: ChatRequest) -> None:
         self.recording = recording
+        self._request = request
         self._upstream = upstream
         self._deltas: list[Delta] = []
         self._fresh = asyncio.Event()
@@ -68,19 +70,26 @@ class Exchange:
         return None if error is None else refusal_of(error)
 
     async def _sample(self) -> None:
-        generation = await self._upstream.chat(self.recording.body.request)
+        generation = await self._upstream.chat(self._request)
         recording, streamed = self.recording, self.recording.body.stream
         try:
             recording.prompt_ids = list(generation.prompt_ids)
             async for delta in generation:
-                recording.add(delta)
                 recording.policy_version = generation.policy_version
+                self._check_version(generation.policy_version)
+                recording.add(delta)
                 if streamed:
                     self._deltas.append(delta)
                     self._fresh.set()
         finally:
             await generation.aclose()
         recording.check_finished()
+
+    def _check_version(self, answering: int) -> None:
+        """Answered by the version that was asked for, or not at all: whatever the engine is."""
+        asked = self._request.policy_version
+        if asked not in (None, answering):
+            raise GatewayError(f"version {asked} of the weights was asked for, and {answering} answered")
 
 
 class Exchanges:

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Self
+from typing import Protocol, Self
+
+from starlette.applications import Starlette
 
 from lightning_core.errors import GatewayError
-from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.thread import ServerThread
 
 
+class Served(Protocol):
+    """What can be served."""
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+
+    def abort(self) -> None:
+        """End what is on its way; for the event loop of the app."""
+
+
 class GatewayServer:
-    """Serves a gateway over HTTP while its `async with` block runs, in a thread of its own.
+    """Serves a gateway, or the REST API, over HTTP while its `async with` block runs, in a thread of its own.
 
     Binds to this machine only, on a free port, unless told otherwise. Leaving the block ends what is
     still on its way; those calls are recorded as cancelled.
     """
 
-    def __init__(self, gateway: Gateway, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self, gateway: Served, host: str = "127.0.0.1", port: int = 0, name: str = "lightning-gateway"
+    ) -> None:
         self._gateway = gateway
         self._host = host
         self._port = port
+        self._name = name
         self._thread: ServerThread | None = None
         self._url = ""
 
@@ -32,7 +46,7 @@ class GatewayServer:
         return self._url
 
     async def __aenter__(self) -> Self:
-        thread = ServerThread(self._gateway.app(), self._gateway.abort, "lightning-gateway")
+        thread = ServerThread(self._gateway.app(), self._gateway.abort, self._name)
         try:
             self._url = await asyncio.to_thread(thread.start, self._host, self._port)
         except BaseException:  # cancelled, most likely; the thread that starts it is not

@@ -44,12 +44,15 @@ class ServerThread:
         """Listen and answer from now on; returns the base URL. GatewayError if that can't be."""
         with self._starting:
             if self._stopped:
-                raise GatewayError("the gateway was stopped before it could start")
+                raise GatewayError(
+                    f"the {self._name.removeprefix('lightning-')} was stopped before it could start"
+                )
             return self._start(host, port)
 
     def _start(self, host: str, port: int) -> str:
         _allow_connections()
-        listener = _listen(host, port)
+        what = self._name.removeprefix("lightning-")
+        listener = _listen(host, port, what)
         host, port = listener.getsockname()[:2]
         self._thread = threading.Thread(
             target=_serve, args=(self._server, listener), name=self._name, daemon=True
@@ -57,7 +60,7 @@ class ServerThread:
         self._thread.start()
         while not self._server.started:
             if not self._thread.is_alive():
-                raise GatewayError(f"the gateway could not start on {host}:{port}; see the log")
+                raise GatewayError(f"the {what} could not start on {host}:{port}; see the log")
             time.sleep(0.002)
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -120,12 +123,12 @@ def _allow_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, what: str) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise GatewayError(f"the gateway can't listen on {host!r}: {error}") from error
+        raise GatewayError(f"the {what} can't listen on {host!r}: {error}") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -133,7 +136,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise GatewayError(
-            f"the gateway can't listen on {host}:{port}: {error}; choose another port"
+            f"the {what} can't listen on {host}:{port}: {error}; choose another port"
         ) from error
     listener.setblocking(False)
     return listener

@@ -30,6 +30,10 @@ class ChatRequest:
     """Further template arguments (`chat_template_kwargs`)."""
     prompt: str | list[int] | None = None
     """A prompt as it stands, text or token ids, in place of messages and their template."""
+    policy_version: int | None = None
+    """The version of the weights that must answer; None: the current one."""
+    attempt: tuple[str, int] | None = None
+    """Whose request it is: (rollout id, attempt). None: nobody's that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +61,10 @@ class Generation(Protocol):
     """A running chat completion: iterate over its deltas; closing it early frees the engine's slots."""
 
     prompt_ids: list[int]
-    policy_version: int
-    """Version of the weights that answer; known once iteration has begun."""
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that answer; known once iteration has begun."""
 
     def __aiter__(self) -> AsyncIterator[Delta]: ...
     async def aclose(self) -> None: ...

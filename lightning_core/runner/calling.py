@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from threading import Thread
-from typing import Any
 
+from lightning_core.runner.executor import Solve
 from lightning_core.types import Task
-
-Solve = Callable[[Task], Any]
-"""Runs the app once on a task and returns (or is awaited for) the reward."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Ended:
     """How the function ended: what it returned, or what it raised."""
 
     value: object = None
@@ -36,49 +32,49 @@ def is_async(solve: Solve) -> bool:
     return inspect.iscoroutinefunction(solve) or inspect.iscoroutinefunction(type(solve).__call__)
 
 
-def start(solve: Solve, task: Task) -> asyncio.Task[Outcome]:
+def start(solve: Solve, task: Task) -> asyncio.Task[Ended]:
     """Begin to run the function, in a copy of the current context. Cancelling the task stops an
     async function; a thread can't be stopped and is left behind, its outcome unheard."""
     return asyncio.create_task(_on_loop(solve, task) if is_async(solve) else _off_loop(solve, task))
 
 
-async def _on_loop(solve: Solve, task: Task) -> Outcome:
+async def _on_loop(solve: Solve, task: Task) -> Ended:
     try:
-        return Outcome(value=await solve(task))
+        return Ended(value=await solve(task))
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        return Outcome(error=error)
+        return Ended(error=error)
 
 
-async def _off_loop(solve: Solve, task: Task) -> Outcome:
+async def _off_loop(solve: Solve, task: Task) -> Ended:
     try:
         outcome = await _in_thread(solve, task)
     except asyncio.CancelledError as error:
-        return Outcome(error=error, left_behind=True)
+        return Ended(error=error, left_behind=True)
     except RuntimeError as error:  # no more threads to be had
-        return Outcome(error=error)
+        return Ended(error=error)
     if inspect.isawaitable(outcome.value):  # a lambda or a wrapper around an async function
         return await _on_loop(lambda _: outcome.value, task)
     return outcome
 
 
-async def _in_thread(solve: Solve, task: Task) -> Outcome:
+async def _in_thread(solve: Solve, task: Task) -> Ended:
     """Run in a new daemon thread: a pool would be used up by the threads that are left behind, and
     would keep the program from ending. One thread costs less than 0.1 ms."""
     loop = asyncio.get_running_loop()
-    ended: asyncio.Future[Outcome] = loop.create_future()
+    ended: asyncio.Future[Ended] = loop.create_future()
     context = copy_context()
 
-    def tell(outcome: Outcome) -> None:
+    def tell(outcome: Ended) -> None:
         if not ended.done():
             ended.set_result(outcome)
 
     def body() -> None:
         try:
-            outcome = Outcome(value=context.run(solve, task))
+            outcome = Ended(value=context.run(solve, task))
         except BaseException as error:
-            outcome = Outcome(error=error)
+            outcome = Ended(error=error)
         with suppress(RuntimeError):  # left behind, and its loop has closed meanwhile
             loop.call_soon_threadsafe(tell, outcome)
 

@@ -23,10 +23,12 @@ def to_reward(value: object, task: Task, solve: Callable[..., object]) -> float:
 
 def no_reward(task: Task, solve: Callable[..., object]) -> RewardError:
     """Nothing was returned, and nothing was given otherwise."""
+    hint = getattr(solve, "reward_hint", None) or (
+        "return one float, call lightning.reward(value) inside it, or post one to LIGHTNING_REWARD_URL"
+    )
     return RewardError(
-        f"task {task.id!r} ended without a final reward: {_name(solve)} returned None. Return one float, "
-        "call lightning.reward(value) inside it, or post one to LIGHTNING_REWARD_URL. (A judge scores "
-        "training rollouts only: evaluations need a reward of their own, or leave validation empty)"
+        f"task {task.id!r} ended without a final reward, and {_name(solve)} returned None: {hint}. (A judge "
+        "scores training rollouts only: evaluations need a reward of their own, or leave validation empty)"
     )
 
 

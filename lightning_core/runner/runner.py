@@ -1,4 +1,4 @@
-"""The runner: leases rollouts, runs the user's function on each, and tells the store how it ended.
+"""The runner: leases rollouts, has the user's function run on each, and tells the store how it ended.
 
 Every rollout has its own slot. A slot is free again the moment its rollout ends and is filled at
 once; no rollout waits for the others of a batch.
@@ -15,22 +15,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_core.errors import ConfigError, LeaseLostError, RewardError, StoreError
-from lightning_core.runner.calling import Outcome, Solve, start
+from lightning_core.errors import ConfigError, LeaseLostError, StoreError
+from lightning_core.runner.executor import Executor, Outcome, Solve
 from lightning_core.runner.failure import describe
+from lightning_core.runner.gateways import Ground
+from lightning_core.runner.in_process import InProcess
 from lightning_core.runner.policy import FailurePolicy
-from lightning_core.runner.reward import no_reward, to_reward
+from lightning_core.runner.reward import no_reward
 from lightning_core.stores.base import Store
 from lightning_core.stores.rules import last_final
-from lightning_core.tracing.scope import Scope, rollout_scope
+from lightning_core.tracing.scope import Scope
 from lightning_core.types import Attempt, Rollout
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 30.0
 """Between two looks at a queue from which no news came."""
-GRACE_SECONDS = 2.0
-"""How long a cancelled function may take to end before its slot is taken from it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -49,7 +49,7 @@ class _Slot:
 
 
 class Runner:
-    """Runs `solve` once for each attempt, up to `concurrency` at once."""
+    """Has `solve` run once for each attempt, up to `concurrency` at once."""
 
     def __init__(
         self,
@@ -65,11 +65,15 @@ class Runner:
         lease_seconds: float = 60.0,
         on_finished: Callable[[Rollout], None] | None = None,
         judged: bool = False,
+        executor: Executor | None = None,
+        ground: Ground | None = None,
     ) -> None:
-        """`timeout`: seconds for one attempt. `lease_seconds`: after which a rollout of a dead runner
+        """`timeout`: seconds for one attempt. `executor`: where attempts run, by default in this process; it
+        may run fewer than `concurrency` at once. `lease_seconds`: after which a rollout of a dead runner
         goes to another. `on_finished` is told of every rollout that ended here for good; an error
         that it raises ends `serve`. `judged`: training rollouts may end without a final reward, as
-        a judge gives them one later."""
+        a judge gives them one later. `ground`: the gateways, where these may come and go: nothing is
+        leased while there is none, and an attempt that failed for want of one is given back."""
         if concurrency < 1:
             raise ConfigError(f"concurrency={concurrency!r} must be 1 or more")
         if timeout is not None and timeout <= 0:
@@ -80,17 +84,17 @@ class Runner:
         self.store = store
         self.run_id = run_id
         self.scope_for = scope_for
-        self.concurrency = concurrency
+        self._crew = (executor or InProcess()).crew(solve, concurrency)
+        self.concurrency = min(concurrency, self._crew.slots or concurrency)
         self.timeout = timeout
         self.on_failure = on_failure or FailurePolicy()
         self.worker = worker or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.lease_seconds = lease_seconds
         self.on_finished = on_finished
         self.judged = judged
+        self.ground = ground
         self._slots: dict[asyncio.Task[None], _Slot] = {}
         self._unfinished: list[Attempt] = []
-        self._stubborn: set[asyncio.Task[Outcome]] = set()
-        """Functions that ignored their cancellation; kept so that they aren't collected midway."""
         self._wake = asyncio.Event()
         self._broken: BaseException | None = None
 
@@ -101,14 +105,15 @@ class Runner:
         taken over by another runner once the leases run out.
         """
         self._broken = None
-        beside = [asyncio.create_task(self._keep_leases()), asyncio.create_task(self._hear(stop))]
-        try:
-            await self._fill_slots(stop)
-        finally:
-            for task in beside:
-                task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
-            await self._give_back()
+        async with self._crew:
+            beside = [asyncio.create_task(self._keep_leases()), asyncio.create_task(self._hear(stop))]
+            try:
+                await self._fill_slots(stop)
+            finally:
+                for task in beside:
+                    task.cancel()
+                await asyncio.gather(*beside, return_exceptions=True)
+                await self._give_back()
         if self._broken is not None:
             raise self._broken
 
@@ -116,9 +121,24 @@ class Runner:
     async def _fill_slots(self, stop: asyncio.Event) -> None:
         while not stop.is_set() and self._broken is None:
             self._wake.clear()
-            for attempt in await self._lease():
-                self._begin(attempt)
+            if await self._ready():
+                for attempt in await self._lease():
+                    self._begin(attempt)
             await self._rest()
+
+    async def _ready(self) -> bool:
+        """Wait until there is a gateway; False if something else is to be seen to first."""
+        if self.ground is None:
+            return True
+        ready = asyncio.ensure_future(self.ground.ready())
+        woken = asyncio.ensure_future(self._wake.wait())
+        try:
+            await asyncio.wait({ready, woken}, return_when=asyncio.FIRST_COMPLETED)
+            return ready.done() and ready.result() is None
+        finally:
+            for one in (ready, woken):
+                one.cancel()
+            await asyncio.gather(ready, woken, return_exceptions=True)
 
     async def _rest(self) -> None:
         """Until a slot is free, the runner is to stop or, with a slot free already, there is work."""
@@ -168,33 +188,35 @@ class Runner:
 
     # one rollout --------------------------------------------------------------------------
     async def _occupy(self, slot: _Slot) -> None:
-        with rollout_scope(self.scope_for(slot.attempt)) as scope:
-            outcome = await self._run(slot)
-        if outcome is not None:
-            await self._keep(scope)
-            await self._record(slot, outcome)
+        scope = self.scope_for(slot.attempt)
+        outcome = await self._run(slot, scope)
+        if outcome is None:
+            return
+        if outcome.error is not None and self.ground is not None and await self.ground.lost(scope):
+            log.warning("rollout %s is given back: its gateway was away", scope.rollout_id)
+            await self.store.release([slot.attempt])
+            slot.settled = True
+            return
+        await self._keep(scope)
+        await self._record(slot, outcome)
 
-    async def _run(self, slot: _Slot) -> Outcome | None:
-        """How the function ended, its time-out included; None if it was dropped before."""
-        work = start(self.solve, slot.attempt.rollout.task)
-        either: set[asyncio.Future[Any]] = {work, slot.dropped}
-        await asyncio.wait(either, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED)
+    async def _run(self, slot: _Slot, scope: Scope) -> Outcome | None:
+        """How the attempt ended, its time-out included; None if it was dropped before."""
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        task = slot.attempt.rollout.task
+        work = asyncio.create_task(self._crew.run(scope, task, lambda: begun.set_result(None)))
+        ends: set[asyncio.Future[Any]] = {work, slot.dropped}
+        await asyncio.wait({*ends, begun}, return_when=asyncio.FIRST_COMPLETED)
+        if begun.done():  # what it waited for a place is not its own time
+            await asyncio.wait(ends, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             return work.result()
-        obeyed = await self._cancel(work)
+        work.cancel()
+        await asyncio.wait({work})
         if slot.dropped.done():
             return None
-        return Outcome(error=self._timed_out(slot.attempt, obeyed=obeyed))
-
-    async def _cancel(self, work: asyncio.Task[Outcome]) -> bool:
-        """Cancel the function; False if it goes on all the same."""
-        work.cancel()
-        await asyncio.wait({work}, timeout=GRACE_SECONDS)
-        if work.done():
-            return work.cancelled() or not work.result().left_behind
-        self._stubborn.add(work)
-        work.add_done_callback(self._stubborn.discard)
-        return False
+        obeyed = work.cancelled() or not work.result().left_behind
+        return Outcome(error=describe(self._timed_out(slot.attempt, obeyed=obeyed)))
 
     def _timed_out(self, attempt: Attempt, *, obeyed: bool) -> TimeoutError:
         took = f"task {attempt.rollout.task.id!r} took longer than {self.timeout:g} s"
@@ -202,12 +224,13 @@ class Runner:
             return TimeoutError(f"{took} and was cancelled")
         log.warning("%s and could not be stopped: it goes on beside the others", took)
         return TimeoutError(
-            f"{took} and could not be stopped, so it was left running on its own: give the app's clients "
-            "a time-out of their own, or make the function async and let cancellation through"
+            f"{took} and could not be stopped, so it was left running on its own: give the app's clients a "
+            "time-out of their own, make the function async and let cancellation through, or run it with "
+            'executor="processes", where it can be stopped'
         )
 
     async def _keep(self, scope: Scope) -> None:
-        """Store what was seen of the attempt in this process."""
+        """Store what was seen of the attempt where it ran."""
         calls, events = scope.noticed()
         await asyncio.gather(*(self.store.add_call(call) for call in calls))
         await self.store.add_events(events)
@@ -230,24 +253,20 @@ class Runner:
 
     async def _read(self, attempt: Attempt, outcome: Outcome) -> tuple[float | None, str | None]:
         """The outcome as (reward, error) for the store."""
-        failure = outcome.error
-        if failure is None:
-            try:
-                return await self._reward(attempt, outcome.value), None
-            except RewardError as refused:
-                failure = refused
-        return self.on_failure.reward_of_failure(attempt), describe(failure)
+        error = outcome.error
+        if error is None and outcome.reward is None and not await self._was_given(attempt):
+            error = describe(no_reward(attempt.rollout.task, self.solve))
+        if error is None:
+            return outcome.reward, None
+        return self.on_failure.reward_of_failure(attempt), error
 
-    async def _reward(self, attempt: Attempt, value: object) -> float | None:
-        """What was returned; None leaves it to the store, which knows what was given, or to a judge."""
+    async def _was_given(self, attempt: Attempt) -> bool:
+        """Whether the store knows a final reward, or a judge is to give one."""
         rollout = attempt.rollout
-        if value is not None:
-            return to_reward(value, rollout.task, self.solve)
+        if self.judged and rollout.split == "train":
+            return True
         given = (await self.store.get_rewards([rollout.id]))[rollout.id]
-        judged = self.judged and rollout.split == "train"
-        if not judged and last_final(given, attempt.number) is None:
-            raise no_reward(rollout.task, self.solve)
-        return None
+        return last_final(given, attempt.number) is not None
 
     # keeping and giving back --------------------------------------------------------------
     async def _keep_leases(self) -> None:

@@ -102,6 +102,10 @@ class Store(Protocol):
     ) -> list[Rollout]:
         """In the order they were enqueued."""
 
+    async def get_rollouts(self, rollout_ids: Sequence[str]) -> list[Rollout]:
+        """The rollouts as they stand, in the order of the ids. Raises NotFoundError for an id that was
+        never enqueued."""
+
     async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
         """Those of the rollouts that are finished, once all are or `timeout` seconds have passed.
 

@@ -7,7 +7,8 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 from lightning_core.errors import ConfigError, NotFoundError
 from lightning_core.stores import rules
@@ -41,7 +42,8 @@ class MemoryStore:
         self._bells = Bells()
         self._runs: dict[str, Run] = {}
         self._rollouts: dict[str, Rollout] = {}
-        self._by_run: defaultdict[str, list[str]] = defaultdict(list)
+        self._by_step: defaultdict[str, defaultdict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+        """The rollouts of each run and step, by their place."""
         self._places: dict[str, int] = {}
         """Where a rollout stands in the order of arrival."""
         self._queues: defaultdict[str, list[tuple[int, int, str]]] = defaultdict(list)
@@ -84,7 +86,7 @@ class MemoryStore:
             for rollout in rollouts:
                 if rollout.id not in self._rollouts:
                     self._places[rollout.id] = len(self._places)
-                    self._by_run[rollout.run_id].append(rollout.id)
+                    self._by_step[rollout.run_id][rollout.step].append(rollout.id)
                     self._put(rollout)
             return len(self._rollouts) - before
 
@@ -165,14 +167,12 @@ class MemoryStore:
         self, run_id: str, *, step: int | None = None, split: str | None = None, status: Status | None = None
     ) -> list[Rollout]:
         with self._lock:
-            of_run = [self._rollouts[i] for i in self._by_run.get(run_id, ())]
-        return [
-            rollout
-            for rollout in of_run
-            if step in (None, rollout.step)
-            and split in (None, rollout.split)
-            and status in (None, rollout.status)
-        ]
+            found = [self._rollouts[i] for i in self._ids(run_id, step)]
+        return [one for one in found if split in (None, one.split) and status in (None, one.status)]
+
+    async def get_rollouts(self, rollout_ids: Sequence[str]) -> list[Rollout]:
+        with self._lock:
+            return rules.all_found(rollout_ids, self._rollouts)
 
     async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
         with self._waiters.waiting(rollout_ids) as waiter:
@@ -310,6 +310,13 @@ class MemoryStore:
         if not queue:
             self._queues.pop(run_id, None)
         return queue
+
+    def _ids(self, run_id: str, step: int | None) -> Iterable[str]:
+        """The rollouts of a run, or of one step of it, in the order they were enqueued."""
+        steps: Mapping[int, list[str]] = self._by_step.get(run_id, {})
+        if step is not None:
+            return steps.get(step, ())
+        return sorted(chain.from_iterable(steps.values()), key=self._places.__getitem__)
 
     def _last_attempt(self, rollout_id: str) -> tuple[str, int]:
         rollout = self._rollouts.get(rollout_id)

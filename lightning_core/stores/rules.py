@@ -10,7 +10,7 @@ an older number has lost the lease, and calls recorded late can't be taken for t
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 
 from lightning_core.errors import LeaseLostError, NotFoundError, RewardError
 from lightning_core.linking import final_rewards
@@ -113,6 +113,17 @@ def new_rewards(rewards: Iterable[Reward], known: Container[RewardKey]) -> list[
         if key is not None:
             keys.add(key)
     return new
+
+
+def all_found(rollout_ids: Iterable[str], known: Mapping[str, Rollout]) -> list[Rollout]:
+    """The rollouts under these ids, in their order. Raises NotFoundError for the first that is unknown."""
+    found = []
+    for rollout_id in rollout_ids:
+        rollout = known.get(rollout_id)
+        if rollout is None:
+            raise NotFoundError(f"no rollout {rollout_id!r} in this store: it was never enqueued")
+        found.append(rollout)
+    return found
 
 
 def check_running(reward: Reward, rollout: Rollout | None) -> None:

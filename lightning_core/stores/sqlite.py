@@ -17,7 +17,7 @@ from lightning_core.errors import NotFoundError
 from lightning_core.stores import rows, rules, sqlite_queue
 from lightning_core.stores.sqlite_file import path_of
 from lightning_core.stores.sqlite_thread import SqliteThread
-from lightning_core.stores.waiting import QUEUE, Bells, Waiters, cancelled_of
+from lightning_core.stores.waiting import QUEUE, Bells, Waiter, Waiters, cancelled_of
 from lightning_core.types import (
     Alert,
     Attempt,
@@ -196,16 +196,19 @@ class SqliteStore:
         query = f"SELECT {rows.ROLLOUT} FROM rollouts WHERE {where} ORDER BY seq"
         return await self._select(rows.to_rollout, query, *wanted.values())
 
+    async def get_rollouts(self, rollout_ids: Sequence[str]) -> list[Rollout]:
+        found = await self._reader.run(lambda connection: sqlite_queue.find(connection, rollout_ids))
+        return rules.all_found(rollout_ids, found)
+
     async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         unfinished = set(rollout_ids)
         with self._waiters.waiting(rollout_ids) as waiter:
-            while unfinished := await self._unfinished(unfinished):
+            while True:
+                ends, unfinished = await self._unfinished(unfinished)
                 self._waiters.finished(set(rollout_ids) - unfinished)
-                left = deadline - time.monotonic()
-                if left <= 0:
+                if not unfinished or not await self._end(waiter, ends, deadline):
                     break
-                await waiter.sleep(min(left, self._poll_seconds))
         found = await self._reader.run(lambda connection: sqlite_queue.find(connection, rollout_ids))
         return [found[i] for i in rollout_ids if found[i].status.finished]
 
@@ -321,11 +324,26 @@ class SqliteStore:
             lambda connection: sqlite_queue.has_work(connection, run_id, time.time())
         )
 
-    async def _unfinished(self, rollout_ids: Collection[str]) -> set[str]:
-        statuses = await self._reader.run(lambda connection: sqlite_queue.statuses(connection, rollout_ids))
+    async def _end(self, waiter: Waiter, ends: int, deadline: float) -> bool:
+        """Whether the waiter was woken, or another process finished anything since `ends`, in time."""
+        while (left := deadline - time.monotonic()) > 0:
+            if await waiter.sleep(min(left, self._poll_seconds)):
+                return True
+            if await self._reader.run(sqlite_queue.ends) != ends:
+                return True
+        return False
+
+    async def _unfinished(self, rollout_ids: Collection[str]) -> tuple[int, set[str]]:
+        """The number of `ends` that was read before, and those of the rollouts that have not finished."""
+        ends, statuses = await self._reader.run(
+            lambda connection: (
+                sqlite_queue.ends(connection),
+                sqlite_queue.statuses(connection, rollout_ids),
+            )
+        )
         unknown = set(rollout_ids) - statuses.keys()
         if unknown:
             raise NotFoundError(
                 f"no rollout {min(unknown)!r} in {str(self.path)!r}: enqueue it before waiting for it"
             )
-        return {rollout_id for rollout_id, status in statuses.items() if not status.finished}
+        return ends, {rollout_id for rollout_id, status in statuses.items() if not status.finished}

@@ -38,14 +38,18 @@ def environment(agent: str | None = None) -> dict[str, str]:
     name = agent if agent is not None else who.agent if who is not None else UNNAMED
     if not name:
         raise ConfigError("environment(agent='') names no agent; give its name, or leave the argument out")
-    gateway = scope.gateway_url.rstrip("/")
-    rollout = f"{gateway}/rollouts/{encode_name(scope.rollout_id)}"
-    base = f"{rollout}/agents/{encode_name(name)}"
+    return variables(scope.gateway_url, scope.rollout_id, scope.token, name)
+
+
+def variables(gateway_url: str, rollout_id: str, token: str, agent: str) -> dict[str, str]:
+    """The environment of a program that calls as `agent` in that rollout."""
+    rollout = f"{gateway_url.rstrip('/')}/rollouts/{encode_name(rollout_id)}"
+    base = f"{rollout}/agents/{encode_name(agent)}"
     return {
         "OPENAI_BASE_URL": f"{base}/v1",
-        "OPENAI_API_KEY": scope.token,
+        "OPENAI_API_KEY": token,
         "LIGHTNING_REWARD_URL": f"{rollout}/rewards",
         "OTEL_EXPORTER_OTLP_ENDPOINT": base,  # exporters add /v1/traces
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-        "OTEL_EXPORTER_OTLP_HEADERS": f"Authorization={quote(f'Bearer {scope.token}', safe='')}",
+        "OTEL_EXPORTER_OTLP_HEADERS": f"Authorization={quote(f'Bearer {token}', safe='')}",
     }

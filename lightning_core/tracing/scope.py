@@ -29,6 +29,8 @@ class Scope:
     """The API key of this attempt: it opens this rollout and no other."""
     agents: tuple[str, ...] | None = None
     """Names or globs of the agents being trained; None trains all."""
+    gateway_instance: str = ""
+    """Which of the processes that listened at that address, one after the other; "" if that is not asked."""
     seen: list[Call | Event] = field(default_factory=list, compare=False, repr=False)
     """What was noticed of the attempt in this process, beside what the gateway records: the runner
     stores it when the attempt ends. Appended to from any thread."""

@@ -8,9 +8,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from lightning_core.trainer.summary import Evaluation, PhaseSummary, Summary
-from lightning_core.types import Rollout
+from lightning_core.types import Alert, Rollout
 
 
 class Display:
@@ -42,9 +43,13 @@ class Display:
     def __exit__(self, *exc: object) -> None:
         self._progress.stop()
 
-    def note(self, text: str) -> None:
+    def note(self, text: str | Text) -> None:
         """A line above the bars."""
-        self._progress.console.print(text)
+        self._progress.console.print(text, soft_wrap=True)  # commands are copied from here
+
+    def alert(self, alert: Alert) -> None:
+        """Something about the run that a person should look at."""
+        self.note(alert_line(alert))
 
     def begin(self, first: int) -> None:
         """The run starts, or goes on, at step `first`."""
@@ -117,6 +122,15 @@ class Display:
             f"            agentlightning serve --model {folder / 'policy'}",
             highlight=False,
         )
+
+
+def alert_line(alert: Alert) -> Text:
+    """An alert in a line or two."""
+    colour = "red" if alert.level == "critical" else "yellow"
+    after = "" if alert.step is None else f"after step {alert.step + 1}, "
+    return Text.assemble(
+        (f"{alert.level}: ", f"bold {colour}"), (f"{after}{alert.rule}: ", colour), alert.message
+    )
 
 
 def success_table(before: Evaluation, after: Evaluation) -> Table:

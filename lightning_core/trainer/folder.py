@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import re
-import secrets
 import shutil
 from pathlib import Path
 from typing import IO, Any
@@ -72,7 +71,8 @@ class RunFolder:
 
     @property
     def store_url(self) -> str:
-        return f"sqlite:///{self.path / 'store.db'}"
+        """The store of the folder's own."""
+        return f"sqlite:///{self.path.resolve() / 'store.db'}"
 
     @property
     def address_file(self) -> Path:
@@ -80,24 +80,18 @@ class RunFolder:
         return self.path / "run.json"
 
     def read_address(self) -> dict[str, Any] | None:
-        """{"run": id, "store": URL or null}; None before the run was opened."""
+        """{"run": id, "store": URL or null, "port": of its gateway or null}; None before the run was opened.
+        A folder of an older version names no port."""
         try:
             address: dict[str, Any] = json.loads(self.address_file.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return None
         return address
 
-    def write_address(self, store: str | None) -> None:
-        """Say under which id and in which store the run is kept; None is the folder's own."""
-        self.write_json(self.address_file.name, {"run": self.run_id, "store": store})
-
-    def secret(self) -> bytes:
-        """The key that signs this run's API tokens; made once."""
-        path = self.path / "secret"
-        if not path.exists():
-            write_atomically(path, secrets.token_hex(32).encode())
-            path.chmod(0o600)
-        return path.read_bytes()
+    def write_address(self, store: str | None, port: int | None = None) -> None:
+        """Say under which id and in which store the run is kept, None is the folder's own, and at which port
+        its gateway listens."""
+        self.write_json(self.address_file.name, {"run": self.run_id, "store": store, "port": port})
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:06d}"

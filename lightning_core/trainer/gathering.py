@@ -88,9 +88,8 @@ class Gathering:
     def _plan(self, step: int, course: Course, retry: int = 0) -> list[Rollout]:
         algorithm, trainer = course.algorithm, self.trainer
         tasks = tasks_of_step(self.tasks, step, algorithm.tasks_per_step, trainer.seed)
-        return plan_training(
-            self.run_id, step, tasks, algorithm.group_size, trainer.on_failure.max_attempts, retry
-        )
+        attempts, version = trainer.on_failure.max_attempts, self.session.pin(algorithm.staleness)
+        return plan_training(self.run_id, step, tasks, algorithm.group_size, attempts, retry, version=version)
 
 
 def check_any_reward(rollouts: Sequence[Rollout], where: str) -> None:

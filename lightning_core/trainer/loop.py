@@ -24,17 +24,24 @@ from lightning_core.trainer.staleness import describe
 from lightning_core.trainer.summary import Evaluation, evaluation
 from lightning_core.trainer.updating import Updating
 from lightning_core.trainer.valuing import value, value_numbers
-from lightning_core.types import Metrics, ResourceVersion, Task
+from lightning_core.trainer.watching import Watching
+from lightning_core.types import Metrics, ResourceVersion, Task, Trajectory
 
 
 class Loop:
     """The steps of one run over an open session."""
 
     def __init__(
-        self, session: Session, display: Display, train: Sequence[Task], validation: Sequence[Task]
+        self,
+        session: Session,
+        display: Display,
+        train: Sequence[Task],
+        validation: Sequence[Task],
+        watching: Watching,
     ) -> None:
         self.session = session
         self.display = display
+        self.watching = watching
         self.gathering = Gathering(session, display, train)
         self.replay = Replay(session)
         self.updating = Updating(session, display)
@@ -50,8 +57,9 @@ class Loop:
     async def run(self, first: int) -> None:
         """Steps `first` to the last one, with the evaluations due before, between and after them."""
         every = self.trainer.evaluate_every
-        known = await self.session.store.list_metrics(self.run_id)
-        self.attendance.remember(entry for entry in known if entry.step < first)
+        known = [e for e in await self.session.store.list_metrics(self.run_id) if e.step < first]
+        self.attendance.remember(known)
+        self.watching.recall(known)
         if first == 0:
             await self.evaluate(0)
         for step in range(first, self.trainer.total_steps):
@@ -79,9 +87,11 @@ class Loop:
         metrics = {**value_numbers(credited), **await self.updating.update(step, algorithm, credited, again)}
         seconds = {"collect_seconds": lesson.seconds, "step_seconds": time.perf_counter() - self._ended}
         values = {**_numbers(lesson, report), **self._air_numbers(lesson), **metrics, **seconds}
-        await self.session.store.put_metrics(Metrics(run_id=self.run_id, step=step, values=values))
+        entry = Metrics(run_id=self.run_id, step=step, values=values)
+        await self.session.store.put_metrics(entry)
         self._ended = time.perf_counter()
         await self.checkpoint(step + 1)
+        await self.watching.stepped(entry)
         tokens = sum(len(t.completion_ids) for each in lesson.trajectories for t in each.transitions)
         rate = tokens / (seconds["step_seconds"] if algorithm.staleness else lesson.seconds)
         stale = describe(metrics.get("staleness_mean", 0.0), metrics.get("staleness_max", 0.0))
@@ -114,7 +124,8 @@ class Loop:
         """The validation tasks under the policy as it is after `step` updates."""
         if not self.validation:
             return None
-        rollouts = plan_evaluation(self.run_id, step, self.validation, self.trainer.on_failure.max_attempts)
+        attempts = self.trainer.on_failure.max_attempts
+        rollouts = plan_evaluation(self.run_id, step, self.validation, attempts, self.session.pin())
         self.display.collecting("evaluation", rollouts)
         finished, _ = await self.session.run(rollouts)
         if step == 0:
@@ -152,5 +163,14 @@ def _numbers(lesson: Lesson, report: CreditReport) -> dict[str, float]:
         "groups": report.groups,
         "refilled_groups": lesson.refilled,
         "zero_variance_groups": report.zero_variance_groups,
+        **_entropy(lesson.trajectories),
         **{name: float(value) for name, value in numbers.items()},
     }
+
+
+def _entropy(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Minus the mean log-probability of all that trained agents sampled, an estimate of the policy's entropy
+    in nats per token. (`sampled_entropy` is that of what was trained on: of groups that differ alone.)"""
+    sampled = [t.logprobs for each in trajectories for t in each.transitions if t.trained]
+    tokens = sum(map(len, sampled))
+    return {"entropy": -sum(map(sum, sampled)) / tokens} if tokens else {}

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
 from lightning_core.errors import ConfigError
+from lightning_core.trainer.playing import RECORDED, rules_of
+from lightning_core.trainer.provenance import describe_origin, resumed
 from lightning_core.trainer.session import Session
 from lightning_core.types import Record, Run, Task
 
 
 async def open_run(session: Session, train: Sequence[Task], validation: Sequence[Task]) -> Run:
-    """Record the run as running and let its folder say where it is kept.
+    """Record the run as running, with the key of its tokens, and let its folder say where it is kept.
 
     A resumed run must plan the same rollouts as before and evaluate the same tasks, or its numbers would
     compare different things: anything else raises ConfigError.
@@ -21,17 +25,27 @@ async def open_run(session: Session, train: Sequence[Task], validation: Sequence
     folder, store = session.folder, session.store
     plan = _plan(session, train, validation)
     known = await store.find_run(folder.run_id)
-    run = Run(id=folder.run_id, config=plan, folder=str(folder.path.resolve()))
+    rules = rules_of(session.trainer, session.solve)
+    origin = await asyncio.to_thread(describe_origin, session.trainer, session.plugins.list())
+    run = Run(
+        id=folder.run_id,
+        config={**plan, RECORDED: rules.written()},
+        folder=str(folder.path.resolve()),
+        secret=secrets.token_hex(32),
+        provenance=origin,
+    )
     if known is not None:
         _check(session, known, plan)
-        run = run.model_copy(update={"created_at": known.created_at})
+        kept: dict[str, Any] = {"created_at": known.created_at, "secret": known.secret or run.secret}
+        run = run.model_copy(update={**kept, "provenance": resumed(known.provenance, origin)})
     elif folder.latest_checkpoint() is not None:
         raise ConfigError(
             f"{str(folder.path)!r} holds checkpoints of a run that its store does not know; "
             "resume it with the store it was begun with"
         )
     await store.put_run(run)
-    folder.write_address(session.trainer.store)
+    port = (folder.read_address() or {}).get("port")
+    folder.write_address(session.trainer.store, port)
     return run
 
 

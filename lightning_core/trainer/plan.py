@@ -72,10 +72,12 @@ def plan_training(
     max_attempts: int,
     retry: int = 0,
     first: int = 0,
+    version: int | None = None,
 ) -> list[Rollout]:
     """`group_size` rollouts of each task, sampled from the policy itself; each `retry` has ids of its own.
 
-    `first` is the place of the first task in the step. Rollouts of earlier steps are run first.
+    `first` is the place of the first task in the step. Rollouts of earlier steps are run first. `version` is
+    that of the weights that must answer them; None: the current one.
     """
     name = f"{run_id}-t{step}" + (f"r{retry}" if retry else "")
     return [
@@ -86,6 +88,7 @@ def plan_training(
             group_id=f"{name}-{place}",
             step=step,
             split="train",
+            policy_version=version,
             priority=-step,
             max_attempts=max_attempts,
         )
@@ -94,8 +97,10 @@ def plan_training(
     ]
 
 
-def plan_evaluation(run_id: str, step: int, tasks: Sequence[Task], max_attempts: int) -> list[Rollout]:
-    """Each task once sampled and once greedy."""
+def plan_evaluation(
+    run_id: str, step: int, tasks: Sequence[Task], max_attempts: int, version: int | None = None
+) -> list[Rollout]:
+    """Each task once sampled and once greedy, by that version of the weights."""
     return [
         Rollout(
             id=f"{run_id}-e{step}-{kind}-{place}",
@@ -105,6 +110,7 @@ def plan_evaluation(run_id: str, step: int, tasks: Sequence[Task], max_attempts:
             step=step,
             split="validation",
             sampling=sampling,
+            policy_version=version,
             priority=1,
             max_attempts=max_attempts,
         )

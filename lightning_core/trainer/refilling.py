@@ -46,8 +46,8 @@ def _plan(
 ) -> list[Rollout]:
     """A group of each task, after `done` earlier ones; each `retry` has ids of its own."""
     algorithm, attempts = course.algorithm, gathering.trainer.on_failure.max_attempts
-    first = algorithm.tasks_per_step + done
-    return plan_training(gathering.run_id, step, tasks, algorithm.group_size, attempts, retry, first=first)
+    first, version = algorithm.tasks_per_step + done, gathering.session.pin(algorithm.staleness)
+    return plan_training(gathering.run_id, step, tasks, algorithm.group_size, attempts, retry, first, version)
 
 
 def _telling(course: Course, trajectories: Sequence[Trajectory]) -> set[str]:

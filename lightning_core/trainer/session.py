@@ -1,7 +1,6 @@
-"""Everything a training run has open: store, backend, gateway and runner, wired together.
+"""Everything a training run has open: store and backend, and the roles that this process plays.
 
-In one process the four roles share nothing but the store and the gateway's URL, as they would on four
-machines.
+The roles share nothing but the store and the gateway's URL: here, or each on a machine of its own.
 """
 
 from __future__ import annotations
@@ -14,20 +13,21 @@ from typing import TYPE_CHECKING, Any
 from lightning_core.backends.base import Backend, check_backend
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.gateway.app import Gateway
-from lightning_core.gateway.server import GatewayServer
-from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import Plugins, load_plugins
-from lightning_core.runner import Runner
+from lightning_core.presence import Presence, make_member
+from lightning_core.runner.executor import make_executor
 from lightning_core.stores.base import Store
 from lightning_core.tracing.openai_sdk import instrument
-from lightning_core.tracing.scope import Scope
 from lightning_core.trainer.course import Course, check_signals, make_courses, make_phases
+from lightning_core.trainer.embedded import serving_gateway, serving_runner
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.intermediate import add_automatic, make_rulebook
 from lightning_core.trainer.judging import check_judge
+from lightning_core.trainer.lookout import Lookout
+from lightning_core.trainer.playing import agents_of, make_runner, rules_of, tokens_of
 from lightning_core.trainer.staleness import admitted, withdraw
 from lightning_core.trainer.teaching import encode_all
-from lightning_core.types import Attempt, Call, Reward, Rollout, Status, Trajectory
+from lightning_core.types import Call, Reward, Rollout, Run, Status, Trajectory
 
 if TYPE_CHECKING:
     from lightning_core.trainer.trainer import Trainer
@@ -37,7 +37,7 @@ Solve = Callable[..., Any]
 
 
 class Session:
-    """`async with Session(...)`: from here on, enqueued rollouts are run and recorded."""
+    """`async with Session(...)` opens store and backend; `begin` then starts what else is played here."""
 
     store: Store
     backend: Backend
@@ -51,8 +51,12 @@ class Session:
         self.folder = folder
         self.solve = solve
         self.on_rollout: Callable[[Rollout], None] = lambda rollout: None
+        self.on_note: Callable[[str], None] = lambda text: None
         self._stack = AsyncExitStack()
-        self._stop = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
+        """The runner, if it is here."""
+        self._lookout: Lookout | None = None
+        """If anything is played elsewhere."""
 
     async def __aenter__(self) -> Session:
         async with AsyncExitStack() as stack:
@@ -84,21 +88,47 @@ class Session:
         }
         if (checkpoint := folder.latest_checkpoint()) is not None:
             await self.backend.load(checkpoint[1])
-        tokens = Tokens(folder.secret())
-        gateway = Gateway(self.backend.upstream, self.store, tokens, agents=trainer.patterns)
-        server = await stack.enter_async_context(GatewayServer(gateway))
-        stack.enter_context(instrument(self.plugins.who))
 
-        def scope_for(attempt: Attempt) -> Scope:
-            return Scope(
-                rollout_id=attempt.rollout.id,
-                attempt=attempt.number,
-                gateway_url=server.url,
-                token=tokens.issue(attempt.rollout, attempt.number),
-                agents=trainer.patterns,
+    async def begin(self, run: Run) -> None:
+        """Play this process's roles in the run, which is in the store by now: from here on, enqueued rollouts
+        are run and recorded."""
+        stack, trainer, embedded = self._stack, self.trainer, f"{run.id}/embedded"
+        await self.store.reclaim(embedded)
+        await withdraw(self.store, run.id, self._admitted_until())
+        await stack.enter_async_context(Presence(self.store, make_member(run.id, "trainer", "trainer")))
+        url = None
+        if "gateway" not in trainer.roles_elsewhere:
+            gateway = Gateway(self.backend.upstream, self.store, tokens_of(run), agents=agents_of(run))
+            hosted = serving_gateway(gateway, self.store, run, self.folder, trainer)
+            url = await stack.enter_async_context(hosted)
+        if "runner" not in trainer.roles_elsewhere:
+            stack.enter_context(instrument(self.plugins.who))
+            runner = make_runner(
+                self.solve,
+                self.store,
+                run,
+                rules_of(trainer, self.solve),
+                worker=embedded,
+                concurrency=trainer.concurrency,
+                gateway_url=url,
+                executor=make_executor(trainer.executor, self.plugins),
+                on_finished=lambda rollout: self.on_rollout(rollout),
             )
+            self._serving = await stack.enter_async_context(serving_runner(runner, self.store, run))
+        if trainer.roles_elsewhere:
+            await self._look_out(run)
 
-        await self._start_runner(stack, scope_for)
+    async def _look_out(self, run: Run) -> None:
+        """Tell who is missing, now and while rollouts are waited for."""
+        self._lookout = Lookout(
+            self.store,
+            run.id,
+            self.trainer.roles_elsewhere,
+            self._store_url(),
+            on_rollout=lambda rollout: self.on_rollout(rollout) if self._serving is None else None,
+            on_note=lambda text: self.on_note(text),
+        )
+        await self._lookout.look()
 
     def _store_url(self) -> str:
         """The store of a resumed run is the one it was begun with."""
@@ -110,35 +140,20 @@ class Session:
             )
         return str(given or (address or {}).get("store") or self.folder.store_url)
 
-    async def _start_runner(self, stack: AsyncExitStack, scope_for: Callable[[Attempt], Scope]) -> None:
-        worker = f"{self.folder.run_id}/embedded"
-        await self.store.reclaim(worker)
-        await withdraw(self.store, self.folder.run_id, self._admitted_until())
-        runner = Runner(
-            self.solve,
-            self.store,
-            run_id=self.folder.run_id,
-            scope_for=scope_for,
-            concurrency=self.trainer.concurrency,
-            timeout=self.trainer.timeout,
-            on_failure=self.trainer.on_failure,
-            worker=worker,
-            on_finished=lambda rollout: self.on_rollout(rollout),
-            judged=self.trainer.judge is not None and self.trainer.judge.weight == 1,
-        )
-        self._serving = asyncio.create_task(runner.serve(self._stop))
-
-        async def stop() -> None:
-            self._stop.set()
-            await self._serving
-
-        stack.push_async_callback(stop)
-
     def _admitted_until(self) -> int:
         """The first step that a run at its latest checkpoint may not yet ask for rollouts of."""
         checkpoint = self.folder.latest_checkpoint()
         step, total = checkpoint[0] if checkpoint else 0, self.trainer.total_steps
         return admitted(step, self.course(step), total).stop if step < total else step
+
+    def pin(self, staleness: int = 0) -> int | None:
+        """The version of the weights that must answer the rollouts asked for now.
+
+        None where that is the current one in any case (the gateway in this process follows each update) or
+        where older weights may answer. A gateway elsewhere hears of new weights a moment late.
+        """
+        elsewhere = "gateway" in self.trainer.roles_elsewhere
+        return self.backend.policy_version if elsewhere and not staleness else None
 
     def course(self, step: int) -> Course:
         """The phase that makes update `step`."""
@@ -150,15 +165,21 @@ class Session:
         Those already known are left as they are.
         """
         new = await self.store.enqueue(rollouts)
-        waiting = asyncio.create_task(self.store.wait_finished([rollout.id for rollout in rollouts]))
+        waiting = asyncio.create_task(self._wait([rollout.id for rollout in rollouts]))
+        serving = {self._serving} if self._serving is not None else set()
         try:
-            await asyncio.wait({waiting, self._serving}, return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
+            await asyncio.wait({waiting, *serving}, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done() and self._serving is not None:
                 await self._serving
                 raise TrainingError("the runner stopped before the rollouts were finished")
             return await waiting, new > 0
         finally:
             waiting.cancel()
+
+    async def _wait(self, rollout_ids: Sequence[str]) -> list[Rollout]:
+        if self._lookout is not None:
+            return await self._lookout.wait(rollout_ids)
+        return await self.store.wait_finished(rollout_ids)
 
     async def records(
         self, rollouts: Sequence[Rollout]

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from lightning_core.air.rules import AIR
+from lightning_core.alerts.rules import Alerts
 from lightning_core.algorithms.base import Algorithm, Phase
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.judge.judge import Judge
 from lightning_core.runner import FailurePolicy
+from lightning_core.runner.executor import Executor
 from lightning_core.trainer.course import asks_for_rollouts, count_steps
 from lightning_core.trainer.display import Display
+from lightning_core.trainer.elsewhere import make_elsewhere
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.loop import Loop
 from lightning_core.trainer.opening import open_run
@@ -28,8 +31,11 @@ from lightning_core.trainer.plan import make_tasks
 from lightning_core.trainer.report import terminal_curve, transcripts, write_report
 from lightning_core.trainer.session import Session, Solve
 from lightning_core.trainer.summary import Summary
-from lightning_core.types import Task
+from lightning_core.trainer.watching import Watching
+from lightning_core.trainer.working import work
+from lightning_core.types import Role, Task
 
+T = TypeVar("T")
 _overrides: ContextVar[Mapping[str, Any] | None] = ContextVar("lightning_overrides", default=None)
 
 
@@ -64,17 +70,31 @@ class Trainer:
     resume: bool = False
     """Go on with the run in `folder`."""
     seed: int = 0
+    elsewhere: Sequence[str] | str = ()
+    """Roles that other processes play: "runner" (`agentlightning worker`), "gateway" (`agentlightning
+    gateway`) or both. They meet in the store; see docs/machines.md."""
+    host: str = "127.0.0.1"
+    """Where the gateway listens; by default only this machine can reach it."""
+    port: int | None = None
+    """By default a free one, which a resumed run keeps."""
+    address: str | None = None
+    """URL at which workers reach the gateway, if it is another than its host and port say."""
     concurrency: int = 32
     """Rollouts at the same time. With 64, the connection pool of the app's own HTTP client costs a third more
     CPU per call than with 32 (it looks at every connection at each request); below 16 the engine idles."""
     timeout: float | None = 300.0
     """Seconds one rollout may take."""
+    executor: Executor | str = "asyncio"
+    """Where rollouts run: "asyncio" (in this process), "processes", "ray", or an executor with options."""
     on_failure: FailurePolicy = field(default_factory=FailurePolicy)
     air: AIR | bool | None = None
     """Automatic intermediate rewards: True for the default rules, or an `AIR` of your own."""
     judge: Judge | None = None
     """Gives the rollouts of each group their final reward. Evaluations are not judged: there the reward of
     `solve` counts."""
+    alerts: Alerts | bool = True
+    """Say when something about the run looks wrong: False for nothing, or an `Alerts` with thresholds of your
+    own. An alert never stops a run."""
     evaluate_every: int | None = None
     """Also evaluate after every so many steps; before and after training it is done anyway."""
     breakdown: str | None = None
@@ -96,6 +116,10 @@ class Trainer:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name}={value!r}: must be at least {least}")
+        if self.address is not None and not self.address.startswith(("http://", "https://")):
+            raise ConfigError(f"address={self.address!r}: must be a URL, such as 'http://trainer.local:8000'")
+        if "gateway" in self.roles_elsewhere:
+            self._check_gateway_elsewhere()
         if self.agents is not None and not self.agents:
             raise ConfigError("agents=[] trains nobody: give names or globs, or None to train all")
         if self.timeout is not None and self.timeout <= 0:
@@ -113,6 +137,26 @@ class Trainer:
             return None
         return (self.agents,) if isinstance(self.agents, str) else tuple(self.agents)
 
+    def _check_gateway_elsewhere(self) -> None:
+        """Raise ConfigError for what only a gateway in this process can do."""
+        given = {"host": self.host != "127.0.0.1", "port": self.port, "address": self.address}
+        for name, value in given.items():
+            if value:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} is of the trainer's own gateway, and the gateway is "
+                    f"elsewhere: leave {name} away here, and give it to `agentlightning gateway`"
+                )
+        if self.checkpoint_every != 1:
+            raise ConfigError(
+                f"checkpoint_every={self.checkpoint_every!r}: a gateway elsewhere serves what was saved, so "
+                "each version must be; leave checkpoint_every at 1"
+            )
+
+    @property
+    def roles_elsewhere(self) -> frozenset[Role]:
+        """`elsewhere` as a set; a single string is one role."""
+        return make_elsewhere(self.elsewhere, self.store)
+
     def fit(
         self,
         solve: Solve,
@@ -128,11 +172,18 @@ class Trainer:
         `summary.json`, `curve.png` and everything recorded. Raises UnknownAgentError, before anything
         is learnt from it, for a pattern in `agents` that is misspelt, or if none of them matches any
         call. An exception inside `solve` ends that rollout only.
+
+        In a worker (`agentlightning worker`) it runs rollouts of a run that is trained elsewhere, and does
+        not return: the script ends here, once that run is finished.
         """
         chosen = dict(_overrides.get() or {})
+        joining = chosen.pop("joining", None)
         if self.air and chosen.get("air") is True:  # it is on already, with settings of the script's own
             del chosen["air"]
         trainer = replace(self, **chosen)
+        if joining is not None:
+            _run(work(trainer, joining, solve))
+            raise SystemExit(0)
         tasks = make_tasks(train, "train"), make_tasks(validation, "validation")
         if not tasks[0] and trainer.total_steps and asks_for_rollouts(trainer.algorithm):
             raise ConfigError("train is empty: give at least one task")
@@ -153,15 +204,18 @@ async def _fit(
         display.note(f"run {folder.run_id} in {folder.path}")
         async with Session(trainer, folder, solve) as session:
             session.on_rollout = display.rollout_done
+            session.on_note = display.note
+            watching = Watching(session, display)
             run = await open_run(session, train, validation)
-            checkpoint = folder.latest_checkpoint()
-            first = checkpoint[0] if checkpoint else 0
-            if first > trainer.total_steps:
-                raise ConfigError(f"{first} steps are made already: resume with steps={first} or more")
-            display.begin(first)
-            loop = Loop(session, display, train, validation)
             try:
-                await loop.run(first)
+                checkpoint = folder.latest_checkpoint()
+                first = checkpoint[0] if checkpoint else 0
+                if first > trainer.total_steps:
+                    raise ConfigError(f"{first} steps are made already: resume with steps={first} or more")
+                await session.begin(run)
+                display.begin(first)
+                async with watching:
+                    await Loop(session, display, train, validation, watching).run(first)
                 summary = await write_report(session.store, folder, trainer, session.backend.model)
                 await session.backend.export(folder.policy)
                 curve = terminal_curve(await session.store.list_metrics(run.id))
@@ -180,20 +234,18 @@ async def _fit(
     return summary
 
 
-def _run(main: Any) -> Summary:
+def _run(main: Coroutine[Any, Any, T]) -> T:
     """Run to the end; inside a running loop (a notebook) in a thread with a loop of its own."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        result: Summary = asyncio.run(main)
-        return result
+        return asyncio.run(main)
     running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
-    outcome: Future[Summary] = Future()
+    outcome: Future[T] = Future()
 
-    async def announced() -> Summary:
+    async def announced() -> T:
         running.set_result((asyncio.get_running_loop(), cast("asyncio.Task[Any]", asyncio.current_task())))
-        summary: Summary = await main
-        return summary
+        return await main
 
     def target() -> None:
         try:

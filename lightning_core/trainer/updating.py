@@ -46,23 +46,23 @@ class Updating:
         self.display.updating(f"step {step + 1}")
         own = await self._update(step, algorithm, credited)
         replayed, numbers = await self._replay(step, algorithm, again)
-        made = replayed if own is None else [credited, *replayed]
-        metrics = {**({"skipped_updates": 1.0} if own is None else own), **numbers}
+        made = replayed if "skipped_updates" in own else [credited, *replayed]
+        metrics = {**own, **numbers}
         if not made:
             return metrics
         if algorithm.teaching is None:  # a demonstration was sampled by nobody
             metrics |= measure(itertools.chain(*made), backend.policy_version)
+            metrics["staleness_bound"] = float(algorithm.staleness + algorithm.replay)
         return {**metrics, "policy_version": float(await backend.publish())}
 
-    async def _update(
-        self, step: int, algorithm: Algorithm, credited: list[Trajectory]
-    ) -> dict[str, float] | None:
-        """From the step's own batch; None if none can be made."""
+    async def _update(self, step: int, algorithm: Algorithm, credited: list[Trajectory]) -> dict[str, float]:
+        """From the step's own batch. `skipped_updates` says that none was made, `failed_updates` that the
+        backend could not."""
         if not credited:
             self.display.note(
                 f"step {step + 1}: no group says which of its rollouts were good; nothing to learn"
             )
-            return None
+            return {"skipped_updates": 1.0}
         try:
             metrics = await self.session.backend.update(Batch(step, tuple(credited)), algorithm)
         except TrainingError as problem:
@@ -70,7 +70,7 @@ class Updating:
             logger.warning("step %d: update skipped: %s", step, problem)
             if self._failed >= MOST_SKIPPED:
                 raise
-            return None
+            return {"skipped_updates": 1.0, "failed_updates": 1.0}
         self._failed = 0
         return metrics
 

@@ -17,7 +17,7 @@ class Run(Record):
 
     id: str
     config: dict[str, JsonValue] = Field(default_factory=dict)
-    """What may not change when the run is resumed."""
+    """What may not change when the run is resumed; and under "rollouts" how every worker is to run them."""
     folder: str | None = None
     status: Literal["running", "finished", "stopped", "failed"] = "running"
     created_at: float = Field(default_factory=time.time)

@@ -200,6 +200,7 @@ async def test_every_served_parameter_reaches_the_engine(house: House) -> None:
         extra_body={"chat_template_kwargs": {"enable_thinking": False}},
     )
     assert house.engine.requests[0] == ChatRequest(
+        attempt=("r1", 1),
         messages=HELLO,
         max_tokens=2,
         stop=("\n", "END"),

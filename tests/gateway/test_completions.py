@@ -35,6 +35,7 @@ async def test_every_served_parameter_reaches_the_engine() -> None:
             logprobs=1,
         )
         assert house.engine.requests[0] == ChatRequest(
+            attempt=("r1", 1),
             messages=[],
             prompt="once upon a time",
             n=2,

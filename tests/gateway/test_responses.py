@@ -84,6 +84,7 @@ async def test_every_served_parameter_reaches_the_engine() -> None:
         )
     function = {name: TOOL[name] for name in ("name", "description", "parameters")}
     assert house.engine.requests[0] == ChatRequest(
+        attempt=("r1", 1),
         messages=[{"role": "system", "content": "be kind"}, {"role": "user", "content": "a b c"}],
         tools=[{"type": "function", "function": function}],
         max_tokens=2,

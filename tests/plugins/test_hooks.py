@@ -19,6 +19,8 @@ PARTS = {
     "lightning_register_credit": "credit",
     "lightning_register_algorithms": "algorithm",
     "lightning_register_air": "air",
+    "lightning_register_executors": "executor",
+    "lightning_register_alerts": "alert",
 }
 
 
@@ -51,6 +53,14 @@ class Answering:
 
     @hookspecs.hookimpl
     def lightning_register_air(self, register: hookspecs.Register) -> None:
+        register("mine", "fractions:Fraction")
+
+    @hookspecs.hookimpl
+    def lightning_register_executors(self, register: hookspecs.Register) -> None:
+        register("mine", "fractions:Fraction")
+
+    @hookspecs.hookimpl
+    def lightning_register_alerts(self, register: hookspecs.Register) -> None:
         register("mine", "fractions:Fraction")
 
 

@@ -60,15 +60,15 @@ def test_a_good_plugin_is_found_with_its_version_and_hooks(install: Install) -> 
         ("@hookimpl\ndef lightning_who(request): pass\n", "", "request"),
         ("@hookimpl\ndef lightning_register_stores(register): 1 / 0\n", "", "division by zero"),
         (
-            "@hookimpl\ndef lightning_register_stores(register): register('redis', 'no_colon')\n",
+            "@hookimpl\ndef lightning_register_stores(register): register('paper', 'no_colon')\n",
             "",
-            "store 'redis' needs a path",
+            "store 'paper' needs a path",
         ),
         (
             "@hookimpl\ndef lightning_register_stores(register):\n"
-            "    register('redis', 'a:B')\n    register('redis', 'a:C')\n",
+            "    register('paper', 'a:B')\n    register('paper', 'a:C')\n",
             "",
-            "store 'redis' is registered twice",
+            "store 'paper' is registered twice",
         ),
     ],
 )  # fmt: skip
@@ -84,7 +84,7 @@ def test_a_broken_plugin_is_named_and_harms_no_other(
     assert said in caplog.text
     assert plugins.who() == Who("good", 1)
     assert [info.name for info in plugins.list()] == ["core", "lt_good"]
-    assert "redis" not in plugins.names("store")
+    assert "paper" not in plugins.names("store")
 
 
 def test_only_the_named_plugins_are_loaded(install: Install) -> None:
@@ -161,7 +161,9 @@ def test_a_part_of_a_plugin_is_imported_when_asked_for(install: Install) -> None
 
 
 def test_an_unknown_part_is_an_error_with_the_known_names() -> None:
-    with pytest.raises(ConfigError, match=r"'sqlit' \(did you mean 'sqlite'\?\); known: 'memory', 'sqlite'"):
+    with pytest.raises(
+        ConfigError, match=r"'sqlit' \(did you mean 'sqlite'\?\); known: 'memory', .*'sqlite'"
+    ):
         load_plugins([]).part("store", "sqlit")
     with pytest.raises(ConfigError, match="no kind of part is called 'stores'; kinds: 'store'"):
         load_plugins([]).part("stores", "sqlite")  # type: ignore[arg-type]
@@ -186,7 +188,7 @@ def test_a_part_that_cannot_be_imported_names_its_plugin(path: str) -> None:
 def test_the_cores_own_parts_go_through_the_same_door() -> None:
     plugins = load_plugins([])
     assert [info.name for info in plugins.list()] == ["core"]
-    assert plugins.names("store") == ["memory", "sqlite"]
+    assert {"memory", "redis", "rediss", "sqlite"} <= {*plugins.names("store")}
     assert plugins.names("backend") == ["local"]
     assert plugins.names("credit") == [
         *(

@@ -93,7 +93,7 @@ async def test_without_any_final_reward_the_error_says_what_to_do(store: Store) 
 
     [done] = await run_all(solve, store, rollouts(1), on_failure=FailurePolicy(retries=0))
     assert done.status is Status.FAILED
-    assert "solve returned None. Return one float, call lightning.reward(value)" in str(done.error)
+    assert "solve returned None: return one float, call lightning.reward(value)" in str(done.error)
 
 
 async def test_a_judge_s_rollouts_may_end_without_a_final_reward_in_training_only(store: Store) -> None:

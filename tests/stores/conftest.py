@@ -9,15 +9,18 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import redis
 from psycopg.sql import SQL, Identifier
 
 from lightning_core.stores.base import Store
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.postgres import PostgresStore
+from lightning_core.stores.redis_store import RedisStore
 from lightning_core.stores.sqlite import SqliteStore
+from tests.stores import redis_server as redis_servers
 from tests.stores.postgres_server import OWN_URL, serving
 
-KINDS = ("memory", "sqlite", "postgres")
+KINDS = ("memory", "sqlite", "postgres", "redis")
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +43,27 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
             connection.execute(SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(Identifier(schema)))
 
 
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[str]:
+    """The URL of a Redis database; a server is started unless one is named."""
+    if named := os.environ.get(redis_servers.OWN_URL):
+        yield named
+        return
+    with redis_servers.serving() as server:
+        yield server.url
+
+
+@pytest.fixture
+def redis_url(redis_server: str) -> Iterator[str]:
+    """A place in that database that nobody else uses; empty again afterwards."""
+    prefix = f"test_{secrets.token_hex(6)}:"
+    yield f"{redis_server}{'&' if '?' in redis_server else '?'}prefix={prefix}"
+    with redis.Redis.from_url(redis_server) as client:
+        keys = list(client.scan_iter(match=f"{prefix}*", count=1000))
+        if keys:
+            client.unlink(*keys)
+
+
 @pytest.fixture
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Store]:
     """Makes a store of a kind which nobody else uses; it never polls, so only its own news can wake it."""
@@ -47,6 +71,8 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str]
     def make(kind: str) -> Store:
         if kind == "postgres":
             return PostgresStore(request.getfixturevalue("postgres_url"))
+        if kind == "redis":
+            return RedisStore(request.getfixturevalue("redis_url"), look_seconds=600)
         if kind == "sqlite":
             return SqliteStore(f"sqlite:///{tmp_path / 'runs.db'}", poll_seconds=600)
         return MemoryStore("memory://")

@@ -397,7 +397,21 @@ async def test_rollouts_are_found_by_run_step_split_and_status(store: Store) -> 
     assert names(await store.find_rollouts("run", step=1, split="validation")) == ["c"]
     assert names(await store.find_rollouts("run", status=Status.SUCCEEDED)) == ["a"]
     assert names(await store.find_rollouts("run", status=Status.QUEUED)) == ["b", "c"]
+    await store.enqueue([rollout("z"), rollout("y", step=1)])
+    assert names(await store.find_rollouts("run")) == ["a", "b", "c", "z", "y"]
+    assert names(await store.find_rollouts("run", step=1)) == ["b", "c", "y"]
+    assert await store.find_rollouts("run", step=9) == []
     assert await store.find_rollouts("nobody") == []
+
+
+async def test_rollouts_are_got_by_id_as_they_stand(store: Store) -> None:
+    await store.enqueue([rollout("a"), rollout("b", run_id="other")])
+    attempt = await lease_one(store)
+    got = await store.get_rollouts(["b", "a", "b"])
+    assert (names(got), got[1]) == (["b", "a", "b"], attempt.rollout)
+    assert await store.get_rollouts([]) == []
+    with pytest.raises(NotFoundError, match="'nobody'"):
+        await store.get_rollouts(["a", "nobody"])
 
 
 async def test_waiting_ends_at_once_when_the_last_rollout_finishes(store: Store) -> None:

@@ -163,6 +163,22 @@ async def test_another_store_on_the_file_hears_of_a_finish(url: str) -> None:
         assert await waiting == [done]
 
 
+async def test_a_waiter_reads_no_rollout_again_until_one_has_finished(url: str) -> None:
+    """Whatever else is written meanwhile, by this process or another."""
+    said: list[str] = []
+    async with SqliteStore(url, poll_seconds=0.001) as trainer, SqliteStore(url) as worker:
+        await trainer.enqueue(rollouts(2))
+        attempts = await worker.lease("w", 2, 60)
+        await trainer._reader.run(lambda connection: connection.set_trace_callback(said.append))
+        waiting = asyncio.create_task(trainer.wait_finished(["r0", "r1"], timeout=60))
+        while len(said) < 20:  # so often it has asked whether anything finished
+            await worker.put_run(Run(id="run"))
+        assert sum("FROM rollouts" in statement for statement in said) == 1
+        for attempt in attempts:
+            await worker.finish(attempt, reward=1.0)
+        assert len(await waiting) == 2
+
+
 # refusals -------------------------------------------------------------------------------------
 async def open_and_close(url: str) -> None:
     async with SqliteStore(url, busy_seconds=0.1):

@@ -1,4 +1,4 @@
-"""A worker process for the tests: works on a SQLite file and tells what it did, line by line.
+"""A worker process for the tests: works on a store and tells what it did, line by line.
 
 `python -m tests.stores.worker URL JOB`, where the job is
 
@@ -13,7 +13,8 @@ import itertools
 import os
 import sys
 
-from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.plugins import load_plugins
+from lightning_core.stores.base import Store
 from lightning_core.types import Call, Choice
 
 
@@ -22,14 +23,14 @@ def tell(name: str) -> None:
     sys.stdout.flush()
 
 
-async def lease(store: SqliteStore) -> None:
+async def lease(store: Store) -> None:
     while attempts := await store.lease(f"worker-{os.getpid()}", 3, 60.0):
         for attempt in attempts:
             await store.finish(attempt, reward=1.0)
             tell(attempt.rollout.id)
 
 
-async def record(store: SqliteStore) -> None:
+async def record(store: Store) -> None:
     (attempt,) = await store.lease("recorder", 1, 60.0)
     for number in itertools.count():
         choice = Choice(completion_ids=list(range(200)), logprobs=[-0.5] * 200)
@@ -49,7 +50,8 @@ async def record(store: SqliteStore) -> None:
 
 
 async def main(url: str, job: str) -> None:
-    async with SqliteStore(url) as store:
+    opened: Store = load_plugins(only=[]).part("store", url.partition("://")[0])(url)
+    async with opened as store:
         await {"lease": lease, "record": record}[job](store)
 
 

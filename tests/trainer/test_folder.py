@@ -52,13 +52,6 @@ def test_the_newest_whole_checkpoint_is_found_and_old_ones_go(tmp_path):
         ]
 
 
-def test_the_secret_is_made_once_and_kept_private(tmp_path):
-    with RunFolder(tmp_path / "run", resume=False) as folder:
-        secret = folder.secret()
-        assert folder.secret() == secret
-        assert (folder.path / "secret").stat().st_mode & 0o077 == 0
-
-
 def test_an_atomic_write_leaves_nothing_else_behind(tmp_path):
     write_atomically(tmp_path / "a.json", b"1")
     write_atomically(tmp_path / "a.json", b"2")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lightning_core.algorithms.base import Algorithm
-from lightning_core.backends.base import Batch
+from lightning_core.backends.base import Batch, TensorChange
 from lightning_core.backends.local.chat import LocalUpstream
 from lightning_core.backends.local.checkpoint import CRITIC, MOMENTS
 from lightning_core.backends.local.descent import OptimizerOptions
@@ -19,7 +19,9 @@ from lightning_core.backends.local.engine import Engine
 from lightning_core.backends.local.model import check_folder
 from lightning_core.backends.local.parts import Parts, build_parts
 from lightning_core.backends.local.policy import LoraOptions
+from lightning_core.backends.local.reading import Content, compare_versions, export_version
 from lightning_core.backends.local.tuning import Tuning
+from lightning_core.backends.local.versions import EngineSettings, LocalVersion, Speed, open_version
 from lightning_core.errors import ConfigError, UnsupportedError
 from lightning_core.types import Demonstration, Key, Trajectory
 
@@ -65,7 +67,7 @@ class LocalBackend:
         float32); `threads` is for both. Both are measured at start by default. Raises ModelError or
         ConfigError.
         """
-        check_folder(model)
+        folder = check_folder(model)
         if dtype not in DTYPES:
             raise ConfigError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
         for option, value in (("max_batch", max_batch), ("pack_tokens", pack_tokens), ("threads", threads)):
@@ -95,6 +97,10 @@ class LocalBackend:
             threads=threads,
             max_batch=max_batch,
         )
+        name = folder.name if folder.exists() else self.model
+        self._engines = EngineSettings(name, context, device, dtype, threads, max_batch)
+        self._speed: Speed | None = None
+        """Of the engines of single versions, once one is known."""
         self._parts: Parts | None = None
         self._worker = ThreadPoolExecutor(1, "lightning-optimizer")
         self._updates = 0
@@ -164,6 +170,25 @@ class LocalBackend:
         self._worker = ThreadPoolExecutor(1, "lightning-optimizer")
         self._parts, self.policy_version, self._updates = None, 0, 0
 
+    async def open_engine(self, source: str, version: int) -> LocalVersion:
+        """An engine for one version, which needs no optimizer: the backend need not be started."""
+        if self._parts is not None:
+            self._speed = self._parts.tuning.decode_threads, self._parts.tuning.decode_dtype
+        opened = await open_version(self._content(source), version, self._engines, self._speed)
+        self._speed = opened.speed
+        return opened
+
+    async def export_version(self, source: str, folder: Path) -> None:
+        """Write a version as a plain transformers folder."""
+        await asyncio.to_thread(export_version, self._content(source), folder)
+
+    async def compare_versions(self, before: str, after: str) -> list[TensorChange]:
+        """How far each tensor moved between two versions, the farthest first."""
+        return await asyncio.to_thread(compare_versions, self._content(before), self._content(after))
+
+    def _content(self, source: str) -> Content:
+        return Content(source, self.model)
+
     async def values(self, trajectories: Sequence[Trajectory]) -> dict[Key, float]:
         """The critic's values; the first call makes it."""
         parts = self._started
@@ -192,6 +217,7 @@ class LocalBackend:
             "updates": self._updates,
             "optimizer_steps": parts.optimizer.descent.steps,
             "model": self.model,
+            "context": parts.policy.model.context,
             "sampling": parts.upstream.sampling_state(),
             "critic_steps": parts.critic.steps,
         }

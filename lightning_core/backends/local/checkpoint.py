@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
+from lightning_core.backends.local.model import Model
 from lightning_core.backends.local.policy import Policy
 from lightning_core.errors import ModelError
 
@@ -41,14 +42,14 @@ class Checkpoints:
     def save(self, folder: Path, tensors: Tensors, state: dict[str, Any]) -> None:
         """Write `folder`, replacing an older one of that name. Raises ModelError if the disk refuses."""
         files = {f"model/{name}": content for name, content in self._model_files().items()}
-        files |= {name: _bytes(content) for name, content in tensors.items()}
-        _write_folder(folder, files | {STATE: json.dumps(state).encode()})
+        files |= {name: to_bytes(content) for name, content in tensors.items()}
+        write_folder(folder, files | {STATE: json.dumps(state).encode()})
 
     def export(self, folder: Path) -> None:
         """Write the policy as it serves as a transformers folder. Raises ModelError if the disk refuses."""
         policy = self._policy
         weights = {n: w for n, w in policy.serving_weights().items() if n not in policy.tied_names}
-        _write_folder(folder, {**_plain_files(policy), WEIGHTS: _bytes(weights)})
+        write_folder(folder, {**plain_files(policy.model), WEIGHTS: to_bytes(weights)})
 
     def load(self, folder: Path) -> tuple[Tensors, dict[str, Any]]:
         """Put the folder's weights into the policy; returns what else was saved.
@@ -84,11 +85,12 @@ class Checkpoints:
         policy = self._policy
         if policy.lora is None:
             weights = {n: w for n, w in policy.base.state_dict().items() if n not in policy.tied_names}
-            return {**self._fixed, WEIGHTS: _bytes(weights)}
-        return {**self._fixed, ADAPTER: _bytes(peft.get_peft_model_state_dict(policy.network))}
+            return {**self._fixed, WEIGHTS: to_bytes(weights)}
+        return {**self._fixed, ADAPTER: to_bytes(peft.get_peft_model_state_dict(policy.network))}
 
 
-def _bytes(weights: dict[str, torch.Tensor]) -> bytes:
+def to_bytes(weights: dict[str, torch.Tensor]) -> bytes:
+    """The content of a safetensors file."""
     content: bytes = save({n: w.detach().cpu().contiguous() for n, w in weights.items()}, {"format": "pt"})
     return content
 
@@ -96,7 +98,7 @@ def _bytes(weights: dict[str, torch.Tensor]) -> bytes:
 def _fixed_files(policy: Policy) -> dict[str, bytes]:
     """The files of a checkpoint's model folder that training does not change, by name."""
     if policy.lora is None:
-        return _plain_files(policy)
+        return plain_files(policy.model)
     with tempfile.TemporaryDirectory() as name:
         assert isinstance(policy.network, peft.PeftModel)
         policy.model.tokenizer.save_pretrained(name)
@@ -104,14 +106,14 @@ def _fixed_files(policy: Policy) -> dict[str, bytes]:
         return _read_files(Path(name))
 
 
-def _plain_files(policy: Policy) -> dict[str, bytes]:
+def plain_files(model: Model) -> dict[str, bytes]:
     """Tokenizer and configuration of the model itself, by name."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        policy.model.tokenizer.save_pretrained(folder)
-        policy.base.config.save_pretrained(folder)
-        if policy.base.generation_config is not None:
-            policy.base.generation_config.save_pretrained(folder)
+        model.tokenizer.save_pretrained(folder)
+        model.network.config.save_pretrained(folder)
+        if model.network.generation_config is not None:
+            model.network.generation_config.save_pretrained(folder)
         return _read_files(folder)
 
 
@@ -119,7 +121,7 @@ def _read_files(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
 
-def _write_folder(folder: Path, files: dict[str, bytes]) -> None:
+def write_folder(folder: Path, files: dict[str, bytes]) -> None:
     """The folder with these files, replacing an older one: whole, or not at all."""
     folder = folder.absolute()
     partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")

@@ -6,6 +6,7 @@ import copy
 from dataclasses import dataclass
 
 import torch
+from transformers import PreTrainedModel
 
 from lightning_core.backends.local.chat import LocalUpstream
 from lightning_core.backends.local.checkpoint import CRITIC, MOMENTS, Checkpoints
@@ -13,7 +14,7 @@ from lightning_core.backends.local.critic import LocalCritic
 from lightning_core.backends.local.decoder import make_decoder
 from lightning_core.backends.local.descent import OptimizerOptions
 from lightning_core.backends.local.engine import Engine, EngineOptions
-from lightning_core.backends.local.model import load_model
+from lightning_core.backends.local.model import Model, load_model
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import LoraOptions, Policy
 from lightning_core.backends.local.tuning import Tuning, kv_shape, memory_bytes, tune
@@ -62,20 +63,7 @@ def build_parts(
         policy = Policy(model, lora)
     tuning = tune(policy, serving, threads=threads, dtype=dtype)
     torch.set_num_threads(tuning.train_threads)  # of this worker thread only
-    shape = kv_shape(serving, tuning.decode_dtype)
-    memory = memory_bytes(serving.device)
-    room = EngineOptions(
-        max_batch=max_batch,
-        slot_bytes=memory // 8,
-        prefix_bytes=min(memory // 16, PREFIX_TOKENS * shape.token_bytes),
-    )
-    engine = Engine(
-        make_decoder(serving, tuning.decode_dtype, model.context),
-        shape,
-        model.stop_ids,
-        room,
-        tuning.decode_threads,
-    )
+    engine = make_engine(model, serving, tuning.decode_threads, tuning.decode_dtype, max_batch)
     return Parts(
         policy=policy,
         tuning=tuning,
@@ -85,3 +73,18 @@ def build_parts(
         critic=LocalCritic(policy, options, bfloat16=tuning.train_bfloat16),
         checkpoints=Checkpoints(policy),
     )
+
+
+def make_engine(
+    model: Model, serving: PreTrainedModel, threads: int, dtype: torch.dtype, max_batch: int
+) -> Engine:
+    """An engine with its own copy of the weights of `serving`, the plain network of `model`."""
+    shape = kv_shape(serving, dtype)
+    memory = memory_bytes(serving.device)
+    room = EngineOptions(
+        max_batch=max_batch,
+        slot_bytes=memory // 8,
+        prefix_bytes=min(memory // 16, PREFIX_TOKENS * shape.token_bytes),
+    )
+    decoder = make_decoder(serving, dtype, model.context)
+    return Engine(decoder, shape, model.stop_ids, room, threads)

@@ -50,13 +50,7 @@ class Policy:
     @property
     def tied_names(self) -> frozenset[str]:
         """Names in the network's `state_dict` that are another name's weight."""
-        seen: set[int] = set()
-        tied = set()
-        for name, weight in self.base.state_dict().items():
-            if weight.data_ptr() in seen:
-                tied.add(name)
-            seen.add(weight.data_ptr())
-        return frozenset(tied)
+        return tied_names(self.base)
 
     @property
     def groups(self) -> int:
@@ -90,6 +84,17 @@ class Policy:
         assert isinstance(self.network, peft.PeftModel)
         with self.network.disable_adapter():
             yield self.network
+
+
+def tied_names(network: PreTrainedModel) -> frozenset[str]:
+    """Names in its `state_dict` that are another name's weight."""
+    seen: set[int] = set()
+    tied = set()
+    for name, weight in network.state_dict().items():
+        if weight.data_ptr() in seen:
+            tied.add(name)
+        seen.add(weight.data_ptr())
+    return frozenset(tied)
 
 
 def _with_lora(network: PreTrainedModel, lora: LoraOptions) -> torch.nn.Module:

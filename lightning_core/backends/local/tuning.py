@@ -36,8 +36,8 @@ class Tuning:
     """How the backend runs."""
 
     decode_threads: int
-    train_threads: int
     decode_dtype: torch.dtype
+    train_threads: int
     train_bfloat16: bool
 
 
@@ -67,18 +67,36 @@ def tune(policy: Policy, serving: PreTrainedModel, *, threads: int | None, dtype
 
     Changes the calling thread's number of threads.
     """
+    decode = tune_decoding(serving, policy.model.context, threads=threads, dtype=dtype)
+    train_threads, train_dtype = _measure(
+        _options(serving, threads, dtype), lambda chosen: _train_pass(policy, chosen)
+    )
+    return Tuning(*decode, train_threads, train_dtype == torch.bfloat16)
+
+
+def tune_decoding(
+    serving: PreTrainedModel, context: int, *, threads: int | None, dtype: str
+) -> tuple[int, torch.dtype]:
+    """(threads, number format) for an engine; measured, where the caller has not decided, as `tune` does."""
+    return _measure(_options(serving, threads, dtype), lambda chosen: _decode_step(serving, context, chosen))
+
+
+def _options(serving: PreTrainedModel, threads: int | None, dtype: str) -> list[tuple[int, torch.dtype]]:
+    """What there is to choose from, the plainest first."""
     counts = [threads] if threads is not None else _thread_counts(serving)
-    dtypes = _dtypes(serving, dtype)
-    decode = {(n, d): 0.0 for d in dtypes for n in counts}
-    train = dict(decode)
-    for d in dtypes:
-        for n in counts:
-            torch.set_num_threads(n)
-            decode[n, d] = _best(_decode_step(serving, policy.model.context, d)) if len(decode) > 1 else 0.0
-            train[n, d] = _best(_train_pass(policy, d)) if len(train) > 1 else 0.0
-    decode_threads, decode_dtype = _choose(decode)
-    train_threads, train_dtype = _choose(train)
-    return Tuning(decode_threads, train_threads, decode_dtype, train_dtype == torch.bfloat16)
+    return [(count, chosen) for chosen in _dtypes(serving, dtype) for count in counts]
+
+
+def _measure(
+    options: list[tuple[int, torch.dtype]], work: Callable[[torch.dtype], Callable[[], None]]
+) -> tuple[int, torch.dtype]:
+    """The option to take; a single one is not measured."""
+    seconds = dict.fromkeys(options, 0.0)
+    if len(options) > 1:
+        for count, chosen in options:
+            torch.set_num_threads(count)
+            seconds[count, chosen] = _best(work(chosen))
+    return _choose(seconds)
 
 
 def _thread_counts(network: PreTrainedModel) -> list[int]:

@@ -1,0 +1,63 @@
+"""CPU time and memory of processes, as the kernel counts them (Linux)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Used so far by the process, all that it has started and that still run, and those it has buried."""
+    total, waiting = 0.0, [pid]
+    while waiting:
+        one = waiting.pop()
+        total += sum(_times(one)) / TICK
+        waiting += _children(one)
+    return total
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory of the process alone."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def parent(pid: int) -> int:
+    return int(_fields(pid)[1])
+
+
+def machine() -> dict[str, object]:
+    """What the figures were taken on."""
+    model = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "processor": model[0].partition(": ")[2] if model else os.uname().machine,
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory / 2**30),
+        "kernel": f"{os.uname().sysname} {os.uname().release}",
+    }
+
+
+def _fields(pid: int) -> list[str]:
+    """Of /proc/PID/stat, after the name in parentheses, which may hold anything."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _times(pid: int) -> list[int]:
+    """User and system time, its own and that of the children it has waited for."""
+    try:
+        return [int(field) for field in _fields(pid)[11:15]]
+    except OSError:  # it has ended meanwhile: its parent counts it
+        return []
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += map(int, task.read_text().split())
+        except OSError:
+            continue
+    return found

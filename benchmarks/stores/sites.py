@@ -1,0 +1,126 @@
+"""Where the measured stores live: a file, or a server on this machine that is reached over loopback TCP.
+
+A site is empty when it is handed out, and gone afterwards. Servers keep what they have accepted when the
+machine crashes: PostgreSQL syncs every commit to disk, as it is shipped, and Redis every write. A SQLite
+store does not: what it has accepted survives any process, not a power loss.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.stores.processes import cpu_seconds
+from lightning_core.plugins import load_plugins
+from lightning_core.stores.base import Store
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.trainer.session import open_store
+
+Count = Callable[[Store], Awaitable[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """An empty store that one may connect to as often as one likes."""
+
+    name: str
+    url: str
+    server: int | None = None
+    """The process id of its server; None where there is none."""
+    count: Count | None = None
+    """How many statements the database has been sent so far, this question left out."""
+
+    def open(self) -> Store:
+        """Another connection to it; enter it to open it."""
+        return open_store(self.url, load_plugins())
+
+    def server_cpu(self) -> float:
+        """CPU seconds that the server has used so far; 0.0 where there is none."""
+        return 0.0 if self.server is None else cpu_seconds(self.server)
+
+    async def statements(self, store: Store) -> int | None:
+        """How many the database has been sent so far; None where there is no database."""
+        return None if self.count is None else await self.count(store)
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes may use it."""
+        return self.name != "memory"
+
+
+@contextmanager
+def memory(*, counted: bool = False) -> Iterator[Site]:
+    yield Site("memory", "memory://")
+
+
+@contextmanager
+def sqlite(*, counted: bool = False) -> Iterator[Site]:
+    said: list[str] = []
+
+    def trace(connection: sqlite3.Connection) -> int:
+        connection.set_trace_callback(said.append)
+        return len(said)
+
+    async def count(store: Store) -> int:
+        assert isinstance(store, SqliteStore)
+        return await store._reader.run(trace)
+
+    with tempfile.TemporaryDirectory(prefix="lightning-bench-") as folder:
+        yield Site("sqlite", f"sqlite:///{Path(folder) / 'runs.db'}", None, count if counted else None)
+
+
+@contextmanager
+def postgres(*, counted: bool = False) -> Iterator[Site]:
+    """With `counted` every statement is written to the server's log."""
+    from tests.stores.postgres_server import PostgresServer
+
+    settings = {"fsync": "on", "full_page_writes": "on", "shared_buffers": "128MB"}
+    with tempfile.TemporaryDirectory(prefix="lightning-bench-") as name:
+        folder = Path(name)
+        server = PostgresServer(folder, **settings, **({"log_statement": "all"} if counted else {}))
+
+        async def count(store: Store) -> int:
+            return (folder / "log").read_text().count(" LOG: ")
+
+        server.start()
+        pid = int((folder / "data" / "postmaster.pid").read_text().split()[0])
+        try:
+            yield Site("postgres", server.url(), pid, count if counted else None)
+        finally:
+            server.stop()
+
+
+@contextmanager
+def redis(*, counted: bool = False) -> Iterator[Site]:
+    import redis as driver
+
+    from tests.stores.redis_server import serving
+
+    with serving() as server, driver.Redis(port=server.port) as client:
+        pid = int(_info(client, "server")["process_id"])
+        asked = 0
+
+        async def count(store: Store) -> int:
+            nonlocal asked
+            asked += 1
+            return int(_info(client, "stats")["total_commands_processed"]) - asked
+
+        yield Site("redis", server.url, pid, count if counted else None)
+
+
+def _info(client: Any, section: str) -> dict[str, Any]:
+    found: dict[str, Any] = client.info(section)
+    return found
+
+
+SITES: dict[str, Callable[..., AbstractContextManager[Site]]] = {
+    "memory": memory,
+    "sqlite": sqlite,
+    "postgres": postgres,
+    "redis": redis,
+}

@@ -1,0 +1,196 @@
+"""The section of docs/results.md about stores and rollouts, made of the record."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+from benchmarks.stores.record import PEER, Record
+from benchmarks.stores.timing import Cost
+
+GOALS = {"enqueue": 0.3, "lease": 0.4, "record a call": 0.7}
+NAMES = {"memory": "memory", "sqlite": "SQLite", "postgres": "PostgreSQL", "redis": "Redis"}
+MEANING = "Cells are the median of the rounds, with their range in brackets."
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Median and range; the median alone where there is one value."""
+    low, middle, high = min(values), statistics.median(values), max(values)
+    if len(values) == 1:
+        return f"{middle:,.{digits}f}"
+    return f"{middle:,.{digits}f} ({low:,.{digits}f}–{high:,.{digits}f})"
+
+
+def table(heading: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rule = "|".join(["---"] + ["---:"] * (len(heading) - 1))
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heading, *lines)).replace(
+        "\n", f"\n|{rule}|\n", 1
+    )
+
+
+def cpu_table(record: Record, label: str) -> str:
+    """CPU of every operation, caller and server together, and how much more the peer needs."""
+    stores = list(record.operations[0])
+    names = list(record.operations[0][stores[0]][label])
+
+    def values(store: str, name: str) -> list[float]:
+        return [costs[store][label][name].cpu_ms for costs in record.operations]
+
+    lines = []
+    for name in names:
+        goal = f" (goal ≤ {GOALS[name]})" if name in GOALS else ""
+        lines.append([name + goal, *(spread(values(store, name), 3) for store in stores)])
+    return table(["", *map(_heading, stores)], lines)
+
+
+def ratio_table(record: Record, label: str) -> str:
+    """The peer's CPU over ours, within each round."""
+    ours = [store for store in record.operations[0] if store != PEER]
+
+    def ratios(store: str, name: str) -> list[float]:
+        pairs = [(costs[PEER][label][name], costs[store][label][name]) for costs in record.operations]
+        return [theirs.cpu_ms / one.cpu_ms for theirs, one in pairs]
+
+    names = list(record.operations[0][PEER][label])
+    lines = [[name, *(spread(ratios(store, name), 1) for store in ours)] for name in names]
+    return table([f"CPU of {PEER} ÷ ours", *map(_heading, ours)], lines)
+
+
+def pace_table(record: Record, label: str) -> str:
+    """Operations per second."""
+    stores = list(record.operations[0])
+
+    def values(store: str, name: str) -> list[float]:
+        return [1000 / costs[store][label][name].wall_ms for costs in record.operations]
+
+    names = list(record.operations[0][stores[0]][label])
+    return table(
+        [f"per second, {label}", *map(_heading, stores)],
+        [[name, *(spread(values(store, name), 0) for store in stores)] for name in names],
+    )
+
+
+def empty_table(record: Record) -> str:
+    lines = []
+    for store, paces in record.empty[0].items():
+        cells = [_heading(store)]
+        for workers in (1, 2):
+            if workers in paces:
+                rounds = [by[store][workers] for by in record.empty]
+                cells.append(spread([one.per_second for one in rounds], 0))
+                cells.append(spread([one.workers_ms + one.server_ms for one in rounds], 2))
+            else:
+                cells += ["–", "–"]
+        lines.append(cells)
+    heading = [
+        "empty rollouts",
+        "per second, 1 worker",
+        "CPU ms each",
+        "per second, 2 workers",
+        "CPU ms each",
+    ]
+    return table(heading, lines)
+
+
+def waiting_table(record: Record) -> str:
+    lines = []
+    for store in record.waiting[0]:
+        rounds = [by[store] for by in record.waiting]
+        said = [one.statements for one in rounds if one.statements is not None]
+        wakes = [wake for by in record.wakes for wake in by[store]]
+        lines.append(
+            [
+                _heading(store),
+                spread(said, 0) if said else "–",
+                spread([one.client_ms for one in rounds], 2),
+                spread([one.server_ms for one in rounds], 2),
+                spread(wakes, 1),
+            ]
+        )
+    heading = [
+        "waiting for 4,000",
+        "statements a second",
+        "CPU ms a second",
+        "of the server",
+        "wakes after ms",
+    ]
+    return table(heading, lines)
+
+
+def size_table(record: Record) -> str:
+    """CPU of each operation at the least and the greatest size."""
+    lines = []
+    for store, by_size in record.sizes.items():
+        least, most = min(by_size), max(by_size)
+        for name in by_size[least][0]:
+            lines.append(
+                [
+                    f"{_heading(store)}: {name}",
+                    *(spread(_cpu(repeats, name), 3) for repeats in by_size.values()),
+                    f"{_middle(by_size[most], name) / _middle(by_size[least], name):.2f}",
+                ]
+            )
+    sizes = [f"{size:,}" for size in next(iter(record.sizes.values()))]
+    return table(["CPU ms with so many rollouts", *sizes, "last ÷ first"], lines)
+
+
+def gateway_table(record: Record) -> str:
+    lines = []
+    for store, memory in record.gateway.items():
+        half = len(memory.mib) // 2
+        seen = [memory.mib[1], memory.mib[half], memory.mib[-1]]
+        lines.append([_heading(store), *(f"{mib:.1f}" for mib in seen), f"{memory.growth():.1f}"])
+    calls = next(iter(record.gateway.values())).calls
+    heading = [f"MiB after {calls[1]:,} calls", f"{calls[len(calls) // 2]:,}", f"{calls[-1]:,}"]
+    return table(["gateway's memory", *heading, "bytes more for each call"], lines)
+
+
+def _cpu(repeats: list[dict[str, Cost]], name: str) -> list[float]:
+    return [costs[name].cpu_ms for costs in repeats]
+
+
+def _middle(repeats: list[dict[str, Cost]], name: str) -> float:
+    return statistics.median(_cpu(repeats, name))
+
+
+def _heading(store: str) -> str:
+    return NAMES.get(store, store)
+
+
+PARTS: dict[str, Callable[[Record], list[str]]] = {
+    "operations": lambda record: [
+        *(
+            f"CPU milliseconds of one operation, {label}, caller and server together:\n\n"
+            + cpu_table(record, label)
+            for label in next(iter(record.operations[0].values()))
+        ),
+        *(pace_table(record, label) for label in list(next(iter(record.operations[0].values())))[1:]),
+        *(ratio_table(record, label) for label in record.operations[0].get(PEER, ())),
+    ],
+    "empty": lambda record: [empty_table(record)],
+    "waiting": lambda record: [waiting_table(record)],
+    "sizes": lambda record: [size_table(record)],
+    "gateway": lambda record: [gateway_table(record)],
+}
+
+
+def render(record: Record) -> str:
+    """All tables of the parts that were measured."""
+    text = [MEANING + " " + where(record)]
+    for part, tables in PARTS.items():
+        if part in record.circumstances:
+            text += tables(record)
+    return "\n\n".join(text)
+
+
+def where(record: Record) -> str:
+    """Machine, dates and how busy it was."""
+    all_of_them = list(record.circumstances.values())
+    machine = all_of_them[0].machine
+    days = sorted({one.made_at[:10] for one in all_of_them})
+    loads = [load for one in all_of_them for load in one.load]
+    return (
+        f"Measured {' to '.join(days[:: max(len(days) - 1, 1)])} on {machine['cores']} cores of "
+        f"{machine['processor']}, {machine['memory_gib']} GiB, {machine['kernel']}, beside other work: "
+        f"load {min(loads):.0f} to {max(loads):.0f}. Wall time suffers from that; CPU time does less."
+    )

@@ -1,0 +1,137 @@
+"""Who asks, and what they may: every request is admitted here, and every id it names is checked here.
+
+A caller of one run never reads or changes another run. A worker speaks only of attempts that it was given,
+which the key of each lease proves; so workers may share a token and yet not end one another's rollouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from lightning_core.api.scopes import SECRET_NAME, Grant, Lease, Scope, read, read_lease, run_of, secret_of
+from lightning_core.errors import AccessError, LeaseLostError, NotFoundError, ScopeError
+from lightning_core.stores.base import Store
+from lightning_core.stores.rules import holds
+from lightning_core.types import Attempt, Rollout
+
+_Address = tuple[str | None, int | None]
+"""Of a record: (rollout id, attempt)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whoever made a request, with the store as they may use it."""
+
+    grant: Grant
+    secret: bytes
+    """What signed the token, and signs the keys of the leases that are given to it."""
+    store: Store
+
+    @property
+    def admin(self) -> bool:
+        return self.grant.scope == "admin"
+
+    def run(self, run_id: str) -> str:
+        """That run. Raises ScopeError if the token is for another."""
+        if self.grant.run_id not in (None, run_id):
+            raise ScopeError(f"the token is for run {self.grant.run_id!r} and does not open run {run_id!r}")
+        return run_id
+
+    async def known_run(self, run_id: str) -> str:
+        """That run, which is in the store. Raises NotFoundError if it is not."""
+        if await self.store.find_run(self.run(run_id)) is None:
+            raise NotFoundError(f"no run {run_id!r} in this store: a trainer makes it, or PUT /api/v1/runs")
+        return run_id
+
+    async def rollouts(self, rollout_ids: Sequence[str]) -> list[Rollout]:
+        """These rollouts as they stand, all of runs that the token is for."""
+        found = await self.store.get_rollouts(rollout_ids)
+        for rollout in found:
+            self.run(rollout.run_id)
+        return found
+
+    async def attempts(self, keys: Sequence[str]) -> list[Attempt]:
+        """What the keys of leases stand for, whether or not it is still held."""
+        leases = [read_lease(self.secret, key) for key in keys]
+        rollouts = await self.store.get_rollouts([lease.rollout_id for lease in leases])
+        return [
+            Attempt(rollout=rollout, number=lease.attempt, worker=lease.worker, lease_until=0.0)
+            for lease, rollout in zip(leases, rollouts, strict=True)
+        ]
+
+    async def check_addresses(self, addresses: Iterable[_Address], keys: Sequence[str]) -> None:
+        """Raise unless the caller may add records there: a worker, to attempts that it holds."""
+        wanted = dict.fromkeys(addresses)
+        rollouts = await self.rollouts([_named(rollout_id) for rollout_id, _ in wanted])
+        if self.admin:
+            return
+        held = {_address(read_lease(self.secret, key)) for key in keys}
+        for address, rollout in zip(wanted, rollouts, strict=True):
+            if address not in held:
+                raise ScopeError(
+                    f"none of the leases given is of attempt {address[1]} of rollout {rollout.id!r}; send "
+                    "the `key` that came with it"
+                )
+            _check_held(rollout, address[1] or 0)
+
+
+def _address(lease: Lease) -> _Address:
+    return lease.rollout_id, lease.attempt
+
+
+def _named(rollout_id: str | None) -> str:
+    if rollout_id is None:
+        raise NotFoundError("a record has no rollout_id; send the rollout that it belongs to")
+    return rollout_id
+
+
+def _check_held(rollout: Rollout, number: int) -> None:
+    attempt = Attempt(rollout=rollout, number=number, worker="", lease_until=0.0)
+    if not holds(attempt, rollout):
+        raise LeaseLostError(
+            f"attempt {number} of rollout {rollout.id!r} is not running any more (the rollout is "
+            f"{rollout.status.value} after {rollout.attempts} attempts); drop what it made"
+        )
+
+
+_BEARER = HTTPBearer(auto_error=False, description="A token made by `agentlightning token`.")
+
+
+async def _admit(
+    request: Request, bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
+) -> Caller:
+    token = bearer.credentials if bearer is not None else ""
+    store: Store = request.app.state.store
+    run_id = run_of(token)
+    if run_id is not None:
+        secret = secret_of(await store.find_run(run_id), run_id)
+    else:
+        secret = request.app.state.secret
+        if secret is None:
+            raise AccessError(
+                f"the token is for all runs, but this server was started without {SECRET_NAME}; "
+                "use a token of one run, or start the server with it"
+            )
+    return Caller(read(secret, token), secret, store)
+
+
+def _needs(*scopes: Scope) -> Callable[[Caller], Awaitable[Caller]]:
+    async def admitted(caller: Annotated[Caller, Depends(_admit)]) -> Caller:
+        if caller.grant.scope not in (*scopes, "admin"):
+            raise ScopeError(
+                f"the token's scope is {caller.grant.scope!r}; this needs {' or '.join((*scopes, 'admin'))}"
+            )
+        return caller
+
+    return admitted
+
+
+Client = Annotated[Caller, Depends(_needs("client"))]
+Worker = Annotated[Caller, Depends(_needs("worker"))]
+Admin = Annotated[Caller, Depends(_needs())]
+Anyone = Annotated[Caller, Depends(_needs("worker", "client"))]

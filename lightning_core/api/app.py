@@ -1,0 +1,96 @@
+"""The API as an application: every operation of a store under `/api/v1`, and the document that says so."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from lightning_core.api import queue, records, runs, working
+from lightning_core.api.openapi import describe
+from lightning_core.api.refusals import (
+    DOCUMENTED,
+    answer,
+    refuse_bug,
+    refuse_http,
+    refuse_input,
+    refuse_lightning,
+)
+from lightning_core.api.wire import BODY_BYTES, BODY_SECONDS, WholeBodies, reply
+from lightning_core.errors import LightningError
+from lightning_core.stores.base import Store
+
+BASE: Final = "/api/v1"
+_ABOUT: Final = """\
+Tasks, rollouts, calls, rewards, resources and metrics of runs, for workers and clients in any language.
+
+Send a token, made by `agentlightning token`, as `Authorization: Bearer`. Its scope is `worker` (lease
+rollouts and give an account of them), `client` (enqueue and read) or `admin` (everything), for one run or
+for all.
+"""
+
+
+class Api:
+    """Serves a store. `secret` signs the tokens that are for all runs; without it there are none."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        secret: bytes | None = None,
+        body_bytes: int = BODY_BYTES,
+        body_seconds: float = BODY_SECONDS,
+    ) -> None:
+        self._store = store
+        self._secret = secret
+        self._body_bytes = body_bytes
+        self._body_seconds = body_seconds
+        self._stopping = asyncio.Event()
+
+    def app(self) -> FastAPI:
+        """The ASGI application."""
+        app = FastAPI(
+            title="agent-lightning-core",
+            version="1",
+            description=_ABOUT,
+            openapi_url=f"{BASE}/openapi.json",
+            docs_url=None,  # its page would load scripts from elsewhere
+            redoc_url=None,
+            redirect_slashes=False,
+            separate_input_output_schemas=False,
+            generate_unique_id_function=_name,
+            exception_handlers={
+                LightningError: refuse_lightning,
+                RequestValidationError: refuse_input,
+                HTTPException: refuse_http,
+                Exception: refuse_bug,
+            },
+        )
+        app.state.store, app.state.secret, app.state.stopping = self._store, self._secret, self._stopping
+        app.include_router(_health)
+        for part in (queue, working, records, runs):
+            app.include_router(part.router, prefix=BASE, responses=DOCUMENTED)
+        app.add_middleware(WholeBodies, refuse=answer, most=self._body_bytes, seconds=self._body_seconds)
+        return describe(app)
+
+    def abort(self) -> None:
+        """Answer those who wait; for the event loop of the app."""
+        self._stopping.set()
+
+
+_health = APIRouter(tags=["server"])
+
+
+@_health.get(f"{BASE}/health")
+async def health() -> Response:
+    """Whether the server is up; needs no token."""
+    return reply({"status": "ok"})
+
+
+def _name(route: APIRoute) -> str:
+    return route.name

@@ -1,0 +1,105 @@
+"""Rollouts from the side of those who want them run: enqueue, look, wait, cancel."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from lightning_core.api.access import Admin, Client
+from lightning_core.api.bodies import (
+    Cancelled,
+    Enqueue,
+    Enqueued,
+    EnqueueTasks,
+    Finished,
+    RolloutIds,
+    Rollouts,
+    WaitFinished,
+)
+from lightning_core.api.bounds import check, check_new
+from lightning_core.api.paging import Integer, Page
+from lightning_core.api.patience import wait_with
+from lightning_core.api.wire import JsonRoute, reply
+from lightning_core.types import Rollout, Split, Status
+
+router = APIRouter(tags=["rollouts"], route_class=JsonRoute)
+
+
+@router.post("/rollouts", response_model=Enqueued)
+async def enqueue(body: Enqueue, caller: Client) -> Response:
+    """Enqueue rollouts. Those whose id is known are left as they are, so a request may be sent again."""
+    check_new(body.rollouts)
+    for run_id in dict.fromkeys(rollout.run_id for rollout in body.rollouts):
+        await caller.known_run(run_id)
+    new = await caller.store.enqueue(body.rollouts)
+    return reply(Enqueued(new=new, rollout_ids=[rollout.id for rollout in body.rollouts]))
+
+
+@router.post("/tasks", response_model=Enqueued)
+async def enqueue_tasks(body: EnqueueTasks, caller: Client) -> Response:
+    """Enqueue a group of rollouts for each task, under ids that follow from run, step and task."""
+    check(body)
+    await caller.known_run(body.run_id)
+    rollouts = _planned(body)
+    new = await caller.store.enqueue(rollouts)
+    return reply(Enqueued(new=new, rollout_ids=[rollout.id for rollout in rollouts]))
+
+
+def _planned(body: EnqueueTasks) -> list[Rollout]:
+    return [
+        Rollout(
+            id=f"{body.run_id}-x{body.step}-{task.id}-{place}",
+            run_id=body.run_id,
+            task=task,
+            group_id=f"{body.run_id}-x{body.step}-{task.id}",
+            step=body.step,
+            split=task.split,
+            sampling=body.sampling,
+            policy_version=body.policy_version,
+            priority=body.priority,
+            max_attempts=body.max_attempts,
+        )
+        for task in {task.id: task for task in body.tasks}.values()
+        for place in range(body.group_size)
+    ]
+
+
+@router.get("/rollouts", response_model=Rollouts)
+async def find_rollouts(
+    run_id: str,
+    caller: Client,
+    page: Annotated[Page, Depends()],
+    step: Integer = None,
+    split: Split | None = None,
+    status: Status | None = None,
+) -> Response:
+    """Find rollouts of a run, in the order they were enqueued."""
+    found = await caller.store.find_rollouts(caller.run(run_id), step=step, split=split, status=status)
+    rollouts, following = page.of(found, lambda rollout: rollout.id)
+    return reply(Rollouts.model_construct(rollouts=rollouts, next=following))
+
+
+@router.get("/rollouts/{rollout_id:path}", response_model=Rollout)
+async def get_rollout(rollout_id: str, caller: Client) -> Response:
+    """One rollout as it stands."""
+    (rollout,) = await caller.rollouts([rollout_id])
+    return reply(rollout)
+
+
+@router.post("/rollouts/wait", response_model=Finished)
+async def wait_finished(body: WaitFinished, caller: Client, request: Request) -> Response:
+    """Wait until all these rollouts are finished, or the time is up. It costs no polling."""
+    await caller.rollouts(body.rollout_ids)
+    await wait_with(request, caller.store.wait_finished(body.rollout_ids, body.wait))
+    finished = await caller.store.wait_finished(body.rollout_ids, 0.0)
+    done = len(finished) == len(body.rollout_ids)
+    return reply(Finished.model_construct(rollouts=finished, done=done))
+
+
+@router.post("/rollouts/cancel", response_model=Cancelled)
+async def cancel(body: RolloutIds, caller: Admin) -> Response:
+    """Cancel the unfinished ones among these rollouts; their workers are told."""
+    await caller.rollouts(body.rollout_ids)
+    return reply(Cancelled(cancelled=await caller.store.cancel(body.rollout_ids)))

@@ -1,0 +1,142 @@
+"""Runs and what belongs to them as a whole: resources, metrics, members, alerts."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from lightning_core.api.access import Admin, Anyone, Caller, Client
+from lightning_core.api.bodies import Nothing
+from lightning_core.api.bounds import check, check_all
+from lightning_core.api.paging import Page
+from lightning_core.api.record_bodies import (
+    AddAlerts,
+    Added,
+    Alerts,
+    AllMetrics,
+    Members,
+    PublicRun,
+    Resources,
+    Runs,
+    public,
+)
+from lightning_core.api.wire import JsonRoute, reply
+from lightning_core.errors import NotFoundError, ScopeError
+from lightning_core.types import Member, Metrics, ResourceVersion, Role, Run
+
+router = APIRouter(tags=["runs"], route_class=JsonRoute)
+Paged = Annotated[Page, Depends()]
+
+
+@router.put("/runs", response_model=PublicRun)
+async def put_run(body: Run, caller: Admin) -> Response:
+    """Insert a run, or replace the one with the same id. Without a `secret` it keeps the one it has, or gets
+    one; no answer ever shows it."""
+    check(body)
+    before = await caller.store.find_run(caller.run(body.id))
+    secret = body.secret or (before.secret if before else "") or secrets.token_hex(32)
+    run = body.model_copy(update={"secret": secret})
+    await caller.store.put_run(run)
+    return reply(public(run))
+
+
+@router.get("/runs", response_model=Runs)
+async def list_runs(caller: Client, page: Paged) -> Response:
+    """The runs that the token is for, the newest first."""
+    found, following = page.of(await _runs(caller), lambda run: run.id)
+    return reply(Runs.model_construct(runs=[public(run) for run in found], next=following))
+
+
+async def _runs(caller: Caller) -> list[Run]:
+    if caller.grant.run_id is None:
+        return await caller.store.list_runs()
+    return [run for run in [await caller.store.find_run(caller.grant.run_id)] if run is not None]
+
+
+@router.get("/runs/{run_id:path}", response_model=PublicRun)
+async def get_run(run_id: str, caller: Client) -> Response:
+    """One run."""
+    run = await caller.store.find_run(caller.run(run_id))
+    if run is None:
+        raise NotFoundError(f"no run {run_id!r} in this store")
+    return reply(public(run))
+
+
+@router.put("/resources", response_model=ResourceVersion)
+async def put_resource(body: ResourceVersion, caller: Admin) -> Response:
+    """Insert or replace a version of model weights or of a prompt template."""
+    check(body)
+    caller.run(body.run_id)
+    await caller.store.put_resource(body)
+    return reply(body)
+
+
+@router.get("/resources", response_model=Resources)
+async def list_resources(run_id: str, caller: Client, name: str = "policy") -> Response:
+    """All versions of a resource, by rising version."""
+    return reply(Resources(resources=await caller.store.list_resources(caller.run(run_id), name)))
+
+
+@router.put("/metrics", response_model=Metrics)
+async def put_metrics(body: Metrics, caller: Admin) -> Response:
+    """Insert or replace the numbers of a step."""
+    check(body)
+    caller.run(body.run_id)
+    await caller.store.put_metrics(body)
+    return reply(body)
+
+
+@router.get("/metrics", response_model=AllMetrics)
+async def list_metrics(run_id: str, caller: Client, page: Paged) -> Response:
+    """The metrics of a run, by rising step."""
+    found = await caller.store.list_metrics(caller.run(run_id))
+    metrics, following = page.of(found, lambda one: str(one.step))
+    return reply(AllMetrics.model_construct(metrics=metrics, next=following))
+
+
+@router.put("/members", response_model=Member)
+async def put_member(body: Member, caller: Anyone) -> Response:
+    """Say that a process plays a role in a run: a worker of itself, as a runner; an admin of any."""
+    check(body)
+    _check_role(caller, body.role)
+    caller.run(body.run_id)
+    await caller.store.put_member(body)
+    return reply(body)
+
+
+@router.delete("/members", response_model=Nothing)
+async def remove_member(run_id: str, role: Role, name: str, caller: Anyone) -> Response:
+    """Say that it has ended."""
+    _check_role(caller, role)
+    await caller.store.remove_member(caller.run(run_id), role, name)
+    return reply(Nothing())
+
+
+def _check_role(caller: Caller, role: Role) -> None:
+    if not caller.admin and (caller.grant.scope, role) != ("worker", "runner"):
+        raise ScopeError(f"a token of scope {caller.grant.scope!r} does not speak for a {role}")
+
+
+@router.get("/members", response_model=Members)
+async def list_members(run_id: str, caller: Client) -> Response:
+    """Who plays in a run, by role and name; whoever died is still there, with an old `seen_at`."""
+    return reply(Members(members=await caller.store.list_members(caller.run(run_id))))
+
+
+@router.post("/alerts", response_model=Added)
+async def add_alerts(body: AddAlerts, caller: Admin) -> Response:
+    """Record that something about a run needs a person's eye. One under a known id is left out."""
+    check_all("alerts", body.alerts)
+    for alert in body.alerts:
+        caller.run(alert.run_id)
+    return reply(Added(new=await caller.store.add_alerts(body.alerts)))
+
+
+@router.get("/alerts", response_model=Alerts)
+async def list_alerts(run_id: str, caller: Client, page: Paged) -> Response:
+    """The alerts of a run, in the order they were added."""
+    alerts, following = page.of(await caller.store.list_alerts(caller.run(run_id)), lambda alert: alert.id)
+    return reply(Alerts.model_construct(alerts=alerts, next=following))

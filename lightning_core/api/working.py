@@ -1,0 +1,98 @@
+"""Rollouts from the side of those who run them: lease, heartbeat, finish, release."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from lightning_core.api.access import Caller, Worker
+from lightning_core.api.bodies import (
+    Beat,
+    Finish,
+    Heartbeat,
+    Leased,
+    LeaseRequest,
+    Leases,
+    Nothing,
+    Release,
+)
+from lightning_core.api.gateways import Gateways
+from lightning_core.api.patience import wait_with
+from lightning_core.api.scopes import Lease, lease_key
+from lightning_core.api.wire import JsonRoute, reply
+from lightning_core.types import Attempt, Rollout
+
+router = APIRouter(prefix="/leases", tags=["leases"], route_class=JsonRoute)
+
+
+@router.post("", response_model=Leases)
+async def lease(body: LeaseRequest, caller: Worker, request: Request) -> Response:
+    """Lease rollouts: the most urgent first, each with the environment that its app is to be run in.
+
+    A worker that finds none waits up to `wait` seconds. What it does not finish or extend within `seconds`
+    is given to others.
+    """
+    run_id = caller.grant.run_id if body.run_id is None else caller.run(body.run_id)
+    attempts = await _lease(body, caller, request, run_id)
+    gateways = Gateways(caller.store)
+    leases = [
+        Leased(
+            key=lease_key(caller.secret, _lease_of(attempt)),
+            attempt=attempt,
+            environment=await gateways.environment(attempt, body.agent),
+        )
+        for attempt in attempts
+    ]
+    if attempts and await request.is_disconnected():  # nobody would know of them
+        await caller.store.release(attempts)
+    return reply(Leases.model_construct(leases=leases))
+
+
+async def _lease(body: LeaseRequest, caller: Caller, request: Request, run_id: str | None) -> list[Attempt]:
+    deadline = time.monotonic() + body.wait
+    while True:
+        attempts = await caller.store.lease(body.worker, body.limit, body.seconds, run_id=run_id)
+        left = deadline - time.monotonic()
+        if attempts or left <= 0:
+            return attempts
+        if not await wait_with(request, caller.store.wait_queued(left, run_id=run_id)):
+            return []
+
+
+def _lease_of(attempt: Attempt) -> Lease:
+    rollout = attempt.rollout
+    return Lease(rollout.run_id, rollout.id, attempt.number, attempt.worker)
+
+
+@router.post("/heartbeat", response_model=Beat)
+async def heartbeat(body: Heartbeat, caller: Worker, request: Request) -> Response:
+    """Extend leases, and hear which were lost. With `wait` the answer comes as soon as one is cancelled."""
+    attempts = await caller.attempts(body.keys)
+    held = await caller.store.heartbeat(attempts, body.seconds)
+    if body.wait and attempts and len(held) == len(attempts):
+        await wait_with(request, caller.store.wait_cancelled(attempts[0].worker, body.wait))
+        held = await caller.store.heartbeat(attempts, body.seconds)
+    return reply(_beat(body.keys, attempts, held))
+
+
+def _beat(keys: Sequence[str], attempts: Sequence[Attempt], held: Sequence[Attempt]) -> Beat:
+    still = {(one.rollout.id, one.number) for one in held}
+    kept = [key for key, one in zip(keys, attempts, strict=True) if (one.rollout.id, one.number) in still]
+    return Beat(held=kept, lost=[key for key in keys if key not in kept])
+
+
+@router.post("/finish", response_model=Rollout)
+async def finish(body: Finish, caller: Worker) -> Response:
+    """End an attempt. The very same request may be sent again when its answer was lost."""
+    (attempt,) = await caller.attempts([body.key])
+    return reply(await caller.store.finish(attempt, reward=body.reward, error=body.error))
+
+
+@router.post("/release", response_model=Nothing)
+async def release(body: Release, caller: Worker) -> Response:
+    """Give leases back unfinished: others take them, and it costs them no attempt."""
+    await caller.store.release(await caller.attempts(body.keys))
+    return reply(Nothing())

@@ -1,0 +1,86 @@
+"""Signs of life: whoever plays a role in a run says so in the store, again and again, until it ends.
+
+The store is all that the roles share, so it is also where they find one another: workers the gateways, a
+person everybody. A member that died stays there with an old `seen_at`; one that starts anew under its name
+takes its place, and one that ends cleanly takes its leave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import Self
+
+from pydantic import JsonValue
+
+from lightning_core.errors import StoreError
+from lightning_core.stores.base import Store
+from lightning_core.types import Member, Role
+
+log = logging.getLogger(__name__)
+
+BEAT_SECONDS = 3.0
+"""Between two signs of life."""
+MISSING_SECONDS = 20.0
+"""After so long without one a member is taken for dead. Clocks of machines may differ by most of it."""
+
+
+class Presence:
+    """`async with Presence(store, member)`: the member is listed, and lives, until the block ends."""
+
+    def __init__(self, store: Store, member: Member) -> None:
+        self._store = store
+        self._member = member
+        self._beating: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._store.put_member(self._member)
+        self._beating = asyncio.create_task(self._beat(), name=f"presence of {self._member.name}")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        member = self._member
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
+        try:
+            await self._store.remove_member(member.run_id, member.role, member.name)
+        except StoreError as error:
+            log.warning("%s %s stays listed: %s", member.role, member.name, error)
+
+    async def say(self, **data: JsonValue) -> None:
+        """Change what it says of itself, at once and in every sign of life from now on."""
+        self._member = self._member.model_copy(update={"data": {**self._member.data, **data}})
+        await self._store.put_member(self._now())
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            try:
+                await self._store.put_member(self._now())
+            except StoreError as error:
+                log.warning("no sign of life could be given, the next one may do: %s", error)
+
+    def _now(self) -> Member:
+        return self._member.model_copy(update={"seen_at": time.time()})
+
+
+def make_member(run_id: str, role: Role, name: str, *, url: str | None = None, **data: JsonValue) -> Member:
+    """This process as a member; it says which process of which host it is, and `data`."""
+    place: dict[str, JsonValue] = {"host": socket.gethostname(), "pid": os.getpid()}
+    return Member(run_id=run_id, role=role, name=name, url=url, data={**place, **data})
+
+
+async def find_living(store: Store, run_id: str, role: Role) -> list[Member]:
+    """The members of a role that gave a sign of life lately."""
+    return living([member for member in await store.list_members(run_id) if member.role == role])
+
+
+def living(members: Sequence[Member]) -> list[Member]:
+    """Those among them that gave a sign of life lately."""
+    since = time.time() - MISSING_SECONDS
+    return [member for member in members if member.seen_at > since]

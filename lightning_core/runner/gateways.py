@@ -1,0 +1,116 @@
+"""Which gateway an attempt is given when gateways run elsewhere, and whether it is still the same one.
+
+A gateway may be killed, and may begin anew under its old address, which knows nothing of the calls that the
+old one was answering. So a gateway is known by its address and by the `instance` that it says at `/healthz`;
+only one that answers with the instance of its member counts, whatever the clocks of the machines say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Protocol
+
+from lightning_core.stores.base import Store
+from lightning_core.tracing.scope import Scope
+from lightning_core.types import Attempt, Member
+
+log = logging.getLogger(__name__)
+
+FRESH_SECONDS = 5.0
+"""How long an answer is believed."""
+RETRY_SECONDS = 0.5
+"""Between two looks for a gateway while there is none."""
+CONNECT_SECONDS, ANSWER_SECONDS = 3.0, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A gateway that answers."""
+
+    name: str
+    url: str
+    """Without `/v1`."""
+    instance: str
+    """Which of the processes that listened there, one after the other."""
+
+
+class Ground(Protocol):
+    """What a runner asks of gateways that come and go."""
+
+    async def ready(self) -> None:
+        """Wait until attempts can be begun."""
+
+    async def lost(self, scope: Scope) -> bool:
+        """Whether the gateway of this attempt is or was away, so that its failure says nothing of the app."""
+
+
+class Gateways:
+    """The gateways that the members of a run name."""
+
+    def __init__(self, store: Store, run_id: str, make_scope: Callable[[Attempt, str, str], Scope]) -> None:
+        """`make_scope(attempt, url, instance)` is the scope of an attempt at a gateway."""
+        self._store = store
+        self._run_id = run_id
+        self._make_scope = make_scope
+        self._found: list[Gateway] = []
+        self._until = 0.0
+        """Until when `_found` is believed."""
+
+    def scope_for(self, attempt: Attempt) -> Scope:
+        """The scope of an attempt, once `ready`. One rollout keeps to one gateway while that is there."""
+        rollout_id = attempt.rollout.id
+        chosen = max(self._found, key=lambda one: blake2b(f"{one.name} {rollout_id}".encode()).digest())
+        return self._make_scope(attempt, chosen.url, chosen.instance)
+
+    async def ready(self) -> None:
+        """Wait until a gateway answers."""
+        told = False
+        while time.monotonic() >= self._until:
+            if found := await self._look():
+                self._found, self._until = found, time.monotonic() + FRESH_SECONDS
+                break
+            if not told:
+                told = True
+                log.warning("run %s: no gateway answers; waiting for one", self._run_id)
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def lost(self, scope: Scope) -> bool:
+        """Whether the attempt's gateway does not answer, or is another one than when the attempt began."""
+        if await find_instance(scope.gateway_url) == scope.gateway_instance:
+            return False
+        self._until = 0.0
+        return True
+
+    async def _look(self) -> list[Gateway]:
+        members = [m for m in await self._store.list_members(self._run_id) if m.role == "gateway" and m.url]
+        answers = await asyncio.gather(*(find_instance(member.url or "") for member in members))
+        return [_gateway(m, said) for m, said in zip(members, answers, strict=True) if said and _is(m, said)]
+
+
+def _is(member: Member, instance: str) -> bool:
+    return bool(member.data.get("instance") == instance)
+
+
+def _gateway(member: Member, instance: str) -> Gateway:
+    return Gateway(member.name, member.url or "", instance)
+
+
+async def find_instance(url: str) -> str | None:
+    """Which gateway answers at this address; None if none does."""
+    import httpx  # 0.1 s, and only gateways elsewhere are asked
+
+    try:
+        limits = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
+        # certificates are read only where they are needed: that takes 30 ms
+        async with httpx.AsyncClient(timeout=limits, verify=url.startswith("https:")) as client:
+            answer = await client.get(f"{url}/healthz")
+            said = answer.json() if answer.is_success else {}
+    except (httpx.HTTPError, ValueError):
+        return None
+    instance = said.get("instance") if isinstance(said, dict) else None
+    return instance if isinstance(instance, str) else None

@@ -1,0 +1,256 @@
+"""Reaching a Redis server: the address in a URL, connections, what is checked at open, errors in words."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from lightning_core.errors import ConfigError, StoreError
+from lightning_core.stores import redis_scripts
+
+try:
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.connection import Connection as DriverConnection
+    from redis.connection import parse_url
+    from redis.retry import Retry
+except ImportError as error:
+    raise ConfigError(
+        "a store at redis:// needs the driver of Redis: pip install 'agent-lightning-core[redis]'"
+    ) from error
+
+log = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+LOST = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.NoScriptError, redis.ReadOnlyError)
+"""What another try may mend: the server is gone, starts anew, is no longer the first of its replicas, or
+has forgotten the scripts."""
+
+
+class Connection(Protocol):
+    """What is used of the driver's blocking connections."""
+
+    def connect(self) -> None: ...
+    def disconnect(self) -> None: ...
+    def send_command(self, *command: Any) -> None: ...
+    def pack_commands(self, commands: Iterable[tuple[Any, ...]]) -> list[bytes]: ...
+    def send_packed_command(self, command: Iterable[bytes]) -> None: ...
+    def can_read(self, timeout: float) -> bool: ...
+    def read_response(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUrl:
+    """`redis://[user:password@]host[:port][/database][?prefix=...]`, or `rediss://` for TLS."""
+
+    shown: str
+    """The URL without its password, for messages."""
+    prefix: str
+    """What the names of all keys begin with."""
+    options: dict[str, Any] = field(repr=False)
+    """The driver's."""
+
+    @property
+    def channels(self) -> str:
+        """What the names of its news begin with: Redis has them in common for all databases."""
+        return f"{self.prefix}{self.options.get('db', 0)}:"
+
+
+def read_url(url: str) -> RedisUrl:
+    """The address that a URL names. Raises ConfigError, without the password."""
+    scheme, _, rest = url.partition("://")
+    if "@" in rest.partition("/")[2] or "#" in rest:
+        raise ConfigError(
+            f"a store URL {scheme}://... can't be read: write '/' in a password as %2F, '@' as %40 and "
+            "'#' as %23"
+        )
+    try:
+        parts = urlsplit(url)
+        shown = parts._replace(netloc=_without_password(parts.netloc)).geturl()
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"a store URL {scheme}://... can't be read: {error}") from error
+    if scheme not in ("redis", "rediss") or not parts.hostname or port == 0:
+        raise ConfigError(f"store {shown!r} names no Redis server: write 'redis://localhost:6379/0'")
+    if not (parts.path.strip("/") or "0").isdecimal():
+        raise ConfigError(f"store {shown!r} names no database: after the host comes a number, as in '/0'")
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    prefix = query.pop("prefix", "lightning:")
+    if not prefix:
+        raise ConfigError(f"store {shown!r} has an empty prefix: give one, or leave out 'prefix='")
+    for name in query:
+        if scheme == "redis" or not name.startswith("ssl_"):
+            raise ConfigError(
+                f"store {shown!r} has no option {name!r}: there are 'prefix' and, with rediss://, 'ssl_...'"
+            )
+    try:
+        options = parse_url(parts._replace(query=urlencode(query)).geturl())  # type: ignore[no-untyped-call]
+        kind = options.pop("connection_class", DriverConnection)
+        kind(**options)
+    except (TypeError, ValueError, redis.RedisError) as error:
+        raise ConfigError(f"store {shown!r} can't be used: {error}") from error
+    return RedisUrl(shown, prefix, {**options, "connection_class": kind})
+
+
+class RedisLink:
+    """Makes connections to one server that know the scripts."""
+
+    def __init__(self, url: RedisUrl, *, answer_seconds: float) -> None:
+        """`answer_seconds`: how long the server may take over an answer."""
+        self.url = url
+        options = dict(url.options)
+        self._kind = options.pop("connection_class")
+        self._options = {
+            "socket_timeout": answer_seconds,
+            "socket_connect_timeout": min(answer_seconds, 10.0),
+            "socket_keepalive": True,
+            **options,
+            "encoding_errors": "surrogatepass",
+            "retry": Retry(NoBackoff(), 0),
+        }
+        self.scripts: dict[str, bytes] = {}
+        """What the server calls each script."""
+
+    def connect(self) -> Connection:
+        """A new connection. Raises one of `LOST` if another try may do, else StoreError."""
+        connection = cast(Connection, self._kind(**self._options))
+        try:
+            connection.connect()
+            for name, script in redis_scripts.ALL.items():
+                self.scripts[name] = ask(connection, "SCRIPT LOAD", script)
+        except redis.RedisError as error:
+            connection.disconnect()
+            if may_pass(error):
+                raise
+            raise self.in_words(error) from error
+        return connection
+
+    def check(self, patience: float) -> None:
+        """Make sure that this is a server we can use and a prefix that is ours. Raises StoreError.
+
+        One that is still reading its data is waited for, up to `patience` seconds.
+        """
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                connection = self.connect()
+                break
+            except LOST as error:
+                loading = isinstance(error, redis.exceptions.BusyLoadingError)
+                if not loading or time.monotonic() > deadline:
+                    raise self.in_words(error) from error
+                time.sleep(0.05)
+        try:
+            _check_server(connection, self.url)
+            _check_schema(connection, self.url)
+            warn_of_losses(connection, self.url)
+        except redis.RedisError as error:
+            raise self.in_words(error) from error
+        finally:
+            connection.disconnect()
+
+    def in_words(self, error: Exception) -> StoreError:
+        """What a driver's error means for the user: what happened, to which server, what to do next."""
+        said = f"the store {self.url.shown!r}"
+        match error:
+            case redis.AuthenticationError():
+                return StoreError(f"{said} refused user or password ({error}): correct them in the URL")
+            case redis.exceptions.NoPermissionError():
+                return StoreError(f"{said} forbids a command ({error}): give the user all rights to its keys")
+            case redis.exceptions.BusyLoadingError():
+                return StoreError(f"{said} is still reading its data: try again later ({error})")
+            case redis.TimeoutError():
+                return StoreError(f"{said} does not answer: look after server and network ({error})")
+            case redis.ConnectionError():
+                return StoreError(
+                    f"{said} can't be reached: start the server or correct the URL; what was recorded before "
+                    f"is kept by the server ({error})"
+                )
+            case redis.exceptions.OutOfMemoryError():
+                return StoreError(
+                    f"{said} is full: raise its maxmemory, or delete what is not needed ({error})"
+                )
+        if "MISCONF" in str(error):
+            return StoreError(f"{said} can't write to its disk: give it room ({error})")
+        if "DB index" in str(error):
+            return StoreError(
+                f"{said} has no database of that number: use a lower one, such as '/0' ({error})"
+            )
+        return StoreError(f"{said} refused an operation ({error})")
+
+
+def ask(connection: Connection, *command: Any) -> Any:
+    """The server's answer to one command."""
+    connection.send_command(*command)
+    return connection.read_response()
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether another try may do."""
+    return isinstance(error, LOST) and not isinstance(error, redis.AuthenticationError)
+
+
+def _check_server(connection: Connection, url: RedisUrl) -> None:
+    information = _lines(ask(connection, "INFO"))
+    if information.get("cluster_enabled") == "1":
+        raise StoreError(
+            f"the store {url.shown!r} is a Redis Cluster, which is not supported: use a single server "
+            "(with replicas, if you like)"
+        )
+    version = information.get("redis_version", "0")
+    if int(version.partition(".")[0]) < 6:
+        raise StoreError(f"the store {url.shown!r} is Redis {version}: use 6.2 or newer")
+
+
+def _check_schema(connection: Connection, url: RedisUrl) -> None:
+    key = f"{url.prefix}schema"
+    ask(connection, "SET", key, SCHEMA_VERSION, "NX")
+    version = ask(connection, "GET", key).decode(errors="replace")
+    if version != str(SCHEMA_VERSION):
+        raise StoreError(
+            f"the store {url.shown!r} has schema version {version}, this program reads {SCHEMA_VERSION}: "
+            "use the program that wrote it, or another '?prefix='"
+        )
+
+
+def warn_of_losses(connection: Connection, url: RedisUrl) -> None:
+    """Say in the log if the server is set up so that what it has accepted may be lost."""
+    try:
+        settings = _pairs(ask(connection, "CONFIG", "GET", "append*"))
+        settings |= _pairs(ask(connection, "CONFIG", "GET", "maxmemory*"))
+    except redis.ResponseError:  # a hosted server keeps its configuration to itself
+        return
+    advice = "set 'appendonly yes' and 'appendfsync always'"
+    if settings.get("appendonly") == "no":
+        log.warning("the store %r loses what was recorded when its server ends: %s", url.shown, advice)
+    elif settings.get("appendfsync") != "always":
+        log.warning(
+            "the store %r may lose the last seconds when its server or machine crashes: %s", url.shown, advice
+        )
+    evicts = settings.get("maxmemory-policy", "noeviction")
+    if settings.get("maxmemory", "0") != "0" and evicts != "noeviction":
+        log.warning(
+            "the store %r deletes records when its memory is full (maxmemory-policy %s): set 'noeviction'",
+            url.shown,
+            evicts,
+        )
+
+
+def _pairs(answer: list[bytes]) -> dict[str, str]:
+    texts = [one.decode() for one in answer]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+def _lines(answer: bytes) -> dict[str, str]:
+    lines = (line.partition(":") for line in answer.decode().splitlines())
+    return {name: value for name, colon, value in lines if colon}
+
+
+def _without_password(address: str) -> str:
+    user, at, host = address.rpartition("@")
+    name, colon, _ = user.partition(":")
+    return f"{name}{colon and ':***'}{at}{host}"

@@ -1,0 +1,354 @@
+"""The store in a Redis server: many machines may share it.
+
+What a method has returned from survives the death of every client at any moment, and that of the server if
+it is set to `appendonly yes` and `appendfsync always`. It may be used from any thread and event loop: writes
+go through one thread and reads through another, each with its connection, so reading a big batch never
+holds up the recording of a call. A third hears of news, once somebody waits for them.
+
+When the server is gone, operations wait for it and begin anew; what the lost try may have done is found and
+not done twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from lightning_core.errors import NotFoundError
+from lightning_core.stores import redis_rows, rules
+from lightning_core.stores.redis_link import RedisLink, read_url
+from lightning_core.stores.redis_news import FINISHED, RedisNews
+from lightning_core.stores.redis_queue import Change, Rollouts, Rule, to_time
+from lightning_core.stores.redis_thread import Commands, RedisThread, Steps
+from lightning_core.stores.waiting import QUEUE, Bells, Waiters, cancelled_of
+from lightning_core.types import (
+    Alert,
+    Attempt,
+    Call,
+    Event,
+    Member,
+    Metrics,
+    ResourceVersion,
+    Reward,
+    Role,
+    Rollout,
+    Run,
+    Status,
+)
+
+T = TypeVar("T", bound=BaseModel)
+
+AT_ONCE = 100
+"""Of so many rollouts what happened is read in one step."""
+
+
+class RedisStore:
+    """`redis://[user:password@]host[:port][/database][?prefix=...]`, or `rediss://` for TLS."""
+
+    def __init__(
+        self, url: str, *, patience: float = 60.0, answer_seconds: float = 30.0, look_seconds: float = 30.0
+    ) -> None:
+        """`patience`: for how many seconds operations wait for a server that is gone. `answer_seconds`:
+        after how long without an answer it is taken for gone. `look_seconds`: how often those who wait
+        look for themselves, in case that news did not reach them."""
+        self.url = read_url(url)
+        self._link = RedisLink(self.url, answer_seconds=answer_seconds)
+        self._rollouts = Rollouts(self._link)
+        self._key = self._rollouts.key
+        self._writer = RedisThread(self._link, patience=patience)
+        self._reader = RedisThread(self._link, patience=patience)
+        self._bells = Bells()
+        self._waiters = Waiters()
+        self._news = RedisNews(self._link, self._bells, self._waiters)
+        self._patience = patience
+        self._look_seconds = look_seconds
+
+    async def __aenter__(self) -> RedisStore:
+        await asyncio.to_thread(self._link.check, self._patience)
+        self._writer.open()
+        self._reader.open()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._writer.close()
+        await self._reader.close()
+        await asyncio.to_thread(self._news.close)
+
+    # runs ---------------------------------------------------------------------------------
+    async def put_run(self, run: Run) -> None:
+        await self._write("HSET", self._key("runs"), run.id, redis_rows.dump(run))
+
+    async def find_run(self, run_id: str) -> Run | None:
+        found = await self._read("HGET", self._key("runs"), run_id)
+        return None if found is None else redis_rows.load(Run, [found])[0]
+
+    async def list_runs(self) -> list[Run]:
+        runs = await self._values(Run, self._key("runs"))
+        return sorted(runs, key=lambda run: run.created_at, reverse=True)
+
+    # the queue of rollouts ----------------------------------------------------------------
+    async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
+        request, first = _request(), _firsts(rollouts, lambda rollout: rollout.id)
+        return await self._writer.run(lambda again: self._rollouts.enqueue(first, request))
+
+    async def lease(
+        self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
+    ) -> list[Attempt]:
+        if limit <= 0:
+            return []
+        given = (_queue(run_id), worker, limit, seconds, _request())
+        return await self._writer.run(lambda again: self._rollouts.lease(*given, again))
+
+    async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
+        deadline = time.monotonic() + timeout
+        self._news.listen(QUEUE)
+        while True:
+            with self._bells.listening(QUEUE) as bell:
+                seconds = await self._reader.run(lambda again: self._work_in(run_id))
+                left = deadline - time.monotonic()
+                if seconds <= 0:
+                    return True
+                if left <= 0:
+                    return False
+                await bell.sleep(min(left, seconds, self._look_seconds))
+
+    async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
+        if not attempts:
+            return []
+        return await self._writer.run(lambda again: self._rollouts.heartbeat(attempts, seconds))
+
+    async def finish(
+        self, attempt: Attempt, *, reward: float | None = None, error: str | None = None
+    ) -> Rollout:
+        request = _request()
+        return await self._writer.run(lambda again: self._rollouts.finish(attempt, reward, error, request))
+
+    async def cancel(self, rollout_ids: Sequence[str]) -> int:
+        return await self._change(
+            rollout_ids,
+            lambda row, now: None if row.rollout.status.finished else rules.cancelled(row.rollout, now),
+        )
+
+    async def wait_cancelled(self, worker: str, timeout: float) -> bool:
+        topic = cancelled_of(worker)
+        with self._bells.listening(topic) as bell:
+            self._news.listen(topic)
+            return await bell.sleep(timeout)
+
+    async def release(self, attempts: Sequence[Attempt]) -> None:
+        held = {attempt.rollout.id: attempt for attempt in attempts}
+        await self._change(
+            list(held),
+            lambda row, now: (
+                rules.released(row.rollout) if rules.holds(held[row.rollout.id], row.rollout) else None
+            ),
+        )
+
+    async def reclaim(self, worker: str) -> int:
+        held = await self._read("SMEMBERS", self._key("held", worker))
+        return await self._change(
+            [redis_rows.text(name) for name in held],
+            lambda row, now: (
+                rules.released(row.rollout)
+                if row.rollout.status is Status.RUNNING and row.worker == worker
+                else None
+            ),
+        )
+
+    async def find_rollouts(
+        self, run_id: str, *, step: int | None = None, split: str | None = None, status: Status | None = None
+    ) -> list[Rollout]:
+        steps = (
+            [step] if step is not None else map(int, await self._read("SMEMBERS", self._key("steps", run_id)))
+        )
+        commands: Commands = [("ZRANGE", self._key("step", one, run_id), 0, -1) for one in steps]
+        names = [redis_rows.text(name) for of_step in await self._ask(commands) for name in of_step]
+        rows = await self._reader.run(lambda again: self._rollouts.read_all(names))
+        return [
+            row.rollout
+            for row in sorted(rows, key=lambda row: row.place)
+            if split in (None, row.rollout.split) and status in (None, row.rollout.status)
+        ]
+
+    async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        pending = set(rollout_ids)
+        if pending:
+            self._news.listen(FINISHED)
+        while pending:
+            with self._waiters.waiting(pending) as waiter:
+                finished = await self._finished(pending)
+                pending -= finished
+                left = deadline - time.monotonic()
+                if not pending or left <= 0:
+                    break
+                self._waiters.finished(finished)
+                await waiter.sleep(min(left, self._look_seconds))
+        rows = await self._reader.run(lambda again: self._rollouts.read_all(rollout_ids))
+        return [row.rollout for row in rows if row.rollout.status.finished]
+
+    # what happened in them ----------------------------------------------------------------
+    async def add_call(self, call: Call) -> None:
+        key = self._key("calls", call.attempt or 0, call.rollout_id or "")
+        await self._write("HSET", key, call.id, redis_rows.pack_call(call, time.time_ns()))
+
+    async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
+        for reward in rewards:
+            rules.check_reward(reward.rollout_id, reward.value)
+        if rewards:
+            request = _request()
+            await self._writer.run(
+                lambda again: self._rollouts.add_rewards(rewards, request, running=running)
+            )
+
+    async def add_events(self, events: Sequence[Event]) -> None:
+        if not events:
+            return
+        now = time.time_ns()
+
+        def operation(again: bool) -> Steps[None]:
+            change = Change()
+            for place, event in enumerate(events, now):
+                key = self._key("events", event.attempt, event.rollout_id)
+                name = f"{event.kind}:{rules.event_id(event)}"
+                change.commands.append(("HSET", key, name, redis_rows.pack_event(event, place)))
+            yield [self._rollouts.commit([change])]
+
+        await self._writer.run(operation)
+
+    async def get_calls(self, rollout_ids: Iterable[str]) -> dict[str, list[Call]]:
+        found = await self._of_last_attempts("calls", rollout_ids)
+        return {name: redis_rows.unpack_calls(packed) for name, packed in found.items()}
+
+    async def get_rewards(self, rollout_ids: Iterable[str]) -> dict[str, list[Reward]]:
+        found = await self._of_last_attempts("rewards", rollout_ids)
+        return {name: redis_rows.load_appended(Reward, packed) for name, packed in found.items()}
+
+    async def get_events(self, rollout_ids: Iterable[str]) -> dict[str, list[Event]]:
+        found = await self._of_last_attempts("events", rollout_ids)
+        return {name: redis_rows.unpack_events(packed) for name, packed in found.items()}
+
+    # what is learnt -----------------------------------------------------------------------
+    async def put_resource(self, version: ResourceVersion) -> None:
+        field = f"{version.version}:{version.name}"
+        await self._write("HSET", self._key("resources", version.run_id), field, redis_rows.dump(version))
+
+    async def list_resources(self, run_id: str, name: str = "policy") -> list[ResourceVersion]:
+        versions = await self._values(ResourceVersion, self._key("resources", run_id))
+        return sorted((one for one in versions if one.name == name), key=lambda one: one.version)
+
+    async def put_metrics(self, metrics: Metrics) -> None:
+        key = self._key("metrics", metrics.run_id)
+        await self._write("HSET", key, metrics.step, redis_rows.dump(metrics))
+
+    async def list_metrics(self, run_id: str) -> list[Metrics]:
+        return sorted(await self._values(Metrics, self._key("metrics", run_id)), key=lambda one: one.step)
+
+    # who plays in a run, and what is wrong with it ----------------------------------------
+    async def put_member(self, member: Member) -> None:
+        field = f"{member.role}:{member.name}"
+        await self._write("HSET", self._key("members", member.run_id), field, redis_rows.dump(member))
+
+    async def remove_member(self, run_id: str, role: Role, name: str) -> None:
+        await self._write("HDEL", self._key("members", run_id), f"{role}:{name}")
+
+    async def list_members(self, run_id: str) -> list[Member]:
+        members = await self._values(Member, self._key("members", run_id))
+        return sorted(members, key=lambda member: (member.role, member.name))
+
+    async def add_alerts(self, alerts: Sequence[Alert]) -> int:
+        request, first = _request(), _firsts(alerts, lambda alert: (alert.run_id, alert.id))
+
+        def operation(again: bool) -> Steps[int]:
+            change = Change()
+            for alert in first:
+                words = (self._key("alerts", alert.run_id), alert.id, request, redis_rows.dump(alert))
+                change.commands.append(("APPEND", *words))
+            ((new,),) = yield [self._rollouts.commit([change])]
+            return int(new)
+
+        return await self._writer.run(operation) if alerts else 0
+
+    async def list_alerts(self, run_id: str) -> list[Alert]:
+        return redis_rows.load_appended(Alert, await self._read("HVALS", self._key("alerts", run_id)))
+
+    # ways to the threads ------------------------------------------------------------------
+    async def _write(self, *command: Any) -> None:
+        """A command that may be carried out twice."""
+
+        def operation(again: bool) -> Steps[None]:
+            yield [command]
+
+        await self._writer.run(operation)
+
+    async def _ask(self, commands: Commands) -> list[Any]:
+        def operation(again: bool) -> Steps[list[Any]]:
+            return (yield commands)
+
+        return await self._reader.run(operation)
+
+    async def _read(self, *command: Any) -> Any:
+        (answer,) = await self._ask([command])
+        return answer
+
+    async def _values(self, kind: type[T], key: str) -> list[T]:
+        return redis_rows.load(kind, await self._read("HVALS", key))
+
+    async def _change(self, rollout_ids: Sequence[str], rule: Rule) -> int:
+        """Change those that the rule changes; returns how many it did."""
+        request = _request()
+        changed = await self._writer.run(lambda again: self._rollouts.change(rollout_ids, rule, request))
+        return len(changed)
+
+    async def _of_last_attempts(self, kind: str, rollout_ids: Iterable[str]) -> dict[str, list[bytes]]:
+        names = list(dict.fromkeys(rollout_ids))
+        found: list[list[bytes]] = []
+        for at in range(0, len(names), AT_ONCE):
+            words = (self.url.prefix, kind, *names[at : at + AT_ONCE])
+            (answer,) = await self._ask([self._rollouts.script("last", *words)])
+            found += answer
+        return dict(zip(names, found, strict=True))
+
+    def _work_in(self, run_id: str | None) -> Steps[float]:
+        """In how many seconds there may be something to lease; 0 if there is."""
+        first_lease = ("ZRANGE", self._key("leases"), 0, 0, "WITHSCORES")
+        queued, first, clock = yield [("EXISTS", self._key(_queue(run_id))), first_lease, ("TIME",)]
+        if queued:
+            return 0.0
+        return float(first[1]) - to_time(clock) if first else math.inf
+
+    async def _finished(self, rollout_ids: Iterable[str]) -> set[str]:
+        """Those among them that are finished. Raises NotFoundError if one is unknown."""
+        names = list(rollout_ids)
+        statuses = await self._ask([("HGET", self._key("rollout", name), "s") for name in names])
+        for name, status in zip(names, statuses, strict=True):
+            if status is None:
+                raise NotFoundError(
+                    f"no rollout {name!r} in {self.url.shown!r}: enqueue it before waiting for it"
+                )
+        pairs = zip(names, statuses, strict=True)
+        return {name for name, status in pairs if Status(status.decode()).finished}
+
+
+def _queue(run_id: str | None) -> str:
+    """The key of a run's queue, or that of all, without the prefix."""
+    return "queue" if run_id is None else f"queue:{run_id}"
+
+
+def _firsts(values: Iterable[T], key: Callable[[T], object]) -> list[T]:
+    """Of several with one key the first."""
+    found: dict[object, T] = {}
+    for value in values:
+        found.setdefault(key(value), value)
+    return list(found.values())
+
+
+def _request() -> str:
+    """The name of one operation, by which its second try finds what the first did."""
+    return os.urandom(8).hex()

@@ -1,0 +1,119 @@
+"""How the rollouts of a run are run: one truth for every process that runs them, the run's own record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lightning_core.gateway.tokens import Tokens
+from lightning_core.runner import FailurePolicy, Runner
+from lightning_core.runner.executor import Executor
+from lightning_core.runner.gateways import Gateways
+from lightning_core.stores.base import Store
+from lightning_core.tracing.scope import Scope
+from lightning_core.types import Attempt, Rollout, Run
+
+if TYPE_CHECKING:
+    from lightning_core.trainer.trainer import Trainer
+
+RECORDED = "rollouts"
+"""Where in the run's configuration it is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a runner must know of the run."""
+
+    solve: str
+    """Name of the user's function."""
+    timeout: float | None
+    on_failure: FailurePolicy
+    judged: bool
+    """Whether training rollouts may end without a reward."""
+
+    def written(self) -> dict[str, Any]:
+        """As the run's record has it."""
+        return asdict(self)
+
+
+def rules_of(trainer: Trainer, solve: Callable[..., Any]) -> Rules:
+    """What a trainer's settings say."""
+    judged = trainer.judge is not None and trainer.judge.weight == 1
+    return Rules(name_of(solve), trainer.timeout, trainer.on_failure, judged)
+
+
+def read_rules(run: Run) -> Rules | None:
+    """What the run's record says; None if it was opened by a version that wrote nothing."""
+    written: Any = run.config.get(RECORDED)
+    if written is None:
+        return None
+    return Rules(**{**written, "on_failure": FailurePolicy(**written["on_failure"])})
+
+
+def name_of(solve: Callable[..., Any]) -> str:
+    """What the function is called, in whatever process."""
+    return getattr(solve, "__qualname__", None) or type(solve).__qualname__
+
+
+def agents_of(run: Run) -> tuple[str, ...] | None:
+    """Names or globs of the agents that the run trains; None: all."""
+    written: Any = run.config.get("agents")
+    return None if written is None else tuple(written)
+
+
+def tokens_of(run: Run) -> Tokens:
+    """Issues and reads the tokens of the run's rollouts."""
+    return Tokens(bytes.fromhex(run.secret))
+
+
+def scopes(run: Run) -> Callable[[Attempt, str, str], Scope]:
+    """Makes the scope of an attempt, given its gateway's address and which gateway that is."""
+    return partial(_scope, tokens_of(run), agents_of(run))
+
+
+def _scope(
+    tokens: Tokens, agents: tuple[str, ...] | None, attempt: Attempt, url: str, instance: str
+) -> Scope:
+    return Scope(
+        rollout_id=attempt.rollout.id,
+        attempt=attempt.number,
+        gateway_url=url,
+        token=tokens.issue(attempt.rollout, attempt.number),
+        agents=agents,
+        gateway_instance=instance,
+    )
+
+
+def make_runner(
+    solve: Callable[..., Any],
+    store: Store,
+    run: Run,
+    rules: Rules,
+    *,
+    worker: str,
+    concurrency: int,
+    gateway_url: str | None = None,
+    executor: Executor | None = None,
+    on_finished: Callable[[Rollout], None] | None = None,
+) -> Runner:
+    """A runner of the run's rollouts. Their calls go to `gateway_url`, or to gateways found in the store."""
+    make_scope = scopes(run)
+    gateways = Gateways(store, run.id, make_scope) if gateway_url is None else None
+    return Runner(
+        solve,
+        store,
+        run_id=run.id,
+        scope_for=gateways.scope_for
+        if gateways
+        else lambda attempt: make_scope(attempt, gateway_url or "", ""),
+        ground=gateways,
+        concurrency=concurrency,
+        timeout=rules.timeout,
+        on_failure=rules.on_failure,
+        judged=rules.judged,
+        worker=worker,
+        executor=executor,
+        on_finished=on_finished,
+    )

@@ -1,0 +1,131 @@
+"""Versions of what an algorithm improves, weights and prompts alike: put, found, chosen.
+ A version is never changed into another: whoever improves one puts the next, with the one it was made from
+as its parent. Which of them is served is a matter of its own. The version chosen last is the current one,
+so going back means choosing an old one again. What persons have chosen is kept as a list beside the
+versions, under the name `NAME/choices`: who, when, and what was current before.
+
+One writer at a time for each name of a run: the store replaces what is put under a number that is taken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from lightning_core.errors import NotFoundError, StoreError
+from lightning_core.stores.base import Store
+from lightning_core.types import ResourceVersion
+
+POLICY: Final = "policy"
+"""The name of the weights under training."""
+TRAINER: Final = "trainer"
+"""The author of what training made."""
+
+
+def find_current(versions: Iterable[ResourceVersion]) -> ResourceVersion | None:
+    """The one that was chosen last; where none was ever chosen, the newest."""
+    return max(versions, key=lambda v: (v.chosen_at or 0.0, v.version), default=None)
+
+
+def get_version(versions: Sequence[ResourceVersion], version: int) -> ResourceVersion:
+    """The version of that number, with its content. Raises NotFoundError, saying which there are."""
+    there = ", ".join(str(v.version) for v in versions if v.uri is not None) or "none"
+    found = next((v for v in versions if v.version == version), None)
+    if found is None:
+        raise NotFoundError(f"there is no version {version}; there are: {there}")
+    if found.uri is None:
+        raise NotFoundError(
+            f"the content of version {version} was deleted to save space; there are: {there} "
+            "(what is kept in future runs, `Trainer(keep_checkpoints=...)` says)"
+        )
+    return found
+
+
+async def put_prompt(
+    store: Store,
+    run_id: str,
+    name: str,
+    text: str,
+    *,
+    author: str,
+    parent: int | None = None,
+    metrics: Mapping[str, float] | None = None,
+    chosen: bool = True,
+) -> ResourceVersion:
+    """Add the next version of a prompt template; with `chosen` it is the current one from now on."""
+    if name == POLICY:
+        raise StoreError(f"{POLICY!r} is the name of the weights; give the prompt another")
+    versions = await store.list_resources(run_id, name)
+    now = time.time()
+    made = ResourceVersion(
+        run_id=run_id,
+        name=name,
+        version=versions[-1].version + 1 if versions else 0,
+        kind="prompt",
+        uri=text,
+        parent=parent,
+        author=author,
+        metrics=dict(metrics or {}),
+        created_at=now,
+        chosen_at=_after(versions, now) if chosen else None,
+    )
+    await store.put_resource(made)
+    return made
+
+
+async def get_prompt(store: Store, run_id: str, name: str, version: int | None = None) -> ResourceVersion:
+    """A version of a prompt, by default the current one; its text is `uri`. Raises NotFoundError."""
+    versions = await store.list_resources(run_id, name)
+    if version is None:
+        current = find_current(versions)
+        if current is None:
+            raise NotFoundError(f"run {run_id!r} has no prompt {name!r}; put one with put_prompt")
+        version = current.version
+    return get_version(versions, version)
+
+
+async def choose(
+    store: Store, run_id: str, version: int, *, author: str, name: str = POLICY
+) -> ResourceVersion:
+    """A person makes a version the current one. Raises NotFoundError if it is not there, or not any more."""
+    versions = await store.list_resources(run_id, name)
+    chosen, before = get_version(versions, version), find_current(versions)
+    known = await store.list_resources(run_id, _choices(name))
+    await store.put_resource(  # first: a choice that took effect has a name to it
+        ResourceVersion(
+            run_id=run_id,
+            name=_choices(name),
+            version=len(known),
+            kind="prompt",
+            uri=str(version),
+            parent=None if before is None else before.version,
+            author=author,
+        )
+    )
+    return await make_current(store, chosen, versions)
+
+
+async def make_current(
+    store: Store, chosen: ResourceVersion, versions: Sequence[ResourceVersion]
+) -> ResourceVersion:
+    """Put `chosen` as the current one of its name, of which `versions` are known."""
+    made = chosen.model_copy(update={"chosen_at": _after(versions, time.time())})
+    await store.put_resource(made)
+    return made
+
+
+async def list_choices(store: Store, run_id: str, name: str = POLICY) -> list[ResourceVersion]:
+    """What persons chose, oldest first: `uri` is the version's number, `parent` the one it took the place
+    of, `author` who it was and `created_at` when."""
+    return await store.list_resources(run_id, _choices(name))
+
+
+def _choices(name: str) -> str:
+    return f"{name}/choices"
+
+
+def _after(versions: Iterable[ResourceVersion], now: float) -> float:
+    """A time of choice later than every other, also where the clocks of two machines differ."""
+    latest = max((v.chosen_at for v in versions if v.chosen_at is not None), default=now)
+    return max(now, latest + 1e-3)

@@ -1,0 +1,190 @@
+"""A token opens what its scope says, of its own run, until it expires; and a refusal changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lightning_core.api.scopes import server_secret
+from lightning_core.errors import ConfigError
+from lightning_core.gateway.tokens import Tokens
+from lightning_core.stores.memory import MemoryStore
+from lightning_core.types import Rollout, Status
+from tests.api.conftest import RUN, SECRET, Desk, error, open_desk, rollout
+
+ONE = {"rollout_ids": ["a"]}
+REWARD = {"rewards": [{"rollout_id": "a", "attempt": 1, "value": 1.0}]}
+MEMBER = {"run_id": "run", "role": "runner", "name": "w1"}
+OPENED: list[tuple[str, str, Any, set[str]]] = [
+    ("POST", "/rollouts", {"rollouts": [rollout("new")]}, {"client"}),
+    ("POST", "/tasks", {"run_id": "run", "tasks": [{"input": {}}]}, {"client"}),
+    ("GET", "/rollouts?run_id=run", None, {"client"}),
+    ("GET", "/rollouts/a", None, {"client"}),
+    ("POST", "/rollouts/wait", ONE, {"client"}),
+    ("POST", "/rollouts/cancel", ONE, set()),
+    ("POST", "/leases", {"worker": "w"}, {"worker"}),
+    ("POST", "/leases/heartbeat", {"keys": []}, {"worker"}),
+    ("POST", "/leases/release", {"keys": []}, {"worker"}),
+    ("GET", "/rewards?rollout_id=a", None, {"client"}),
+    ("GET", "/events?rollout_id=a", None, {"client"}),
+    ("GET", "/calls?rollout_id=a", None, {"client"}),
+    ("POST", "/rewards", REWARD, set()),
+    ("GET", "/runs", None, {"client"}),
+    ("GET", "/runs/run", None, {"client"}),
+    ("PUT", "/runs", {"id": "run"}, set()),
+    ("GET", "/resources?run_id=run", None, {"client"}),
+    ("PUT", "/resources", {"run_id": "run", "version": 1, "uri": "/w"}, set()),
+    ("GET", "/metrics?run_id=run", None, {"client"}),
+    ("PUT", "/metrics", {"run_id": "run", "step": 1, "values": {"loss": 1.0}}, set()),
+    ("GET", "/members?run_id=run", None, {"client"}),
+    ("PUT", "/members", MEMBER, {"worker"}),
+    ("PUT", "/members", {**MEMBER, "role": "gateway"}, set()),
+    ("DELETE", "/members?run_id=run&role=runner&name=w1", None, {"worker"}),
+    ("GET", "/alerts?run_id=run", None, {"client"}),
+    ("POST", "/alerts", {"alerts": [{"run_id": "run", "id": "a", "rule": "r", "message": "m"}]}, set()),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "scopes"), OPENED, ids=[f"{method} {path}" for method, path, *_ in OPENED]
+)
+async def test_a_scope_opens_what_it_says_and_an_admin_s_everything_of_its_run(
+    method: str, path: str, body: Any, scopes: set[str]
+) -> None:
+    async with open_desk(MemoryStore(), listening=False) as desk:
+        await desk.store.enqueue([Rollout.model_validate(rollout("a"))])
+        for name in ("", "lt-no.token", "la-no.token", "expired"):
+            error(await desk.ask(method, path, body, scope=name), 401, "invalid_token")
+        for scope in ("worker", "client"):
+            answer = await desk.ask(method, path, body, scope=scope)
+            assert answer.status_code == (200 if scope in scopes else 403), answer.text
+        for name in ("admin", "all admin"):
+            assert (await desk.ask(method, path, body, scope=name)).status_code == 200
+        answer = await desk.ask(method, path, body, scope="other admin")
+        if "/leases" in path or (
+            path == "/runs" and method == "GET"
+        ):  # these name no run: it is the token's own
+            assert answer.status_code == 200
+        else:
+            assert "'run'" in error(answer, 403, "forbidden")["message"]
+
+
+async def test_a_token_of_one_run_sees_that_run_alone(desk: Desk) -> None:
+    await desk.post(
+        "/rollouts", {"rollouts": [rollout("a"), rollout("b", run_id="other")]}, scope="all admin"
+    )
+    assert [one["id"] for one in (await desk.get("/runs"))["runs"]] == ["run"]
+    assert [one["id"] for one in (await desk.get("/runs", scope="all client"))["runs"]] == ["other", "run"]
+    for method, path, body in (
+        ("GET", "/rollouts?run_id=other", None),
+        ("GET", "/rollouts/b", None),
+        ("GET", "/rewards?rollout_id=a&rollout_id=b", None),
+        ("POST", "/rollouts/wait", {"rollout_ids": ["a", "b"]}),
+        ("POST", "/rollouts/cancel", {"rollout_ids": ["a", "b"]}),
+        ("POST", "/rollouts", {"rollouts": [rollout("c"), rollout("d", run_id="other")]}),
+    ):
+        assert "'other'" in error(await desk.ask(method, path, body), 403, "forbidden")["message"]
+    assert [one.status for one in await desk.store.find_rollouts("run")] == [Status.QUEUED]
+
+
+async def test_a_worker_speaks_only_of_what_it_holds(desk: Desk) -> None:
+    await desk.post("/rollouts", {"rollouts": [rollout("a"), rollout("b")]})
+    a, b = await desk.lease(limit=2)
+    event = {"kind": "tool", "id": "t", "agent": "w", "name": "n", "started_at": 1.0, "ended_at": 2.0}
+    call = {"id": "c", "agent": "w", "trained": False, "endpoint": "e", "started_at": 1.0, "ended_at": 2.0}
+    for path, name, record in (
+        ("/rewards", "rewards", {"value": 1.0}),
+        ("/events", "events", event),
+        ("/calls", "calls", call),
+    ):
+        for address, keys in (
+            (("a", 1), []),
+            (("a", 1), [b["key"]]),
+            (("a", 2), [a["key"]]),
+        ):
+            body = {name: [{**record, "rollout_id": address[0], "attempt": address[1]}], "keys": keys}
+            error(await desk.ask("POST", path, body, scope="worker"), 403, "forbidden")
+        body = {name: [{**record, "rollout_id": "a", "attempt": 1}], "keys": [b["key"], a["key"]]}
+        assert await desk.post(path, body, scope="worker") == {"stored": 1}
+    await desk.post("/leases/finish", {"key": b["key"], "reward": 1.0}, scope="worker")
+    for path, name, record in (
+        ("/rewards", "rewards", {"value": 1.0}),
+        ("/events", "events", event),
+        ("/calls", "calls", call),
+    ):
+        body = {name: [{**record, "rollout_id": "b", "attempt": 1}], "keys": [b["key"]]}
+        error(await desk.ask("POST", path, body, scope="worker"), 409, "lease_lost")
+    assert len((await desk.store.get_rewards(["b"]))["b"]) == 1
+
+
+async def test_no_token_opens_what_another_kind_does(desk: Desk) -> None:
+    await desk.post("/rollouts", {"rollouts": [rollout("a")]})
+    (lease,) = await desk.lease()
+    of_rollout = Tokens(SECRET.encode()).issue(Rollout.model_validate(rollout("a")), 1)
+    for wrong in (lease["key"], of_rollout, "la-" + of_rollout[3:], "la-" + lease["key"][3:]):
+        error(await desk.ask("GET", "/runs", scope=wrong), 401, "invalid_token")
+
+
+async def test_any_change_makes_a_token_worthless(desk: Desk) -> None:
+    token = desk.tokens["client"]
+    for place in range(0, len(token), 7):
+        changed = token[:place] + ("A" if token[place] != "A" else "B") + token[place + 1 :]
+        error(await desk.ask("GET", "/runs", scope=changed), 401, "invalid_token")
+
+
+async def test_a_run_with_a_new_secret_has_no_valid_tokens(desk: Desk) -> None:
+    await desk.store.put_run(RUN.model_copy(update={"secret": "f" * 64}))
+    error(await desk.ask("GET", "/runs"), 401, "invalid_token")
+    await desk.store.put_run(RUN.model_copy(update={"secret": ""}))
+    assert "no secret" in error(await desk.ask("GET", "/runs"), 401, "invalid_token")["message"]
+
+
+async def test_a_server_without_a_secret_takes_no_tokens_for_all_runs() -> None:
+    async with open_desk(MemoryStore(), secret=None, listening=False) as desk:
+        problem = error(await desk.ask("GET", "/runs", scope="all admin"), 401, "invalid_token")
+        assert "LIGHTNING_API_SECRET" in problem["message"]
+        assert (await desk.ask("GET", "/runs")).status_code == 200
+    with pytest.raises(ConfigError, match="LIGHTNING_API_SECRET is too short"):
+        server_secret("short")
+    assert server_secret("") is server_secret(None) is None
+
+
+async def test_a_run_s_secret_is_made_and_kept_and_never_told(desk: Desk) -> None:
+    made = await desk.ask("PUT", "/runs", {"id": "third", "config": {"steps": 3}}, scope="all admin")
+    assert (made.status_code, made.json()["config"]) == (200, {"steps": 3})
+    stored = await desk.store.find_run("third")
+    assert stored is not None
+    assert len(stored.secret) == 64
+    again = await desk.ask("PUT", "/runs", {"id": "third", "status": "finished"}, scope="all admin")
+    after = await desk.store.find_run("third")
+    assert after is not None
+    assert (after.secret, after.status) == (stored.secret, "finished")
+    listed = await desk.ask("GET", "/runs", scope="all client")
+    for answer in (made, again, listed):
+        assert "secret" not in answer.text
+        assert stored.secret not in answer.text
+
+
+async def test_a_call_that_the_gateway_recorded_is_not_replaced_by_a_worker(desk: Desk) -> None:
+    await desk.post("/rollouts", {"rollouts": [rollout("a")]})
+    (lease,) = await desk.lease()
+    policy = {
+        "id": "c",
+        "rollout_id": "a",
+        "attempt": 1,
+        "agent": "w",
+        "trained": True,
+        "prompt_ids": [1, 2**32 - 1],
+        "choices": [{"completion_ids": [7], "logprobs": [-0.5]}],
+        "started_at": 1.0,
+        "ended_at": 2.0,
+    }
+    body = {"calls": [policy], "keys": [lease["key"]]}
+    problem = error(await desk.ask("POST", "/calls", body, scope="worker"), 422, "invalid_value")
+    assert problem["field"] == "calls[0].endpoint"
+    await desk.post("/calls", body, scope="admin")
+    body["calls"] = [{**policy, "endpoint": "https://elsewhere"}]
+    error(await desk.ask("POST", "/calls", body, scope="worker"), 403, "forbidden")
+    (kept,) = (await desk.get("/calls", rollout_id="a"))["calls"]["a"]
+    assert (kept["prompt_ids"], kept["endpoint"]) == ([1, 2**32 - 1], None)

@@ -1,0 +1,154 @@
+"""What can't be used is refused in words, with the field named, and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from lightning_core.errors import StoreError
+from lightning_core.stores.memory import MemoryStore
+from lightning_core.types import Rollout
+from tests.api.conftest import Desk, error, good, open_desk, rollout
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field", "words"),
+    [
+        ("/rollouts", {}, "rollouts", "Field required"),
+        ("/rollouts", {"rollouts": []}, "rollouts", "at least 1 item"),
+        ("/rollouts", {"rollouts": [rollout("a", step="x")]}, "rollouts[0].step", "valid integer"),
+        ("/rollouts", {"rollouts": [rollout("a", step=2**63)]}, "rollouts[0].step", "too large"),
+        ("/rollouts", {"rollouts": [rollout("a", setp=1)]}, "rollouts[0].setp", "not permitted"),
+        ("/rollouts", {"rollouts": [rollout("a", created_at="nan")]}, "rollouts[0].created_at", "no finite"),
+        ("/rollouts", [], None, "the body"),
+        ("/tasks", {"run_id": "run", "tasks": [{"input": 7}]}, "tasks[0].input", "dictionary"),
+        ("/tasks", {"run_id": "run", "tasks": [{"input": {}}], "step": -(2**63)}, "step", "too large"),
+        ("/leases", {"worker": ""}, "worker", "at least 1 character"),
+        ("/leases", {"worker": "w", "wait": 1e9}, "wait", "less than or equal to 60"),
+        ("/leases", {"worker": "w", "seconds": 0}, "seconds", "greater than 0"),
+        ("/leases", {"worker": "w", "limit": 1.5}, "limit", "valid integer"),
+        ("/leases/finish", {"key": "k", "rewrd": 1}, "rewrd", "not permitted"),
+        ("/rewards", {"rewards": [{"rollout_id": "a", "attempt": 1}]}, "rewards[0].value", "Field required"),
+        (
+            "/rewards",
+            {"rewards": [{"rollout_id": "a", "attempt": 1, "value": "NaN"}]},
+            "rewards[0].value",
+            "no finite number",
+        ),
+        ("/events", {"events": [{"kind": "tool"}]}, "events[0].tool.id", "Field required"),
+        ("/alerts", {"alerts": [{"run_id": "run"}]}, "alerts[0].id", "Field required"),
+    ],
+)
+async def test_bad_input_is_refused_by_field(path: str, body: Any, field: str | None, words: str) -> None:
+    async with open_desk(MemoryStore(), listening=False) as desk:
+        problem = error(await desk.ask("POST", path, body), 422, "invalid_value")
+        assert problem["field"] == field
+        assert words in problem["message"]
+        assert await desk.store.find_rollouts("run") == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"",
+        b"\xff",
+        b'{"rollouts": NaN}',
+        b'{"rollouts": "\\ud800"}',
+        b"[" * 100_000,
+    ],
+)
+async def test_what_is_no_json_is_refused_in_words(body: bytes) -> None:
+    async with open_desk(MemoryStore(), listening=False) as desk:
+        answer = await desk.ask("POST", "/rollouts", body)
+        problem = error(answer, 422, "invalid_value") if body == b"" else error(answer, 400, "invalid_json")
+        assert "body" in problem["message"] or problem["field"] == "rollouts"
+
+
+@pytest.mark.parametrize(("name", "value"), [("reward", "nan"), ("reward", "-inf")])
+async def test_a_reward_that_is_no_finite_number_does_not_end_an_attempt(
+    desk: Desk, name: str, value: str
+) -> None:
+    await desk.post("/rollouts", {"rollouts": [rollout("a")]})
+    (lease,) = await desk.lease()
+    answer = await desk.ask("POST", "/leases/finish", {"key": lease["key"], name: value}, scope="worker")
+    assert "finite" in error(answer, 422, "invalid_value")["message"]
+    assert good(await desk.ask("POST", "/leases/heartbeat", {"keys": [lease["key"]]}))["held"]
+
+
+async def test_a_token_id_is_a_number_that_an_engine_can_give(desk: Desk) -> None:
+    await desk.post("/rollouts", {"rollouts": [rollout("a")]})
+    call = {"id": "c", "rollout_id": "a", "attempt": 1, "agent": "w", "trained": True, "started_at": 1.0}
+    for fields, field in (
+        ({"prompt_ids": [1, -1]}, "calls[0].prompt_ids[1]"),
+        ({"choices": [{"completion_ids": [2**32]}]}, "calls[0].choices[0].completion_ids[0]"),
+    ):
+        body = {"calls": [{**call, "ended_at": 2.0, **fields}]}
+        assert error(await desk.ask("POST", "/calls", body), 422, "invalid_value")["field"] == field
+
+
+async def test_unknown_addresses_and_methods_point_to_the_document(desk: Desk) -> None:
+    assert "openapi.json" in error(await desk.ask("GET", "/nowhere"), 404, "unknown_address")["message"]
+    assert "DELETE" in error(await desk.ask("DELETE", "/rollouts"), 405, "method_not_allowed")["message"]
+
+
+async def test_a_body_that_is_too_long_is_refused_before_it_is_whole() -> None:
+    async with open_desk(MemoryStore(), body_bytes=1000) as desk:
+        body = {"rollouts": [rollout("a", task={"input": {"text": "x" * 2_000_000}})]}
+        assert "1000 bytes" in error(await desk.ask("POST", "/rollouts", body), 413, "too_large")["message"]
+        assert (await desk.post("/rollouts", {"rollouts": [rollout("a")]}))["new"] == 1
+
+
+async def test_a_client_that_is_too_slow_is_told_so_and_holds_up_nobody() -> None:
+    async with open_desk(MemoryStore(), body_seconds=0.3) as desk:
+        answer = await _send(desk, [b"content-length: 100\r\n\r\n", b'{"rollouts": ['])
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b'"too_slow"' in answer
+        assert (await desk.get("/health"))["status"] == "ok"
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_has_changed_nothing() -> None:
+    async with open_desk(MemoryStore()) as desk:
+        await _send(desk, [b"content-length: 1000\r\n\r\n", b'{"rollouts": ['], listen=False)
+        assert (await desk.get("/rollouts", run_id="run"))["rollouts"] == []
+
+
+async def _send(desk: Desk, parts: Sequence[bytes], *, listen: bool = True) -> bytes:
+    """What the server says to these bytes after the head of a POST."""
+    address = urlsplit(desk.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    token = desk.tokens["admin"].encode()
+    writer.write(b"POST /api/v1/rollouts HTTP/1.1\r\nhost: x\r\nauthorization: Bearer " + token + b"\r\n")
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+    said = await reader.readuntil(b"}}") if listen else b""
+    writer.close()
+    await writer.wait_closed()
+    return said
+
+
+class AwayStore(MemoryStore):
+    """A store whose server can't be reached just now."""
+
+    away = False
+
+    async def find_rollouts(self, *given: Any, **more: Any) -> list[Rollout]:
+        if self.away:
+            raise StoreError("the server at db:5432 does not answer")
+        return await super().find_rollouts(*given, **more)
+
+
+async def test_a_store_that_is_away_is_said_so_with_a_time_to_come_back() -> None:
+    store = AwayStore()
+    async with open_desk(store) as desk:
+        store.away = True
+        answer = await desk.ask("GET", "/rollouts", run_id="run")
+        assert "db:5432" in error(answer, 503, "store_away")["message"]
+        assert int(answer.headers["retry-after"]) >= 1
+        store.away = False
+        assert (await desk.get("/rollouts", run_id="run"))["rollouts"] == []

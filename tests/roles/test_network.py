@@ -1,0 +1,58 @@
+"""A worker on a machine of its own, whose wire is cut while it works."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.roles.company import Company
+from tests.roles.wire import Wire, wire
+from tests.stores.postgres_server import PostgresServer
+
+CUT_SECONDS = 6
+"""Longer than an impatient client waits, shorter than anybody gives up."""
+
+
+@pytest.fixture
+def machine() -> Iterator[Wire]:
+    """A machine apart, or the reason why there can be none."""
+    try:
+        opened = wire()
+        made = opened.__enter__()
+    except OSError as reason:
+        pytest.skip(f"no network namespaces here: {reason}")
+    yield made
+    opened.__exit__(None, None, None)
+
+
+@pytest.fixture
+def server(tmp_path_factory: pytest.TempPathFactory, machine: Wire) -> Iterator[PostgresServer]:
+    """A database that both machines reach."""
+    folder = tmp_path_factory.mktemp("postgres")
+    for parent in (folder, *folder.parents[:2]):
+        parent.chmod(0o755)
+    made = PostgresServer(folder, listen_addresses=f"127.0.0.1,{machine.here}")
+    with (folder / "data" / "pg_hba.conf").open("a") as rules:
+        rules.write(f"host all all {machine.here}/24 trust\n")
+    made.start()
+    yield made
+    made.stop()
+
+
+def test_a_wire_that_is_cut_for_a_while_loses_no_rollout(
+    tmp_path: Path, machine: Wire, server: PostgresServer
+) -> None:
+    machine.slow_down()  # where the kernel can
+    store = server.url().replace("127.0.0.1", machine.here)
+    with Company(tmp_path, store) as company:
+        worker = company.work("apart", before=machine.there, NO_PROXY=machine.here)
+        trainer = company.train("--elsewhere", "runner", "--host", machine.here, "--steps", 2)
+        company.until(lambda: len(company.seen) > 6, worker, trainer)
+        machine.cut()
+        time.sleep(CUT_SECONDS)
+        machine.mend()
+        assert [process.wait() for process in (trainer, worker)] == [0, 0], company.said()
+        company.check(2)

@@ -1,0 +1,196 @@
+"""Which run a worker joins, what it takes from the run's record, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lightning_core as lightning
+from lightning_core.cli import main
+from lightning_core.errors import ConfigError
+from lightning_core.gateway.app import Gateway
+from lightning_core.gateway.server import GatewayServer
+from lightning_core.plugins import load_plugins
+from lightning_core.presence import Presence, make_member
+from lightning_core.stores.base import Store
+from lightning_core.trainer.playing import RECORDED, Rules, tokens_of
+from lightning_core.trainer.session import open_store
+from lightning_core.trainer.working import Joining, work
+from lightning_core.types import Rollout, Run, Status, Task
+from tests.gateway.scripted import ScriptedEngine
+
+
+@dataclass
+class Elsewhere:
+    """The trainer's side, as a worker sees it."""
+
+    url: str
+    store: Store
+    said: list[str] = field(default_factory=list)
+    begun: asyncio.Queue[Task] = field(default_factory=asyncio.Queue)
+
+    async def solve(self, task: Task) -> float:
+        """The app."""
+        await self.begun.put(task)
+        if task.input.get("slow"):
+            await asyncio.Event().wait()
+        if task.input.get("broken"):
+            raise RuntimeError("no luck")
+        return 1.0
+
+    async def open(
+        self, run_id: str, *, function: str = "Elsewhere.solve", status: str = "running", **rules: Any
+    ) -> Run:
+        """Put a run whose rollouts run `function`."""
+        given = {"timeout": 60.0, "on_failure": lightning.FailurePolicy(retries=0), "judged": False, **rules}
+        config: dict[str, Any] = {"agents": ["writer"], RECORDED: Rules(function, **given).written()}
+        run = Run(id=run_id, config=config, status=status, secret="ab" * 32)  # type: ignore[arg-type]
+        await self.store.put_run(run)
+        return run
+
+    async def set(self, run: Run, status: str) -> None:
+        await self.store.put_run(run.model_copy(update={"status": status}))
+
+    async def ask(self, run: Run, **task: Any) -> str:
+        """One more rollout of the run; its id."""
+        number = len(await self.store.find_rollouts(run.id))
+        rollout = Rollout(id=f"{run.id}-{number}", run_id=run.id, task=Task(input=task), group_id="g", step=0)
+        await self.store.enqueue([rollout])
+        return rollout.id
+
+    @asynccontextmanager
+    async def playing(self, run: Run) -> AsyncIterator[None]:
+        """The run has a living trainer, and a gateway."""
+        gateway = Gateway(ScriptedEngine(), self.store, tokens_of(run), agents=None)
+        async with (
+            GatewayServer(gateway) as server,
+            Presence(self.store, make_member(run.id, "trainer", "trainer")),
+            Presence(
+                self.store,
+                make_member(run.id, "gateway", "trainer", url=server.url, instance=gateway.instance),
+            ),
+        ):
+            yield
+
+    def work(self, **joining: Any) -> asyncio.Task[None]:
+        """A worker of this process."""
+        given: dict[str, Any] = {"store": self.url, "look_seconds": 0.05, "say": self.said.append, **joining}
+        return asyncio.create_task(work(lightning.Trainer(timeout=0.001), Joining(**given), self.solve))
+
+
+@pytest.fixture
+async def elsewhere(tmp_path: Path) -> AsyncIterator[Elsewhere]:
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    async with open_store(url, load_plugins()) as store:
+        yield Elsewhere(url, store)
+
+
+async def test_it_waits_for_a_run_of_its_function_whose_trainer_lives(elsewhere: Elsewhere) -> None:
+    working = elsewhere.work()
+    other = await elsewhere.open("other", function="another_function")
+    dead = await elsewhere.open("dead")
+    for run in (other, dead):
+        await elsewhere.ask(run)
+    async with elsewhere.playing(other):
+        mine = await elsewhere.open("mine")
+        asked = await elsewhere.ask(mine)
+        async with elsewhere.playing(mine):
+            (done,) = await elsewhere.store.wait_finished([asked])
+            await elsewhere.set(mine, "finished")
+            await working
+    assert done.status is Status.SUCCEEDED
+    for run in (other, dead):
+        (rollout,) = await elsewhere.store.find_rollouts(run.id)
+        assert rollout.status is Status.QUEUED
+
+
+async def test_the_run_s_record_says_how_its_rollouts_are_run(elsewhere: Elsewhere) -> None:
+    penalised = lightning.FailurePolicy(retries=0, then="penalise", penalty=-2.0)
+    run = await elsewhere.open("run", on_failure=penalised)  # the worker's own trainer allows 1 ms
+    asked = await elsewhere.ask(run, broken=True)
+    async with elsewhere.playing(run):
+        working = elsewhere.work()
+        (done,) = await elsewhere.store.wait_finished([asked])
+        await elsewhere.set(run, "finished")
+        await working
+    assert (done.status, done.reward) == (Status.FAILED, -2.0)
+    assert "no luck" in (done.error or "")
+
+
+async def test_while_the_run_is_stopped_it_gives_back_what_it_holds_and_waits(elsewhere: Elsewhere) -> None:
+    run = await elsewhere.open("run")
+    held = await elsewhere.ask(run, slow=True)
+    async with elsewhere.playing(run):
+        working = elsewhere.work(name="one")
+        await elsewhere.begun.get()
+        await elsewhere.set(run, "stopped")
+        assert await elsewhere.store.wait_queued(60, run_id=run.id)
+        await elsewhere.store.cancel([held])
+        asked = await elsewhere.ask(run)
+        await elsewhere.set(run, "running")
+        (done,) = await elsewhere.store.wait_finished([asked])
+        assert done.status is Status.SUCCEEDED
+        await elsewhere.set(run, "finished")
+        await working
+    assert elsewhere.said[-1] == "worker one ends: run run is finished"
+    assert await elsewhere.store.list_members(run.id) == []
+
+
+@pytest.mark.parametrize("status", ["stopped", "failed"])
+async def test_once_it_ends_with_the_stop(elsewhere: Elsewhere, status: str) -> None:
+    await elsewhere.open("run", status=status)
+    await elsewhere.work(run="run", once=True)
+    assert elsewhere.said[-1].endswith(f"run run is {status}")
+
+
+async def test_it_gives_back_what_it_held_when_it_died(elsewhere: Elsewhere) -> None:
+    run = await elsewhere.open("run")
+    asked = await elsewhere.ask(run)
+    await elsewhere.store.lease("one", 1, 600.0)
+    async with elsewhere.playing(run):
+        working = elsewhere.work(name="one")
+        (done,) = await elsewhere.store.wait_finished([asked])
+        await elsewhere.set(run, "finished")
+        await working
+    assert (done.status, done.attempts) == (Status.SUCCEEDED, 2)
+
+
+async def test_a_run_of_another_function_is_refused_by_name(elsewhere: Elsewhere) -> None:
+    await elsewhere.open("run", function="main.<locals>.other")
+    with pytest.raises(ConfigError, match=r"main\.<locals>\.other.*'Elsewhere\.solve'"):
+        await elsewhere.work(run="run")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"elsewhere": "runner", "store": "memory://"}, "memory://"),
+        ({"elsewhere": ["runner", "judge"]}, "judge"),
+        ({"address": "trainer.local:80"}, "trainer.local:80"),
+        ({"elsewhere": "gateway", "port": 8000}, "port"),
+        ({"elsewhere": "gateway", "checkpoint_every": 2}, "checkpoint_every"),
+    ],
+)
+def test_what_can_not_be_elsewhere_is_refused_by_name(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        lightning.Trainer(**settings)
+
+
+def test_a_script_that_never_fits_is_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "idle.py"
+    script.write_text("")
+    monkeypatch.setattr(sys, "argv", ["agentlightning", "worker", str(script), "--store", "sqlite:///x.db"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert "idle.py' ended and never called" in " ".join(capsys.readouterr().err.split())

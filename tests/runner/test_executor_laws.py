@@ -1,0 +1,203 @@
+"""What holds of every executor, wherever it runs the function."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from lightning_core.runner.executor import Executor
+from lightning_core.runner.in_process import InProcess
+from lightning_core.runner.processes import Processes
+from lightning_core.runner.ray_actors import RayActors
+from lightning_core.testing.server import serving
+from lightning_core.types import Call, Status, Task
+from tests.runner import playing
+from tests.runner.clusters import cluster
+from tests.runner.stage import AGENTS, Stage, begun, lives, rollouts, stage
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+WORKERS = 2
+ELSEWHERE = ("processes", "ray")
+"""Executors that run the function in another process, and so can end whatever it does."""
+
+
+@pytest.fixture(scope="module", params=["asyncio", *ELSEWHERE])
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def executor(name: str) -> Iterator[Executor]:
+    executors: dict[str, Executor] = {
+        "asyncio": InProcess(),
+        "processes": Processes(workers=WORKERS, grace=0.2),
+        "ray": RayActors(workers=WORKERS, options={"num_cpus": 0}),
+    }
+    with cluster() if name == "ray" else nullcontext():
+        yield executors[name]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def at(executor: Executor) -> AsyncIterator[Stage]:
+    """A runner without a time-out, and with heartbeats too late for any test."""
+    async with stage(executor, playing.play, concurrency=WORKERS, timeout=None, lease_seconds=600) as stage_:
+        yield stage_
+
+
+@pytest.fixture(scope="module")
+def hosted() -> Iterator[str]:
+    """The base URL of an endpoint of the app's own."""
+    with serving() as server:
+        yield f"{server.url}/v1"
+
+
+# what comes back ------------------------------------------------------------------------------
+async def test_the_reward_comes_back(at: Stage) -> None:
+    finished = await at.play(rollouts("reward", 12))
+    assert [one.reward for one in finished] == [float(i) for i in range(12)]
+
+
+async def test_the_error_comes_back_with_the_line_of_the_app(at: Stage) -> None:
+    (failed,) = await at.play(rollouts("broken", 1))
+    first, *frames = str(failed.error).splitlines()
+    assert (failed.status, first) == (Status.FAILED, "ValueError: broke on 0")
+    assert "playing.py" in frames[-1]
+    assert frames[-1].endswith("in broken")
+
+
+async def test_no_reward_at_all_is_an_error_that_says_so(at: Stage) -> None:
+    (failed,) = await at.play(rollouts("nothing", 1))
+    assert "play returned None: return one float" in str(failed.error)
+
+
+async def test_an_exit_is_the_end_of_its_rollout_alone(at: Stage) -> None:
+    finished = await at.play(rollouts("leaving", 4))
+    assert [str(one.error).splitlines()[0] for one in finished] == ["SystemExit: 3"] * 4
+
+
+async def test_what_was_noticed_comes_back(at: Stage, hosted: str) -> None:
+    finished = await at.play(
+        [*rollouts("noticing", 2, hosted=hosted), *rollouts("noticing", 2, hosted=hosted, fails=True)]
+    )
+    ids = [one.id for one in finished]
+    calls, events = await at.store.get_calls(ids), await at.store.get_events(ids)
+    rewards = await at.store.get_rewards(ids)
+    assert [one.reward for one in finished] == [1.0, 1.0, None, None]
+    for one in finished:
+        (call,), told = calls[one.id], f"rollout {one.task.input['i']}"
+        assert (call.agent, call.trained, call.endpoint) == ("checker", False, hosted)
+        assert (call.status, said_in(call)) == ("completed", told)
+        (event,) = events[one.id]
+        assert event.kind == "tool"
+        assert event.arguments == f'{{"i": {one.task.input["i"]}}}'
+        given = [(r.value, r.agent, r.call_id, r.reason) for r in rewards[one.id]]
+        assert given[:2] == [(0.25, "writer", None, told), (-0.5, None, call.response_id, None)]
+
+
+def said_in(call: Call) -> Any:
+    messages: Any = call.request["messages"]
+    return messages[-1]["content"]
+
+
+@pytest.mark.parametrize("play", ["huge_value", "huge_error"])
+async def test_what_is_far_too_large_is_an_error_of_its_rollout(at: Stage, play: str) -> None:
+    (failed,) = await at.play(rollouts(play, 1))
+    assert failed.status is Status.FAILED
+    assert "xxx" in str(failed.error)
+    assert len(str(failed.error)) <= 2000
+
+
+async def test_a_large_event_comes_back_whole(at: Stage) -> None:
+    (done,) = await at.play(rollouts("huge_notice", 1))
+    (event,) = (await at.store.get_events([done.id]))[done.id]
+    assert done.reward == 1.0
+    assert event.kind == "tool"
+    assert len(str(event.result)) == 5_000_000
+
+
+async def test_every_call_is_recorded_under_its_own_rollout_and_agent(at: Stage) -> None:
+    finished = await at.play(rollouts("asking", 10))
+    calls = await at.store.get_calls([one.id for one in finished])
+    assert {one.error for one in finished} == {None}
+    for place, one in enumerate(finished):
+        expected = Counter(f"{place} {name} {turn}" for name in AGENTS for turn in range(3))
+        assert Counter(said_in(call) for call in calls[one.id]) == expected
+        assert all(str(said_in(call)).split()[1] == call.agent for call in calls[one.id])
+
+
+async def test_a_function_runs_where_its_executor_says(at: Stage, name: str) -> None:
+    finished = await at.play(rollouts("process_id", 4))
+    assert ({one.reward for one in finished} == {float(os.getpid())}) == (name == "asyncio")
+
+
+# what hangs -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("play", ["sleeper", "spinner"])
+async def test_a_cancelled_rollout_ends_within_a_moment_and_its_slot_serves_the_next(
+    at: Stage, name: str, play: str, tmp_path: Path
+) -> None:
+    if play == "spinner" and name not in ELSEWHERE:
+        pytest.skip("in this process a function that does not give way can't be ended")
+    hanging = rollouts(play, 1, began=str(tmp_path / "one")) + rollouts(play, 1, began=str(tmp_path / "two"))
+    await at.store.enqueue(hanging)
+    pids = [await begun(tmp_path / "one"), await begun(tmp_path / "two")]
+    assert await at.store.cancel([one.id for one in hanging]) == WORKERS
+    after = await at.play(rollouts("reward", 2 * WORKERS))
+    assert [one.reward for one in after] == [float(i) for i in range(2 * WORKERS)]
+    assert {one.status for one in await at.store.wait_finished([one.id for one in hanging])} == {
+        Status.CANCELLED
+    }
+    assert name == "asyncio" or not any(lives(pid) for pid in pids)
+
+
+async def test_a_sleeper_is_ended_at_its_time_out_and_its_slot_serves_the_next(
+    executor: Executor, tmp_path: Path
+) -> None:
+    await check_time_out(executor, playing.play, ["sleeper", "sleeper"], tmp_path)
+
+
+async def test_an_endless_loop_is_ended_at_its_time_out_and_its_slot_serves_the_next(
+    name: str, executor: Executor, tmp_path: Path
+) -> None:
+    if name not in ELSEWHERE:
+        pytest.skip("in this process a function that does not give way can't be ended")
+    plays = ["spinner", "with_grandchild", "deaf"]
+    pids = await check_time_out(executor, playing.play_in_thread, plays, tmp_path)
+    assert not any(lives(pid) for pid in pids)
+
+
+async def check_time_out(
+    executor: Executor, solve: Callable[[Task], Any], plays: list[str], folder: Path
+) -> list[int]:
+    """Hang in every slot; the processes in which it hung."""
+    async with stage(executor, solve, concurrency=WORKERS, timeout=1.5) as at:
+        began = [folder / str(place) for place in range(len(plays))]
+        hanging = [
+            one for play, path in zip(plays, began, strict=True) for one in rollouts(play, 1, began=str(path))
+        ]
+        finished = await at.play([*hanging, *rollouts("reward", 2 * WORKERS)])
+        assert at.runner.concurrency == WORKERS
+        noticed = await at.store.get_events([one.id for one in hanging])
+    late, after = finished[: len(plays)], finished[len(plays) :]
+    for play, one in zip(plays, late, strict=True):
+        assert one.error == f"TimeoutError: task {one.task.id!r} took longer than 1.5 s and was cancelled"
+        assert len(noticed[one.id]) == (play in ("sleeper", "spinner"))
+    assert [one.reward for one in after] == [float(i) for i in range(2 * WORKERS)]
+    return [int(path.read_text()) for path in began]
+
+
+async def test_a_stop_ends_what_runs_and_gives_it_back(executor: Executor, tmp_path: Path) -> None:
+    async with stage(executor, playing.play, concurrency=1) as at:
+        await at.store.enqueue(rollouts("sleeper", 1, began=str(tmp_path / "began")))
+        pid = await begun(tmp_path / "began")
+        at.stop.set()
+        await at.serving
+        (given_back,) = await at.store.find_rollouts("run")
+    assert given_back.status is Status.QUEUED
+    assert pid == os.getpid() or not lives(pid)

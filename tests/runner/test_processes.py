@@ -1,0 +1,146 @@
+"""The pool of worker processes: warm, counted, and replaced when one is lost."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from functools import partial
+from typing import Any
+
+import openai
+import pytest
+
+from lightning_core.errors import ConfigError, ExecutorError
+from lightning_core.plugins import load_plugins
+from lightning_core.runner.executor import make_executor
+from lightning_core.runner.processes import Processes
+from lightning_core.types import Status, Task
+from tests.runner import playing
+from tests.runner.stage import lives, rollouts, stage
+
+ONE = Processes(workers=1, grace=0.2)
+
+
+async def test_a_process_serves_rollout_after_rollout_on_one_loop() -> None:
+    async with stage(ONE, playing.play) as at:
+        finished = await at.play(rollouts("keeping_its_client", 5))
+    assert {one.error for one in finished} == {None}
+    assert len({one.reward for one in finished}) == 1
+
+
+async def test_there_are_no_more_processes_than_asked_for_and_none_afterwards() -> None:
+    async with stage(Processes(workers=2), playing.play, concurrency=8) as at:
+        finished = await at.play(rollouts("process_id", 12))
+        assert at.runner.concurrency == 2
+        pids = {int(one.reward or 0) for one in finished}
+        assert 1 <= len(pids) <= 2
+        assert all(lives(pid) for pid in pids)
+    assert not any(lives(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("by", "end"),
+    [
+        ("exit", "ended with exit code 7"),
+        ("segfault", "was killed by signal 11 (SIGSEGV)"),
+        ("memory", "was killed by signal 9 (SIGKILL) (as the kernel does when memory runs out)"),
+    ],
+)
+async def test_a_process_that_dies_is_an_error_of_its_rollout_and_is_replaced(by: str, end: str) -> None:
+    async with stage(ONE, playing.play) as at:
+        failed, done = await at.play([*rollouts("dying", 1, by=by), *rollouts("reward", 1)])
+    assert f"the worker process of task {failed.task.id!r} {end}" in str(failed.error)
+    assert "last words of 0" in str(failed.error)
+    assert (done.status, done.reward) == (Status.SUCCEEDED, 0.0)
+
+
+async def test_a_rollout_whose_process_died_is_tried_again() -> None:
+    async with stage(ONE, playing.play) as at:
+        (done,) = await at.play(rollouts("dying", 1, by="exit", attempts=2))
+    assert (done.reward, done.attempts, done.error) == (1.0, 2, None)
+
+
+async def test_a_function_of_a_script_goes_with_what_it_refers_to() -> None:
+    factor = 3.0
+
+    def solve(task: Task) -> float:
+        return factor * playing.reward(task)
+
+    async with stage(ONE, solve) as at:
+        finished = await at.play(rollouts("any", 3))
+    assert [one.reward for one in finished] == [0.0, 3.0, 6.0]
+
+
+lock = threading.Lock()
+client = openai.AsyncOpenAI(api_key="none")
+
+
+def helper() -> Any:
+    return client
+
+
+class App:
+    def __init__(self) -> None:
+        self.connection = socket.socket
+
+    def solve(self, task: Task) -> float:
+        return 1.0
+
+
+def test_what_can_t_be_pickled_is_named() -> None:
+    held = threading.Lock()
+
+    def locking(task: Task) -> float:
+        with held:
+            return 1.0
+
+    def asking(task: Task) -> float:
+        return float(helper() is client)
+
+    # Functions of this module go by name; a script's go whole.
+    asking.__module__ = helper.__module__ = "__main__"
+    app = App()
+    app.connection = threading.Lock()  # type: ignore[assignment]
+    for solve, named in (
+        (locking, "its variable 'held' of 'locking', a _thread.lock,"),
+        (partial(locking), "its variable 'held' of"),
+        (app.solve, "its attribute 'connection' of 'App'"),
+        (asking, "its global 'client' of 'helper', a openai.AsyncOpenAI,"),
+    ):
+        with pytest.raises(ConfigError, match="move the function and what it uses to a module") as refused:
+            ONE.crew(solve, 1)
+        assert named in str(refused.value)
+        assert "executor='processes'" in str(refused.value)
+
+
+async def test_a_function_that_a_process_can_t_load_is_refused_at_the_start() -> None:
+    with pytest.raises(ExecutorError, match="can't load the function: ZeroDivisionError"):
+        async with stage(ONE, Unloadable()) as at:
+            await at.serving
+
+
+class Unloadable:
+    """Comes apart where it is put together again."""
+
+    def __call__(self, task: Task) -> float:
+        return 1.0
+
+    def __reduce__(self) -> Any:
+        return divmod, (1, 0)
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {"grace": -1.0}, {"grace": float("nan")}])
+def test_an_option_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        Processes(**options)
+
+
+def test_an_executor_is_named_or_given() -> None:
+    plugins = load_plugins([])
+    assert make_executor("processes", plugins) == Processes()
+    assert make_executor(ONE, plugins) is ONE
+    with pytest.raises(ConfigError, match="did you mean 'processes'"):
+        make_executor("process", plugins)
+    for wrong in (Processes, 3):
+        with pytest.raises(ConfigError, match="is no executor"):
+            make_executor(wrong, plugins)  # type: ignore[arg-type]
