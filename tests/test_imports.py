@@ -7,7 +7,7 @@ import pytest
 
 import lightning_core
 
-HEAVY = ("torch", "transformers", "starlette", "uvicorn", "openai", "matplotlib", "sqlite3")
+HEAVY = ("torch", "transformers", "starlette", "uvicorn", "openai", "matplotlib", "sqlite3", "fastapi")
 FRAMEWORKS = ("langchain_core", "autogen_core", "agents", "opentelemetry", "google.protobuf")
 
 

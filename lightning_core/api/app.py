@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from lightning_core.api import queue, records, runs, working
+from lightning_core.api.gateways import Gateways
 from lightning_core.api.openapi import describe
 from lightning_core.api.refusals import (
     DOCUMENTED,
@@ -72,6 +73,7 @@ class Api:
             },
         )
         app.state.store, app.state.secret, app.state.stopping = self._store, self._secret, self._stopping
+        app.state.gateways = Gateways(self._store)
         app.include_router(_health)
         for part in (queue, working, records, runs):
             app.include_router(part.router, prefix=BASE, responses=DOCUMENTED)

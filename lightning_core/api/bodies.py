@@ -134,8 +134,8 @@ class Leased(Record):
     attempt: Attempt
     environment: dict[str, str] | None = None
     """The app's environment variables, `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `LIGHTNING_REWARD_URL`
-    among them: calls made with these are answered by the policy and recorded. None without
-    a gateway."""
+    among them: calls made with these are answered by the policy and recorded. None if no
+    gateway answers: give the lease back, unless the app needs none."""
 
 
 class Leases(Record):

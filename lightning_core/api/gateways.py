@@ -1,50 +1,67 @@
-"""Where the app of a leased rollout sends its calls: the run's gateway, as the store knows it."""
+"""Where the app of a leased rollout sends its calls: a gateway that answers, and a token for it."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Sequence
-from typing import Final
+import time
+from dataclasses import dataclass
 
 from lightning_core.api.scopes import secret_of
+from lightning_core.errors import AccessError
 from lightning_core.gateway.tokens import Tokens
+from lightning_core.runner.gateways import FRESH_SECONDS, Gateway, answering, choose, gateways_among
 from lightning_core.stores.base import Store
 from lightning_core.tracing.environment import variables
-from lightning_core.types import Attempt, Member
+from lightning_core.types import Attempt
 
-ALIVE_SECONDS: Final = 60.0
-"""A gateway that was last seen so much earlier than another one is taken for dead."""
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was found out of a run."""
+
+    expected: bool
+    """Whether gateways said that they serve it."""
+    answering: tuple[Gateway, ...]
+    tokens: Tokens | None
+    until: float
 
 
 class Gateways:
-    """Finds gateways for one request: of each run it asks the store once."""
+    """Finds the gateways of runs, and believes what it found for some seconds."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._known: dict[str, tuple[Tokens, list[str]] | None] = {}
+        self._runs: dict[str, _Known] = {}
+
+    async def away(self, run_id: str) -> bool:
+        """Whether the run has gateways, none of which answers: an app that is run now could only fail."""
+        known = await self._look(run_id)
+        return known.expected and not known.answering
 
     async def environment(self, attempt: Attempt, agent: str) -> dict[str, str] | None:
-        """The variables of the attempt's app; None if the run has no gateway, or no secret for its tokens."""
+        """The variables of the attempt's app; None if no gateway answers, or no secret signs tokens."""
         rollout = attempt.rollout
-        if rollout.run_id not in self._known:
-            self._known[rollout.run_id] = await self._find(rollout.run_id)
-        known = self._known[rollout.run_id]
-        if known is None:
+        known = await self._look(rollout.run_id)
+        if not known.answering or known.tokens is None:
             return None
-        tokens, urls = known
-        url = urls[zlib.crc32(rollout.id.encode()) % len(urls)]
-        return variables(url, rollout.id, tokens.issue(rollout, attempt.number), agent)
+        gateway = choose(known.answering, rollout.id)
+        return variables(gateway.url, rollout.id, known.tokens.issue(rollout, attempt.number), agent)
 
-    async def _find(self, run_id: str) -> tuple[Tokens, list[str]] | None:
-        urls = alive(await self._store.list_members(run_id))
-        run = await self._store.find_run(run_id)
-        if not urls or run is None or not run.secret:
+    async def _look(self, run_id: str) -> _Known:
+        now = time.monotonic()
+        self._runs = {name: known for name, known in self._runs.items() if known.until > now}
+        if run_id not in self._runs:
+            self._runs[run_id] = await self._find(run_id)
+        return self._runs[run_id]
+
+    async def _find(self, run_id: str) -> _Known:
+        members = gateways_among(await self._store.list_members(run_id))
+        found = tuple(await answering(members))
+        fresh = FRESH_SECONDS if found else 0.0  # one that comes back is to be seen at once
+        tokens = await self._tokens(run_id) if found else None
+        return _Known(bool(members), found, tokens, time.monotonic() + fresh)
+
+    async def _tokens(self, run_id: str) -> Tokens | None:
+        try:
+            return Tokens(secret_of(await self._store.find_run(run_id), run_id))
+        except AccessError:
             return None
-        return Tokens(secret_of(run, run_id)), urls
-
-
-def alive(members: Sequence[Member]) -> list[str]:
-    """The addresses of the gateways that were seen lately; rollouts are spread over them."""
-    gateways = [member for member in members if member.role == "gateway" and member.url]
-    latest = max((member.seen_at for member in gateways), default=0.0)
-    return [str(member.url) for member in gateways if member.seen_at >= latest - ALIVE_SECONDS]

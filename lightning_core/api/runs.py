@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from lightning_core.api.access import Admin, Anyone, Caller, Client
 from lightning_core.api.bodies import Nothing
-from lightning_core.api.bounds import check, check_all
+from lightning_core.api.bounds import FieldError, check, check_all
 from lightning_core.api.paging import Page
 from lightning_core.api.record_bodies import (
     AddAlerts,
@@ -24,7 +24,8 @@ from lightning_core.api.record_bodies import (
     public,
 )
 from lightning_core.api.wire import JsonRoute, reply
-from lightning_core.errors import NotFoundError, ScopeError
+from lightning_core.errors import ConfigError, NotFoundError, ScopeError
+from lightning_core.gateway.tokens import Tokens
 from lightning_core.types import Member, Metrics, ResourceVersion, Role, Run
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
@@ -36,6 +37,7 @@ async def put_run(body: Run, caller: Admin) -> Response:
     """Insert a run, or replace the one with the same id. Without a `secret` it keeps the one it has, or gets
     one; no answer ever shows it."""
     check(body)
+    _check_secret(body.secret)
     before = await caller.store.find_run(caller.run(body.id))
     secret = body.secret or (before.secret if before else "") or secrets.token_hex(32)
     run = body.model_copy(update={"secret": secret})
@@ -48,6 +50,14 @@ async def list_runs(caller: Client, page: Paged) -> Response:
     """The runs that the token is for, the newest first."""
     found, following = page.of(await _runs(caller), lambda run: run.id)
     return reply(Runs.model_construct(runs=[public(run) for run in found], next=following))
+
+
+def _check_secret(secret: str) -> None:
+    try:
+        if secret:
+            Tokens(bytes.fromhex(secret))
+    except (ValueError, ConfigError):
+        raise FieldError("secret", "must be 32 or more hexadecimal digits; left out, one is made") from None
 
 
 async def _runs(caller: Caller) -> list[Run]:

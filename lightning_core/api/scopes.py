@@ -94,7 +94,10 @@ def secret_of(run: Run | None, run_id: str) -> bytes:
     """What signs the tokens of this run. Raises AccessError if it has no secret."""
     if run is None or not run.secret:
         raise AccessError(f"run {run_id!r} is not in this store, or has no secret to sign tokens with")
-    return run.secret.encode()
+    try:
+        return bytes.fromhex(run.secret)
+    except ValueError:
+        raise AccessError(f"the secret of run {run_id!r} is not hexadecimal, so it has no tokens") from None
 
 
 def server_secret(text: str | None) -> bytes | None:

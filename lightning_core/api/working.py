@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 
@@ -23,6 +24,7 @@ from lightning_core.api.gateways import Gateways
 from lightning_core.api.patience import wait_with
 from lightning_core.api.scopes import Lease, lease_key
 from lightning_core.api.wire import JsonRoute, reply
+from lightning_core.runner.gateways import RETRY_SECONDS
 from lightning_core.types import Attempt, Rollout
 
 router = APIRouter(prefix="/leases", tags=["leases"], route_class=JsonRoute)
@@ -32,12 +34,11 @@ router = APIRouter(prefix="/leases", tags=["leases"], route_class=JsonRoute)
 async def lease(body: LeaseRequest, caller: Worker, request: Request) -> Response:
     """Lease rollouts: the most urgent first, each with the environment that its app is to be run in.
 
-    A worker that finds none waits up to `wait` seconds. What it does not finish or extend within `seconds`
-    is given to others.
+    A worker that finds none waits up to `wait` seconds, also while a run's gateways are away. What it does
+    not finish or extend within `seconds` is given to others.
     """
-    run_id = caller.grant.run_id if body.run_id is None else caller.run(body.run_id)
-    attempts = await _lease(body, caller, request, run_id)
-    gateways = Gateways(caller.store)
+    gateways: Gateways = request.app.state.gateways
+    attempts = await _lease(body, caller, request, gateways)
     leases = [
         Leased(
             key=lease_key(caller.secret, _lease_of(attempt)),
@@ -51,14 +52,17 @@ async def lease(body: LeaseRequest, caller: Worker, request: Request) -> Respons
     return reply(Leases.model_construct(leases=leases))
 
 
-async def _lease(body: LeaseRequest, caller: Caller, request: Request, run_id: str | None) -> list[Attempt]:
-    deadline = time.monotonic() + body.wait
+async def _lease(body: LeaseRequest, caller: Caller, request: Request, gateways: Gateways) -> list[Attempt]:
+    run_id = caller.grant.run_id if body.run_id is None else caller.run(body.run_id)
+    store, deadline = caller.store, time.monotonic() + body.wait
     while True:
-        attempts = await caller.store.lease(body.worker, body.limit, body.seconds, run_id=run_id)
+        away = run_id is not None and await gateways.away(run_id)
+        attempts = [] if away else await store.lease(body.worker, body.limit, body.seconds, run_id=run_id)
         left = deadline - time.monotonic()
         if attempts or left <= 0:
             return attempts
-        if not await wait_with(request, caller.store.wait_queued(left, run_id=run_id)):
+        news = asyncio.sleep(RETRY_SECONDS) if away else store.wait_queued(left, run_id=run_id)
+        if not await wait_with(request, news):
             return []
 
 

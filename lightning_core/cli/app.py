@@ -19,7 +19,7 @@ from lightning_core.cli.rollouts import show_rollouts
 from lightning_core.cli.serving import serve_model
 from lightning_core.cli.training import train_script, work_script
 from lightning_core.errors import LightningError
-from lightning_core.trainer.working import Joining
+from lightning_core.trainer.joining import Joining
 
 _ROLLOUT = "A rollout: its id, how the id begins or ends, 'best' or 'worst'"
 app = typer.Typer(
@@ -107,6 +107,9 @@ def worker(
         str | None, typer.Option(help="Id of the run (default: the newest of this script that is trained).")
     ] = None,
     concurrency: Annotated[int | None, typer.Option(help="Rollouts at the same time.")] = None,
+    executor: Annotated[
+        str | None, typer.Option(help="Where rollouts run: asyncio, processes or ray.")
+    ] = None,
     name: Annotated[
         str | None,
         typer.Option(help="Its own name: started anew under it, it gives back at once what it held before."),
@@ -125,7 +128,7 @@ def worker(
     """
     say = partial(Console(stderr=True).print, markup=False, highlight=False, soft_wrap=True)
     joining = Joining(store=store, run=run, name=name, once=once, say=say)
-    work_script(script, context.args, {"concurrency": concurrency}, joining)
+    work_script(script, context.args, {"concurrency": concurrency, "executor": executor}, joining)
 
 
 @app.command()
@@ -143,6 +146,47 @@ def serve(
     Any OpenAI client can talk to it: set OPENAI_BASE_URL to the address printed.
     """
     asyncio.run(serve_model(model, backend, store, host, port))
+
+
+@app.command()
+def api(
+    store: Annotated[str, typer.Option(help="URL of the store to serve.")],
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond this machine only if you say so.")
+    ] = ("127.0.0.1"),
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8100,
+) -> None:
+    """Serve a store over REST, for workers and clients in any language.
+
+    Requests bear a token, made by `agentlightning token`. With LIGHTNING_API_SECRET in the environment tokens
+    for all runs are taken as well. What is served is said by /api/v1/openapi.json.
+
+        agentlightning api --store sqlite:///runs/demo/run.db
+    """
+    from lightning_core.cli.rest import serve_api  # FastAPI takes half a second to import
+
+    asyncio.run(serve_api(store, host, port))
+
+
+@app.command()
+def token(
+    scope: Annotated[str, typer.Option(help="worker, client or admin.")],
+    store: Annotated[str | None, typer.Option(help="URL of the run's store.")] = None,
+    run: Annotated[
+        str | None, typer.Option(help="Id of the run (default: all runs, by LIGHTNING_API_SECRET).")
+    ] = None,
+    hours: Annotated[float, typer.Option(help="How long it is good for.")] = 24.0,
+) -> None:
+    """Print a token for the REST API.
+
+    A worker may lease rollouts and give an account of them, a client may enqueue and read, an admin may do
+    everything.
+
+        agentlightning token --store sqlite:///runs/demo/run.db --run demo --scope worker
+    """
+    from lightning_core.cli.rest import print_token
+
+    asyncio.run(print_token(store, run, scope, hours))
 
 
 @app.command()

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 
 from lightning_core.errors import ConfigError
+from lightning_core.trainer.joining import Joining
 from lightning_core.trainer.trainer import overrides
-from lightning_core.trainer.working import Joining
 
 
 def train_script(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
@@ -63,8 +63,7 @@ class Gateways:
 
     def scope_for(self, attempt: Attempt) -> Scope:
         """The scope of an attempt, once `ready`. One rollout keeps to one gateway while that is there."""
-        rollout_id = attempt.rollout.id
-        chosen = max(self._found, key=lambda one: blake2b(f"{one.name} {rollout_id}".encode()).digest())
+        chosen = choose(self._found, attempt.rollout.id)
         return self._make_scope(attempt, chosen.url, chosen.instance)
 
     async def ready(self) -> None:
@@ -87,9 +86,23 @@ class Gateways:
         return True
 
     async def _look(self) -> list[Gateway]:
-        members = [m for m in await self._store.list_members(self._run_id) if m.role == "gateway" and m.url]
-        answers = await asyncio.gather(*(find_instance(member.url or "") for member in members))
-        return [_gateway(m, said) for m, said in zip(members, answers, strict=True) if said and _is(m, said)]
+        return await answering(gateways_among(await self._store.list_members(self._run_id)))
+
+
+def gateways_among(members: Sequence[Member]) -> list[Member]:
+    """Those that say they are gateways."""
+    return [member for member in members if member.role == "gateway" and member.url]
+
+
+async def answering(members: Sequence[Member]) -> list[Gateway]:
+    """The gateways that answer now, and are those that their members speak of."""
+    answers = await asyncio.gather(*(find_instance(member.url or "") for member in members))
+    return [_gateway(m, said) for m, said in zip(members, answers, strict=True) if said and _is(m, said)]
+
+
+def choose(gateways: Sequence[Gateway], rollout_id: str) -> Gateway:
+    """The gateway of a rollout: the same one while it is there, and others for other rollouts."""
+    return max(gateways, key=lambda one: blake2b(f"{one.name} {rollout_id}".encode()).digest())
 
 
 def _is(member: Member, instance: str) -> bool:

@@ -1,8 +1,8 @@
 """`executor="ray"`: attempts run on actors of Ray, on any machine of a cluster.
 
 Each actor runs one attempt at a time and stays warm, like a worker process of `Processes`. Cancelling kills
-the actor, and another takes its place. An actor or a node that dies is an error of the rollout that ran there;
-the failure policy says whether it is tried again.
+the actor, and another takes its place. An actor or a node that dies is an error of the rollout that ran
+there; the failure policy says whether it is tried again.
 
 Ray is imported when the first crew is made.
 """
@@ -141,8 +141,8 @@ class RayPlace:
             place.near = await place._ask("node") == ray.get_runtime_context().get_node_id()
         except ray.exceptions.RayError as error:
             raise ExecutorError(
-                f"an actor of Ray can't load the function: {_told(error)}\nEvery module that it needs must "
-                "be importable on every node: install it there, or give RayActors(options={'runtime_env': ...})"
+                f"an actor of Ray can't load the function: {_told(error)}\nEvery module that it needs must be "
+                "importable on every node: install it there, or give a `runtime_env` in RayActors(options=...)"
             ) from error
         except BaseException:
             await place.end()

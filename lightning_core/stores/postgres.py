@@ -41,7 +41,7 @@ except ImportError as error:
 
 from lightning_core.stores import postgres_news as news
 from lightning_core.stores import postgres_queue as queue
-from lightning_core.stores.postgres_lines import PostgresLines
+from lightning_core.stores.postgres_lines import PostgresLines, Write
 from lightning_core.stores.postgres_schema import connect, opened
 from lightning_core.stores.postgres_url import in_words, place_of
 
@@ -112,7 +112,11 @@ class PostgresStore:
 
     # the queue of rollouts ----------------------------------------------------------------
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
-        return await self._write(ADD_ROLLOUT, rows.rollout_row, rollouts, [news.queued()])
+        def operation(connection: Connection) -> int:
+            new = list(map(rows.rollout_row, rollouts))
+            return queue.write(connection, ADD_ROLLOUT, new, self._channel, [news.queued()])
+
+        return await self._lines.run(operation) if rollouts else 0
 
     async def lease(
         self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
@@ -207,6 +211,10 @@ class PostgresStore:
         where = " AND ".join(f"{column} = %b" for column in wanted)
         query = f"SELECT {rows.ROLLOUT} FROM rollouts WHERE {where} ORDER BY seq"
         return await self._select(rows.to_rollout, query, *wanted.values())
+
+    async def get_rollouts(self, rollout_ids: Sequence[str]) -> list[Rollout]:
+        found = await self._lines.run(lambda connection: queue.find(connection, rollout_ids))
+        return rules.all_found(rollout_ids, found)
 
     async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
@@ -305,19 +313,11 @@ class PostgresStore:
         return await self._select(rows.to_alert, query, run_id)
 
     # ways to the lines --------------------------------------------------------------------
-    async def _write(
-        self,
-        statement: str,
-        to_row: Callable[[T], rows.Row],
-        values: Sequence[T],
-        notices: Sequence[str] = (),
-    ) -> int:
+    async def _write(self, statement: str, to_row: Callable[[T], rows.Row], values: Sequence[T]) -> int:
         """Run the statement for each value; how many rows it changed."""
-
-        def operation(connection: Connection) -> int:  # values become rows in its thread, not on the loop
-            return queue.write(connection, statement, list(map(to_row, values)), self._channel, notices)
-
-        return await self._lines.run(operation) if values else 0
+        if not values:
+            return 0
+        return await self._lines.run(Write(statement, lambda: list(map(to_row, values))))
 
     async def _select(self, to_value: Callable[[rows.Row], T], query: str, *arguments: object) -> list[T]:
         return await self._lines.run(

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
+import struct
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import psycopg
@@ -26,14 +29,33 @@ from psycopg import Connection
 
 from lightning_core.errors import StoreError
 from lightning_core.stores.postgres_url import Place, in_words, may_pass
+from lightning_core.stores.rows import Row
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 Operation = Callable[[Connection], T]
 
 OPEN_SECONDS = 5.0
 """How long to wait at the start for a server that is just starting itself; a wrong URL is told then."""
+MOST = 64
+"""How many writes share a transaction."""
 PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 """Seconds between tries; the last for all further ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """An operation that is one statement, run for some rows; its result is how many rows that changed.
+
+    Those that have gathered are carried out in one transaction, so under load they share its price.
+    """
+
+    statement: str
+    rows: Callable[[], Sequence[Row]]
+    """Made in the thread that carries it out, as there may be thousands."""
+
+    def __call__(self, connection: Connection) -> int:
+        return _all(connection, [self])[0]
 
 
 @dataclass(slots=True, eq=False)
@@ -142,28 +164,68 @@ class PostgresLines:
 
     # in a thread --------------------------------------------------------------------------
     def _work(self, connection: Connection | None) -> None:
-        while (job := self._jobs.get()) is not None:
-            connection = self._carry_out(job, connection)
+        job = self._jobs.get()
+        while job is not None:
+            jobs, after = self._gather(job)
+            connection = self._carry_out(jobs, connection)
             with self._gate:
-                self._waiting -= 1
-            with suppress(RuntimeError):  # its loop is closed: nobody waits there any more
-                job.loop.call_soon_threadsafe(job.settle)
+                self._waiting -= len(jobs)
+            _answer(jobs)
+            job = after or self._jobs.get()
         if connection is not None:
             connection.close()
 
-    def _carry_out(self, job: _Job, connection: Connection | None) -> Connection | None:
+    def _gather(self, job: _Job) -> tuple[list[_Job], _Job | None]:
+        """The job with this line's share of the writes that wait behind it, and one taken too many."""
+        jobs = [job]
+        share = 1 + self._jobs.qsize() // len(self._threads)
+        while isinstance(jobs[-1].operation, Write) and len(jobs) < min(share, MOST):
+            try:
+                found = self._jobs.get_nowait()
+            except Empty:
+                break
+            if found is None:
+                self._jobs.put(None)  # to close, once this is done
+                break
+            if not isinstance(found.operation, Write):
+                return jobs, found
+            jobs.append(found)
+        return jobs, None
+
+    def _carry_out(self, jobs: Sequence[_Job], connection: Connection | None) -> Connection | None:
+        """Settle on an outcome for each job; returns the connection for the next ones."""
+        writes = [job.operation for job in jobs if isinstance(job.operation, Write)]
+        if len(jobs) > 1 and connection is not None:
+            try:
+                counts = _all(connection, writes)
+            except Exception:  # one of them, or the connection: each tells by itself
+                log.debug("%d writes in one transaction failed", len(jobs), exc_info=True)
+            else:
+                for job, count in zip(jobs, counts, strict=True):
+                    job.result = count
+                return connection
+        for job in jobs:
+            connection = self._try(job, connection)
+        return connection
+
+    def _try(self, job: _Job, connection: Connection | None) -> Connection | None:
         """Run the job until it succeeds or its time is up; returns the connection for the next one."""
         patience = Patience(job.deadline, self._closing)
         while True:
             try:
                 if connection is None or connection.closed:
                     connection = self._connect()
-                job.result, job.error = job.operation(connection), None
+                job.result = job.operation(connection)
                 return connection
             except psycopg.Error as error:
+                if connection is not None and error.sqlstate is None:  # not told by the server: it may be broken
+                    connection.close()
                 if not patience.after(error):
                     job.error = self._explain(error)
                     return connection
+            except (OverflowError, struct.error) as error:
+                job.error = StoreError(f"a PostgreSQL store keeps integers of 64 bits: {error}")
+                return connection
             except Exception as error:
                 job.error = error
                 return connection
@@ -172,3 +234,32 @@ class PostgresLines:
         words = in_words(error, self._place)
         words.__cause__ = error
         return words
+
+
+def _all(connection: Connection, writes: Sequence[Write]) -> list[int]:
+    """How many rows each of the writes changed; all in one transaction."""
+    cursors = []
+    with connection.pipeline() if len(writes) > 1 else nullcontext():
+        for write in writes:
+            rows, cursor = write.rows(), connection.cursor()
+            if len(rows) == 1:
+                cursor.execute(write.statement, rows[0])
+            else:
+                cursor.executemany(write.statement, rows)
+            cursors.append(cursor)
+    return [cursor.rowcount for cursor in cursors]
+
+
+def _answer(jobs: Sequence[_Job]) -> None:
+    """Settle the jobs of each event loop in one wake-up of that loop."""
+    by_loop: defaultdict[asyncio.AbstractEventLoop, list[_Job]] = defaultdict(list)
+    for job in jobs:
+        by_loop[job.loop].append(job)
+    for loop, its_jobs in by_loop.items():
+        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            loop.call_soon_threadsafe(_settle, its_jobs)
+
+
+def _settle(jobs: Sequence[_Job]) -> None:
+    for job in jobs:
+        job.settle()

@@ -70,22 +70,24 @@ class PostgresNews:
         self._waiters = waiters
         self._bells = bells
         self._closing = threading.Event()
-        self._alarm, self._ear = socket.socketpair()
-        self._thread: threading.Thread | None = None
+        self._alarm: socket.socket
+        self._ear: socket.socket
+        self._thread: threading.Thread
 
     async def open(self) -> None:
         """Start to listen. Raises psycopg's errors."""
         connection = await asyncio.to_thread(self._listen)
+        self._alarm, self._ear = socket.socketpair()
         self._thread = threading.Thread(
             target=self._work, args=(connection,), name="store postgresql news", daemon=True
         )
         self._thread.start()
 
     async def close(self) -> None:
+        """Hang up; after `open` only."""
         self._closing.set()
         self._alarm.send(b"x")
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join)
         self._alarm.close()
         self._ear.close()
 

@@ -139,14 +139,15 @@ def expire(connection: Connection, channel: str) -> None:
 def heartbeat(connection: Connection, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
     """Extend the leases of the running ones among the attempts."""
     statement = (
-        "WITH holding AS MATERIALIZED (SELECT seq AS held FROM rollouts"
-        " JOIN unnest(%b::text[], %b::bigint[]) AS mine(asked, number) ON id = asked AND attempts = number"
-        " WHERE status = 'running' ORDER BY seq FOR UPDATE OF rollouts)"
+        "WITH holding AS MATERIALIZED (SELECT seq AS held FROM rollouts WHERE id = ANY(%b::text[])"
+        # who is held has a worker; "status = 'running'" would tempt the planner to look at all that run
+        " AND worker IS NOT NULL AND attempts || ' ' || id = ANY(%b::text[]) ORDER BY seq FOR UPDATE)"
         f" UPDATE rollouts SET lease_until = {NOW} + %b FROM holding WHERE seq = held"
         f" RETURNING {MINE}, lease_until"
     )
-    ids, numbers = [one.rollout.id for one in attempts], [one.number for one in attempts]
-    held = {row[0]: row for row in select(connection, statement, ids, numbers, seconds)}
+    ids = [one.rollout.id for one in attempts]
+    keys = [f"{one.number} {one.rollout.id}" for one in attempts]
+    held = {row[0]: row for row in select(connection, statement, ids, keys, seconds)}
     return [
         attempt(to_rollout(row), one.worker, row[-1])
         for one in attempts

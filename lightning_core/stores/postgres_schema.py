@@ -76,7 +76,7 @@ SETTINGS = (
     # Tables grow a thousandfold between two looks of the planner, so plans must not follow its guesses
     # of their size: always by index, which every statement has, planned once for each connection.
     "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_hashjoin = off;"
-    "SET enable_mergejoin = off; SET enable_sort = off; SET jit = off;"
+    "SET enable_mergejoin = off; SET jit = off;"
     "SET plan_cache_mode = force_generic_plan;"
     # A client that vanished without a word holds its locks for half a minute, not for hours.
     "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4;"
@@ -104,16 +104,15 @@ def prepare(connection: Connection, place: Place, migrations: Mapping[int, Seque
     newest = max(migrations)
     version = _version(connection, place)
     if version is None or version < newest:
-        with connection.transaction():
-            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%b, 5))", (place.schema,))
-            version = _version(connection, place)  # another process may have been first
-            if version is None:
-                _create(connection, place)
-            for number in range((version or 0) + 1, newest + 1):
-                for statement in migrations[number]:
-                    connection.execute(statement, prepare=False)
-                connection.execute("INSERT INTO migrations (version) VALUES (%b)", (number,))
-        version = newest
+        lock = f"agentlightning {place.schema}"
+        # of the session, as only a transaction that begins after it sees what the others have made
+        connection.execute("SELECT pg_advisory_lock(hashtextextended(%b, 0))", (lock,))
+        try:
+            with connection.transaction():
+                version = _migrate(connection, place, migrations)
+        finally:
+            if not connection.closed:
+                connection.execute("SELECT pg_advisory_unlock(hashtextextended(%b, 0))", (lock,))
     if version != newest:
         raise StoreError(
             f"the store {place.name!r} has schema version {version} in {place.schema!r}, this program reads "
@@ -133,6 +132,19 @@ def opened(place: Place, migrations: Mapping[int, Sequence[LiteralString]] = MIG
         connection.close()
         raise
     return connection
+
+
+def _migrate(connection: Connection, place: Place, migrations: Mapping[int, Sequence[LiteralString]]) -> int:
+    """Make what is not made yet; returns the version it is then."""
+    version = _version(connection, place)  # another process may have been first
+    if version is None:
+        _create(connection, place)
+    for number in range((version or 0) + 1, max(migrations) + 1):
+        for statement in migrations[number]:
+            connection.execute(statement, prepare=False)
+        connection.execute("INSERT INTO migrations (version) VALUES (%b)", (number,))
+        version = number
+    return version or 0
 
 
 def _version(connection: Connection, place: Place) -> int | None:

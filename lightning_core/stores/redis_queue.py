@@ -21,7 +21,7 @@ from lightning_core.types import Attempt, Reward, Rollout, Status
 
 FIELDS = ("r", "s", "a", "m", "o", "w", "u", "q", "v", "n")
 MOST = 1000
-"""So many are read in one round trip."""
+"""So many are read, or changed, in one round trip."""
 MOST_ADDED = 5000
 """So many are added in one step of the server."""
 Rule = Callable[[Row, float], Rollout | None]
@@ -89,23 +89,22 @@ class Rollouts:
 
     # changing -----------------------------------------------------------------------------
     def change(self, rollout_ids: Iterable[str], rule: Rule, request: str) -> Steps[list[Rollout]]:
-        """Change those of the rollouts that the rule changes; returns them, changed.
+        """Change those of the rollouts that the rule changes, many at a time; returns them, changed.
 
         An earlier try of the same request is counted in: what it did is found by the request's name.
         """
         pending = list(dict.fromkeys(rollout_ids))
         changed: list[Rollout] = []
         while pending:
-            now, found, _ = yield from self.read(pending)
+            now, found, _ = yield from self.read(pending[:MOST])
             changed += (row.rollout for row in found.values() if row.request == request)
             others = (row for row in found.values() if row.request != request)
             pairs = [(row, after) for row in others if (after := rule(row, now)) is not None]
-            if not pairs:
-                break
             (answers,) = yield [self.commit(self.put(row, after, request) for row, after in pairs)]
             written = [answer >= 0 for answer in answers]
             changed += (after for (_, after), done in zip(pairs, written, strict=True) if done)
-            pending = [after.id for (_, after), done in zip(pairs, written, strict=True) if not done]
+            missed = [after.id for (_, after), done in zip(pairs, written, strict=True) if not done]
+            pending = missed + pending[MOST:]
         return changed
 
     def put(self, before: Row, after: Rollout, request: str) -> Change:
@@ -155,10 +154,10 @@ class Rollouts:
         return new
 
     def lease(
-        self, queue: str, worker: str, limit: int, seconds: float, request: str, again: bool
+        self, queue: str, worker: str, limit: int, seconds: float, request: str, tries: int
     ) -> Steps[list[Attempt]]:
         while True:
-            words = (self._prefix, queue, worker, limit, repr(seconds), request, int(again))
+            words = (self._prefix, queue, worker, limit, repr(seconds), request, tries)
             ((kind, found),) = yield [self.script("lease", *words)]
             if kind == b"taken":
                 taken = (redis_rows.to_row(text(name), state, body) for name, state, body in found)

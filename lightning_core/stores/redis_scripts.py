@@ -41,7 +41,7 @@ return new
 """Adds the unknown ones among the rollouts; returns how many, an earlier try included."""
 
 LEASE = f"""
-local prefix, queue, worker, limit, seconds, request, again = unpack(ARGV)
+local prefix, queue, worker, limit, seconds, request, try = unpack(ARGV)
 local leases, held = prefix .. 'leases', prefix .. 'held:' .. worker
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000
@@ -50,7 +50,10 @@ local function take(id)
   local key = prefix .. 'rollout:' .. id
   taken[#taken + 1] = {{id, redis.call('HMGET', key, {STATE}), redis.call('GET', prefix .. 'body:' .. id)}}
 end
-if again == '1' then
+local tries = prefix .. 'tries:' .. request
+if tonumber(redis.call('GET', tries) or '0') > tonumber(try) then return {{'taken', taken}} end
+if try ~= '0' then
+  redis.call('SET', tries, try, 'EX', 3600)
   for _, id in ipairs(redis.call('SMEMBERS', held)) do
     if redis.call('HGET', prefix .. 'rollout:' .. id, 'q') == request then take(id) end
   end
@@ -74,7 +77,8 @@ end
 return {{'taken', taken}}
 """
 """Takes the first rollouts of a queue for a worker. If leases have run out it takes none and names
-those: their end is worked out in Python, and the lease is asked for again."""
+those: their end is worked out in Python, and the lease is asked for again. A try finds what earlier ones
+took; one that the network delivers after a later one, when nobody waits for it any more, takes nothing."""
 
 COMMIT = """
 local own = {}

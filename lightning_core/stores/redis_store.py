@@ -95,7 +95,7 @@ class RedisStore:
     # the queue of rollouts ----------------------------------------------------------------
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
         request, first = _request(), _firsts(rollouts, lambda rollout: rollout.id)
-        return await self._writer.run(lambda again: self._rollouts.enqueue(first, request))
+        return await self._writer.run(lambda tries: self._rollouts.enqueue(first, request))
 
     async def lease(
         self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
@@ -103,14 +103,14 @@ class RedisStore:
         if limit <= 0:
             return []
         given = (_queue(run_id), worker, limit, seconds, _request())
-        return await self._writer.run(lambda again: self._rollouts.lease(*given, again))
+        return await self._writer.run(lambda tries: self._rollouts.lease(*given, tries))
 
     async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
         deadline = time.monotonic() + timeout
         self._news.listen(QUEUE)
         while True:
             with self._bells.listening(QUEUE) as bell:
-                seconds = await self._reader.run(lambda again: self._work_in(run_id))
+                seconds = await self._reader.run(lambda tries: self._work_in(run_id))
                 left = deadline - time.monotonic()
                 if seconds <= 0:
                     return True
@@ -121,13 +121,13 @@ class RedisStore:
     async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
         if not attempts:
             return []
-        return await self._writer.run(lambda again: self._rollouts.heartbeat(attempts, seconds))
+        return await self._writer.run(lambda tries: self._rollouts.heartbeat(attempts, seconds))
 
     async def finish(
         self, attempt: Attempt, *, reward: float | None = None, error: str | None = None
     ) -> Rollout:
         request = _request()
-        return await self._writer.run(lambda again: self._rollouts.finish(attempt, reward, error, request))
+        return await self._writer.run(lambda tries: self._rollouts.finish(attempt, reward, error, request))
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
         return await self._change(
@@ -169,12 +169,16 @@ class RedisStore:
         )
         commands: Commands = [("ZRANGE", self._key("step", one, run_id), 0, -1) for one in steps]
         names = [redis_rows.text(name) for of_step in await self._ask(commands) for name in of_step]
-        rows = await self._reader.run(lambda again: self._rollouts.read_all(names))
+        rows = await self._reader.run(lambda tries: self._rollouts.read_all(names))
         return [
             row.rollout
             for row in sorted(rows, key=lambda row: row.place)
             if split in (None, row.rollout.split) and status in (None, row.rollout.status)
         ]
+
+    async def get_rollouts(self, rollout_ids: Sequence[str]) -> list[Rollout]:
+        found = await self._reader.run(lambda again: self._rollouts.read_all(rollout_ids))
+        return rules.all_found(rollout_ids, {row.rollout.id: row.rollout for row in found})
 
     async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
@@ -190,7 +194,7 @@ class RedisStore:
                     break
                 self._waiters.finished(finished)
                 await waiter.sleep(min(left, self._look_seconds))
-        rows = await self._reader.run(lambda again: self._rollouts.read_all(rollout_ids))
+        rows = await self._reader.run(lambda tries: self._rollouts.read_all(rollout_ids))
         return [row.rollout for row in rows if row.rollout.status.finished]
 
     # what happened in them ----------------------------------------------------------------
@@ -204,7 +208,7 @@ class RedisStore:
         if rewards:
             request = _request()
             await self._writer.run(
-                lambda again: self._rollouts.add_rewards(rewards, request, running=running)
+                lambda tries: self._rollouts.add_rewards(rewards, request, running=running)
             )
 
     async def add_events(self, events: Sequence[Event]) -> None:
@@ -212,7 +216,7 @@ class RedisStore:
             return
         now = time.time_ns()
 
-        def operation(again: bool) -> Steps[None]:
+        def operation(tries: int) -> Steps[None]:
             change = Change()
             for place, event in enumerate(events, now):
                 key = self._key("events", event.attempt, event.rollout_id)
@@ -265,7 +269,7 @@ class RedisStore:
     async def add_alerts(self, alerts: Sequence[Alert]) -> int:
         request, first = _request(), _firsts(alerts, lambda alert: (alert.run_id, alert.id))
 
-        def operation(again: bool) -> Steps[int]:
+        def operation(tries: int) -> Steps[int]:
             change = Change()
             for alert in first:
                 words = (self._key("alerts", alert.run_id), alert.id, request, redis_rows.dump(alert))
@@ -282,13 +286,13 @@ class RedisStore:
     async def _write(self, *command: Any) -> None:
         """A command that may be carried out twice."""
 
-        def operation(again: bool) -> Steps[None]:
+        def operation(tries: int) -> Steps[None]:
             yield [command]
 
         await self._writer.run(operation)
 
     async def _ask(self, commands: Commands) -> list[Any]:
-        def operation(again: bool) -> Steps[list[Any]]:
+        def operation(tries: int) -> Steps[list[Any]]:
             return (yield commands)
 
         return await self._reader.run(operation)
@@ -303,7 +307,7 @@ class RedisStore:
     async def _change(self, rollout_ids: Sequence[str], rule: Rule) -> int:
         """Change those that the rule changes; returns how many it did."""
         request = _request()
-        changed = await self._writer.run(lambda again: self._rollouts.change(rollout_ids, rule, request))
+        changed = await self._writer.run(lambda tries: self._rollouts.change(rollout_ids, rule, request))
         return len(changed)
 
     async def _of_last_attempts(self, kind: str, rollout_ids: Iterable[str]) -> dict[str, list[bytes]]:

@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -31,8 +30,8 @@ from lightning_core.stores.redis_link import Connection, RedisLink, may_pass
 T = TypeVar("T")
 Commands = list[tuple[Any, ...]]
 Steps = Generator[Commands, list[Any], T]
-Operation = Callable[[bool], Steps[T]]
-"""Given whether an earlier try may have been carried out."""
+Operation = Callable[[int], Steps[T]]
+"""Given how many tries were made before: they may have been carried out."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +41,7 @@ class _Job:
     future: asyncio.Future[Any]
     steps: Steps[Any] | None = None
     commands: Commands = field(default_factory=list)
+    tries: int = 0
     lost_at: float | None = None
     """When the connection was lost over it first."""
     result: Any = None
@@ -49,7 +49,7 @@ class _Job:
     done: bool = False
 
     def start(self) -> None:
-        self.steps = self.operation(self.lost_at is not None)
+        self.steps = self.operation(self.tries)
         self.advance(None)
 
     def advance(self, answers: list[Any] | None) -> None:
@@ -160,13 +160,13 @@ class RedisThread:
         """Send the commands of all jobs in one piece and give each its answers. Raises one of `LOST`."""
         if self._connection is None:
             self._connection = self._link.connect()
-        packed = []
+        packed: list[bytes] = []
         for job in jobs:
             try:
-                packed.append(self._connection.pack_commands(job.commands))
-            except redis.DataError as error:
+                packed += self._connection.pack_commands(job.commands)
+            except redis.DataError as error:  # a value of a type that has no bytes
                 job.fail(self._explained(error))
-        self._connection.send_packed_command(chain.from_iterable(packed))
+        self._connection.send_packed_command([b"".join(packed)])
         for job in jobs:
             if not job.done:
                 answers = [_read(self._connection) for _ in job.commands]
@@ -188,6 +188,7 @@ class RedisThread:
                 if self._closing.is_set() or now - job.lost_at >= self._patience:
                     job.fail(self._explained(error))
                 else:
+                    job.tries += 1
                     job.start()
         self._closing.wait(self._pause * random.uniform(0.5, 1.0))
         self._pause = min(2.0, max(0.05, 2 * self._pause))

@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 from pathlib import Path
 from typing import IO, Any
 
@@ -102,23 +101,26 @@ class RunFolder:
 
     def latest_checkpoint(self) -> tuple[int, Path] | None:
         """(updates made, folder) of the newest whole checkpoint."""
-        found = [
-            (int(match[1]), path)
-            for path in self.checkpoints.iterdir()
-            if (match := CHECKPOINT.fullmatch(path.name))
-        ]
+        found = [(int(path.name[-6:]), path) for path in self.checkpoint_folders()]
         return max(found, default=None)
 
-    def prune_checkpoints(self, keep: int) -> None:
-        """Delete all but the newest `keep` checkpoints."""
-        folders = sorted(path for path in self.checkpoints.iterdir() if CHECKPOINT.fullmatch(path.name))
-        for path in folders[:-keep]:
-            shutil.rmtree(path)
+    def checkpoint_folders(self) -> list[Path]:
+        """Whole checkpoints, the newest last."""
+        return sorted(path for path in self.checkpoints.iterdir() if CHECKPOINT.fullmatch(path.name))
+
+    def served(self, version: int) -> Path:
+        """A version that is kept to be served, without what only training needs."""
+        return self.path / "versions" / f"{version:06d}"
 
     def write_json(self, name: str, value: Any) -> Path:
         path = self.path / name
         write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
         return path
+
+
+def absolute(path: Path) -> str:
+    """Where it lies, as a version's record says it: the same from any working directory."""
+    return os.path.abspath(path)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -24,8 +24,9 @@ from lightning_core.trainer.staleness import describe
 from lightning_core.trainer.summary import Evaluation, evaluation
 from lightning_core.trainer.updating import Updating
 from lightning_core.trainer.valuing import value, value_numbers
+from lightning_core.trainer.versions import Versions
 from lightning_core.trainer.watching import Watching
-from lightning_core.types import Metrics, ResourceVersion, Task, Trajectory
+from lightning_core.types import Metrics, Task, Trajectory
 
 
 class Loop:
@@ -46,6 +47,9 @@ class Loop:
         self.replay = Replay(session)
         self.updating = Updating(session, display)
         self.attendance = Attendance(session.trainer.patterns)
+        self.versions = Versions(
+            session.store, session.folder, session.backend, session.trainer.keep_checkpoints
+        )
         self.validation = validation
         self.trainer = session.trainer
         self.run_id = session.folder.run_id
@@ -60,6 +64,8 @@ class Loop:
         known = [e for e in await self.session.store.list_metrics(self.run_id) if e.step < first]
         self.attendance.remember(known)
         self.watching.recall(known)
+        if told := await self.versions.begin(first, self.trainer.total_steps):
+            self.display.note(told)
         if first == 0:
             await self.evaluate(0)
         for step in range(first, self.trainer.total_steps):
@@ -90,6 +96,7 @@ class Loop:
         entry = Metrics(run_id=self.run_id, step=step, values=values)
         await self.session.store.put_metrics(entry)
         self._ended = time.perf_counter()
+        await self.versions.sampled(lesson.trajectories)
         await self.checkpoint(step + 1)
         await self.watching.stepped(entry)
         tokens = sum(len(t.completion_ids) for each in lesson.trajectories for t in each.transitions)
@@ -111,14 +118,7 @@ class Loop:
         """Save the state after `step` updates, if it is time to."""
         if step % self.trainer.checkpoint_every and step != self.trainer.total_steps:
             return
-        folder = self.session.folder
-        backend = self.session.backend
-        path = folder.checkpoint(step)
-        await backend.save(path)
-        await self.session.store.put_resource(
-            ResourceVersion(run_id=self.run_id, version=backend.policy_version, uri=str(path))
-        )
-        await asyncio.to_thread(folder.prune_checkpoints, self.trainer.keep_checkpoints)
+        await self.versions.checkpoint(step)
 
     async def evaluate(self, step: int) -> Evaluation | None:
         """The validation tasks under the policy as it is after `step` updates."""
@@ -133,6 +133,7 @@ class Loop:
         calls, _ = await self.session.records(finished)
         self.attendance.see(calls)
         result = evaluation(step, finished, calls, self.trainer.breakdown)
+        await self.versions.evaluated(result)
         self.display.evaluated(result)
         self._ended = time.perf_counter()
         return result

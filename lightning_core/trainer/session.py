@@ -25,6 +25,7 @@ from lightning_core.trainer.intermediate import add_automatic, make_rulebook
 from lightning_core.trainer.judging import check_judge
 from lightning_core.trainer.lookout import Lookout
 from lightning_core.trainer.playing import agents_of, make_runner, rules_of, tokens_of
+from lightning_core.trainer.serving import make_upstream
 from lightning_core.trainer.staleness import admitted, withdraw
 from lightning_core.trainer.teaching import encode_all
 from lightning_core.types import Call, Reward, Rollout, Run, Status, Trajectory
@@ -98,7 +99,10 @@ class Session:
         await stack.enter_async_context(Presence(self.store, make_member(run.id, "trainer", "trainer")))
         url = None
         if "gateway" not in trainer.roles_elsewhere:
-            gateway = Gateway(self.backend.upstream, self.store, tokens_of(run), agents=agents_of(run))
+            name = self.backend.upstream.model_name
+            upstream = make_upstream(self.store, run.id, self.backend, name=name, embedded=True)
+            stack.push_async_callback(upstream.close)
+            gateway = Gateway(upstream, self.store, tokens_of(run), agents=agents_of(run))
             hosted = serving_gateway(gateway, self.store, run, self.folder, trainer)
             url = await stack.enter_async_context(hosted)
         if "runner" not in trainer.roles_elsewhere:

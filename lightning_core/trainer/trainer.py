@@ -29,6 +29,7 @@ from lightning_core.trainer.loop import Loop
 from lightning_core.trainer.opening import open_run
 from lightning_core.trainer.plan import make_tasks
 from lightning_core.trainer.report import terminal_curve, transcripts, write_report
+from lightning_core.trainer.retention import Retention
 from lightning_core.trainer.session import Session, Solve
 from lightning_core.trainer.summary import Summary
 from lightning_core.trainer.watching import Watching
@@ -100,7 +101,9 @@ class Trainer:
     breakdown: str | None = None
     """A field of the tasks' input by which success is shown separately, such as the kind of question."""
     checkpoint_every: int = 1
-    keep_checkpoints: int = 2
+    keep_checkpoints: int | Retention = 2
+    """How many of the newest checkpoints are kept, to resume from; a `Retention` says more. The best
+    version by evaluation is kept too, and never deleted is what something points at."""
     progress: bool = True
     """Show progress on the terminal (standard error)."""
 
@@ -109,13 +112,14 @@ class Trainer:
             "steps": 0,
             "concurrency": 1,
             "checkpoint_every": 1,
-            "keep_checkpoints": 1,
             "evaluate_every": 1,
         }
         for name, least in counts.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name}={value!r}: must be at least {least}")
+        if not isinstance(self.keep_checkpoints, Retention) and self.keep_checkpoints < 1:
+            raise ConfigError(f"keep_checkpoints={self.keep_checkpoints!r}: must be at least 1")
         if self.address is not None and not self.address.startswith(("http://", "https://")):
             raise ConfigError(f"address={self.address!r}: must be a URL, such as 'http://trainer.local:8000'")
         if "gateway" in self.roles_elsewhere:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +18,10 @@ from lightning_core.stores.base import Store
 from lightning_core.types import Run
 from tests.stores import conftest as stores
 
-store = stores.store
-"""Every kind of store."""
+make_store = stores.make_store
+postgres_server, postgres_url = stores.postgres_server, stores.postgres_url
+redis_server, redis_url = stores.redis_server, stores.redis_url
+every_kind = pytest.mark.parametrize("store", stores.KINDS, indirect=True)
 SECRET = "0123456789abcdef" * 4
 SERVER_SECRET = b"of the server, for all runs"
 RUN = Run(id="run", secret=SECRET, created_at=1.0)
@@ -77,7 +79,7 @@ def error(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
 
 def token(scope: Scope, run: Run | None, *, seconds: float = 3600) -> str:
     """A token of one run, or of all."""
-    secret = SERVER_SECRET if run is None else run.secret.encode()
+    secret = SERVER_SECRET if run is None else bytes.fromhex(run.secret)
     return issue(secret, Grant(scope, None if run is None else run.id, time.time() + seconds))
 
 
@@ -113,6 +115,13 @@ async def open_desk(store: Store, *, listening: bool = True, **options: Any) -> 
         httpx.AsyncClient(base_url=server.url, timeout=30) as web,
     ):
         yield Desk(store, server.url, web, tokens())
+
+
+@pytest.fixture(params=("memory", "sqlite"))
+async def store(request: pytest.FixtureRequest, make_store: Callable[[str], Store]) -> AsyncIterator[Store]:
+    """A store; `every_kind` are all that there are."""
+    async with make_store(request.param) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ async def test_a_worker_speaks_only_of_what_it_holds(desk: Desk) -> None:
 async def test_no_token_opens_what_another_kind_does(desk: Desk) -> None:
     await desk.post("/rollouts", {"rollouts": [rollout("a")]})
     (lease,) = await desk.lease()
-    of_rollout = Tokens(SECRET.encode()).issue(Rollout.model_validate(rollout("a")), 1)
+    of_rollout = Tokens(bytes.fromhex(SECRET)).issue(Rollout.model_validate(rollout("a")), 1)
     for wrong in (lease["key"], of_rollout, "la-" + of_rollout[3:], "la-" + lease["key"][3:]):
         error(await desk.ask("GET", "/runs", scope=wrong), 401, "invalid_token")
 
@@ -151,6 +151,9 @@ async def test_a_server_without_a_secret_takes_no_tokens_for_all_runs() -> None:
 
 
 async def test_a_run_s_secret_is_made_and_kept_and_never_told(desk: Desk) -> None:
+    for secret in ("not hex", "abcd"):
+        answer = await desk.ask("PUT", "/runs", {"id": "third", "secret": secret}, scope="all admin")
+        assert error(answer, 422, "invalid_value")["field"] == "secret"
     made = await desk.ask("PUT", "/runs", {"id": "third", "config": {"steps": 3}}, scope="all admin")
     assert (made.status_code, made.json()["config"]) == (200, {"steps": 3})
     stored = await desk.store.find_run("third")

@@ -18,7 +18,7 @@ from lightning_core.gateway.tokens import Tokens
 from lightning_core.stores.base import Store
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.types import Member, Rollout, Status
-from tests.api.conftest import RUN, Desk, error, open_desk, rollout
+from tests.api.conftest import RUN, Desk, error, every_kind, open_desk, rollout
 from tests.gateway.scripted import ScriptedEngine, until
 
 
@@ -59,6 +59,7 @@ async def test_a_token_of_one_run_leases_of_that_run_alone(desk: Desk) -> None:
     assert lease["attempt"]["rollout"]["id"] == "theirs"
 
 
+@every_kind
 async def test_a_worker_that_waits_is_given_what_comes(desk: Desk) -> None:
     waiting = asyncio.create_task(desk.lease(wait=60))
     await asyncio.sleep(0.05)
@@ -127,6 +128,7 @@ async def test_a_heartbeat_says_what_is_held_and_what_was_lost(desk: Desk) -> No
     assert await desk.post("/leases/heartbeat", {"keys": []}, scope="worker") == {"held": [], "lost": []}
 
 
+@every_kind
 async def test_a_heartbeat_that_waits_hears_of_a_cancellation_at_once(desk: Desk) -> None:
     await enqueue(desk, "a", "b")
     a, b = [one["key"] for one in await desk.lease(limit=2)]
@@ -187,16 +189,17 @@ async def test_without_a_gateway_there_is_no_environment(desk: Desk) -> None:
     assert lease["environment"] is None
 
 
+@every_kind
 async def test_a_leased_rollout_s_calls_are_answered_and_recorded_by_the_run_s_gateway(store: Store) -> None:
-    tokens = Tokens(RUN.secret.encode())
+    tokens = Tokens(bytes.fromhex(RUN.secret))
     async with (
         open_desk(store) as desk,
-        GatewayServer(Gateway(ScriptedEngine(), store, tokens, agents=None)) as gateway,
+        GatewayServer(served := Gateway(ScriptedEngine(), store, tokens, agents=None)) as gateway,
         httpx.AsyncClient() as app,
     ):
-        for name, url, seen in (("dead", "http://127.0.0.1:9", 100.0), ("alive", gateway.url, 1000.0)):
-            member = Member(run_id="run", role="gateway", name=name, url=url, seen_at=seen)
-            await store.put_member(member)
+        for name, url in (("dead", "http://127.0.0.1:9"), ("alive", gateway.url)):
+            data: dict[str, Any] = {"instance": served.instance}
+            await store.put_member(Member(run_id="run", role="gateway", name=name, url=url, data=data))
         await enqueue(desk, "a b ö")
         (lease,) = await desk.lease(agent="two words")
         given = lease["environment"]
@@ -211,3 +214,19 @@ async def test_a_leased_rollout_s_calls_are_answered_and_recorded_by_the_run_s_g
         (call,) = (await desk.get("/calls", rollout_id="a b ö"))["calls"]["a b ö"]
         assert (call["agent"], call["trained"], call["endpoint"]) == ("two words", True, None)
         assert call["choices"][0]["completion_ids"] == [1, 0]
+
+
+async def test_nothing_is_leased_while_a_run_s_gateways_are_away(desk: Desk) -> None:
+    await enqueue(desk, "a")
+    data: dict[str, Any] = {"instance": "x"}
+    gone = Member(run_id="run", role="gateway", name="g", url="http://127.0.0.1:9", data=data)
+    await desk.store.put_member(gone)
+    assert await desk.lease() == []
+    waiting = asyncio.create_task(desk.lease(wait=60))
+    await asyncio.sleep(0.05)
+    assert await status(desk) is Status.QUEUED
+    await desk.store.remove_member("run", "gateway", "g")
+    async with asyncio.timeout(30):
+        (lease,) = await waiting
+    assert lease["environment"] is None
+    assert lease["attempt"]["number"] == 1

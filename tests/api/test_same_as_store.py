@@ -25,7 +25,7 @@ from lightning_core.types import (
     Task,
     ToolEvent,
 )
-from tests.api.conftest import OTHER, RUN, Desk, open_desk
+from tests.api.conftest import OTHER, RUN, Desk, every_kind, open_desk
 
 LONG = 60.0
 
@@ -218,6 +218,7 @@ async def snapshot(store: Store) -> list[object]:
     ]
 
 
+@every_kind
 async def test_the_same_operations_leave_the_same_records(desk: Desk) -> None:
     direct = MemoryStore()
     for run in (RUN, OTHER):
@@ -228,6 +229,7 @@ async def test_the_same_operations_leave_the_same_records(desk: Desk) -> None:
         assert remote == local
 
 
+@every_kind
 async def test_what_is_stored_is_read_back_by_rest_as_it_is(desk: Desk) -> None:
     await play(Remote(desk))
     ids = list("abcdef")

@@ -169,7 +169,7 @@ def test_plugins_lists_what_is_installed():
     assert re.search(r"langgraph .* lightning_attach, lightning_who", listed.stdout), listed.stdout
 
 
-@pytest.mark.parametrize("verb", ["train", "serve", "runs", "show", "export", "plugins"])
+@pytest.mark.parametrize("verb", ["train", "serve", "runs", "show", "export", "plugins", "api", "token"])
 def test_every_verb_explains_itself(verb, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["agentlightning", verb, "--help"])
     with pytest.raises(SystemExit) as ended:

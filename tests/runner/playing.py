@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import openai
 
@@ -165,3 +166,13 @@ async def keeping_its_client(task: Task) -> float:
     client = _kept.setdefault("client", openai.AsyncOpenAI(api_key="none", max_retries=0))
     await _ask(client, "hello")
     return float(os.getpid())
+
+
+class Unloadable:
+    """A function that comes apart where it is put together again."""
+
+    def __call__(self, task: Task) -> float:
+        return 1.0
+
+    def __reduce__(self) -> Any:
+        return divmod, (1, 0)

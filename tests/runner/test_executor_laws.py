@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from lightning_core.errors import ExecutorError
 from lightning_core.runner.executor import Executor
 from lightning_core.runner.in_process import InProcess
 from lightning_core.runner.processes import Processes
 from lightning_core.runner.ray_actors import RayActors
 from lightning_core.testing.server import serving
-from lightning_core.types import Call, Status, Task
+from lightning_core.types import Call, Rollout, Status
 from tests.runner import playing
 from tests.runner.clusters import cluster
-from tests.runner.stage import AGENTS, Stage, begun, lives, rollouts, stage
+from tests.runner.stage import AGENTS, Stage, begun, lives, rollouts, stage, written
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 WORKERS = 2
@@ -137,67 +138,73 @@ async def test_a_function_runs_where_its_executor_says(at: Stage, name: str) -> 
     assert ({one.reward for one in finished} == {float(os.getpid())}) == (name == "asyncio")
 
 
-# what hangs -----------------------------------------------------------------------------------
-@pytest.mark.parametrize("play", ["sleeper", "spinner"])
-async def test_a_cancelled_rollout_ends_within_a_moment_and_its_slot_serves_the_next(
-    at: Stage, name: str, play: str, tmp_path: Path
+async def test_a_rollout_whose_process_died_is_tried_again_elsewhere(at: Stage, name: str) -> None:
+    if name not in ELSEWHERE:
+        pytest.skip("here it would be the end of the tests")
+    failed, done = await at.play(
+        [*rollouts("dying", 1, by="exit"), *rollouts("dying", 1, by="exit", attempts=2)]
+    )
+    assert f"of task {failed.task.id!r}" in str(failed.error)
+    assert (failed.status, done.reward, done.attempts) == (Status.FAILED, 1.0, 2)
+
+
+async def test_a_function_that_can_t_be_loaded_elsewhere_is_refused_at_the_start(
+    executor: Executor, name: str
 ) -> None:
-    if play == "spinner" and name not in ELSEWHERE:
-        pytest.skip("in this process a function that does not give way can't be ended")
-    hanging = rollouts(play, 1, began=str(tmp_path / "one")) + rollouts(play, 1, began=str(tmp_path / "two"))
+    if name not in ELSEWHERE:
+        pytest.skip("here it is loaded")
+    with pytest.raises(ExecutorError, match=r"can't load the function: [\s\S]*ZeroDivisionError"):
+        async with stage(executor, playing.Unloadable()) as at:
+            await at.serving
+
+
+# what hangs -----------------------------------------------------------------------------------
+async def test_a_cancelled_rollout_ends_within_a_moment_and_its_slot_serves_the_next(
+    at: Stage, name: str, tmp_path: Path
+) -> None:
+    plays = ["sleeper", "spinner" if name in ELSEWHERE else "sleeper"]
+    hanging, began = hung(plays, tmp_path)
     await at.store.enqueue(hanging)
-    pids = [await begun(tmp_path / "one"), await begun(tmp_path / "two")]
+    pids = [await begun(path) for path in began]
     assert await at.store.cancel([one.id for one in hanging]) == WORKERS
     after = await at.play(rollouts("reward", 2 * WORKERS))
     assert [one.reward for one in after] == [float(i) for i in range(2 * WORKERS)]
-    assert {one.status for one in await at.store.wait_finished([one.id for one in hanging])} == {
-        Status.CANCELLED
-    }
-    assert name == "asyncio" or not any(lives(pid) for pid in pids)
+    ended = await at.store.wait_finished([one.id for one in hanging])
+    assert {one.status for one in ended} == {Status.CANCELLED}
+    assert name not in ELSEWHERE or not any(lives(pid) for pid in pids)
 
 
-async def test_a_sleeper_is_ended_at_its_time_out_and_its_slot_serves_the_next(
-    executor: Executor, tmp_path: Path
+async def test_what_hangs_is_ended_at_its_time_out_or_at_a_stop_and_its_slot_serves_the_next(
+    executor: Executor, name: str, tmp_path: Path
 ) -> None:
-    await check_time_out(executor, playing.play, ["sleeper", "sleeper"], tmp_path)
-
-
-async def test_an_endless_loop_is_ended_at_its_time_out_and_its_slot_serves_the_next(
-    name: str, executor: Executor, tmp_path: Path
-) -> None:
-    if name not in ELSEWHERE:
-        pytest.skip("in this process a function that does not give way can't be ended")
-    plays = ["spinner", "with_grandchild", "deaf"]
-    pids = await check_time_out(executor, playing.play_in_thread, plays, tmp_path)
-    assert not any(lives(pid) for pid in pids)
-
-
-async def check_time_out(
-    executor: Executor, solve: Callable[[Task], Any], plays: list[str], folder: Path
-) -> list[int]:
-    """Hang in every slot; the processes in which it hung."""
+    """In this process a function that does not give way can't be ended: there only the sleeper is played."""
+    plays = ["spinner", "with_grandchild", "deaf"] if name in ELSEWHERE else ["sleeper", "sleeper"]
+    solve = playing.play_in_thread if name in ELSEWHERE else playing.play
+    hanging, began = hung(plays, tmp_path)
     async with stage(executor, solve, concurrency=WORKERS, timeout=1.5) as at:
-        began = [folder / str(place) for place in range(len(plays))]
-        hanging = [
-            one for play, path in zip(plays, began, strict=True) for one in rollouts(play, 1, began=str(path))
-        ]
         finished = await at.play([*hanging, *rollouts("reward", 2 * WORKERS)])
         assert at.runner.concurrency == WORKERS
         noticed = await at.store.get_events([one.id for one in hanging])
+        stopped, began_last = hung(plays[:1], tmp_path / "last")
+        at.runner.timeout = None
+        await at.store.enqueue(stopped)
+        last = await begun(began_last[0])
+        at.stop.set()
+        await at.serving
+        (given_back,) = await at.store.find_rollouts("run", status=Status.QUEUED)
     late, after = finished[: len(plays)], finished[len(plays) :]
     for play, one in zip(plays, late, strict=True):
         assert one.error == f"TimeoutError: task {one.task.id!r} took longer than 1.5 s and was cancelled"
         assert len(noticed[one.id]) == (play in ("sleeper", "spinner"))
     assert [one.reward for one in after] == [float(i) for i in range(2 * WORKERS)]
-    return [int(path.read_text()) for path in began]
+    assert given_back.id == stopped[0].id
+    assert name not in ELSEWHERE or not any(lives(pid) for pid in [last, *map(written, began)])
 
 
-async def test_a_stop_ends_what_runs_and_gives_it_back(executor: Executor, tmp_path: Path) -> None:
-    async with stage(executor, playing.play, concurrency=1) as at:
-        await at.store.enqueue(rollouts("sleeper", 1, began=str(tmp_path / "began")))
-        pid = await begun(tmp_path / "began")
-        at.stop.set()
-        await at.serving
-        (given_back,) = await at.store.find_rollouts("run")
-    assert given_back.status is Status.QUEUED
-    assert pid == os.getpid() or not lives(pid)
+def hung(plays: list[str], folder: Path) -> tuple[list[Rollout], list[Path]]:
+    """Rollouts that hang, and the files in which they say in which process."""
+    folder.mkdir(exist_ok=True)
+    began = [folder / str(place) for place in range(len(plays))]
+    return [
+        one for play, path in zip(plays, began, strict=True) for one in rollouts(play, 1, began=str(path))
+    ], began

@@ -10,10 +10,11 @@ from typing import Any
 import openai
 import pytest
 
-from lightning_core.errors import ConfigError, ExecutorError
+from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
 from lightning_core.runner.executor import make_executor
 from lightning_core.runner.processes import Processes
+from lightning_core.runner.ray_actors import RayActors
 from lightning_core.types import Status, Task
 from tests.runner import playing
 from tests.runner.stage import lives, rollouts, stage
@@ -52,12 +53,6 @@ async def test_a_process_that_dies_is_an_error_of_its_rollout_and_is_replaced(by
     assert f"the worker process of task {failed.task.id!r} {end}" in str(failed.error)
     assert "last words of 0" in str(failed.error)
     assert (done.status, done.reward) == (Status.SUCCEEDED, 0.0)
-
-
-async def test_a_rollout_whose_process_died_is_tried_again() -> None:
-    async with stage(ONE, playing.play) as at:
-        (done,) = await at.play(rollouts("dying", 1, by="exit", attempts=2))
-    assert (done.reward, done.attempts, done.error) == (1.0, 2, None)
 
 
 async def test_a_function_of_a_script_goes_with_what_it_refers_to() -> None:
@@ -113,22 +108,6 @@ def test_what_can_t_be_pickled_is_named() -> None:
         assert "executor='processes'" in str(refused.value)
 
 
-async def test_a_function_that_a_process_can_t_load_is_refused_at_the_start() -> None:
-    with pytest.raises(ExecutorError, match="can't load the function: ZeroDivisionError"):
-        async with stage(ONE, Unloadable()) as at:
-            await at.serving
-
-
-class Unloadable:
-    """Comes apart where it is put together again."""
-
-    def __call__(self, task: Task) -> float:
-        return 1.0
-
-    def __reduce__(self) -> Any:
-        return divmod, (1, 0)
-
-
 @pytest.mark.parametrize("options", [{"workers": 0}, {"grace": -1.0}, {"grace": float("nan")}])
 def test_an_option_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
@@ -139,6 +118,7 @@ def test_an_executor_is_named_or_given() -> None:
     plugins = load_plugins([])
     assert make_executor("processes", plugins) == Processes()
     assert make_executor(ONE, plugins) is ONE
+    assert make_executor("ray", plugins) == RayActors()
     with pytest.raises(ConfigError, match="did you mean 'processes'"):
         make_executor("process", plugins)
     for wrong in (Processes, 3):

@@ -14,17 +14,19 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 OWN_URL = "LIGHTNING_TEST_POSTGRES_URL"
 """Names a server to use in place of one that is started: a URL of a database that may be written."""
+
+GUARDED = "guarded"
+"""The one user who must give a password, once somebody has made that user."""
 
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
@@ -53,6 +55,10 @@ class PostgresServer:
         options = ("--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C")
         self._run("initdb", "--no-sync", "--no-instructions", *options, "-D", str(folder / "data"))
 
+        guarded = f"host all {GUARDED} 127.0.0.1/32 scram-sha-256\n"
+        access = folder / "data" / "pg_hba.conf"
+        access.write_text(guarded + access.read_text())
+
     def url(self, database: str = "postgres", **options: str) -> str:
         query = "&".join(f"{name}={value}" for name, value in options.items())
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}" + (f"?{query}" if query else "")
@@ -71,12 +77,13 @@ class PostgresServer:
                 raise RuntimeError(f"PostgreSQL did not start:\n{(self.folder / 'log').read_text()}")
             time.sleep(0.01)
 
-    def kill(self) -> None:
+    def crash(self) -> None:
         """End it as a crash would, with all its processes: no warning, no last write."""
         assert self._process is not None
         children = _children(self._process.pid)
         for pid in (self._process.pid, *children):
-            with_luck_kill(pid)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
         for pid in children:  # until they are gone, a new server may not use their shared memory
@@ -139,13 +146,6 @@ def binaries(folder: Path, user: int | None) -> Path:
     return folder / "programs" / found.name
 
 
-def with_luck_kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
 def _ready(pid_file: Path, pid: int) -> bool:
     """Whether the server with that process id has written that it takes connections."""
     try:
@@ -165,10 +165,3 @@ def _status(pid: int) -> bytes:
         return Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
         return b"State:\tZ"
-
-
-if __name__ == "__main__":
-    with serving() as served:
-        sys.stdout.write(served.url() + "\n")
-        sys.stdout.flush()
-        sys.stdin.read()

@@ -5,13 +5,15 @@ It writes every change to disk before it answers, so what it has answered surviv
 
 from __future__ import annotations
 
+import random
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import redis
@@ -54,6 +56,16 @@ class RedisServer:
             self._process.wait()
             self._process = None
 
+    def hang(self) -> None:
+        """Stop it from answering, without ending it."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """End the hang."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
     def _answers(self) -> bool:
         password = self._settings.get("requirepass")
         with redis.Redis(port=self.port, password=password, retry=Retry(NoBackoff(), 0)) as client:
@@ -77,6 +89,9 @@ def serving(**settings: str) -> Iterator[RedisServer]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port nobody listens on, below those that systems give to clients: it stays free over a restart."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -16,6 +16,7 @@ import redis
 from lightning_core.errors import ConfigError, LeaseLostError, StoreError
 from lightning_core.stores.redis_link import read_url
 from lightning_core.stores.redis_store import RedisStore
+from lightning_core.stores.redis_thread import Operation
 from lightning_core.types import Alert, Attempt, Call, Reward, Rollout, Run, Status, Task, ToolEvent
 from tests.stores.cutting import Relay, relayed
 from tests.stores.redis_server import RedisServer, free_port, serving
@@ -203,6 +204,33 @@ async def test_a_server_that_stays_away_is_told_in_words_and_the_store_works_aga
             await store.enqueue(rollouts(2))
         await asyncio.to_thread(frail.start)
         assert await store.enqueue(rollouts(2)) == 1
+
+
+async def test_a_server_that_hangs_is_asked_again_and_does_nothing_twice(frail: RedisServer) -> None:
+    """It reads the first tries after all, when nobody waits for their answers any more."""
+    async with RedisStore(f"{frail.url}?prefix=hangs:", answer_seconds=0.1) as store:
+        assert await store.enqueue(rollouts(200)) == 200
+        await store.lease("w", 1, NEVER)
+        frail.hang()
+        leasing = [asyncio.create_task(store.lease("w", 1, NEVER)) for _ in range(20)]
+        await asyncio.sleep(0.5)
+        frail.go_on()
+        leases = await asyncio.wait_for(asyncio.gather(*leasing), PATIENT)
+        running = await store.find_rollouts("run", status=Status.RUNNING)
+        assert await store.lease("w", 200 - len(running), NEVER)
+    taken = [attempt.rollout.id for lease in leases for attempt in lease]
+    assert len(taken) == len(set(taken)) == 20 == len(running) - 1
+
+
+async def test_a_try_that_comes_after_a_later_one_takes_nothing(store: RedisStore) -> None:
+    def lease(tries: int) -> Operation[list[Attempt]]:
+        return lambda _: store._rollouts.lease("queue", "w", 1, NEVER, "request", tries)
+
+    await store.enqueue(rollouts(3))
+    (second,) = await store._writer.run(lease(1))
+    await store.finish(second, reward=1.0)
+    assert await store._writer.run(lease(0)) == []
+    assert len(await store.find_rollouts("run", status=Status.QUEUED)) == 2
 
 
 async def test_a_store_may_be_closed_while_its_server_is_gone(frail: RedisServer) -> None:

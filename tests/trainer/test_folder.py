@@ -38,18 +38,14 @@ def test_a_folder_that_can_not_be_made_is_an_error_that_names_it(tmp_path):
         pass
 
 
-def test_the_newest_whole_checkpoint_is_found_and_old_ones_go(tmp_path):
+def test_the_newest_whole_checkpoint_is_found(tmp_path):
     with RunFolder(tmp_path / "run", resume=False) as folder:
         assert folder.latest_checkpoint() is None
         for step in (1, 9, 10):
             folder.checkpoint(step).mkdir()
         (folder.checkpoints / ".step-000011.tmp").mkdir()
         assert folder.latest_checkpoint() == (10, folder.checkpoint(10))
-        folder.prune_checkpoints(keep=2)
-        assert sorted(path.name for path in folder.checkpoints.glob("step-*")) == [
-            "step-000009",
-            "step-000010",
-        ]
+        assert folder.checkpoint_folders() == [folder.checkpoint(step) for step in (1, 9, 10)]
 
 
 def test_an_atomic_write_leaves_nothing_else_behind(tmp_path):

@@ -1,0 +1,135 @@
+"""The versions of a run's weights, from the trainer's side: recorded, measured, kept as long as was asked.
+
+A version's numbers are its own: the reward is that of the rollouts which it sampled, not of those it was made
+from, and an evaluation belongs to the version that was evaluated.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import fmean
+
+from lightning_core.backends.base import Backend
+from lightning_core.stores.base import Store
+from lightning_core.trainer.folder import RunFolder, absolute
+from lightning_core.trainer.retention import Retention, prune
+from lightning_core.trainer.summary import Evaluation
+from lightning_core.types import ResourceVersion, Trajectory
+from lightning_core.versions import POLICY, find_current, make_current
+
+
+class Versions:
+    """Written by one trainer at a time, the one that holds the run's folder."""
+
+    def __init__(self, store: Store, folder: RunFolder, backend: Backend, keep: int | Retention) -> None:
+        self._store = store
+        self._folder = folder
+        self._backend = backend
+        self._retention = keep if isinstance(keep, Retention) else Retention(newest=keep)
+        self._known: dict[int, ResourceVersion] = {}
+
+    async def begin(self, step: int, total: int) -> str | None:
+        """Know what there is, the start included, before update `step` is made; what to tell the user, if
+        there is anything to tell. A run that goes on does so from its newest checkpoint, which is the
+        current version again, whatever was chosen since: that is kept, and can be chosen again.
+        """
+        listed = await self._store.list_resources(self._folder.run_id, POLICY)
+        self._known = {version.version: version for version in listed}
+        for version in listed:
+            await self._find_again(version)
+        if 0 not in self._known:
+            await self._put(self._made(0, _start(self._backend.model), 0), current=not listed)
+        if step == 0 or step >= total:
+            return None
+        newest = self._backend.policy_version
+        current = find_current(self._known.values())
+        if newest not in self._known:  # killed between the checkpoint and its record
+            await self._add(step, self._folder.checkpoint(step))
+        elif current is not None and current.version != newest:
+            await self._put(self._known[newest], current=True)
+            return f"goes on from version {newest}, not from {current.version}, which was current and is kept"
+        return None
+
+    async def checkpoint(self, step: int) -> None:
+        """Save the state after `step` updates, record it as the current version, and delete what is too
+        old."""
+        path = self._folder.checkpoint(step)
+        await self._backend.save(path)
+        await self._add(step, path)
+        versions = [self._known[number] for number in sorted(self._known)]
+        kept = await prune(self._store, self._folder, versions, self._retention)
+        self._known = {version.version: version for version in kept}
+
+    async def sampled(self, trajectories: Iterable[Trajectory]) -> None:
+        """Tell the versions what their training rollouts came to, of those that one version sampled alone."""
+        for version, rewards in _rewards(trajectories).items():
+            known = self._known.get(version)
+            if known is not None and known.metrics.get("rollouts", 0) <= len(rewards):
+                await self._measure(version, {"reward": fmean(rewards), "rollouts": float(len(rewards))})
+
+    async def evaluated(self, result: Evaluation) -> None:
+        """Tell the version that is served what its evaluation came to."""
+        numbers = {"sampled": result.sampled, "greedy": result.greedy}
+        await self._measure(self._backend.policy_version, numbers)
+
+    async def _find_again(self, version: ResourceVersion) -> None:
+        """The run's folder may have been moved: its content is then where the folder is now."""
+        moved = _moved(version.uri, self._folder.path)
+        if moved is not None:
+            await self._put(version.model_copy(update={"uri": moved}), current=False)
+
+    async def _measure(self, version: int, numbers: Mapping[str, float]) -> None:
+        known = self._known.get(version)
+        if known is not None:
+            metrics = {**known.metrics, **numbers}
+            await self._put(known.model_copy(update={"metrics": metrics}), current=False)
+
+    async def _add(self, step: int, path: Path) -> None:
+        number, uri = self._backend.policy_version, absolute(path)
+        known = self._known.get(number)
+        if known is None:
+            known = self._made(number, uri, step)
+        elif number:  # updates were skipped since; version 0 stays where it came from
+            known = known.model_copy(update={"uri": uri})
+        await self._put(known, current=True)
+
+    def _made(self, number: int, uri: str, step: int) -> ResourceVersion:
+        return ResourceVersion(
+            run_id=self._folder.run_id,
+            name=POLICY,
+            version=number,
+            uri=uri,
+            parent=number - 1 if number else None,
+            metrics={"step": float(step)},
+        )
+
+    async def _put(self, version: ResourceVersion, *, current: bool) -> None:
+        if current:
+            version = await make_current(self._store, version, list(self._known.values()))
+        else:
+            await self._store.put_resource(version)
+        self._known[version.version] = version
+
+
+def _moved(uri: str | None, folder: Path) -> str | None:
+    """Where content now lies that is not where it was."""
+    if uri is None or not Path(uri).is_absolute() or Path(uri).exists():
+        return None
+    now = folder.joinpath(*Path(uri).parts[-2:])
+    return absolute(now) if now.is_dir() else None
+
+
+def _start(model: str) -> str:
+    """The content of version 0: the model itself, where it lies."""
+    return absolute(Path(model)) if Path(model).exists() else model
+
+
+def _rewards(trajectories: Iterable[Trajectory]) -> dict[int, list[float]]:
+    rewards: dict[int, list[float]] = defaultdict(list)
+    for trajectory in trajectories:
+        versions = {t.policy_version for t in trajectory.transitions if t.trained}
+        if len(versions) == 1 and (version := versions.pop()) is not None:
+            rewards[version].append(trajectory.reward)
+    return rewards

@@ -1,0 +1,417 @@
+"""What PostgreSQL promises beyond the laws: crashes of the server, lost replies, sharing between
+processes, its own schema, and clear refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from lightning_core.errors import ConfigError, StoreError
+from lightning_core.stores import postgres, postgres_schema
+from lightning_core.stores.postgres import PostgresStore
+from lightning_core.stores.postgres_text import MARK, escape, unescape
+from lightning_core.stores.postgres_url import place_of
+from lightning_core.types import Attempt, Call, Reward, Rollout, Status, Task
+from tests.stores.cutting import Relay, relayed
+from tests.stores.postgres_server import GUARDED, OWN_URL, PostgresServer, free_port, serving
+
+ROOT = Path(__file__).parents[2]
+PATIENT = 60.0
+ours = pytest.mark.skipif(OWN_URL in os.environ, reason="needs a server that the test may set up")
+
+
+def rollouts(count: int, **fields: object) -> list[Rollout]:
+    return [
+        Rollout.model_validate(
+            {
+                "id": f"r{i}",
+                "run_id": "run",
+                "task": Task(input={"i": i}),
+                "group_id": "g",
+                "step": 0,
+                **fields,
+            }
+        )
+        for i in range(count)
+    ]
+
+
+def call(attempt: Attempt, name: str = "c", **fields: object) -> Call:
+    given = {"agent": "a", "trained": True, "started_at": 1, "ended_at": 2, "prompt_ids": [1] * 500, **fields}
+    return Call.model_validate(
+        {"id": name, "rollout_id": attempt.rollout.id, "attempt": attempt.number, **given}
+    )
+
+
+def connected(url: str) -> psycopg.Connection:
+    """A plain connection that sees the store's tables."""
+    return postgres_schema.connect(place_of(url))
+
+
+def start(url: str, job: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.stores.worker", url, job]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
+    async with PostgresStore(postgres_url) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def frail() -> Iterator[PostgresServer]:
+    """A server to crash."""
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who wait are woken by notices or not at all."""
+    monkeypatch.setattr(postgres, "LOOK_SECONDS", 3600.0)
+
+
+# crashes --------------------------------------------------------------------------------------
+async def test_a_server_that_crashes_again_and_again_loses_nothing_and_counts_nothing_twice(
+    frail: PostgresServer,
+) -> None:
+    """Each rollout may be tried once: a lease that was lost or given twice would show."""
+    count = 240
+    finished = asyncio.Semaphore(0)
+    async with PostgresStore(frail.url(schema="crashes"), retry_seconds=PATIENT) as store:
+
+        async def work(worker: str) -> None:
+            while attempts := await store.lease(worker, 3, PATIENT * 10):
+                for attempt in attempts:
+                    given = Reward(rollout_id=attempt.rollout.id, attempt=1, value=0.5, kind="intermediate")
+                    await store.add_call(call(attempt))
+                    await store.add_rewards([given], running=True)
+                    await store.finish(attempt, reward=1.0)
+                    finished.release()
+
+        assert await store.enqueue(rollouts(count)) == count
+        waiting = asyncio.create_task(store.wait_finished([f"r{i}" for i in range(count)]))
+        working = [asyncio.create_task(work(f"w{i}")) for i in range(6)]
+        for crash in range(1, 5):
+            for _ in range(count // 6):
+                await finished.acquire()
+            await asyncio.to_thread(frail.crash)
+            await asyncio.sleep(0.02 * crash)
+            await asyncio.to_thread(frail.start)
+        await asyncio.gather(*working)
+        done = await asyncio.wait_for(waiting, PATIENT)
+        calls = await store.get_calls([one.id for one in done])
+        rewards = await store.get_rewards([one.id for one in done])
+    assert {(one.status, one.attempts, one.reward) for one in done} == {(Status.SUCCEEDED, 1, 1.0)}
+    assert {len(of_one) for of_one in calls.values()} == {1}
+    assert {tuple(one.value for one in of_one) for of_one in rewards.values()} == {(0.5, 1.0)}
+
+
+@pytest.fixture
+def relay(frail: PostgresServer) -> Iterator[Relay]:
+    with relayed(frail.port) as relay:
+        yield relay
+
+
+Step = Callable[[PostgresStore, list[Rollout], list[Attempt]], Awaitable[object]]
+STEPS: dict[str, Step] = {
+    "enqueue": lambda store, mine, _: store.enqueue(mine),
+    "lease": lambda store, *_: store.lease("w", 2, PATIENT),
+    "heartbeat": lambda store, _, held: store.heartbeat(held, PATIENT),
+    "call": lambda store, _, held: store.add_call(call(held[0])),
+    "rewards": lambda store, _, held: store.add_rewards(
+        [Reward(rollout_id=held[0].rollout.id, attempt=1, value=0.5, kind="intermediate")], running=True
+    ),
+    "success": lambda store, _, held: store.finish(held[0], reward=1.0),
+    "success without reward": lambda store, _, held: store.finish(held[0]),
+    "failure": lambda store, _, held: store.finish(held[0], error="broke"),
+    "release": lambda store, _, held: store.release(held),
+    "reclaim": lambda store, *_: store.reclaim("w"),
+    "cancel": lambda store, mine, _: store.cancel([one.id for one in mine[1:]]),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+async def test_an_operation_whose_answer_was_lost_is_carried_out_once(
+    frail: PostgresServer, relay: Relay, name: str
+) -> None:
+    """Cut at the first reply to it, at the second, and so on, until it needs no further one."""
+
+    async def state(url: str, replies: int) -> list[object]:
+        mine = [one.model_copy(update={"id": f"{replies} {one.id}"}) for one in rollouts(3, max_attempts=2)]
+        async with PostgresStore(url) as store:
+            if name != "enqueue":
+                await store.enqueue(mine)
+            held = [] if name in ("enqueue", "lease") else await store.lease("w", 2, PATIENT)
+            relay.cut_at_reply(replies)
+            given = await STEPS[name](store, mine, held)
+            relay.cut_at_reply(0)
+            ids = [one.id for one in mine]
+            calls, rewards = await store.get_calls(ids), await store.get_rewards(ids)
+            found = {one.id: one for one in await store.find_rollouts("run")}
+            await store.cancel(ids)
+        ends: list[object] = [
+            (
+                now.status,
+                now.attempts,
+                now.max_attempts,
+                now.reward,
+                now.error,
+                len(calls[now.id]),
+                [reward.value for reward in rewards[now.id]],
+            )
+            for now in (found[one.id] for one in mine)
+        ]
+        return [*ends, len(given) if isinstance(given, list) else "no attempts"]
+
+    schema = re.sub(r"\W", "_", name)
+    undisturbed = await state(frail.url(schema=schema), 0)
+    through = frail.url(schema=schema).replace(str(frail.port), str(relay.port))
+    for replies in range(1, 10):
+        before = relay.cuts
+        assert await state(through, replies) == undisturbed
+        if relay.cuts == before:
+            break
+    assert relay.cuts >= 1
+
+
+async def test_one_who_waits_hears_what_happens_after_a_crash(
+    frail: PostgresServer, never_looks: None
+) -> None:
+    url = frail.url(schema="waits")
+    async with PostgresStore(url) as store, PostgresStore(url) as other:
+        await store.enqueue(rollouts(1))
+        (attempt,) = await store.lease("w", 1, PATIENT)
+        finishing = asyncio.create_task(store.wait_finished(["r0"]))
+        waiting = asyncio.create_task(store.wait_queued(PATIENT * 10))
+        await asyncio.sleep(0.05)
+        await asyncio.to_thread(frail.crash)
+        await asyncio.to_thread(frail.start)
+        await other.finish(attempt, reward=1.0)
+        await other.enqueue([one.model_copy(update={"id": "next"}) for one in rollouts(1)])
+        async with asyncio.timeout(PATIENT):
+            assert [one.status for one in await finishing] == [Status.SUCCEEDED]
+            assert await waiting
+
+
+async def test_a_server_that_stays_away_is_told_in_words_and_the_store_works_again_when_it_is_back(
+    frail: PostgresServer,
+) -> None:
+    async with PostgresStore(frail.url(schema="away"), retry_seconds=0.2) as store:
+        await store.enqueue(rollouts(1))
+        await asyncio.to_thread(frail.crash)
+        with pytest.raises(StoreError, match=r"can't be reached: check that the server runs.*refused"):
+            await store.enqueue(rollouts(2))
+        await asyncio.to_thread(frail.start)
+        assert await store.enqueue(rollouts(2)) == 1
+
+
+async def test_a_store_may_be_closed_while_its_server_is_gone(frail: PostgresServer) -> None:
+    async with PostgresStore(frail.url(schema="closed"), retry_seconds=3600) as store:
+        await asyncio.to_thread(frail.crash)
+        adding = asyncio.create_task(store.enqueue(rollouts(1)))
+        await asyncio.sleep(0.05)
+        assert not adding.done()
+    with pytest.raises(StoreError, match="can't be reached"):
+        await adding
+    with pytest.raises(StoreError, match="is not open"):
+        await store.enqueue(rollouts(1))
+    await asyncio.to_thread(frail.start)
+
+
+async def test_what_can_not_be_stored_harms_no_other_of_the_same_moment(store: PostgresStore) -> None:
+    await store.enqueue(rollouts(1))
+    (attempt,) = await store.lease("w", 1, PATIENT)
+    calls = [call(attempt, f"c{i}", policy_version=2**70 if i == 20 else i) for i in range(40)]
+    results = await asyncio.gather(*map(store.add_call, calls), return_exceptions=True)
+    assert [i for i, result in enumerate(results) if result is not None] == [20]
+    assert isinstance(results[20], StoreError)
+    assert "64 bits" in str(results[20])
+    assert len((await store.get_calls(["r0"]))["r0"]) == 39
+    with pytest.raises(StoreError, match="-1 is not a token id"):
+        await store.add_call(call(attempt, prompt_ids=[1, -1]))
+
+
+# sharing --------------------------------------------------------------------------------------
+async def test_processes_never_share_a_rollout_and_wake_who_waits_for_them(
+    postgres_url: str, never_looks: None
+) -> None:
+    async with PostgresStore(postgres_url) as store:
+        await store.enqueue(rollouts(300))
+        waiting = asyncio.create_task(store.wait_finished([f"r{i}" for i in range(300)]))
+        workers = [start(postgres_url, "lease") for _ in range(2)]
+        finished = await asyncio.wait_for(waiting, PATIENT)
+        outputs = [(await asyncio.to_thread(worker.communicate))[0].split() for worker in workers]
+    assert {(one.status, one.attempts) for one in finished} == {(Status.SUCCEEDED, 1)}
+    done = [name for output in outputs for name in output]
+    assert len(done) == len(set(done)) == 300
+
+
+async def test_another_store_hears_of_work_and_of_cancellations(postgres_url: str, never_looks: None) -> None:
+    async with PostgresStore(postgres_url) as trainer, PostgresStore(postgres_url) as worker:
+        for name in ("r0", "ü" * 5000):  # a notice can't hold the second one
+            waiting = asyncio.create_task(worker.wait_queued(PATIENT * 10))
+            await trainer.enqueue([rollouts(1)[0].model_copy(update={"id": name})])
+            async with asyncio.timeout(PATIENT):
+                assert await waiting
+            await worker.lease(name, 1, PATIENT)
+            waiting = asyncio.create_task(worker.wait_cancelled(name, PATIENT * 10))
+            finishing = asyncio.create_task(worker.wait_finished([name]))
+            await asyncio.sleep(0)
+            await trainer.cancel([name])
+            async with asyncio.timeout(PATIENT):
+                assert await waiting
+                assert [one.status for one in await finishing] == [Status.CANCELLED]
+
+
+async def test_the_end_of_thousands_is_told_whole(store: PostgresStore, never_looks: None) -> None:
+    await store.enqueue(rollouts(3000))
+    waiting = asyncio.create_task(store.wait_finished([f"r{i}" for i in range(3000)]))
+    await asyncio.sleep(0.05)
+    assert await store.cancel([f"r{i}" for i in range(3000)]) == 3000
+    assert len(await asyncio.wait_for(waiting, PATIENT)) == 3000
+
+
+# its schema -----------------------------------------------------------------------------------
+async def test_many_may_make_the_same_store_at_once(postgres_url: str) -> None:
+    stores = [PostgresStore(postgres_url) for _ in range(8)]
+    await asyncio.gather(*(store.__aenter__() for store in stores))
+    added = await asyncio.gather(*(store.enqueue(rollouts(5)) for store in stores))
+    await asyncio.gather(*(store.__aexit__() for store in stores))
+    assert sum(added) == 5
+
+
+async def test_a_newer_schema_is_refused(postgres_url: str) -> None:
+    async with PostgresStore(postgres_url):
+        pass
+    with connected(postgres_url) as other:
+        other.execute("INSERT INTO migrations VALUES (99)")
+    with pytest.raises(StoreError, match=r"schema version 99.*this program reads 1"):
+        async with PostgresStore(postgres_url):
+            pass
+
+
+async def test_an_older_schema_is_brought_up_to_date_with_all_it_holds(postgres_url: str) -> None:
+    async with PostgresStore(postgres_url) as store:
+        await store.enqueue(rollouts(3))
+    later = {**postgres_schema.MIGRATIONS, 2: ("ALTER TABLE runs ADD COLUMN mood text DEFAULT 'good'",)}
+    place = place_of(postgres_url)
+    for _ in range(2):
+        with postgres_schema.opened(place, later) as other:
+            assert other.execute("SELECT version FROM migrations ORDER BY 1").fetchall() == [(1,), (2,)]
+            assert other.execute("SELECT count(*), count(mood) FROM rollouts, runs").fetchall() == [(0, 0)]
+            assert other.execute("SELECT count(*) FROM rollouts").fetchall() == [(3,)]
+
+
+async def test_a_migration_that_fails_changes_nothing(postgres_url: str) -> None:
+    async with PostgresStore(postgres_url) as store:
+        later = {**postgres_schema.MIGRATIONS, 2: ("DROP TABLE alerts", "ALTER TABLE nothing ADD x text")}
+        with pytest.raises(StoreError, match=r"refused an operation.*nothing"):
+            postgres_schema.opened(place_of(postgres_url), later)
+        assert await store.list_alerts("run") == []
+
+
+async def test_tables_of_another_program_are_left_alone(postgres_url: str) -> None:
+    place = place_of(postgres_url)
+    with postgres_schema.connect(place) as other:
+        other.execute(f"CREATE SCHEMA {place.schema}")
+        other.execute("CREATE TABLE rollouts (url text)")
+    with pytest.raises(StoreError, match=f"schema {place.schema!r} .*holds tables of another program"):
+        async with PostgresStore(postgres_url):
+            pass
+    with postgres_schema.connect(place) as other:
+        assert other.execute(
+            "SELECT count(*) FROM pg_tables WHERE schemaname = %s", [place.schema]
+        ).fetchone()
+
+
+@pytest.mark.parametrize("text", ["", "plain", "nul \0 in it", "half \ud83e", MARK, f"{MARK}0000", "é🦜\n"])
+async def test_every_text_comes_back_whole_wherever_it_stands(store: PostgresStore, text: str) -> None:
+    assert unescape(escape(text)) == text
+    (asked,) = [one.model_copy(update={"id": f"id {text}", "group_id": text}) for one in rollouts(1)]
+    assert await store.enqueue([asked]) == 1
+    assert await store.enqueue([asked]) == 0
+    (attempt,) = await store.lease(f"worker {text}", 1, PATIENT)
+    (kept,) = await store.heartbeat([attempt], PATIENT)
+    failed = await store.finish(kept, error=text)
+    assert (failed.id, failed.group_id, failed.error) == (asked.id, text, text)
+    assert await store.finish(kept, error=text) == failed
+    assert await store.wait_finished([asked.id]) == [failed]
+
+
+# refusals -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("postgresql:/host/db", "can't be read; write 'postgresql://"),
+        ("postgresql://user:top/secret@host/db", "'/' as %2F"),
+        ("postgresql://user:top@secret@host/db", "'@' as %40"),
+        ("postgresql://user:secret@host/db?colour=red", "no option 'colour'"),
+        ("postgresql://user:secret@host:port/db", "can't be read"),
+        ("postgresql://user:secret@host/db?schema=Big-Words", "'Big-Words'"),
+        ("postgresql://user:secret@host/db?schema=pg_catalog", "'pg_catalog'"),
+    ],
+)
+def test_a_url_that_names_no_database_is_refused_with_a_hint(url: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(hint)) as refused:
+        PostgresStore(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_urls_of_sockets_hosts_and_options_are_understood() -> None:
+    place = place_of("postgres://u:p%40ss@/db?host=/run/postgresql&schema=mine&connect_timeout=3")
+    assert (place.name, place.schema) == ("postgresql://u@/run/postgresql/db", "mine")
+    assert (place.conninfo["password"], place.conninfo["connect_timeout"]) == ("p@ss", "3")
+    two = place_of("postgresql://a:1,b:2/db?target_session_attrs=read-write")
+    assert (two.conninfo["host"], two.conninfo["port"]) == ("a,b", "1,2")
+
+
+async def refusal(url: str) -> str:
+    with pytest.raises(StoreError) as refused:
+        async with PostgresStore(url, retry_seconds=0.1):
+            pass
+    return str(refused.value)
+
+
+async def test_a_server_that_is_not_there_is_named() -> None:
+    port = free_port()
+    said = await refusal(f"postgresql://user:secret@127.0.0.1:{port}/db")
+    assert f"'postgresql://user@127.0.0.1:{port}/db' can't be reached: check that the server runs" in said
+    assert "secret" not in said
+
+
+async def test_a_database_that_is_not_there_is_named(postgres_server: str) -> None:
+    database = conninfo_to_dict(postgres_server)["dbname"]
+    said = await refusal(re.sub(rf"(?<!/)/{database}\b", "/nowhere", postgres_server))
+    assert re.search(r"/nowhere' names a database that is not there: make it with `createdb`", said)
+
+
+@ours
+async def test_a_wrong_password_is_told_and_not_shown(postgres_server: str) -> None:
+    with psycopg.connect(postgres_server, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {GUARDED} LOGIN PASSWORD 'right'")
+    said = await refusal(postgres_server.replace("postgres@", f"{GUARDED}:secret@"))
+    assert "refuses the password: check user and password" in said
+    assert "secret" not in said
+    said = await refusal(postgres_server.replace("postgres@", f"{GUARDED}:right@") + "?schema=locked")
+    assert "may not be written by this user: grant it CREATE" in said
+
+
+def test_a_missing_driver_names_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['psycopg'] = None\n"
+        "from lightning_core.plugins import load_plugins\n"
+        "load_plugins(only=[]).part('store', 'postgresql')('postgresql://h/d')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "pip install 'agent-lightning-core[postgres]'" in done.stderr.splitlines()[-1]

@@ -1,0 +1,199 @@
+"""A run's versions: recorded with their numbers, kept as long as asked, served again after a rollback."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+
+import openai
+import pytest
+
+import lightning_core as lightning
+from lightning_core.errors import ConfigError, NotFoundError
+from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.tracing.scope import current_scope
+from lightning_core.trainer.folder import RunFolder, absolute
+from lightning_core.trainer.retention import Retention, prune
+from lightning_core.types import ResourceVersion, Rollout, Task
+from lightning_core.versions import choose, find_current, get_version
+
+TASKS = [{"question": f"List the boats with speed above {n}."} for n in range(8)]
+
+
+async def solve(task: lightning.Task) -> float:
+    async with openai.AsyncOpenAI(api_key="none") as client:
+        await client.chat.completions.create(
+            model="policy",
+            messages=[{"role": "user", "content": str(task.input["question"])}],
+            max_completion_tokens=5,
+        )
+    scope = current_scope()
+    assert scope is not None
+    return zlib.crc32(scope.rollout_id.encode()) % 7 / 7  # there is something to learn in each group
+
+
+def fit(folder: Path, **settings) -> None:
+    lightning.Trainer(
+        **{
+            "algorithm": lightning.GRPO(group_size=3, tasks_per_step=2),
+            "backend": lightning.LocalBackend("tiny", threads=1),
+            "folder": folder,
+            "progress": False,
+            **settings,
+        }
+    ).fit(solve, train=TASKS[:6], validation=TASKS[6:])
+
+
+async def versions_of(folder: Path) -> list[ResourceVersion]:
+    async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
+        return await store.list_resources(folder.name)
+
+
+async def test_every_version_says_what_it_was_made_from_and_what_it_came_to(tmp_path):
+    folder = tmp_path / "run"
+    fit(folder, steps=4, evaluate_every=2, keep_checkpoints=Retention(newest=1, best=0, every=2))
+    versions = await versions_of(folder)
+    assert [(v.version, v.parent, v.author) for v in versions] == [
+        (0, None, "trainer"), (1, 0, "trainer"), (2, 1, "trainer"), (3, 2, "trainer"), (4, 3, "trainer"),
+    ]  # fmt: skip
+    assert find_current(versions) == versions[4]
+    async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
+        metrics = await store.list_metrics("run")
+    assert [v.metrics["step"] for v in versions] == [0, 1, 2, 3, 4]
+    # step k samples with version k: its reward is that version's own
+    assert [v.metrics.get("reward") for v in versions] == [*(m.values["reward"] for m in metrics), None]
+    assert [{"greedy", "sampled"} <= v.metrics.keys() for v in versions] == [True, False, True, False, True]
+
+    places = [None if v.uri is None else Path(v.uri).relative_to(folder) for v in versions[1:]]
+    assert places == [None, Path("versions/000002"), None, Path("checkpoints/step-000004")]
+    assert Path(str(versions[0].uri)).name == "tiny"
+    left = [path.name for part in ("checkpoints", "versions") for path in (folder / part).iterdir()]
+    assert left == ["step-000004", "000002"]
+    assert not (folder / "versions" / "000002" / "moments.safetensors").exists()
+
+
+async def test_going_on_takes_the_newest_again_also_after_a_rollback_and_a_move(tmp_path):
+    fit(tmp_path / "first", steps=1)
+    folder = tmp_path / "run"
+    (tmp_path / "first").rename(folder)
+    async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
+        await choose(store, "first", 0, author="ann")
+    fit(folder, steps=1, resume=True)  # nothing to train: the choice stands
+    async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
+        assert find_current(await store.list_resources("first")).version == 0
+    fit(folder, steps=2, resume=True)
+    async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
+        versions = await store.list_resources("first")
+    assert find_current(versions).version == 2
+    assert [v.parent for v in versions] == [None, 0, 1]
+    assert versions[1].uri == absolute(folder / "checkpoints" / "step-000001")
+
+
+def make(folder: RunFolder, count: int) -> list[ResourceVersion]:
+    """Checkpoints of versions 1 to `count`, and version 0, which lies elsewhere."""
+    versions = [ResourceVersion(run_id=folder.run_id, version=0, uri="/models/base")]
+    for number in range(1, count + 1):
+        path = folder.checkpoint(number)
+        (path / "model").mkdir(parents=True)
+        (path / "model" / "model.safetensors").write_bytes(b"w" * number)
+        (path / "moments.safetensors").write_bytes(b"m")
+        (path / "state.json").write_text("{}")
+        versions.append(
+            ResourceVersion(
+                run_id=folder.run_id, version=number, uri=absolute(path), metrics={"greedy": -abs(number - 4)}
+            )
+        )
+    return versions
+
+
+async def pruned(folder: RunFolder, store: MemoryStore, versions, retention: Retention) -> list[int]:
+    """The versions that still have their content, which is whole; nothing is left of any other."""
+    for version in versions:
+        await store.put_resource(version)
+    after = await prune(store, folder, versions, retention)
+    assert after == await store.list_resources(folder.run_id)
+    for version in after[1:]:
+        if version.uri is not None:
+            weights = Path(version.uri) / "model" / "model.safetensors"
+            assert weights.read_bytes() == b"w" * version.version
+            assert (Path(version.uri) / "state.json").exists()
+            assert (Path(version.uri) / "moments.safetensors").exists() == ("step-" in version.uri)
+    there = {
+        absolute(path) for part in ("checkpoints", "versions") for path in (folder.path / part).glob("*")
+    }
+    assert there == {v.uri for v in after[1:] if v.uri is not None}
+    return [v.version for v in after if v.uri is not None]
+
+
+@pytest.mark.parametrize(
+    ("retention", "left"),
+    [
+        (Retention(newest=2, best=0), [0, 8, 9]),
+        (Retention(newest=1, best=2), [0, 4, 5, 9]),
+        (Retention(newest=1, best=0, every=3), [0, 3, 6, 9]),
+        (Retention(newest=1, best=1, metric="reward"), [0, 9]),
+    ],
+)
+async def test_the_retention_decides_what_is_left(tmp_path, retention, left):
+    with RunFolder(tmp_path / "run", resume=False) as folder:
+        store = MemoryStore()
+        assert await pruned(folder, store, make(folder, 9), retention) == left
+        again = await store.list_resources(folder.run_id)
+        assert await pruned(folder, store, again, retention) == left
+        with pytest.raises(NotFoundError, match="version 2 was deleted"):
+            get_version(again, 2)
+
+
+async def test_nothing_is_deleted_that_something_points_at(tmp_path):
+    with RunFolder(tmp_path / "run", resume=False) as folder:
+        store, versions = MemoryStore(), make(folder, 9)
+        versions[2] = versions[2].model_copy(update={"chosen_at": 1e9})  # the current one
+        versions[6] = versions[6].model_copy(update={"author": "ann"})
+        for version in versions:
+            await store.put_resource(version)
+        await choose(store, folder.run_id, 5, author="ann")
+        await choose(store, folder.run_id, 2, author="bob")
+        versions = await store.list_resources(folder.run_id)
+        rollouts = [
+            Rollout(
+                id=f"r{n}", run_id=folder.run_id, task=Task(input={}), group_id="g", step=0, policy_version=n
+            )
+            for n in (1, 3, 4)
+        ]
+        await store.enqueue(rollouts)
+        for attempt in await store.lease("worker", 2, 60):
+            if attempt.rollout.id == "r1":
+                await store.finish(attempt, reward=1.0)
+        keep = Retention(newest=1, best=0)
+        assert await pruned(folder, store, versions, keep) == [0, 2, 3, 4, 5, 6, 9]
+
+
+async def test_a_kill_between_the_record_and_the_folder_leaves_nothing_behind(tmp_path):
+    with RunFolder(tmp_path / "run", resume=False) as folder:
+        store, versions = MemoryStore(), make(folder, 4)
+        keep = Retention(newest=1, best=0, every=2)
+        # killed while it copied, then before it deleted
+        (folder.path / "versions" / ".000002.partial" / "model").mkdir(parents=True)
+        versions[1] = versions[1].model_copy(update={"uri": None})
+        assert await pruned(folder, store, versions, keep) == [0, 2, 4]
+
+
+def test_a_retention_that_keeps_nothing_to_resume_from_is_refused():
+    for wrong in ({"newest": 0}, {"best": -1}, {"every": 0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            Retention(**wrong)
+    with pytest.raises(ConfigError, match="keep_checkpoints=0"):
+        lightning.Trainer(keep_checkpoints=0)
+
+
+def test_what_is_kept_for_serving_takes_no_space_twice(tmp_path):
+    from lightning_core.trainer.retention import _keep_for_serving
+
+    with RunFolder(tmp_path / "run", resume=False) as folder:
+        make(folder, 1)
+        _keep_for_serving(folder.checkpoint(1), folder.served(1))
+        names = "model/model.safetensors", "state.json"
+        kept = [os.stat(folder.served(1) / name).st_ino for name in names]
+        assert kept == [os.stat(folder.checkpoint(1) / name).st_ino for name in names]
