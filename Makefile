@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?= runs/demo
 
-.PHONY: help demo environments test peers proof proof-2 proof-3 check bench results policies clean
+.PHONY: help demo environments test peers proof proof-2 proof-3 faults check bench results policies clean
 
 help:
 	@echo "make demo      train the SQL agent's writer and rewriter on this machine (minutes)"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench     gateway, engine, merging, import and store benchmarks"
 	@echo "make results   make the tables of docs/results.md (all, or EXAMPLE=sql, calc, rag, plain, crew)"
 	@echo "make proof     count wrong and missing tags over thousands of calls of all frameworks at once"
+	@echo "make faults    kill trainer, gateway, workers and database again and again, and compare with a calm run"
 	@echo "make policies  make the three shipped policies anew from their recipes"
 	@echo "make clean     remove environments, caches and runs"
 
@@ -68,6 +69,7 @@ test: $(READY) $(NEW)/.ready
 	$(NEW)/bin/$(PYTEST) tests/tracing tests/gateway $(NEW_PLUGINS:%=plugins/%)
 	$(MAKE) peers
 	$(MAKE) -j2 proof
+	$(MAKE) faults
 
 peers: $(PEERS)/.ready
 	$(PEERS)/bin/pytest tests/peers
@@ -82,6 +84,12 @@ proof-2: $(READY)
 
 proof-3: $(NEW)/.ready
 	$(NEW)/bin/python -m tests.proof --calls $(CALLS)
+
+# At least; the seed of who is killed, and when, is printed.
+KILLS ?= 50
+
+faults: $(READY)
+	$(BIN)/python -m tests.faults --kills $(KILLS)
 
 check: $(READY)
 	$(BIN)/ruff check .

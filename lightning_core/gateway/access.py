@@ -73,7 +73,7 @@ class Access:
             rollout_id=grant.rollout_id if grant else None,
             attempt=grant.attempt if grant else None,
             sampling=grant.sampling if grant and trained else None,
-            policy_version=grant.policy_version if grant and trained else None,
+            policy_version=grant.policy_version if grant else None,
         )
 
     def _grant(self, token: str, claims: set[str]) -> Grant | None:

@@ -36,7 +36,7 @@ def address(request: ChatRequest, caller: Caller, model: str, served: str) -> Ch
     if caller.rollout_id is None or caller.attempt is None:
         return replace(request, policy_version=asked)
     own = caller.rollout_id, caller.attempt
-    return replace(request, policy_version=version if caller.trained else asked, attempt=own)
+    return replace(request, policy_version=version if asked is None else asked, attempt=own)
 
 
 def _asked(model: str, served: str) -> int | None:

@@ -28,7 +28,7 @@ class Grant:
     sampling: Sampling
     """Imposed on the calls of trained agents."""
     policy_version: int | None = None
-    """The version of the weights that must answer trained agents; None: the current one."""
+    """The version of the weights that must answer; None: the current one."""
 
 
 class Tokens:

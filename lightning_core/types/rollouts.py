@@ -47,7 +47,7 @@ class Rollout(Record):
     split: Split = "train"
     sampling: Sampling = Sampling()
     policy_version: int | None = None
-    """The version of the weights that is to answer its trained agents; None: the current one."""
+    """The version of the weights that is to answer its calls; None: the current one."""
     priority: int = 0
     """Higher is leased first."""
     max_attempts: int = 1

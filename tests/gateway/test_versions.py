@@ -121,11 +121,11 @@ async def test_a_rollout_is_answered_by_the_version_it_is_pinned_to_and_its_call
         assert [(c.policy_version, c.trained) for c in calls["a"] + calls["b"]] == [(3, True), (4, True)]
 
 
-async def test_a_pin_is_for_trained_agents_only() -> None:
+async def test_a_pin_is_for_all_agents_of_the_rollout_and_others_may_name_another_version() -> None:
     async with open_site(3, 4) as site:
         token = await site.rollout("a", 3)
-        assert await ask(site.client(token, "critic")) == "policy-4"
-        assert await ask(site.client(token, "critic"), "tiny@3") == "policy-3"
+        assert await ask(site.client(token, "critic")) == "policy-3"
+        assert await ask(site.client(token, "critic"), "tiny@4") == "policy-4"
 
 
 async def test_a_trained_agent_can_not_choose_its_weights_by_name() -> None:
