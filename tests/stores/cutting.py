@@ -21,7 +21,9 @@ class Relay:
         self._open: set[socket.socket] = set()
         self.cuts = 0
         """How many connections were cut."""
-        threading.Thread(target=self._accept, daemon=True).start()
+        accepting = threading.Thread(target=self._accept, daemon=True)
+        self._threads = [accepting]
+        accepting.start()
 
     def cut_at_reply(self, number: int) -> None:
         """Swallow that reply of the server, counted from now on and from 1, and cut its connection."""
@@ -29,10 +31,15 @@ class Relay:
             self._replies = number
 
     def close(self) -> None:
+        """End all connections; when this returns, they are closed."""
+        _end(self._listener)
+        self._threads[0].join()
         self._listener.close()
         with self._lock:
             for one in self._open:
                 _end(one)
+        for thread in self._threads:
+            thread.join()
 
     def _accept(self) -> None:
         with suppress(OSError):  # closed
@@ -46,8 +53,18 @@ class Relay:
                     continue
                 with self._lock:
                     self._open |= {client, server}
-                for one, other, replies in ((client, server, False), (server, client, True)):
-                    threading.Thread(target=self._pass, args=(one, other, replies), daemon=True).start()
+                serving = threading.Thread(target=self._serve, args=(client, server), daemon=True)
+                self._threads.append(serving)
+                serving.start()
+
+    def _serve(self, client: socket.socket, server: socket.socket) -> None:
+        with client, server:
+            asking = threading.Thread(target=self._pass, args=(client, server, False), daemon=True)
+            asking.start()
+            self._pass(server, client, True)
+            asking.join()
+        with self._lock:
+            self._open -= {client, server}
 
     def _pass(self, source: socket.socket, sink: socket.socket, replies: bool) -> None:
         with suppress(OSError):
