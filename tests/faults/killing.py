@@ -100,7 +100,7 @@ class Killing:
         kind = draw.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
         self.victims[kind] += 1
         if kind == "store":
-            self.server.kill()
+            self.server.crash()
             time.sleep(draw.uniform(0, 1.0))
             self.server.start()
             return
