@@ -78,3 +78,10 @@ def lightning_register_alerts(register: Register) -> None:
     register("stuck_worker", "lightning_core.alerts.workers:StuckWorker")
     register("stuck_rollout", "lightning_core.alerts.rollouts:StuckRollout")
     register("disk_filling", "lightning_core.alerts.disk:DiskFilling")
+
+
+@hookimpl
+def lightning_register_trackers(register: Register) -> None:
+    register("tensorboard", "lightning_core.trackers.tensorboard:TensorBoard")
+    register("wandb", "lightning_core.trackers.wandb:Wandb")
+    register("mlflow", "lightning_core.trackers.mlflow:MLflow")

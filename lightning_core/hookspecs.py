@@ -73,3 +73,9 @@ def lightning_register_executors(register: Register) -> None:
 def lightning_register_alerts(register: Register) -> None:
     """Add rules of alerts: `register(name, "module:function")`, a function as in `alerts/base.py`, or a class
     that is made with its thresholds and called like one."""
+
+
+@hookspec
+def lightning_register_trackers(register: Register) -> None:
+    """Add trackers: `register(name, "module:Class")`, a class as in `trackers/base.py` that is made with its
+    defaults."""

@@ -24,7 +24,7 @@ from lightning_core.types import Who
 log = logging.getLogger(__name__)
 
 CORE = "core"
-Kind = Literal["store", "backend", "credit", "algorithm", "air", "executor", "alert"]
+Kind = Literal["store", "backend", "credit", "algorithm", "air", "executor", "alert", "tracker"]
 _REGISTER_HOOKS: dict[Kind, str] = {
     "store": "lightning_register_stores",
     "backend": "lightning_register_backends",
@@ -33,6 +33,7 @@ _REGISTER_HOOKS: dict[Kind, str] = {
     "air": "lightning_register_air",
     "executor": "lightning_register_executors",
     "alert": "lightning_register_alerts",
+    "tracker": "lightning_register_trackers",
 }
 
 

@@ -9,6 +9,7 @@ import lightning_core
 
 HEAVY = (
     *("torch", "transformers", "starlette", "uvicorn", "openai", "matplotlib", "sqlite3", "fastapi", "redis"),
+    *("tensorboard", "wandb", "mlflow"),
 )
 FRAMEWORKS = ("langchain_core", "autogen_core", "agents", "opentelemetry", "google.protobuf")
 

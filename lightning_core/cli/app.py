@@ -13,13 +13,13 @@ import typer
 from rich.console import Console
 
 from lightning_core.cli import runs as run_views
-from lightning_core.cli.export import export_run
+from lightning_core.cli.export import export_run, export_tensorboard
 from lightning_core.cli.origin import show_provenance
 from lightning_core.cli.rollouts import show_rollouts
 from lightning_core.cli.serving import serve_model
 from lightning_core.cli.tokens import print_token
 from lightning_core.cli.training import train_script, work_script
-from lightning_core.errors import LightningError
+from lightning_core.errors import ConfigError, LightningError
 from lightning_core.trainer.joining import Joining
 
 _ROLLOUT = "A rollout: its id, how the id begins or ends, 'best' or 'worst'"
@@ -51,6 +51,9 @@ def train(
     ] = None,
     air: Annotated[
         bool | None, typer.Option("--air/--no-air", help="Automatic intermediate rewards.")
+    ] = None,
+    tracker: Annotated[
+        list[str] | None, typer.Option(help="Where else the numbers go: tensorboard, wandb, mlflow.")
     ] = None,
     elsewhere: Annotated[
         str | None,
@@ -86,6 +89,7 @@ def train(
             "concurrency": concurrency,
             "executor": executor,
             "air": air,
+            "trackers": tracker or None,
             "elsewhere": _names(elsewhere),
             "host": host,
             "port": port,
@@ -233,17 +237,28 @@ def alerts(
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a run, such as runs/20260101-120000.")],
-    otlp: Annotated[str, typer.Option(help="Base URL of a collector that speaks OTLP over HTTP.")],
+    otlp: Annotated[
+        str | None, typer.Option(help="Base URL of a collector that speaks OTLP over HTTP.")
+    ] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard's event files.")] = None,
     rollout: Annotated[str | None, typer.Option(help=_ROLLOUT + " (default: all that were begun)")] = None,
 ) -> None:
-    """Send a run's calls, tool runs, rewards and spans to an OpenTelemetry collector.
+    """Send a run's records to an OpenTelemetry collector, or write its numbers for TensorBoard, or both.
 
-    Each rollout becomes one trace. Its ids follow from the run, so sending again sends the same spans.
-    Headers, such as a key, are taken from OTEL_EXPORTER_OTLP_HEADERS.
+    --otlp sends calls, tool runs, rewards and spans: each rollout becomes one trace. Its ids follow from the
+    run, so sending again sends the same spans. Headers, such as a key, are taken from
+    OTEL_EXPORTER_OTLP_HEADERS. --tensorboard writes every step, evaluation and alert in the store; writing
+    again into the same folder takes the place of what was there.
 
         agentlightning export runs/demo --otlp http://localhost:4318
+        agentlightning export runs/demo --tensorboard logs/demo
     """
-    asyncio.run(export_run(run, otlp, rollout))
+    if otlp is None and tensorboard is None:
+        raise ConfigError("say where to: --otlp URL, --tensorboard FOLDER, or both")
+    if otlp is not None:
+        asyncio.run(export_run(run, otlp, rollout))
+    if tensorboard is not None:
+        asyncio.run(export_tensorboard(run, tensorboard))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`agentlightning export`: a run's rollouts, sent to a collector one after another."""
+"""`agentlightning export`: a run's rollouts sent to a collector, its numbers written for TensorBoard."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from rich.progress import Progress
 from lightning_core.cli.rollouts import choose, find_rollouts, open_run
 from lightning_core.errors import ConfigError, UnsupportedError
 from lightning_core.trace import read_traces
+from lightning_core.trackers.tensorboard import TensorBoard
+from lightning_core.trainer.tracking import replay
 
 
 async def export_run(path: Path, url: str, which: str | None) -> None:
@@ -42,3 +44,14 @@ async def export_run(path: Path, url: str, which: str | None) -> None:
                 await asyncio.to_thread(collector.send, spans)
                 sent += len(spans)
     console.print(f"sent {sent} spans of {len(chosen)} rollouts to {collector.shown}", soft_wrap=True)
+
+
+async def export_tensorboard(path: Path, folder: Path) -> None:
+    """Write all steps, evaluations and alerts of a run. ConfigError for a run that is not there."""
+    async with open_run(path) as (store, run_id):
+        run = await store.find_run(run_id)
+        if run is None:
+            raise ConfigError(f"run {run_id!r} was not begun yet")
+        steps = await replay(store, run, TensorBoard(folder))
+    console = Console(stderr=True)
+    console.print(f"wrote {steps} steps; see them with: tensorboard --logdir {folder}", soft_wrap=True)

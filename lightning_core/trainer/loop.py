@@ -63,7 +63,6 @@ class Loop:
         every = self.trainer.evaluate_every
         known = [e for e in await self.session.store.list_metrics(self.run_id) if e.step < first]
         self.attendance.remember(known)
-        self.watching.recall(known)
         if told := await self.versions.begin(first, self.trainer.total_steps):
             self.display.note(told)
         if first == 0:
@@ -127,7 +126,7 @@ class Loop:
         attempts = self.trainer.on_failure.max_attempts
         rollouts = plan_evaluation(self.run_id, step, self.validation, attempts, self.session.pin())
         self.display.collecting("evaluation", rollouts)
-        finished, _ = await self.session.run(rollouts)
+        finished, new = await self.session.run(rollouts)
         if step == 0:
             check_any_reward(finished, "the first evaluation; fix the cause and start anew in another folder")
         calls, _ = await self.session.records(finished)
@@ -135,6 +134,8 @@ class Loop:
         result = evaluation(step, finished, calls, self.trainer.breakdown)
         await self.versions.evaluated(result)
         self.display.evaluated(result)
+        if new:
+            self.watching.evaluated(result)
         self._ended = time.perf_counter()
         return result
 

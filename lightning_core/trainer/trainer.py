@@ -22,6 +22,7 @@ from lightning_core.judge.judge import Judge
 from lightning_core.runner import FailurePolicy
 from lightning_core.runner.executor import Executor
 from lightning_core.runner.packing import check_not_loading
+from lightning_core.trackers.base import Tracker
 from lightning_core.trainer.course import asks_for_rollouts, count_steps
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.elsewhere import make_elsewhere
@@ -97,6 +98,9 @@ class Trainer:
     alerts: Alerts | bool = True
     """Say when something about the run looks wrong: False for nothing, or an `Alerts` with thresholds of your
     own. An alert never stops a run."""
+    trackers: Sequence[Tracker | str] | str = ()
+    """Where else the numbers go: "tensorboard", "wandb", "mlflow", or objects such as
+    `trackers.wandb.Wandb("my-project")`. One that fails stops nothing."""
     evaluate_every: int | None = None
     """Also evaluate after every so many steps; before and after training it is done anyway."""
     breakdown: str | None = None
@@ -220,7 +224,7 @@ async def _fit(
                     raise ConfigError(f"{first} steps are made already: resume with steps={first} or more")
                 await session.begin(run)
                 display.begin(first)
-                async with watching:
+                async with watching.watch(run, first):
                     await Loop(session, display, train, validation, watching).run(first)
                 summary = await write_report(session.store, folder, trainer, session.backend.model)
                 await session.backend.export(folder.policy)

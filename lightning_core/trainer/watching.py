@@ -10,7 +10,8 @@ import inspect
 import logging
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from lightning_core.errors import ConfigError, StoreError
 from lightning_core.plugins import Plugins
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.session import Session
+from lightning_core.trainer.summary import Evaluation
+from lightning_core.trainer.tracking import Tracking
 from lightning_core.trainer.underway import UnderWay
-from lightning_core.types import Alert, Metrics
+from lightning_core.types import Alert, Metrics, Run
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +36,7 @@ TELLING_SECONDS = 10.0
 
 
 class Watching:
-    """`async with Watching(session, display)`: from here on the run is watched."""
+    """`async with Watching(session, display).watch(run, first)`: inside, the run is watched."""
 
     def __init__(self, session: Session, display: Display) -> None:
         """Raises ConfigError for a rule or a threshold that there is not."""
@@ -46,31 +49,46 @@ class Watching:
         self._began = time.time()
         self._history: list[Metrics] = []
         self._space: list[Space] = []
+        self.tracking = Tracking(session.trainer.trackers, session.plugins)
         self._untold: list[Alert] = []
         """Found, and not yet in the store."""
         self._looking = asyncio.Lock()
         self._telling: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> Watching:
-        self._beat = asyncio.create_task(self._look_between())
-        return self
+    @asynccontextmanager
+    async def watch(self, run: Run, first: int) -> AsyncIterator[None]:
+        """Inside, the run goes on after `first` steps, whose conditions were told already."""
+        known = await self.session.store.list_metrics(run.id)
+        self._history = [entry for entry in known if entry.step < first]
+        self._watch.recall(self._history)
+        self.tracking.start(run, known, resumed=self.session.trainer.resume)
+        beat, status = asyncio.create_task(self._look_between()), "failed"
+        try:
+            yield
+            status = "finished"
+        except asyncio.CancelledError:
+            status = "stopped"
+            raise
+        finally:
+            beat.cancel()
+            await asyncio.wait({beat})
+            await self._end_telling()
+            await self.tracking.finish(status)
 
-    async def __aexit__(self, *exc: object) -> None:
-        self._beat.cancel()
-        await asyncio.wait({self._beat})
+    async def _end_telling(self) -> None:
         if self._telling:
             _, late = await asyncio.wait(self._telling, timeout=TELLING_SECONDS)
             for task in late:
                 log.warning("on_alert was still busy after %g s and is not waited for", TELLING_SECONDS)
                 task.cancel()
 
-    def recall(self, history: Sequence[Metrics]) -> None:
-        """The run goes on after these steps, whose conditions were told already."""
-        self._history = list(history)
-        self._watch.recall(self._history)
+    def evaluated(self, result: Evaluation) -> None:
+        """An evaluation is made."""
+        self.tracking.evaluated(result, time.time())
 
     async def stepped(self, metrics: Metrics) -> None:
         """A step is made."""
+        self.tracking.stepped(metrics)
         self._history.append(metrics)
         if self.setting is not None:
             space = await asyncio.to_thread(read_space, metrics.step, self.session.folder.checkpoints)
@@ -111,6 +129,7 @@ class Watching:
 
     def _tell(self, alert: Alert) -> None:
         self.display.alert(alert)
+        self.tracking.alert(alert)
         if self.setting is not None and self.setting.on_alert is not None:
             task = asyncio.create_task(_call(self.setting.on_alert, alert))
             self._telling.add(task)

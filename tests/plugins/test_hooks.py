@@ -21,6 +21,7 @@ PARTS = {
     "lightning_register_air": "air",
     "lightning_register_executors": "executor",
     "lightning_register_alerts": "alert",
+    "lightning_register_trackers": "tracker",
 }
 
 
@@ -61,6 +62,10 @@ class Answering:
 
     @hookspecs.hookimpl
     def lightning_register_alerts(self, register: hookspecs.Register) -> None:
+        register("mine", "fractions:Fraction")
+
+    @hookspecs.hookimpl
+    def lightning_register_trackers(self, register: hookspecs.Register) -> None:
         register("mine", "fractions:Fraction")
 
 
