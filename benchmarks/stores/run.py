@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,8 +36,15 @@ class Amount:
     gateway_stores: tuple[str, ...] = ("sqlite", "postgres")
 
 
+def rounds(amount: Amount) -> Iterator[int]:
+    """The numbers of the rounds, each told of."""
+    for number in range(1, amount.rounds + 1):
+        print(f"round {number} of {amount.rounds}", flush=True)
+        yield number
+
+
 def measure_operations(record: Record, amount: Amount, stores: list[str], other: Peer | None) -> None:
-    for _ in range(amount.rounds):
+    for _ in rounds(amount):
         costs, wakes = {}, {}
         for name in stores:
             with SITES[name]() as site:
@@ -49,7 +56,7 @@ def measure_operations(record: Record, amount: Amount, stores: list[str], other:
 
 
 def measure_empty(record: Record, amount: Amount, stores: list[str], other: Peer | None) -> None:
-    for _ in range(amount.rounds):
+    for _ in rounds(amount):
         paces: dict[str, dict[int, Pace]] = {name: {} for name in stores}
         for name in stores:
             for workers in amount.workers:
@@ -62,7 +69,7 @@ def measure_empty(record: Record, amount: Amount, stores: list[str], other: Peer
 
 
 def measure_waiting(record: Record, amount: Amount, stores: list[str], other: Peer | None) -> None:
-    for _ in range(amount.rounds):
+    for _ in rounds(amount):
         idle = {}
         for name in stores:
             with SITES[name](counted=True) as site:

@@ -132,6 +132,8 @@ class Leased(Record):
     key: str = Field(examples=[KEY])
     """The proof of it: every further request about this attempt bears it."""
     attempt: Attempt
+    timeout: float | None = None
+    """Seconds after which the run wants an attempt ended, as a failure; None for no limit."""
     environment: dict[str, str] | None = None
     """The app's environment variables, `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `LIGHTNING_REWARD_URL`
     among them: calls made with these are answered by the policy and recorded. None if no

@@ -22,6 +22,7 @@ from lightning_core.api.bodies import (
 )
 from lightning_core.api.gateways import Gateways
 from lightning_core.api.patience import wait_with
+from lightning_core.api.ruling import reward_of, timeout_of
 from lightning_core.api.scopes import Lease, lease_key
 from lightning_core.api.wire import JsonRoute, reply
 from lightning_core.runner.gateways import RETRY_SECONDS
@@ -39,17 +40,26 @@ async def lease(body: LeaseRequest, caller: Worker, request: Request) -> Respons
     """
     gateways: Gateways = request.app.state.gateways
     attempts = await _lease(body, caller, request, gateways)
-    leases = [
-        Leased(
-            key=lease_key(caller.secret, _lease_of(attempt)),
-            attempt=attempt,
-            environment=await gateways.environment(attempt, body.agent),
-        )
-        for attempt in attempts
-    ]
-    if attempts and await request.is_disconnected():  # nobody would know of them
+    try:
+        leases = [await _leased(attempt, body.agent, caller, gateways) for attempt in attempts]
+        heard = not attempts or not await request.is_disconnected()
+    except BaseException:
+        await caller.store.release(attempts)
+        raise
+    if not heard:
         await caller.store.release(attempts)
     return reply(Leases.model_construct(leases=leases))
+
+
+async def _leased(attempt: Attempt, agent: str, caller: Caller, gateways: Gateways) -> Leased:
+    rollout = attempt.rollout
+    lease = Lease(rollout.run_id, rollout.id, attempt.number, attempt.worker)
+    return Leased(
+        key=lease_key(caller.secret, lease),
+        attempt=attempt,
+        timeout=await timeout_of(caller.store, attempt),
+        environment=await gateways.environment(attempt, agent),
+    )
 
 
 async def _lease(body: LeaseRequest, caller: Caller, request: Request, gateways: Gateways) -> list[Attempt]:
@@ -64,11 +74,6 @@ async def _lease(body: LeaseRequest, caller: Caller, request: Request, gateways:
         news = asyncio.sleep(RETRY_SECONDS) if away else store.wait_queued(left, run_id=run_id)
         if not await wait_with(request, news):
             return []
-
-
-def _lease_of(attempt: Attempt) -> Lease:
-    rollout = attempt.rollout
-    return Lease(rollout.run_id, rollout.id, attempt.number, attempt.worker)
 
 
 @router.post("/heartbeat", response_model=Beat)
@@ -90,9 +95,14 @@ def _beat(keys: Sequence[str], attempts: Sequence[Attempt], held: Sequence[Attem
 
 @router.post("/finish", response_model=Rollout)
 async def finish(body: Finish, caller: Worker) -> Response:
-    """End an attempt. The very same request may be sent again when its answer was lost."""
+    """End an attempt. The very same request may be sent again when its answer was lost.
+
+    The rules of the run's trainer hold: a failure for good gets the penalty of its failure policy, if it has
+    one, and without a reward only those rollouts succeed that a judge will score.
+    """
     (attempt,) = await caller.attempts([body.key])
-    return reply(await caller.store.finish(attempt, reward=body.reward, error=body.error))
+    reward = await reward_of(caller.store, attempt, body.reward, body.error)
+    return reply(await caller.store.finish(attempt, reward=reward, error=body.error))
 
 
 @router.post("/release", response_model=Nothing)

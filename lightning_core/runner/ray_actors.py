@@ -144,6 +144,7 @@ class RayPlace:
         place = cls(actor.remote(solve, sys.path, os.getcwd()))
         try:
             ready = place._ask("node")
+            ready.add_done_callback(_unheard)
             await asyncio.wait({ready}, timeout=PATIENCE_SECONDS)
             if not ready.done():
                 log.warning("an actor waits for the cluster to have room for it: see `ray status`")

@@ -43,10 +43,9 @@ class Wandb:
         import wandb
 
         if wandb.run is None:
-            # it prints advice, and sends telemetry of its own even offline, unless told so before there is a run
-            wandb.setup(
-                settings=wandb.Settings(silent=True, mode=self.mode or os.environ.get("WANDB_MODE", "online"))
-            )
+            # else it prints advice, and sends telemetry of its own even where the run is to be offline
+            mode = self.mode or os.environ.get("WANDB_MODE", "online")
+            wandb.setup(settings=wandb.Settings(silent=True, mode=mode))
         run = beginning.run
         self._run = wandb.init(
             project=self.project,

@@ -1,7 +1,7 @@
 """A gateway: a process that plays only the gateway's role, in a run that is trained elsewhere.
 
-Others of its kind may be beside it: what it must know of the run, its weights included, is in the run's record
-and folders.
+Others of its kind may be beside it: what it must know of the run, its weights included, is in the run's
+record and folders.
 """
 
 from __future__ import annotations
@@ -91,8 +91,7 @@ class Host:
 
     async def _serve(self, run: Run) -> None:
         hosting = self.hosting
-        while not await self.store.list_resources(run.id, POLICY):
-            await asyncio.sleep(WEIGHTS_SECONDS)
+        await self._weights(run)
         async with AsyncExitStack() as stack:
             upstream = await stack.enter_async_context(
                 serving_run(self.store, run, self.plugins, backend=hosting.backend, engines=hosting.engines)
@@ -105,3 +104,10 @@ class Host:
             await stack.enter_async_context(Presence(self.store, member))
             self.say(f"{self.name} listens at {url}")
             await asyncio.Event().wait()
+
+    async def _weights(self, run: Run) -> None:
+        """Wait until there is something to serve."""
+        while True:
+            if await self.store.list_resources(run.id, POLICY):
+                return
+            await asyncio.sleep(WEIGHTS_SECONDS)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_core.errors import ConfigError
-from lightning_core.trainer.playing import RECORDED, rules_of
+from lightning_core.runner.rules import RECORDED
+from lightning_core.trainer.playing import rules_of
 from lightning_core.trainer.provenance import describe_origin, resumed
 from lightning_core.trainer.session import Session
 from lightning_core.types import Record, Run, Task

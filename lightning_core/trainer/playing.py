@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lightning_core.gateway.tokens import Tokens
-from lightning_core.runner import FailurePolicy, Runner
+from lightning_core.runner import Runner
 from lightning_core.runner.executor import Executor
 from lightning_core.runner.gateways import Gateways
+from lightning_core.runner.rules import Rules
 from lightning_core.stores.base import Store
 from lightning_core.tracing.scope import Scope
 from lightning_core.types import Attempt, Rollout, Run
@@ -18,38 +18,11 @@ from lightning_core.types import Attempt, Rollout, Run
 if TYPE_CHECKING:
     from lightning_core.trainer.trainer import Trainer
 
-RECORDED = "rollouts"
-"""Where in the run's configuration it is written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What a runner must know of the run."""
-
-    solve: str
-    """Name of the user's function."""
-    timeout: float | None
-    on_failure: FailurePolicy
-    judged: bool
-    """Whether training rollouts may end without a reward."""
-
-    def written(self) -> dict[str, Any]:
-        """As the run's record has it."""
-        return asdict(self)
-
 
 def rules_of(trainer: Trainer, solve: Callable[..., Any]) -> Rules:
     """What a trainer's settings say."""
     judged = trainer.judge is not None and trainer.judge.weight == 1
     return Rules(name_of(solve), trainer.timeout, trainer.on_failure, judged)
-
-
-def read_rules(run: Run) -> Rules | None:
-    """What the run's record says; None if it was opened by a version that wrote nothing."""
-    written: Any = run.config.get(RECORDED)
-    if written is None:
-        return None
-    return Rules(**{**written, "on_failure": FailurePolicy(**written["on_failure"])})
 
 
 def name_of(solve: Callable[..., Any]) -> str:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_core.plugins import load_plugins
 from lightning_core.runner.executor import Executor, make_executor
+from lightning_core.runner.rules import Rules, read_rules
 from lightning_core.stores.base import Store
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.trainer.embedded import serving_runner
 from lightning_core.trainer.joining import Joined, Joining, own_name, until_signal
-from lightning_core.trainer.playing import Rules, make_runner, name_of, read_rules, rules_of
+from lightning_core.trainer.playing import make_runner, name_of, rules_of
 from lightning_core.trainer.session import open_store
 from lightning_core.types import Run
 

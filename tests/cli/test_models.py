@@ -81,7 +81,7 @@ def test_the_list_says_what_is_current_what_it_came_to_and_what_is_gone(run: Pat
     assert re.search(r"│ │ 1 │ 0 │ trainer │ │ 0.5 │ 0.125 │ deleted │", said), said
     assert re.search(r"● │ 2 │ 1 │ trainer │ 2 │ │ 0.75 │ 6.0 MB │", said), said
     prompts = command("list", run, "--name", "system")
-    assert re.search(r"● │ 1 │ 0 │ bob │ 17 characters", prompts), prompts
+    assert re.search(r"● │ 1 │ 0 │ bob │ 16 characters", prompts), prompts
 
 
 def test_a_rollback_is_recorded_with_its_author_and_undone_like_it_was_done(
