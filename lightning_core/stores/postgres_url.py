@@ -25,8 +25,11 @@ _DEFAULTS: dict[str, Any] = {
     "keepalives_count": 4,
     "tcp_user_timeout": 30_000,
 }
-_COMING = ("starting up", "shutting down", "recovery", "not accepting connections", "too many", "slots are")
-"""What a server says that is there, and will take connections later."""
+_COMING = (
+    *("starting up", "shutting down", "recovery", "not accepting connections", "too many", "slots are"),
+    "terminating connection",
+)
+"""What a server says that is coming or going, and will take connections later."""
 
 
 @dataclass(frozen=True, slots=True)

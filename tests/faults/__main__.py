@@ -1,11 +1,12 @@
-"""Kill every role of a run again and again, and compare with a run that nobody disturbed.
+"""Kill every role of a run again and again, and compare with a trainer that nobody disturbed.
 
     python -m tests.faults                       # 50 kills, 200 rollouts, 3 workers
     python -m tests.faults --kills 200 --seed 7
 
 Trainer, gateway, three workers and the PostgreSQL server are processes of their own; each is ended with
 SIGKILL at random and started anew. Exit with 1, and with what the processes said, if a rollout was lost or
-counted twice, if a reply that the app saw is not stored, or if training saw other data.
+counted twice, if a reply that the app saw is not stored, or if training made anything else of its data than a
+trainer that was left in peace.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from tests.faults import check
 from tests.faults.killing import SCRIPT, Fault, Killing
+from tests.faults.replaying import replay
 from tests.faults.roles import Role, nursery
 from tests.stores.postgres_server import serving
 
@@ -67,24 +69,26 @@ def report(killing: Killing) -> None:
     say(f"{len(rollouts)} rollouts finished, each exactly once, in {attempts} attempts")
     seen = check.ledger(killing.folder / "ledger")
     say(f"{check.check_ledger(seen, check.recorded(killing.store))} replies that the app saw: all are stored")
-    calm = undisturbed(killing.folder, steps)
-    compared = asyncio.run(check.check_same(killing.store, calm, "run"))
-    say(f"{compared} calls: the same, token by token, as in a run that nobody disturbed")
+    calm = asyncio.run(undisturbed(killing, steps))
+    updates = asyncio.run(check.check_same(killing.store, calm, "run"))
+    farthest = check.check_weights(killing.folder / "killed/run/policy", killing.folder / "calm/run/policy")
+    say(f"{updates} updates, each as a trainer in peace makes it; weights within {farthest:.1g}")
 
 
-def undisturbed(folder: Path, steps: int) -> str:
-    """The same training in one process, without kills; returns its store's URL."""
+async def undisturbed(killing: Killing, steps: int) -> str:
+    """A trainer that nobody kills, given what the other one's rollouts came to; returns its store's URL."""
+    folder = killing.folder
     run = folder / "calm" / "run"
     run.parent.mkdir()
+    store = f"sqlite:///{run.parent / 'store.db'}"
     environment = {"FAULTS_LEDGER": str(folder / "calm-ledger"), "OMP_NUM_THREADS": "1"}
-    arguments = ("train", str(SCRIPT), "--folder", str(run), "--steps", str(steps))
-    role = Role("calm", arguments, environment, folder, nursery())
-    role.start()
-    assert role.process is not None
-    role.process.join()
-    if role.ended() != 0:
-        raise Fault(f"the undisturbed run failed:\n{role.tail()}")
-    return f"sqlite:///{run / 'store.db'}"
+    arguments = ("train", str(SCRIPT), "--folder", str(run), "--store", store, "--elsewhere", "runner")
+    trainer = Role("calm", (*arguments, "--steps", str(steps)), environment, folder, nursery())
+    trainer.start()
+    await replay(killing.store, store, going=lambda: trainer.alive)
+    if trainer.ended() != 0:
+        raise Fault(f"the undisturbed trainer failed:\n{trainer.tail()}")
+    return store
 
 
 def say(text: str) -> None:

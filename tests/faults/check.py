@@ -1,21 +1,24 @@
-"""What must hold after all the kills, and what the undisturbed run says beside it."""
+"""What must hold after all the kills, and what an undisturbed trainer makes of the same data."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Iterable
+from math import isclose
 from pathlib import Path
 
 import psycopg
+from safetensors.torch import load_file
 
 from lightning_core.plugins import load_plugins
-from lightning_core.stores.base import Store
 from lightning_core.trainer.session import open_store
-from lightning_core.types import Call, Rollout, Status
+from lightning_core.types import Rollout, Status
 from tests.faults.job import GROUP_SIZE, TASKS_PER_STEP, TURNS
 from tests.faults.killing import Fault
 
+COMPARED = ("reward", "rollouts", "groups", "zero_variance_groups", "loss", "grad_norm")
+"""Numbers of a step that say what it was made of, and what it did."""
 Seen = tuple[str, int, str, str]
 """A reply as the app saw it: (rollout id, attempt, id of the reply, text)."""
 
@@ -66,37 +69,28 @@ def recorded(url: str) -> list[tuple[str, int, str]]:
 
 
 async def check_same(killed: str, calm: str, run_id: str) -> int:
-    """Both runs trained on the same data, token by token; returns how many calls were compared."""
+    """Both trainers made the same updates, number by number; returns how many."""
     plugins = load_plugins()
     async with open_store(killed, plugins) as first, open_store(calm, plugins) as second:
-        mine, theirs = await told(first, run_id), await told(second, run_id)
-        expect(mine.keys(), theirs.keys(), "rollouts")
-        wrong = [rollout_id for rollout_id in theirs if mine[rollout_id] != theirs[rollout_id]]
-        if wrong:
-            one = min(wrong)
-            raise Fault(
-                f"{len(wrong)} of {len(theirs)} rollouts differ from the undisturbed run, the first is {one}:\n"
-                f"{mine[one]}\n{theirs[one]}"
-            )
-        return sum(len(calls) for _, calls in theirs.values())
+        mine, theirs = await first.list_metrics(run_id), await second.list_metrics(run_id)
+    expect([entry.step for entry in mine], [entry.step for entry in theirs], "steps")
+    for one, other in zip(mine, theirs, strict=True):
+        for name in COMPARED:
+            if not isclose(one.values[name], other.values[name], rel_tol=1e-4, abs_tol=1e-6):
+                raise Fault(
+                    f"{name} of step {one.step}: {one.values[name]}, undisturbed {other.values[name]}"
+                )
+    return len(mine)
 
 
-Told = tuple[float | None, list[tuple[object, ...]]]
-
-
-async def told(store: Store, run_id: str) -> dict[str, Told]:
-    """By rollout, all of it that training sees: (reward, calls)."""
-    rollouts = await store.find_rollouts(run_id, split="train")
-    calls = await store.get_calls([rollout.id for rollout in rollouts])
-    return {
-        one.id: (one.reward, [facts(c) for c in calls[one.id] if c.status == "completed"]) for one in rollouts
-    }
-
-
-def facts(call: Call) -> tuple[object, ...]:
-    """What a call must be equal in; log-probabilities depend in their last digits on who shared the batch."""
-    (choice,) = call.choices
-    return call.agent, call.trained, call.policy_version, call.prompt_ids, choice.completion_ids
+def check_weights(killed: Path, calm: Path) -> float:
+    """The largest difference between the weights that both came to, which must be next to nothing."""
+    mine, theirs = (load_file(folder / "model.safetensors") for folder in (killed, calm))
+    expect(mine.keys(), theirs.keys(), "tensors")
+    farthest = max(float((mine[name] - theirs[name]).abs().max()) for name in theirs)
+    if farthest > 1e-5:
+        raise Fault(f"the weights lie up to {farthest:.2g} from those of the undisturbed trainer")
+    return farthest
 
 
 def expect(found: object, wanted: object, what: str) -> None:

@@ -1,9 +1,7 @@
-"""The training script of the fault test: a small app of two agents whose every reply follows from its seed.
+"""The training script of the fault test: a small app of two agents.
 
-Each request carries a seed made of its rollout and turn, so equal weights give equal replies whoever serves
-them and however often they are asked for: the run with all its kills can be compared, token by token, with
-one that nobody disturbed. What the app was told it writes to a ledger of its own, a line at a time, before it
-goes on; a line that was written outlives the process.
+What the app was told it writes to a ledger of its own, a line at a time, before it goes on; a line that was
+written outlives the process.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import zlib
 from pathlib import Path
 
 import openai
@@ -21,28 +18,29 @@ from lightning_core.tracing.scope import current_scope
 
 GROUP_SIZE, TASKS_PER_STEP = 5, 5
 TURNS = ("writer", "critic", "writer")
+SCHEMA = "Schema: boats(id, name, speed)"
 PATIENCE = 1000
 """Attempts of a rollout: a test that kills somebody every second must not run out of them."""
 
 
 async def solve(task: lightning.Task) -> float:
-    """Three calls with pauses between them; the reward is how varied the last reply is."""
+    """Three calls with pauses between them; the reward is how varied the replies are."""
     scope = current_scope()
     assert scope is not None
-    text = str(task.input["question"])
+    text, varied = str(task.input["question"]), 0
     async with openai.AsyncOpenAI(api_key="none") as client:
-        for turn, name in enumerate(TURNS):
+        for name in TURNS:
             with lightning.agent(name):
                 reply = await client.chat.completions.create(
                     model="policy",
-                    messages=[{"role": "user", "content": text}],
+                    messages=[{"role": "user", "content": f"{SCHEMA}\nQuestion: {text}"}],
                     max_completion_tokens=12,
-                    seed=zlib.crc32(f"{scope.rollout_id} {turn}".encode()),
                 )
             text = reply.choices[0].message.content or "nothing"
+            varied += len(set(text))
             write_down(scope.rollout_id, scope.attempt, reply.id, text)
             await asyncio.sleep(float(os.environ.get("FAULTS_PAUSE", "0")))
-    return len(set(text)) / 20
+    return varied / 60
 
 
 def write_down(rollout_id: str, attempt: int, reply_id: str, text: str) -> None:
@@ -66,5 +64,5 @@ def trainer() -> lightning.Trainer:
 
 
 if __name__ == "__main__":
-    questions = [{"question": f"List the boats with speed above {n}."} for n in range(12)]
+    questions = [{"question": f"List the boats with speed above {n}"} for n in range(12)]
     trainer().fit(solve, train=questions)

@@ -56,6 +56,7 @@ class Killing:
                     if sum(self.victims.values()) >= self.kills:
                         return steps
                     steps += 2  # it was faster than its killer
+                    trainer.exits.clear()
                     self._start_all(roles, steps)
         finally:
             for role in roles.values():

@@ -54,7 +54,6 @@ class Role:
     folder: Path
     context: ForkServerContext
     process: ForkServerProcess | None = None
-    kills: int = 0
     exits: list[int] = field(default_factory=list)
     """How it ended when nobody had killed it."""
 
@@ -79,7 +78,7 @@ class Role:
         assert self.process is not None
         self.process.kill()
         self.process.join()
-        self.kills += 1
+        self.process = None
 
     def ended(self) -> int | None:
         """Its exit code, if it ended by itself."""

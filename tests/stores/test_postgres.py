@@ -19,7 +19,7 @@ from lightning_core.errors import ConfigError, StoreError
 from lightning_core.stores import postgres, postgres_schema
 from lightning_core.stores.postgres import PostgresStore
 from lightning_core.stores.postgres_text import MARK, escape, unescape
-from lightning_core.stores.postgres_url import place_of
+from lightning_core.stores.postgres_url import may_pass, place_of
 from lightning_core.types import Attempt, Call, Reward, Rollout, Status, Task
 from tests.stores.cutting import Relay, relayed
 from tests.stores.postgres_server import GUARDED, OWN_URL, PostgresServer, free_port, serving
@@ -424,3 +424,17 @@ def test_a_missing_driver_names_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert "pip install 'agent-lightning-core[postgres]'" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("said", "passes"),
+    [
+        ("FATAL:  terminating connection due to unexpected postmaster exit", True),
+        ("FATAL:  the database system is starting up", True),
+        ("Connection refused", True),
+        ('FATAL:  password authentication failed for user "me"', False),
+        ('FATAL:  database "runs" does not exist', False),
+    ],
+)
+def test_a_server_that_comes_or_goes_is_waited_for_and_a_refusal_is_not(said: str, passes: bool) -> None:
+    assert may_pass(psycopg.OperationalError(f'connection to server at "h", port 1 failed: {said}')) is passes
