@@ -17,9 +17,8 @@ import logging
 import struct
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -28,6 +27,7 @@ import psycopg
 from psycopg import Connection
 
 from lightning_core.errors import StoreError
+from lightning_core.stores.jobs import Job, answer
 from lightning_core.stores.postgres_url import Place, in_words, may_pass
 from lightning_core.stores.rows import Row
 
@@ -61,22 +61,9 @@ class Write:
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _Job(Job):
     operation: Operation[Any]
     deadline: float
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Any]
-    result: Any = None
-    error: BaseException | None = None
-
-    def settle(self) -> None:
-        """Hand the outcome to the caller; runs on the caller's loop."""
-        if self.future.done():  # the caller was cancelled meanwhile
-            return
-        if self.error is None:
-            self.future.set_result(self.result)
-        else:
-            self.future.set_exception(self.error)
 
 
 @dataclass(slots=True)
@@ -138,9 +125,7 @@ class PostgresLines:
 
     async def run(self, operation: Operation[T]) -> T:
         """The operation's result, once it is committed. It is carried out even if the caller is cancelled."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        job = _Job(operation, time.monotonic() + self._retry_seconds, loop, future)
+        job = _Job(operation, time.monotonic() + self._retry_seconds)
         with self._gate:
             if not self._open:
                 raise StoreError(
@@ -150,7 +135,8 @@ class PostgresLines:
             if len(self._threads) < min(self._waiting, self._most):
                 self._start(None)
             self._jobs.put(job)
-        return await future
+        result: T = await job.future
+        return result
 
     def _first(self) -> Connection:
         patience = Patience(time.monotonic() + min(OPEN_SECONDS, self._retry_seconds), self._closing)
@@ -174,7 +160,7 @@ class PostgresLines:
             connection = self._carry_out(jobs, connection)
             with self._gate:
                 self._waiting -= len(jobs)
-            _answer(jobs)
+            answer(jobs)
             job = after or self._jobs.get()
         if connection is not None:
             connection.close()
@@ -264,18 +250,3 @@ def _all(connection: Connection, writes: Sequence[Write]) -> list[int]:
                 cursor.executemany(write.statement, rows)
             cursors.append(cursor)
     return [cursor.rowcount for cursor in cursors]
-
-
-def _answer(jobs: Sequence[_Job]) -> None:
-    """Settle the jobs of each event loop in one wake-up of that loop."""
-    by_loop: defaultdict[asyncio.AbstractEventLoop, list[_Job]] = defaultdict(list)
-    for job in jobs:
-        by_loop[job.loop].append(job)
-    for loop, its_jobs in by_loop.items():
-        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-            loop.call_soon_threadsafe(_settle, its_jobs)
-
-
-def _settle(jobs: Sequence[_Job]) -> None:
-    for job in jobs:
-        job.settle()

@@ -15,7 +15,6 @@ import asyncio
 import random
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from typing import Any, TypeVar
 import redis
 
 from lightning_core.errors import LightningError, StoreError
+from lightning_core.stores.jobs import Job, answer
 from lightning_core.stores.redis_link import Connection, RedisLink, may_pass
 
 T = TypeVar("T")
@@ -35,17 +35,13 @@ Operation = Callable[[int], Steps[T]]
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _Job(Job):
     operation: Operation[Any]
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Any]
     steps: Steps[Any] | None = None
     commands: Commands = field(default_factory=list)
     tries: int = 0
     lost_at: float | None = None
     """When the connection was lost over it first."""
-    result: Any = None
-    error: BaseException | None = None
     done: bool = False
 
     def start(self) -> None:
@@ -64,15 +60,6 @@ class _Job:
 
     def fail(self, error: BaseException) -> None:
         self.error, self.done = error, True
-
-    def settle(self) -> None:
-        """Hand the outcome to the caller; runs on the caller's loop."""
-        if self.future.done():  # the caller was cancelled meanwhile
-            return
-        if self.error is None:
-            self.future.set_result(self.result)
-        else:
-            self.future.set_exception(self.error)
 
 
 class RedisThread:
@@ -109,15 +96,15 @@ class RedisThread:
 
     async def run(self, operation: Operation[T]) -> T:
         """What the operation returns. It is carried out even if the caller is cancelled."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+        job = _Job(operation)
         with self._gate:
             if not self._open:
                 raise StoreError(
                     f"the store {self._link.url.shown!r} is not open: use it inside `async with store`"
                 )
-            self._jobs.put(_Job(operation, loop, future))
-        return await future
+            self._jobs.put(job)
+        result: T = await job.future
+        return result
 
     # in the thread ------------------------------------------------------------------------
     def _work(self) -> None:
@@ -129,7 +116,7 @@ class RedisThread:
                 job.start()
             jobs += new
             self._take_step([job for job in jobs if not job.done])
-            _answer([job for job in jobs if job.done])
+            answer([job for job in jobs if job.done])
             jobs = [job for job in jobs if not job.done]
         if self._connection is not None:
             self._connection.disconnect()
@@ -212,18 +199,3 @@ def _read(connection: Connection) -> Any:
         if may_pass(error):
             raise
         return error
-
-
-def _answer(jobs: list[_Job]) -> None:
-    """Settle the jobs of each event loop in one wake-up of that loop."""
-    by_loop: defaultdict[asyncio.AbstractEventLoop, list[_Job]] = defaultdict(list)
-    for job in jobs:
-        by_loop[job.loop].append(job)
-    for loop, its_jobs in by_loop.items():
-        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-            loop.call_soon_threadsafe(_settle, its_jobs)
-
-
-def _settle(jobs: list[_Job]) -> None:
-    for job in jobs:
-        job.settle()

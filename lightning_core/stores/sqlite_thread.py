@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from lightning_core.errors import LightningError, StoreError
+from lightning_core.stores.jobs import Job, answer
 from lightning_core.stores.sqlite_file import connect, in_words
 
 T = TypeVar("T")
@@ -28,12 +27,8 @@ and may be run again from the start after a rollback."""
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _Job(Job):
     operation: Operation[Any]
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Any]
-    result: Any = None
-    error: BaseException | None = None
 
     def run(self, connection: sqlite3.Connection) -> None:
         """Run the operation; a refusal by our own rules is its result, any other error is raised."""
@@ -42,15 +37,6 @@ class _Job:
             self.result = self.operation(connection)
         except LightningError as error:
             self.error = error
-
-    def settle(self) -> None:
-        """Hand the outcome to the caller; runs on the caller's loop."""
-        if self.future.done():  # the caller was cancelled meanwhile
-            return
-        if self.error is None:
-            self.future.set_result(self.result)
-        else:
-            self.future.set_exception(self.error)
 
 
 class SqliteThread:
@@ -84,15 +70,15 @@ class SqliteThread:
 
     async def run(self, operation: Operation[T]) -> T:
         """The operation's result, once it is committed. It is carried out even if the caller is cancelled."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+        job = _Job(operation)
         with self._gate:
             if not self._open:
                 raise StoreError(
                     f"the store {str(self._path)!r} is not open: use it inside `async with store`"
                 )
-            self._jobs.put(_Job(operation, loop, future))
-        return await future
+            self._jobs.put(job)
+        result: T = await job.future
+        return result
 
     # in the thread ------------------------------------------------------------------------
     def _work(self) -> None:
@@ -101,7 +87,7 @@ class SqliteThread:
             jobs, open_ = self._gather()
             if jobs:
                 self._carry_out(jobs)
-                _answer(jobs)
+                answer(jobs)
         self._connection.close()
 
     def _gather(self) -> tuple[list[_Job], bool]:
@@ -156,18 +142,3 @@ class SqliteThread:
 
 def _is(error: Exception, code: int) -> bool:
     return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF == code
-
-
-def _answer(jobs: list[_Job]) -> None:
-    """Settle the jobs of each event loop in one wake-up of that loop."""
-    by_loop: defaultdict[asyncio.AbstractEventLoop, list[_Job]] = defaultdict(list)
-    for job in jobs:
-        by_loop[job.loop].append(job)
-    for loop, its_jobs in by_loop.items():
-        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-            loop.call_soon_threadsafe(_settle, its_jobs)
-
-
-def _settle(jobs: list[_Job]) -> None:
-    for job in jobs:
-        job.settle()
