@@ -6,12 +6,15 @@ import pytest
 
 LONG = (
     "tests/trainer/test_crash.py",
+    "tests/roles/",
     "tests/cli/test_cli.py",
     "tests/test_readme.py",
     "tests/testing/test_template.py",
     "tests/trainer/",
     "tests/examples/",
     "tests/recipes/",
+    "tests/runner/",
+    "tests/stores/",
     "tests/benchmarks/",
     "tests/cli/",
     "tests/air/",
