@@ -35,5 +35,11 @@ def make_elsewhere(given: Sequence[str] | str, store: str | None) -> frozenset[R
 
 def command_for(role: Role, store: str) -> str:
     """What starts somebody who plays the role, as a line for a shell; without the store's password."""
-    shown = re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:PASSWORD@", store)
-    return COMMANDS[role].format(script=shlex.quote(sys.argv[0] or "SCRIPT"), store=shlex.quote(shown))
+    script, shown = sys.argv[0] or "SCRIPT", without_password(store)
+    return COMMANDS[role].format(script=shlex.quote(script), store=shlex.quote(shown))
+
+
+def without_password(store: str) -> str:
+    """A store's URL as it may be shown: with the word PASSWORD where its password stands."""
+    shown = re.sub(r"(://[^:/@]*):.*@", r"\1:PASSWORD@", store)
+    return re.sub(r"(?i)([?&][^=&]*passw(?:or)?d=)[^&]*", r"\1PASSWORD", shown)

@@ -45,8 +45,8 @@ async def open_run(session: Session, train: Sequence[Task], validation: Sequence
             "resume it with the store it was begun with"
         )
     await store.put_run(run)
-    port = (folder.read_address() or {}).get("port")
-    folder.write_address(session.trainer.store, port)
+    before = folder.read_address() or {}
+    folder.write_address(session.trainer.store or before.get("store"), before.get("port"))
     return run
 
 

@@ -47,7 +47,7 @@ GIT_SECONDS = 5.0
 """Git may look through a large tree; a run does not wait for it."""
 _MASK = "***"
 _LOGIN = re.compile(r"(?<=://)[^\s'\"]*@")
-_SECRET = r"[\w-]*(?:api[_-]?key|secret|passw(?:or)?d|credential|(?<![a-z])token)"
+_SECRET = r"[\w-]*(?:(?:api|access)[_-]?key|[_-]key|secret|passw(?:or)?d|credential|(?<![a-z])token)"
 _GIVEN = re.compile(
     rf"(?i)({_SECRET}['\"]?\s*[=:]\s*)(?!None\b)('[^']*'|\"[^\"]*\"|[^\s,&)}}\]]+)|(\bbearer\s+)\S+"
 )

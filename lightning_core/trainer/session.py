@@ -19,6 +19,7 @@ from lightning_core.runner.executor import make_executor
 from lightning_core.stores.base import Store
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.trainer.course import Course, check_signals, make_courses, make_phases
+from lightning_core.trainer.elsewhere import without_password
 from lightning_core.trainer.embedded import serving_gateway, serving_runner
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.intermediate import add_automatic, make_rulebook
@@ -143,9 +144,10 @@ class Session:
         """The store of a resumed run is the one it was begun with."""
         given, address = self.trainer.store, self.folder.read_address()
         if address is not None and given not in (None, address["store"]):
+            begun = without_password(address["store"] or "of its folder")
             raise ConfigError(
-                f"run {self.folder.run_id!r} was begun with store {address['store'] or 'of its folder'!r}, "
-                f"not {given!r}; resume it without `store`"
+                f"run {self.folder.run_id!r} was begun with store {begun!r}, "
+                f"not {without_password(str(given))!r}; resume it without `store`"
             )
         return str(given or (address or {}).get("store") or self.folder.store_url)
 
@@ -174,6 +176,8 @@ class Session:
         Those already known are left as they are.
         """
         new = await self.store.enqueue(rollouts)
+        if new < len(rollouts):
+            await self._check_known(rollouts)
         waiting = asyncio.create_task(self._wait([rollout.id for rollout in rollouts]))
         serving = {self._serving} if self._serving is not None else set()
         try:
@@ -184,6 +188,16 @@ class Session:
             return await waiting, new > 0
         finally:
             waiting.cancel()
+
+    async def _check_known(self, asked: Sequence[Rollout]) -> None:
+        """Raise TrainingError if one of the ids stands for something else, which somebody else enqueued."""
+        known = await self.store.get_rollouts([rollout.id for rollout in asked])
+        for mine, stored in zip(asked, known, strict=True):
+            if (stored.run_id, stored.step, stored.task) != (mine.run_id, mine.step, mine.task):
+                raise TrainingError(
+                    f"rollout {mine.id!r} of run {mine.run_id!r} is in the store already, for another "
+                    f"task or run ({stored.run_id!r}, step {stored.step}); begin it in a folder of another name"
+                )
 
     async def _wait(self, rollout_ids: Sequence[str]) -> list[Rollout]:
         if self._lookout is not None:

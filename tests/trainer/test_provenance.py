@@ -52,6 +52,8 @@ def test_without_a_repository_or_without_git_nothing_is_said_of_it(tmp_path, mon
         ("redis://:word@host:6379/0", "redis://***@host:6379/0"),
         ("https://host/v1?api_key=abc&x=1", "https://host/v1?api_key=***&x=1"),
         ("--api-key=abc", "--api-key=***"),
+        ("--openai-key=abc", "--openai-key=***"),
+        ("OPENAI_KEY=abc", "OPENAI_KEY=***"),
         ("Service(token='abc', size=3)", "Service(token=***, size=3)"),
         ('{"password": "a b", "user": "me"}', '{"password": ***, "user": "me"}'),
         ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),

@@ -1,0 +1,45 @@
+"""A run stays in the store that it was begun with, whether or not its name is given again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import lightning_core as lightning
+from lightning_core.errors import ConfigError, TrainingError
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.types import Rollout, Task
+
+
+async def solve(task: lightning.Task) -> float:
+    return 1.0
+
+
+def fit(folder: Path, *, steps: int = 0, **settings: object) -> None:
+    options: dict[str, object] = {"folder": folder, "steps": steps, "progress": False, **settings}
+    lightning.Trainer(**options).fit(solve, train=[{"question": "?"}])  # type: ignore[arg-type]
+
+
+def test_a_run_that_is_resumed_without_naming_its_store_stays_there(tmp_path: Path) -> None:
+    store, run = f"sqlite:///{tmp_path / 'shared.db'}", tmp_path / "run"
+    fit(run, store=store)
+    for _ in range(2):
+        fit(run, resume=True)
+        assert json.loads((run / "run.json").read_bytes())["store"] == store
+    assert not (run / "store.db").exists()
+    fit(run, resume=True, store=store)
+    with pytest.raises(
+        ConfigError, match=r"begun with store 'sqlite:.*shared\.db', not 'redis://me:PASSWORD@h'"
+    ):
+        fit(run, resume=True, store="redis://me:secret@h")
+
+
+async def test_a_rollout_that_somebody_else_put_under_the_runs_name_is_refused(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path / 'shared.db'}"
+    async with SqliteStore(store) as opened:
+        stranger = Rollout(id="run-t0-0-0", run_id="other", group_id="g", step=0, task=Task(input={"a": 1}))
+        await opened.enqueue([stranger])
+    with pytest.raises(TrainingError, match=r"'run-t0-0-0' of run 'run' is in the store already.*'other'"):
+        fit(tmp_path / "run", store=store, steps=1)
