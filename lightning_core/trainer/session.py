@@ -196,7 +196,7 @@ class Session:
             if (stored.run_id, stored.step, stored.task) != (mine.run_id, mine.step, mine.task):
                 raise TrainingError(
                     f"rollout {mine.id!r} of run {mine.run_id!r} is in the store already, for another "
-                    f"task or run ({stored.run_id!r}, step {stored.step}); begin it in a folder of another name"
+                    f"task or run ({stored.run_id!r}, step {stored.step}); give this one another folder name"
                 )
 
     async def _wait(self, rollout_ids: Sequence[str]) -> list[Rollout]:
