@@ -27,5 +27,5 @@ def plot(record: Record, path: Path) -> None:
         panel.grid(alpha=0.3)
     for panel in panels[2:]:
         panel.set_xlabel("rollouts in the store")
-    panels[0].legend()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(NAMES))
     figure.savefig(path, dpi=120)

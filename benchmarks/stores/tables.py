@@ -53,7 +53,7 @@ def ratio_table(record: Record, label: str) -> str:
 
     names = list(record.operations[0][PEER][label])
     lines = [[name, *(spread(ratios(store, name), 1) for store in ours)] for name in names]
-    return table([f"CPU of {PEER} ÷ ours", *map(_heading, ours)], lines)
+    return table([f"CPU of {PEER} ÷ ours, {label}", *map(_heading, ours)], lines)
 
 
 def pace_table(record: Record, label: str) -> str:
@@ -188,9 +188,13 @@ def where(record: Record) -> str:
     all_of_them = list(record.circumstances.values())
     machine = all_of_them[0].machine
     days = sorted({one.made_at[:10] for one in all_of_them})
-    loads = [load for one in all_of_them for load in one.load]
+    loads = [
+        f"{part} {min(one.load):.0f} to {max(one.load):.0f}" for part, one in record.circumstances.items()
+    ]
     return (
         f"Measured {' to '.join(days[:: max(len(days) - 1, 1)])} on {machine['cores']} cores of "
-        f"{machine['processor']}, {machine['memory_gib']} GiB, {machine['kernel']}, beside other work: "
-        f"load {min(loads):.0f} to {max(loads):.0f}. Wall time suffers from that; CPU time does less."
+        f"{machine['processor']}, {machine['memory_gib']} GiB, {machine['kernel']}, beside other "
+        "work. At a load of 15 CPU times were up to twice those at 5, and wall times many times those; load "
+        "during each part: "
+        f"{', '.join(loads)}."
     )
