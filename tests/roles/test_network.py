@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,17 +30,19 @@ def machine() -> Iterator[Wire]:
 
 
 @pytest.fixture
-def server(tmp_path_factory: pytest.TempPathFactory, machine: Wire) -> Iterator[PostgresServer]:
+def server(machine: Wire) -> Iterator[PostgresServer]:
     """A database that both machines reach."""
-    folder = tmp_path_factory.mktemp("postgres")
-    for parent in (folder, *folder.parents[:2]):
-        parent.chmod(0o755)
-    made = PostgresServer(folder, listen_addresses=f"127.0.0.1,{machine.here}")
-    with (folder / "data" / "pg_hba.conf").open("a") as rules:
-        rules.write(f"host all all {machine.here}/24 trust\n")
-    made.start()
-    yield made
-    made.stop()
+    with tempfile.TemporaryDirectory(prefix="lightning-postgres-") as name:  # its user must get there
+        folder = Path(name)
+        folder.chmod(0o755)
+        made = PostgresServer(folder, listen_addresses=f"127.0.0.1,{machine.here}")
+        with (folder / "data" / "pg_hba.conf").open("a") as rules:
+            rules.write(f"host all all {machine.here}/24 trust\n")
+        made.start()
+        try:
+            yield made
+        finally:
+            made.stop()
 
 
 def test_a_wire_that_is_cut_for_a_while_loses_no_rollout(

@@ -21,11 +21,12 @@ from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.plugins import load_plugins
 from lightning_core.presence import Presence, make_member
+from lightning_core.runner.rules import read_rules
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.trainer.hosting import Host, Hosting
 from lightning_core.trainer.joining import Joined, Joining
-from lightning_core.trainer.playing import agents_of, make_runner, read_rules, tokens_of
+from lightning_core.trainer.playing import agents_of, make_runner, tokens_of
 from lightning_core.trainer.retention import Retention
 from lightning_core.trainer.serving import serving_run
 from lightning_core.types import Call, ResourceVersion, Rollout, Run, Sampling, Task
