@@ -154,7 +154,8 @@ class Heartbeat(Record):
     seconds: Seconds = 60.0
     """From now on."""
     wait: Wait = 0.0
-    """With all still held: seconds to wait for a cancellation, so that a worker hears of it at once."""
+    """With all still held: seconds to wait for a cancellation, so that a worker hears of it at once; at
+    most half of `seconds`, so that none is lost by it."""
 
 
 class Beat(Record):

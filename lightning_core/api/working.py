@@ -82,7 +82,8 @@ async def heartbeat(body: Heartbeat, caller: Worker, request: Request) -> Respon
     attempts = await caller.attempts(body.keys)
     held = await caller.store.heartbeat(attempts, body.seconds)
     if body.wait and attempts and len(held) == len(attempts):
-        await wait_with(request, caller.store.wait_cancelled(attempts[0].worker, body.wait))
+        wait = min(body.wait, body.seconds / 2)  # the leases must outlast it
+        await wait_with(request, caller.store.wait_cancelled(attempts[0].worker, wait))
         held = await caller.store.heartbeat(attempts, body.seconds)
     return reply(_beat(body.keys, attempts, held))
 

@@ -141,6 +141,15 @@ async def test_a_heartbeat_that_waits_hears_of_a_cancellation_at_once(desk: Desk
     assert await waiting == {"held": [a], "lost": [b]}
 
 
+async def test_a_heartbeat_does_not_wait_until_its_leases_are_lost(desk: Desk) -> None:
+    await enqueue(desk, "a")
+    (lease,) = await desk.lease()
+    body = {"keys": [lease["key"]], "seconds": 0.5, "wait": 60}
+    async with asyncio.timeout(30):
+        beat = await desk.post("/leases/heartbeat", body, scope="worker")
+    assert beat == {"held": [lease["key"]], "lost": []}
+
+
 async def test_a_finish_may_be_repeated_and_not_changed(desk: Desk) -> None:
     await enqueue(desk, "a")
     (lease,) = await desk.lease()
