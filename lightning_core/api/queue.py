@@ -76,8 +76,10 @@ async def find_rollouts(
     status: Status | None = None,
 ) -> Response:
     """Find rollouts of a run, in the order they were enqueued."""
-    found = await caller.store.find_rollouts(caller.run(run_id), step=step, split=split, status=status)
-    rollouts, following = page.of(found, lambda rollout: rollout.id)
+    found = await caller.store.find_rollouts(caller.run(run_id), step=step, split=split)
+    rollouts, following = page.of(
+        found, lambda rollout: rollout.id, lambda rollout: status in (None, rollout.status)
+    )
     return reply(Rollouts.model_construct(rollouts=rollouts, next=following))
 
 

@@ -55,6 +55,16 @@ async def test_pages_have_everything_once_and_in_order(desk: Desk, limit: int) -
     error(await desk.ask("GET", "/rollouts", run_id="run", after="nowhere"), 404, "not_found")
 
 
+async def test_a_page_is_followed_though_its_last_entry_no_longer_fits(desk: Desk) -> None:
+    await desk.post("/rollouts", {"rollouts": [rollout(name) for name in "abcd"]})
+    query: dict[str, Any] = {"run_id": "run", "status": "queued", "limit": 2}
+    first = await desk.get("/rollouts", **query)
+    assert (names(first["rollouts"]), first["next"]) == (["a", "b"], "b")
+    await desk.post("/rollouts/cancel", {"rollout_ids": ["b", "c"]})
+    rest = await desk.get("/rollouts", **query, after="b")
+    assert (names(rest["rollouts"]), rest["next"]) == (["d"], None)
+
+
 async def test_rollouts_are_found_by_step_split_and_status(desk: Desk) -> None:
     await desk.post(
         "/rollouts", {"rollouts": [rollout("a"), rollout("b", step=1), rollout("c", split="validation")]}
