@@ -34,13 +34,15 @@ Paged = Annotated[Page, Depends()]
 
 @router.put("/runs", response_model=PublicRun)
 async def put_run(body: Run, caller: Admin) -> Response:
-    """Insert a run, or replace the one with the same id. Without a `secret` it keeps the one it has, or gets
-    one; no answer ever shows it."""
+    """Insert a run; of one that is known, replace the fields that are sent. Without a `secret` it keeps the
+    one it has, or gets one; no answer ever shows it."""
     check(body)
     _check_secret(body.secret)
     before = await caller.store.find_run(caller.run(body.id))
+    sent = {name: getattr(body, name) for name in body.model_fields_set}
+    run = before.model_copy(update=sent) if before else body
     secret = body.secret or (before.secret if before else "") or secrets.token_hex(32)
-    run = body.model_copy(update={"secret": secret})
+    run = run.model_copy(update={"secret": secret})
     await caller.store.put_run(run)
     return reply(public(run))
 
