@@ -13,6 +13,7 @@ from typing import Annotated
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from lightning_core.api.bounds import FieldError
 from lightning_core.api.scopes import SECRET_NAME, Grant, Lease, Scope, read, read_lease, run_of, secret_of
 from lightning_core.errors import AccessError, LeaseLostError, NotFoundError, ScopeError
 from lightning_core.stores.base import Store
@@ -41,6 +42,16 @@ class Caller:
         if self.grant.run_id not in (None, run_id):
             raise ScopeError(f"the token is for run {self.grant.run_id!r} and does not open run {run_id!r}")
         return run_id
+
+    def check_names(self, rollouts: Sequence[Rollout]) -> None:
+        """Raise FieldError for an id that a rollout of another run might bear: ids are of the whole store."""
+        for place, rollout in enumerate(rollouts):
+            if not self.admin and not rollout.id.startswith(run_prefix(rollout.run_id)):
+                raise FieldError(
+                    f"rollouts[{place}].id",
+                    f"is {rollout.id!r}; ids of run {rollout.run_id!r} must begin with "
+                    f"{run_prefix(rollout.run_id)!r}, so that none is taken from another run",
+                )
 
     async def known_run(self, run_id: str) -> str:
         """That run, which is in the store. Raises NotFoundError if it is not."""
@@ -78,6 +89,12 @@ class Caller:
                     "the `key` that came with it"
                 )
             _check_held(rollout, address[1] or 0)
+
+
+def run_prefix(run_id: str) -> str:
+    """With what the ids of a run's rollouts begin that clients enqueue. Runs made here have no colon in their
+    id, nor have those of trainers, so no prefix of a run is that of another."""
+    return f"{run_id}:"
 
 
 def _address(lease: Lease) -> _Address:

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from lightning_core.api.access import Admin, Client
+from lightning_core.api.access import Admin, Client, run_prefix
 from lightning_core.api.bodies import (
     Cancelled,
     Enqueue,
@@ -29,8 +29,12 @@ router = APIRouter(tags=["rollouts"], route_class=JsonRoute)
 
 @router.post("/rollouts", response_model=Enqueued)
 async def enqueue(body: Enqueue, caller: Client) -> Response:
-    """Enqueue rollouts. Those whose id is known are left as they are, so a request may be sent again."""
+    """Enqueue rollouts. Those whose id is known are left as they are, so a request may be sent again.
+
+    An id begins with that of its run and a colon; an admin alone may enqueue others.
+    """
     check_new(body.rollouts)
+    caller.check_names(body.rollouts)
     for run_id in dict.fromkeys(rollout.run_id for rollout in body.rollouts):
         await caller.known_run(run_id)
     new = await caller.store.enqueue(body.rollouts)
@@ -50,10 +54,10 @@ async def enqueue_tasks(body: EnqueueTasks, caller: Client) -> Response:
 def _planned(body: EnqueueTasks) -> list[Rollout]:
     return [
         Rollout(
-            id=f"{body.run_id}-x{body.step}-{task.id}-{place}",
+            id=f"{run_prefix(body.run_id)}x{body.step}-{task.id}-{place}",
             run_id=body.run_id,
             task=task,
-            group_id=f"{body.run_id}-x{body.step}-{task.id}",
+            group_id=f"{run_prefix(body.run_id)}x{body.step}-{task.id}",
             step=body.step,
             split=task.split,
             sampling=body.sampling,

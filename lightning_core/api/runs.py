@@ -40,7 +40,7 @@ async def put_run(body: Run, caller: Admin) -> Response:
     _check_secret(body.secret)
     before = await caller.store.find_run(caller.run(body.id))
     sent = {name: getattr(body, name) for name in body.model_fields_set}
-    run = before.model_copy(update=sent) if before else body
+    run = before.model_copy(update=sent) if before else _named(body)
     secret = body.secret or (before.secret if before else "") or secrets.token_hex(32)
     run = run.model_copy(update={"secret": secret})
     await caller.store.put_run(run)
@@ -52,6 +52,13 @@ async def list_runs(caller: Client, page: Paged) -> Response:
     """The runs that the token is for, the newest first."""
     found, following = page.of(await _runs(caller), lambda run: run.id)
     return reply(Runs.model_construct(runs=[public(run) for run in found], next=following))
+
+
+def _named(run: Run) -> Run:
+    """The same. Raises FieldError for an id that can't begin those of rollouts."""
+    if not run.id or ":" in run.id:
+        raise FieldError("id", f"is {run.id!r}; a run's id is not empty and has no colon in it")
+    return run
 
 
 def _check_secret(secret: str) -> None:

@@ -17,7 +17,7 @@ ONE = {"rollout_ids": ["a"]}
 REWARD = {"rewards": [{"rollout_id": "a", "attempt": 1, "value": 1.0}]}
 MEMBER = {"run_id": "run", "role": "runner", "name": "w1"}
 OPENED: list[tuple[str, str, Any, set[str]]] = [
-    ("POST", "/rollouts", {"rollouts": [rollout("new")]}, {"client"}),
+    ("POST", "/rollouts", {"rollouts": [rollout("run:new")]}, {"client"}),
     ("POST", "/tasks", {"run_id": "run", "tasks": [{"input": {}}]}, {"client"}),
     ("GET", "/rollouts?run_id=run", None, {"client"}),
     ("GET", "/rollouts/a", None, {"client"}),
@@ -82,10 +82,26 @@ async def test_a_token_of_one_run_sees_that_run_alone(desk: Desk) -> None:
         ("GET", "/rewards?rollout_id=a&rollout_id=b", None),
         ("POST", "/rollouts/wait", {"rollout_ids": ["a", "b"]}),
         ("POST", "/rollouts/cancel", {"rollout_ids": ["a", "b"]}),
-        ("POST", "/rollouts", {"rollouts": [rollout("c"), rollout("d", run_id="other")]}),
+        ("POST", "/rollouts", {"rollouts": [rollout("run:c"), rollout("other:d", run_id="other")]}),
     ):
         assert "'other'" in error(await desk.ask(method, path, body), 403, "forbidden")["message"]
     assert [one.status for one in await desk.store.find_rollouts("run")] == [Status.QUEUED]
+
+
+async def test_a_client_takes_no_id_that_another_run_may_want(desk: Desk) -> None:
+    for scope in ("client", "all client"):
+        for name in ("other-t0-0-0", "other:x0-t-0", "run", "run-t0-0-0"):
+            body = {"rollouts": [rollout("run:a"), rollout(name)]}
+            problem = error(await desk.ask("POST", "/rollouts", body, scope=scope), 422, "invalid_value")
+            assert problem["field"] == "rollouts[1].id"
+            assert "must begin with 'run:'" in problem["message"]
+    assert await desk.store.find_rollouts("run") == []
+    for name in ("run:a", ""):
+        answer = await desk.ask("PUT", "/runs", {"id": name}, scope="all admin")
+        assert error(answer, 422, "invalid_value")["field"] == "id"
+    tasks = {"run_id": "run", "tasks": [{"input": {}}]}
+    (name,) = (await desk.post("/tasks", tasks, scope="client"))["rollout_ids"]
+    assert name.startswith("run:")
 
 
 async def test_a_worker_speaks_only_of_what_it_holds(desk: Desk) -> None:

@@ -16,12 +16,13 @@ def names(rollouts: list[dict[str, object]]) -> list[object]:
 
 
 async def test_rollouts_are_enqueued_once_however_often_they_are_sent(desk: Desk) -> None:
-    body = {"rollouts": [rollout("a"), rollout("b/ö")]}
-    assert await desk.post("/rollouts", body, scope="client") == {"new": 2, "rollout_ids": ["a", "b/ö"]}
+    ids = ["run:a", "run:b/ö"]
+    body = {"rollouts": [rollout(name) for name in ids]}
+    assert await desk.post("/rollouts", body, scope="client") == {"new": 2, "rollout_ids": ids}
     assert (await desk.post("/rollouts", body))["new"] == 0
     (a, b) = await desk.store.find_rollouts("run")
-    assert (a.task.input, a.status, b.id) == ({"q": "a"}, Status.QUEUED, "b/ö")
-    assert await desk.get("/rollouts/b%2F%C3%B6") == b.model_dump(mode="json")
+    assert (a.task.input, a.status, b.id) == ({"q": "run:a"}, Status.QUEUED, "run:b/ö")
+    assert await desk.get("/rollouts/run:b%2F%C3%B6") == b.model_dump(mode="json")
 
 
 async def test_tasks_become_groups_of_rollouts_under_ids_that_follow_from_them(desk: Desk) -> None:
