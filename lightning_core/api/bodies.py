@@ -52,7 +52,8 @@ class EnqueueTasks(Record):
     run_id: Name
     tasks: Some[Task]
     step: int = 0
-    """Rollout ids follow from run, step and task: the same request sent twice enqueues nothing twice."""
+    """Rollout ids follow from run, step and task, and from policy version and sampling if they are given:
+    the same request sent twice enqueues nothing twice."""
     group_size: int = Field(default=1, ge=1, le=1024)
     sampling: Sampling = Sampling()
     policy_version: int | None = None

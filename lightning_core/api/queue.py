@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
@@ -18,11 +20,11 @@ from lightning_core.api.bodies import (
     Rollouts,
     WaitFinished,
 )
-from lightning_core.api.bounds import check, check_new
+from lightning_core.api.bounds import FieldError, check, check_new
 from lightning_core.api.paging import Integer, Page
 from lightning_core.api.patience import wait_with
 from lightning_core.api.wire import JsonRoute, reply
-from lightning_core.types import Rollout, Split, Status
+from lightning_core.types import Rollout, Sampling, Split, Status, Task
 
 router = APIRouter(tags=["rollouts"], route_class=JsonRoute)
 
@@ -43,7 +45,8 @@ async def enqueue(body: Enqueue, caller: Client) -> Response:
 
 @router.post("/tasks", response_model=Enqueued)
 async def enqueue_tasks(body: EnqueueTasks, caller: Client) -> Response:
-    """Enqueue a group of rollouts for each task, under ids that follow from run, step and task."""
+    """Enqueue a group of rollouts for each task, under ids that follow from run, step and task, and from
+    policy version and sampling if they are given."""
     check(body)
     await caller.known_run(body.run_id)
     rollouts = _planned(body)
@@ -52,12 +55,13 @@ async def enqueue_tasks(body: EnqueueTasks, caller: Client) -> Response:
 
 
 def _planned(body: EnqueueTasks) -> list[Rollout]:
+    group = f"{run_prefix(body.run_id)}x{body.step}{_way(body)}"
     return [
         Rollout(
-            id=f"{run_prefix(body.run_id)}x{body.step}-{task.id}-{place}",
+            id=f"{group}-{task.id}-{place}",
             run_id=body.run_id,
             task=task,
-            group_id=f"{run_prefix(body.run_id)}x{body.step}-{task.id}",
+            group_id=f"{group}-{task.id}",
             step=body.step,
             split=task.split,
             sampling=body.sampling,
@@ -65,9 +69,28 @@ def _planned(body: EnqueueTasks) -> list[Rollout]:
             priority=body.priority,
             max_attempts=body.max_attempts,
         )
-        for task in {task.id: task for task in body.tasks}.values()
+        for task in _distinct(body.tasks)
         for place in range(body.group_size)
     ]
+
+
+def _way(body: EnqueueTasks) -> str:
+    """A word for how the tasks are to be sampled; none for the usual way."""
+    if (body.policy_version, body.sampling) == (None, Sampling()):
+        return ""
+    text = f"{body.policy_version} {body.sampling.model_dump_json()}"
+    return f".{blake2b(text.encode(), digest_size=8).hexdigest()}"
+
+
+def _distinct(tasks: Sequence[Task]) -> list[Task]:
+    """Each task once. Raises FieldError for another one under the same id."""
+    found: dict[str, Task] = {}
+    for place, task in enumerate(tasks):
+        if found.setdefault(task.id, task) != task:
+            raise FieldError(
+                f"tasks[{place}].id", f"is {task.id!r}, which a different task bears; give each an id of its own"
+            )
+    return list(found.values())
 
 
 @router.get("/rollouts", response_model=Rollouts)

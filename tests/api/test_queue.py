@@ -39,6 +39,25 @@ async def test_tasks_become_groups_of_rollouts_under_ids_that_follow_from_them(d
     assert {one.sampling.temperature for one in rollouts} == {0.5}
 
 
+async def test_the_same_tasks_in_another_way_are_rollouts_of_their_own(desk: Desk) -> None:
+    body: dict[str, Any] = {"run_id": "run", "tasks": [{"input": {"q": 1}}]}
+    ways: list[dict[str, Any]] = [{}, {"policy_version": 0}, {"policy_version": 1}, {"sampling": {"top_p": 0.5}}]
+    ids = [(await desk.post("/tasks", {**body, **way}))["rollout_ids"][0] for way in ways]
+    usual = {"policy_version": None, "sampling": {"temperature": 1}}
+    assert await desk.post("/tasks", {**body, **usual}) == {"new": 0, "rollout_ids": ids[:1]}
+    found = await desk.store.find_rollouts("run")
+    assert [one.id for one in found] == ids
+    assert len({one.group_id for one in found}) == 4
+    assert [one.policy_version for one in found] == [None, 0, 1, None]
+
+
+async def test_two_tasks_under_one_id_are_refused(desk: Desk) -> None:
+    tasks = [{"id": "t", "input": {"q": 1}}, {"id": "t", "input": {"q": 1}}, {"id": "t", "input": {"q": 2}}]
+    answer = await desk.ask("POST", "/tasks", {"run_id": "run", "tasks": tasks}, scope="client")
+    assert error(answer, 422, "invalid_value")["field"] == "tasks[2].id"
+    assert await desk.store.find_rollouts("run") == []
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 7])
 async def test_pages_have_everything_once_and_in_order(desk: Desk, limit: int) -> None:
     ids = [f"r{place}" for place in range(7)]
