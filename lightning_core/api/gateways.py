@@ -9,6 +9,7 @@ from lightning_core.api.scopes import secret_of
 from lightning_core.errors import AccessError
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.runner.gateways import FRESH_SECONDS, Gateway, answering, choose, gateways_among
+from lightning_core.runner.rules import read_rules
 from lightning_core.stores.base import Store
 from lightning_core.tracing.environment import variables
 from lightning_core.types import Attempt
@@ -19,7 +20,7 @@ class _Known:
     """What was found out of a run."""
 
     expected: bool
-    """Whether gateways said that they serve it."""
+    """Whether gateways said that they serve it, or a trainer opened it, so that one will."""
     answering: tuple[Gateway, ...]
     tokens: Tokens | None
     until: float
@@ -58,7 +59,11 @@ class Gateways:
         found = tuple(await answering(members))
         fresh = FRESH_SECONDS if found else 0.0  # one that comes back is to be seen at once
         tokens = await self._tokens(run_id) if found else None
-        return _Known(bool(members), found, tokens, time.monotonic() + fresh)
+        return _Known(bool(members) or await self._trained(run_id), found, tokens, time.monotonic() + fresh)
+
+    async def _trained(self, run_id: str) -> bool:
+        run = await self._store.find_run(run_id)
+        return run is not None and read_rules(run) is not None
 
     async def _tokens(self, run_id: str) -> Tokens | None:
         try:

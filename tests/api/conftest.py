@@ -14,9 +14,12 @@ import pytest
 
 from lightning_core.api.app import Api
 from lightning_core.api.scopes import Grant, Scope, issue
+from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
+from lightning_core.gateway.tokens import Tokens
 from lightning_core.stores.base import Store
-from lightning_core.types import Run
+from lightning_core.types import Member, Run
+from tests.gateway.scripted import ScriptedEngine
 from tests.stores import conftest as stores
 
 make_store = stores.make_store
@@ -116,6 +119,16 @@ async def open_desk(store: Store, *, listening: bool = True, **options: Any) -> 
         httpx.AsyncClient(base_url=server.url, timeout=30) as web,
     ):
         yield Desk(store, server.url, web, tokens())
+
+
+@asynccontextmanager
+async def serving(store: Store, port: int = 0) -> AsyncIterator[str]:
+    """A gateway that serves the run, as its member says; its URL."""
+    gateway = Gateway(ScriptedEngine(), store, Tokens(bytes.fromhex(SECRET)), agents=None)
+    async with GatewayServer(gateway, port=port) as server:
+        data: dict[str, Any] = {"instance": gateway.instance}
+        await store.put_member(Member(run_id="run", role="gateway", name="g", url=server.url, data=data))
+        yield server.url
 
 
 @pytest.fixture(params=("memory", "sqlite"))

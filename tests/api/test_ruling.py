@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
+
+import pytest
 
 from lightning_core.runner.policy import FailurePolicy
 from lightning_core.runner.rules import RECORDED, Rules
+from lightning_core.stores.base import Store
+from lightning_core.stores.memory import MemoryStore
 from lightning_core.types import Rollout, Status
-from tests.api.conftest import RUN, Desk, error, rollout
+from tests.api.conftest import RUN, Desk, error, open_desk, rollout, serving
+
+
+@pytest.fixture
+async def desk(store: Store) -> AsyncIterator[Desk]:
+    async with open_desk(store, listening=False) as opened, serving(store):
+        yield opened
 
 
 async def begin(desk: Desk, rules: Rules, **fields: Any) -> dict[str, Any]:
@@ -64,3 +75,14 @@ async def test_a_record_that_can_not_be_read_is_named(desk: Desk) -> None:
     assert "'run'" in error(answer, 422, "invalid_value")["message"]
     (left,) = await desk.store.find_rollouts("run")
     assert left.status is Status.QUEUED
+
+
+async def test_a_trainer_s_rollouts_wait_for_its_gateway() -> None:
+    rules = Rules("solve", None, FailurePolicy(), judged=False)
+    async with open_desk(MemoryStore(), listening=False) as desk:
+        await desk.store.put_run(RUN.model_copy(update={"config": {RECORDED: rules.written()}}))
+        await desk.store.enqueue([Rollout.model_validate(rollout("a"))])
+        assert await desk.lease() == []
+        async with serving(desk.store) as url:
+            (lease,) = await desk.lease(wait=30)
+    assert lease["environment"]["OPENAI_BASE_URL"].startswith(url)
