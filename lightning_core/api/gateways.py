@@ -5,10 +5,17 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from lightning_core.api.scopes import secret_of
+from lightning_core.api.scopes import Lease, secret_of
 from lightning_core.errors import AccessError
 from lightning_core.gateway.tokens import Tokens
-from lightning_core.runner.gateways import FRESH_SECONDS, Gateway, answering, choose, gateways_among
+from lightning_core.runner.gateways import (
+    FRESH_SECONDS,
+    Gateway,
+    answering,
+    choose,
+    find_instance,
+    gateways_among,
+)
 from lightning_core.runner.rules import read_rules
 from lightning_core.stores.base import Store
 from lightning_core.tracing.environment import variables
@@ -26,6 +33,15 @@ class _Known:
     until: float
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the calls of an attempt go."""
+
+    gateway: Gateway
+    environment: dict[str, str]
+    """The variables of its app."""
+
+
 class Gateways:
     """Finds the gateways of runs, and believes what it found for some seconds."""
 
@@ -38,14 +54,23 @@ class Gateways:
         known = await self._look(run_id)
         return known.expected and not known.answering
 
-    async def environment(self, attempt: Attempt, agent: str) -> dict[str, str] | None:
-        """The variables of the attempt's app; None if no gateway answers, or no secret signs tokens."""
+    async def place(self, attempt: Attempt, agent: str) -> Place | None:
+        """Where the attempt's calls go; None if no gateway answers, or no secret signs tokens."""
         rollout = attempt.rollout
         known = await self._look(rollout.run_id)
         if not known.answering or known.tokens is None:
             return None
         gateway = choose(known.answering, rollout.id)
-        return variables(gateway.url, rollout.id, known.tokens.issue(rollout, attempt.number), agent)
+        token = known.tokens.issue(rollout, attempt.number)
+        return Place(gateway, variables(gateway.url, rollout.id, token, agent))
+
+    async def lost(self, lease: Lease) -> bool:
+        """Whether the attempt's gateway does not answer, or is another one than when the attempt began: its
+        failure says nothing of the app then."""
+        if lease.gateway_url is None or await find_instance(lease.gateway_url) == lease.gateway_instance:
+            return False
+        self._runs.pop(lease.run_id, None)
+        return True
 
     async def _look(self, run_id: str) -> _Known:
         now = time.monotonic()

@@ -8,7 +8,7 @@ only the servers of the API have. Both say for which run they are, so that the r
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Final, Literal, get_args
 
 from lightning_core.errors import AccessError, ConfigError
@@ -45,6 +45,9 @@ class Lease:
     rollout_id: str
     attempt: int
     worker: str
+    gateway_url: str | None = None
+    """Where its app was sent; None if nowhere."""
+    gateway_instance: str | None = None
 
 
 def issue(secret: bytes, grant: Grant) -> str:
@@ -77,7 +80,7 @@ def read(secret: bytes, token: str) -> Grant:
 
 def lease_key(secret: bytes, lease: Lease) -> str:
     """The proof that a worker was given this lease."""
-    return Seal(secret, LEASE_PREFIX).close([lease.run_id, lease.rollout_id, lease.attempt, lease.worker])
+    return Seal(secret, LEASE_PREFIX).close(astuple(lease))
 
 
 def read_lease(secret: bytes, key: str) -> Lease:

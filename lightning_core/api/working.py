@@ -23,9 +23,10 @@ from lightning_core.api.bodies import (
 from lightning_core.api.gateways import Gateways
 from lightning_core.api.patience import wait_with
 from lightning_core.api.ruling import reward_of, timeout_of
-from lightning_core.api.scopes import Lease, lease_key
+from lightning_core.api.scopes import Lease, lease_key, read_lease
 from lightning_core.api.wire import JsonRoute, reply
 from lightning_core.runner.gateways import RETRY_SECONDS
+from lightning_core.stores.rules import holds
 from lightning_core.types import Attempt, Rollout
 
 router = APIRouter(prefix="/leases", tags=["leases"], route_class=JsonRoute)
@@ -52,13 +53,14 @@ async def lease(body: LeaseRequest, caller: Worker, request: Request) -> Respons
 
 
 async def _leased(attempt: Attempt, agent: str, caller: Caller, gateways: Gateways) -> Leased:
-    rollout = attempt.rollout
-    lease = Lease(rollout.run_id, rollout.id, attempt.number, attempt.worker)
+    rollout, place = attempt.rollout, await gateways.place(attempt, agent)
+    at = (place.gateway.url, place.gateway.instance) if place else (None, None)
+    lease = Lease(rollout.run_id, rollout.id, attempt.number, attempt.worker, *at)
     return Leased(
         key=lease_key(caller.secret, lease),
         attempt=attempt,
         timeout=await timeout_of(caller.store, attempt),
-        environment=await gateways.environment(attempt, agent),
+        environment=place.environment if place else None,
     )
 
 
@@ -95,13 +97,19 @@ def _beat(keys: Sequence[str], attempts: Sequence[Attempt], held: Sequence[Attem
 
 
 @router.post("/finish", response_model=Rollout)
-async def finish(body: Finish, caller: Worker) -> Response:
+async def finish(body: Finish, caller: Worker, request: Request) -> Response:
     """End an attempt. The very same request may be sent again when its answer was lost.
 
     The rules of the run's trainer hold: a failure for good gets the penalty of its failure policy, if it has
-    one, and without a reward only those rollouts succeed that a judge will score.
+    one, and without a reward only those rollouts succeed that a judge will score. What failed because the
+    gateway of the attempt was away is queued again, and costs no attempt.
     """
     (attempt,) = await caller.attempts([body.key])
+    if body.error is not None and holds(attempt, attempt.rollout):
+        gateways: Gateways = request.app.state.gateways
+        if await gateways.lost(read_lease(caller.secret, body.key)):
+            await caller.store.release([attempt])
+            return reply((await caller.rollouts([attempt.rollout.id]))[0])
     reward = await reward_of(caller.store, attempt, body.reward, body.error)
     return reply(await caller.store.finish(attempt, reward=reward, error=body.error))
 

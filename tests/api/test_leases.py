@@ -18,7 +18,7 @@ from lightning_core.gateway.tokens import Tokens
 from lightning_core.stores.base import Store
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.types import Member, Rollout, Status
-from tests.api.conftest import RUN, Desk, error, every_kind, open_desk, rollout
+from tests.api.conftest import RUN, Desk, error, every_kind, open_desk, rollout, serving
 from tests.gateway.scripted import ScriptedEngine, until
 
 
@@ -175,6 +175,24 @@ async def test_a_failure_is_tried_again_and_a_release_costs_nothing(desk: Desk) 
     )
     assert (third["attempt"]["number"], failed["status"], failed["reward"]) == (3, "failed", -1.0)
     error(await desk.ask("POST", "/leases/finish", {"key": first["key"]}, scope="worker"), 409, "lease_lost")
+
+
+async def test_a_failure_while_the_gateway_was_away_costs_nothing(desk: Desk, free_port: int) -> None:
+    await enqueue(desk, "a", "b", "c")
+    async with serving(desk.store, free_port):
+        a, b, c = [one["key"] for one in await desk.lease(limit=3)]
+        body = {"key": a, "error": "broke"}
+        failed = await desk.post("/leases/finish", body, scope="worker")
+        assert failed["status"] == "failed"
+    body = {"key": b, "error": "connection refused"}
+    assert (await desk.post("/leases/finish", body, scope="worker"))["status"] == "queued"
+    async with serving(desk.store, free_port):  # another one, which does not know the attempt
+        body = {"key": c, "error": "connection refused", "reward": 0.0}
+        assert (await desk.post("/leases/finish", body, scope="worker"))["status"] == "queued"
+        leases = await desk.lease(limit=3)
+        assert [one["attempt"]["rollout"]["id"] for one in leases] == ["b", "c"]
+        body = {"key": leases[0]["key"], "error": "broke"}
+        assert (await desk.post("/leases/finish", body, scope="worker"))["status"] == "failed"
 
 
 async def test_nobody_ends_what_another_holds(desk: Desk) -> None:
