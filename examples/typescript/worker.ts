@@ -13,15 +13,18 @@ const token = process.env.LIGHTNING_API_TOKEN ?? ""
 const SECONDS = 60 // how long a lease holds without a heartbeat
 const stop = new AbortController()
 for (const signal of ["SIGINT", "SIGTERM"]) process.once(signal, () => stop.abort())
-const sleep = (seconds: number) => new Promise((wake) => setTimeout(wake, seconds * 1000))
+const sleep = (seconds: number) => new Promise<void>((wake) => setTimeout(wake, seconds * 1000))
 
 async function post<T>(url: string, key: string, body: unknown, signal: AbortSignal | null = null): Promise<T> {
   const headers = { Authorization: `Bearer ${key}`, "Content-Type": "application/json" }
   for (;;) {
-    const answer = await fetch(url, { method: "POST", headers, body: JSON.stringify(body), signal })
-    if (answer.ok) return (await answer.json()) as T
-    if (answer.status !== 503) throw new Error(`${answer.status} ${await answer.text()}`)
-    await sleep(Number(answer.headers.get("retry-after") ?? 1)) // the store is away, nothing was changed
+    const asked = fetch(url, { method: "POST", headers, body: JSON.stringify(body), signal })
+    const answer = await asked.catch((error: unknown) => {
+      if (!(error instanceof TypeError && url.startsWith(api))) throw error // else nobody listens there now
+    })
+    if (answer?.ok) return (await answer.json()) as T
+    if (answer && answer.status !== 503) throw new Error(`${answer.status} ${await answer.text()}`)
+    await sleep(Number(answer?.headers.get("retry-after") ?? 1)) // the API or its store is away: ask again
   }
 }
 
@@ -35,7 +38,10 @@ async function solve(task: Task, env: Environment, lost: AbortSignal): Promise<v
 }
 
 async function run({ key, attempt, environment }: Lease): Promise<void> {
-  if (environment === null) return post(`${api}/leases/release`, token, { keys: [key] }) // no gateway answers
+  if (environment === null) { // no gateway answers
+    await post(`${api}/leases/release`, token, { keys: [key] })
+    return sleep(1)
+  }
   const lost = new AbortController()
   const beat = async () => {
     const body = { keys: [key], seconds: SECONDS }
@@ -55,9 +61,7 @@ async function lease(): Promise<Lease[]> {
     return (await post<{ leases: Lease[] }>(`${api}/leases`, token, wanted, stop.signal)).leases
   } catch (error) {
     if (stop.signal.aborted) return []
-    if (!(error instanceof TypeError)) throw error
-    await sleep(1) // nobody listens there now
-    return []
+    throw error
   }
 }
 

@@ -104,7 +104,9 @@ def tokens() -> dict[str, str]:
 
 
 @asynccontextmanager
-async def open_desk(store: Store, *, listening: bool = True, **options: Any) -> AsyncIterator[Desk]:
+async def open_desk(
+    store: Store, *, listening: bool = True, port: int = 0, **options: Any
+) -> AsyncIterator[Desk]:
     """Run the API as a test needs it, over HTTP or (quicker to open) in this process; with two runs."""
     for run in (RUN, OTHER):
         await store.put_run(run)
@@ -115,16 +117,16 @@ async def open_desk(store: Store, *, listening: bool = True, **options: Any) -> 
             yield Desk(store, "", web, tokens())
         return
     async with (
-        GatewayServer(api, name="lightning-api") as server,
+        GatewayServer(api, port=port, name="lightning-api") as server,
         httpx.AsyncClient(base_url=server.url, timeout=30) as web,
     ):
         yield Desk(store, server.url, web, tokens())
 
 
 @asynccontextmanager
-async def serving(store: Store, port: int = 0) -> AsyncIterator[str]:
+async def serving(store: Store, port: int = 0, engine: ScriptedEngine | None = None) -> AsyncIterator[str]:
     """A gateway that serves the run, as its member says; its URL."""
-    gateway = Gateway(ScriptedEngine(), store, Tokens(bytes.fromhex(SECRET)), agents=None)
+    gateway = Gateway(engine or ScriptedEngine(), store, Tokens(bytes.fromhex(SECRET)), agents=None)
     async with GatewayServer(gateway, port=port) as server:
         data: dict[str, Any] = {"instance": gateway.instance}
         await store.put_member(Member(run_id="run", role="gateway", name="g", url=server.url, data=data))

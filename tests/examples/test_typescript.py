@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,11 @@ from lightning_core.gateway.tokens import Tokens
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.collect import to_trajectory
 from lightning_core.types import Member, Rollout, Status, Task
-from tests.api.conftest import RUN, open_desk
-from tests.gateway.scripted import ScriptedEngine
+from tests.api import conftest as api
+from tests.api.conftest import RUN, open_desk, serving
+from tests.gateway.scripted import ScriptedEngine, until
 
+free_port = api.free_port
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "examples/typescript"
 TOOLS = ROOT / ".data/typescript"
@@ -96,6 +99,36 @@ async def test_it_leases_runs_rewards_and_finishes(worker: Path, tmp_path: Path)
             True,
             call.choices[0].completion_ids,
         )
+
+
+async def test_it_tells_its_result_though_the_api_was_restarted(
+    worker: Path, tmp_path: Path, free_port: int
+) -> None:
+    engine = ScriptedEngine(held=threading.Event())
+    assert engine.held is not None
+    async with SqliteStore(f"sqlite:///{tmp_path}/runs.db") as store, serving(store, engine=engine):
+        await store.enqueue([rollout("r", right=True)])
+        async with open_desk(store, port=free_port) as desk:
+            environment = {
+                **os.environ,
+                "LIGHTNING_API_URL": f"{desk.url}/api/v1",
+                "LIGHTNING_API_TOKEN": desk.tokens["worker"],
+            }
+            child = await asyncio.create_subprocess_exec("node", str(worker), env=environment)
+            await until(lambda: bool(engine.requests), 30)
+        engine.held.set()
+        try:
+            for _ in range(600):
+                if (await store.get_rewards(["r"]))["r"]:
+                    break
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(0.3)  # it is told that nobody listens; when it is not yet, the test is easier
+            async with open_desk(store, port=free_port):
+                [finished] = await store.wait_finished(["r"], timeout=30)
+        finally:
+            child.send_signal(signal.SIGTERM)
+            await child.wait()
+    assert (child.returncode, finished.reward, finished.attempts) == (0, 1.0, 1)
 
 
 async def test_it_ends_with_the_reason_when_its_token_is_not_taken(worker: Path, tmp_path: Path) -> None:
