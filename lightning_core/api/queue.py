@@ -88,7 +88,8 @@ def _distinct(tasks: Sequence[Task]) -> list[Task]:
     for place, task in enumerate(tasks):
         if found.setdefault(task.id, task) != task:
             raise FieldError(
-                f"tasks[{place}].id", f"is {task.id!r}, which a different task bears; give each an id of its own"
+                f"tasks[{place}].id",
+                f"is {task.id!r}, which a different task bears; give each an id of its own",
             )
     return list(found.values())
 

@@ -18,7 +18,7 @@ from lightning_core.gateway.tokens import Tokens
 from lightning_core.stores.base import Store
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.types import Member, Rollout, Status
-from tests.api.conftest import RUN, Desk, error, every_kind, open_desk, rollout, serving
+from tests.api.conftest import RUN, Desk, error, every_kind, open_desk, rollout
 from tests.gateway.scripted import ScriptedEngine, until
 
 
@@ -177,24 +177,6 @@ async def test_a_failure_is_tried_again_and_a_release_costs_nothing(desk: Desk) 
     error(await desk.ask("POST", "/leases/finish", {"key": first["key"]}, scope="worker"), 409, "lease_lost")
 
 
-async def test_a_failure_while_the_gateway_was_away_costs_nothing(desk: Desk, free_port: int) -> None:
-    await enqueue(desk, "a", "b", "c")
-    async with serving(desk.store, free_port):
-        a, b, c = [one["key"] for one in await desk.lease(limit=3)]
-        body = {"key": a, "error": "broke"}
-        failed = await desk.post("/leases/finish", body, scope="worker")
-        assert failed["status"] == "failed"
-    body = {"key": b, "error": "connection refused"}
-    assert (await desk.post("/leases/finish", body, scope="worker"))["status"] == "queued"
-    async with serving(desk.store, free_port):  # another one, which does not know the attempt
-        body = {"key": c, "error": "connection refused", "reward": 0.0}
-        assert (await desk.post("/leases/finish", body, scope="worker"))["status"] == "queued"
-        leases = await desk.lease(limit=3)
-        assert [one["attempt"]["rollout"]["id"] for one in leases] == ["b", "c"]
-        body = {"key": leases[0]["key"], "error": "broke"}
-        assert (await desk.post("/leases/finish", body, scope="worker"))["status"] == "failed"
-
-
 async def test_nobody_ends_what_another_holds(desk: Desk) -> None:
     await enqueue(desk, "a")
     (lease,) = await desk.lease()
@@ -241,19 +223,3 @@ async def test_a_leased_rollout_s_calls_are_answered_and_recorded_by_the_run_s_g
         (call,) = (await desk.get("/calls", rollout_id="a b ö"))["calls"]["a b ö"]
         assert (call["agent"], call["trained"], call["endpoint"]) == ("two words", True, None)
         assert call["choices"][0]["completion_ids"] == [1, 0]
-
-
-async def test_nothing_is_leased_while_a_run_s_gateways_are_away(desk: Desk) -> None:
-    await enqueue(desk, "a")
-    data: dict[str, Any] = {"instance": "x"}
-    gone = Member(run_id="run", role="gateway", name="g", url="http://127.0.0.1:9", data=data)
-    await desk.store.put_member(gone)
-    assert await desk.lease() == []
-    waiting = asyncio.create_task(desk.lease(wait=60))
-    await asyncio.sleep(0.05)
-    assert await status(desk) is Status.QUEUED
-    await desk.store.remove_member("run", "gateway", "g")
-    async with asyncio.timeout(30):
-        (lease,) = await waiting
-    assert lease["environment"] is None
-    assert lease["attempt"]["number"] == 1

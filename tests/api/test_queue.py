@@ -41,7 +41,12 @@ async def test_tasks_become_groups_of_rollouts_under_ids_that_follow_from_them(d
 
 async def test_the_same_tasks_in_another_way_are_rollouts_of_their_own(desk: Desk) -> None:
     body: dict[str, Any] = {"run_id": "run", "tasks": [{"input": {"q": 1}}]}
-    ways: list[dict[str, Any]] = [{}, {"policy_version": 0}, {"policy_version": 1}, {"sampling": {"top_p": 0.5}}]
+    ways: list[dict[str, Any]] = [
+        {},
+        {"policy_version": 0},
+        {"policy_version": 1},
+        {"sampling": {"top_p": 0.5}},
+    ]
     ids = [(await desk.post("/tasks", {**body, **way}))["rollout_ids"][0] for way in ways]
     usual = {"policy_version": None, "sampling": {"temperature": 1}}
     assert await desk.post("/tasks", {**body, **usual}) == {"new": 0, "rollout_ids": ids[:1]}
