@@ -461,6 +461,8 @@ async def test_no_key_is_outside_the_prefix(store: RedisStore, redis_url: str, r
         ("redis://user:secret@host:port/0", "can't be read"),
         ("redis://user:top/secret@host/0", "'/' in a password as %2F"),
         ("redis://user:top#secret@host/0", "'#' as %23"),
+        ("redis://:secret?x@host:6379/0", "'?' as %3F"),
+        ("redis://:secret?x", "can't be read"),
     ],
 )
 def test_a_url_that_names_no_database_is_refused_with_a_hint(url: str, hint: str) -> None:
