@@ -16,7 +16,7 @@ from psycopg.sql import SQL, Identifier
 
 from lightning_core.errors import StoreError
 from lightning_core.stores.postgres_text import adapters
-from lightning_core.stores.postgres_url import Place, in_words
+from lightning_core.stores.postgres_url import Place, in_words, may_pass
 
 MIGRATIONS: Mapping[int, Sequence[LiteralString]] = {
     1: (
@@ -127,7 +127,7 @@ def opened(place: Place, migrations: Mapping[int, Sequence[LiteralString]] = MIG
         prepare(connection, place, migrations)
     except psycopg.Error as error:
         connection.close()
-        raise error if error.sqlstate is None else in_words(error, place) from error
+        raise error if may_pass(error) else in_words(error, place) from error
     except BaseException:
         connection.close()
         raise

@@ -6,7 +6,7 @@ No message ever holds the password, nor any part of a URL that may hold one.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -36,7 +36,8 @@ _COMING = (
 class Place:
     """Where a store lies: how to connect, and what to call it."""
 
-    conninfo: dict[str, Any]
+    conninfo: dict[str, Any] = field(repr=False)
+    """libpq's settings, the password among them."""
     schema: str
     """The PostgreSQL schema that holds the tables."""
     name: str

@@ -274,6 +274,20 @@ async def test_another_store_hears_of_work_and_of_cancellations(postgres_url: st
                 assert [one.status for one in await finishing] == [Status.CANCELLED]
 
 
+@pytest.mark.parametrize("foreign", ["hello", "5", "[]", '["finished", {}]'])
+async def test_a_notice_of_another_program_harms_nobody(
+    postgres_url: str, never_looks: None, foreign: str
+) -> None:
+    async with PostgresStore(postgres_url) as store, PostgresStore(postgres_url) as other:
+        with connected(postgres_url) as stranger:
+            stranger.execute("SELECT pg_notify(%s, %s)", [place_of(postgres_url).schema, foreign])
+        waiting = asyncio.create_task(store.wait_queued(PATIENT * 10))
+        await asyncio.sleep(0.05)
+        await other.enqueue(rollouts(1))
+        async with asyncio.timeout(PATIENT / 4):
+            assert await waiting
+
+
 async def test_the_end_of_thousands_is_told_whole(store: PostgresStore, never_looks: None) -> None:
     await store.enqueue(rollouts(3000))
     waiting = asyncio.create_task(store.wait_finished([f"r{i}" for i in range(3000)]))
@@ -319,6 +333,12 @@ async def test_a_migration_that_fails_changes_nothing(postgres_url: str) -> None
         with pytest.raises(StoreError, match=r"refused an operation.*nothing"):
             postgres_schema.opened(place_of(postgres_url), later)
         assert await store.list_alerts("run") == []
+
+
+async def test_a_migration_that_fails_for_a_moment_may_be_tried_again(postgres_url: str) -> None:
+    fails = "DO $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '40001'; END $$"
+    with pytest.raises(psycopg.errors.SerializationFailure, match="not now"):
+        postgres_schema.opened(place_of(postgres_url), {**postgres_schema.MIGRATIONS, 2: (fails,)})
 
 
 async def test_tables_of_another_program_are_left_alone(postgres_url: str) -> None:
@@ -372,6 +392,7 @@ def test_urls_of_sockets_hosts_and_options_are_understood() -> None:
     place = place_of("postgres://u:p%40ss@/db?host=/run/postgresql&schema=mine&connect_timeout=3")
     assert (place.name, place.schema) == ("postgresql://u@/run/postgresql/db", "mine")
     assert (place.conninfo["password"], place.conninfo["connect_timeout"]) == ("p@ss", "3")
+    assert "p@ss" not in repr(place)
     two = place_of("postgresql://a:1,b:2/db?target_session_attrs=read-write")
     assert (two.conninfo["host"], two.conninfo["port"]) == ("a,b", "1,2")
 
