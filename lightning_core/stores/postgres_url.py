@@ -31,6 +31,11 @@ _COMING = (
 )
 """What a server says in English that is coming or going, and will take connections later."""
 
+LOCKED = "55P03"
+"""Another transaction has held a lock for too long."""
+IDLE = "25P03"
+"""The server has ended our transaction, as we were silent for too long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -90,7 +95,8 @@ def may_pass(error: psycopg.Error, *, first: bool = False) -> bool:
     """
     if error.sqlstate is not None:
         # a deadlock or a conflict with another transaction, no more memory or connections, a shutdown
-        return error.sqlstate.startswith(("08", "40", "53", "57P")) and error.sqlstate != "53100"
+        passing = ("08", "40", "53", "57P", LOCKED, IDLE)
+        return error.sqlstate.startswith(passing) and error.sqlstate != "53100"
     if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return False
     said = str(error)

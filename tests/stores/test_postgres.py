@@ -296,6 +296,24 @@ async def test_the_end_of_thousands_is_told_whole(store: PostgresStore, never_lo
     assert len(await asyncio.wait_for(waiting, PATIENT)) == 3000
 
 
+# locks ----------------------------------------------------------------------------------------
+async def test_a_lock_that_is_held_too_long_is_told_and_may_pass(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorter = postgres_schema.SETTINGS.replace("lock_timeout = '20s'", "lock_timeout = '50ms'")
+    monkeypatch.setattr(postgres_schema, "SETTINGS", shorter)
+    async with PostgresStore(postgres_url, retry_seconds=0.2) as store:
+        await store.enqueue(rollouts(1))
+        held = await store.lease("w", 1, PATIENT)
+        with connected(postgres_url) as other, other.transaction():
+            other.execute("SELECT 1 FROM rollouts FOR UPDATE")
+            with pytest.raises(StoreError, match="lock timeout") as refused:
+                await asyncio.wait_for(store.heartbeat(held, PATIENT), PATIENT / 4)
+        assert isinstance(refused.value.__cause__, psycopg.Error)
+        assert may_pass(refused.value.__cause__)
+        assert len(await store.heartbeat(held, PATIENT)) == 1
+
+
 # its schema -----------------------------------------------------------------------------------
 async def test_many_may_make_the_same_store_at_once(postgres_url: str) -> None:
     stores = [PostgresStore(postgres_url) for _ in range(8)]
