@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import LiteralString, TypeVar
 
@@ -193,10 +194,14 @@ class PostgresStore:
             return await bell.sleep(timeout)
 
     async def release(self, attempts: Sequence[Attempt]) -> None:
-        numbers = {attempt.rollout.id: attempt for attempt in attempts}
-        await self._release(
-            "id = ANY(%b::text[])", list(numbers), lambda rollout: rules.holds(numbers[rollout.id], rollout)
-        )
+        by_id: defaultdict[str, list[Attempt]] = defaultdict(list)
+        for attempt in attempts:
+            by_id[attempt.rollout.id].append(attempt)
+
+        def held(rollout: Rollout) -> bool:
+            return any(rules.holds(attempt, rollout) for attempt in by_id[rollout.id])
+
+        await self._release("id = ANY(%b::text[])", list(by_id), held)
 
     async def reclaim(self, worker: str) -> int:
         return await self._release("status = 'running' AND worker = %b", worker, lambda _: True)

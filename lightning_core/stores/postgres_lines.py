@@ -74,9 +74,9 @@ class Patience:
     closing: threading.Event
     pauses: Any = field(default_factory=lambda: itertools.chain(PAUSES, itertools.repeat(PAUSES[-1])))
 
-    def after(self, error: psycopg.Error) -> bool:
-        """Whether to try again; returns after the pause before that."""
-        if not may_pass(error) or self.closing.is_set():
+    def after(self, error: psycopg.Error, *, first: bool = False) -> bool:
+        """Whether to try again, `first` to connect at all; returns after the pause before that."""
+        if not may_pass(error, first=first) or self.closing.is_set():
             return False
         pause = next(self.pauses)
         if time.monotonic() + pause > self.deadline:
@@ -144,7 +144,7 @@ class PostgresLines:
             try:
                 return self._connect()
             except psycopg.Error as error:
-                if not patience.after(error):
+                if not patience.after(error, first=True):
                     raise in_words(error, self._place) from error
 
     def _start(self, connection: Connection | None) -> None:

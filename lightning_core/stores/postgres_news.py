@@ -132,7 +132,13 @@ class PostgresNews:
                 selector.select()
                 connection.pgconn.consume_input()
                 while (notice := connection.pgconn.notifies()) is not None:
-                    self._tell(*json.loads(notice.extra))
+                    self._take(notice.extra)
+
+    def _take(self, written: bytes) -> None:
+        try:
+            self._tell(*json.loads(written))
+        except (ValueError, TypeError):  # another program's: anybody may notify on any channel
+            self._look()
 
     def _tell(self, kind: str, *words: str) -> None:
         if kind == "finished":

@@ -16,7 +16,7 @@ from psycopg.sql import SQL, Identifier
 
 from lightning_core.errors import StoreError
 from lightning_core.stores.postgres_text import adapters
-from lightning_core.stores.postgres_url import Place, in_words
+from lightning_core.stores.postgres_url import Place, in_words, may_pass
 
 MIGRATIONS: Mapping[int, Sequence[LiteralString]] = {
     1: (
@@ -78,9 +78,10 @@ SETTINGS = (
     "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_hashjoin = off;"
     "SET enable_mergejoin = off; SET jit = off;"
     "SET plan_cache_mode = force_generic_plan;"
-    # A client that vanished without a word holds its locks for half a minute, not for hours.
+    # A client that vanished without a word holds its locks for half a minute, not for hours; nobody waits
+    # longer than the lock time-out for one that only sleeps.
     "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4;"
-    "SET idle_in_transaction_session_timeout = '30s';"
+    "SET idle_in_transaction_session_timeout = '30s'; SET lock_timeout = '20s';"
     "SET client_min_messages = error; SET default_transaction_isolation = 'read committed';"
 )
 
@@ -106,6 +107,7 @@ def prepare(connection: Connection, place: Place, migrations: Mapping[int, Seque
     if version is None or version < newest:
         lock = f"agentlightning {place.schema}"
         # of the session, as only a transaction that begins after it sees what the others have made
+        connection.execute("SELECT set_config('lock_timeout', '0', false)")  # a migration may take long
         connection.execute("SELECT pg_advisory_lock(hashtextextended(%b, 0))", (lock,))
         try:
             with connection.transaction():
@@ -113,6 +115,7 @@ def prepare(connection: Connection, place: Place, migrations: Mapping[int, Seque
         finally:
             if not connection.closed:
                 connection.execute("SELECT pg_advisory_unlock(hashtextextended(%b, 0))", (lock,))
+                connection.execute(SETTINGS, prepare=False)
     if version != newest:
         raise StoreError(
             f"the store {place.name!r} has schema version {version} in {place.schema!r}, this program reads "
@@ -127,7 +130,7 @@ def opened(place: Place, migrations: Mapping[int, Sequence[LiteralString]] = MIG
         prepare(connection, place, migrations)
     except psycopg.Error as error:
         connection.close()
-        raise error if error.sqlstate is None else in_words(error, place) from error
+        raise error if may_pass(error) else in_words(error, place) from error
     except BaseException:
         connection.close()
         raise

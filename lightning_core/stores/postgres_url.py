@@ -6,7 +6,7 @@ No message ever holds the password, nor any part of a URL that may hold one.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -29,14 +29,20 @@ _COMING = (
     *("starting up", "shutting down", "recovery", "not accepting connections", "too many", "slots are"),
     "terminating connection",
 )
-"""What a server says that is coming or going, and will take connections later."""
+"""What a server says in English that is coming or going, and will take connections later."""
+
+LOCKED = "55P03"
+"""Another transaction has held a lock for too long."""
+IDLE = "25P03"
+"""The server has ended our transaction, as we were silent for too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a store lies: how to connect, and what to call it."""
 
-    conninfo: dict[str, Any]
+    conninfo: dict[str, Any] = field(repr=False)
+    """libpq's settings, the password among them."""
     schema: str
     """The PostgreSQL schema that holds the tables."""
     name: str
@@ -81,15 +87,20 @@ def _parsed(url: str) -> dict[str, str]:
     return {**{key: str(value) for key, value in given.items()}, "schema": schema}
 
 
-def may_pass(error: psycopg.Error) -> bool:
-    """Whether a failure is one of the connection or of a moment: the same may go well a little later."""
+def may_pass(error: psycopg.Error, *, first: bool = False) -> bool:
+    """Whether a failure is one of the connection or of a moment: the same may go well a little later.
+
+    `first`: this was the first connection, so the server may refuse it for good. Only the words tell, and
+    those are in the server's language; a server that took us before and refuses us now is coming or going.
+    """
     if error.sqlstate is not None:
         # a deadlock or a conflict with another transaction, no more memory or connections, a shutdown
-        return error.sqlstate.startswith(("08", "40", "53", "57P")) and error.sqlstate != "53100"
+        passing = ("08", "40", "53", "57P", LOCKED, IDLE)
+        return error.sqlstate.startswith(passing) and error.sqlstate != "53100"
     if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return False
     said = str(error)
-    return "FATAL:" not in said or any(sign in said for sign in _COMING)
+    return not first or "FATAL:" not in said or any(sign in said for sign in _COMING)
 
 
 def in_words(error: psycopg.Error, place: Place) -> StoreError:

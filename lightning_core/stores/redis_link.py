@@ -63,17 +63,20 @@ class RedisUrl:
 def read_url(url: str) -> RedisUrl:
     """The address that a URL names. Raises ConfigError, without the password."""
     scheme, _, rest = url.partition("://")
-    if "@" in rest.partition("/")[2] or "#" in rest:
+    if "@" in rest.partition("/")[2] or "#" in rest or "?" in rest.rpartition("@")[0]:
         raise ConfigError(
-            f"a store URL {scheme}://... can't be read: write '/' in a password as %2F, '@' as %40 and "
-            "'#' as %23"
+            f"a store URL {scheme}://... can't be read: write '/' in a password as %2F, '?' as %3F, '@' as "
+            "%40 and '#' as %23"
         )
     try:
         parts = urlsplit(url)
         shown = parts._replace(netloc=_without_password(parts.netloc)).geturl()
         port = parts.port
-    except ValueError as error:
-        raise ConfigError(f"a store URL {scheme}://... can't be read: {error}") from error
+    except ValueError:  # it quotes what may be a password
+        raise ConfigError(
+            f"a store URL {scheme}://... can't be read: write 'redis://localhost:6379/0', with user and "
+            "password as in 'redis://user:password@localhost:6379/0'"
+        ) from None
     if scheme not in ("redis", "rediss") or not parts.hostname or port == 0:
         raise ConfigError(f"store {shown!r} names no Redis server: write 'redis://localhost:6379/0'")
     if not (parts.path.strip("/") or "0").isdecimal():

@@ -7,6 +7,7 @@ missed cancellation shows in the next heartbeat.
 
 from __future__ import annotations
 
+import logging
 import threading
 from contextlib import suppress
 
@@ -15,9 +16,14 @@ import redis
 from lightning_core.errors import StoreError
 from lightning_core.stores.redis_link import Connection, RedisLink
 from lightning_core.stores.redis_rows import text
-from lightning_core.stores.waiting import QUEUE, Bells, Waiters
+from lightning_core.stores.waiting import QUEUE, Bells, Waiters, cancelled_of
+
+log = logging.getLogger(__name__)
 
 FINISHED = "finished"
+"""Told with the id of a rollout."""
+CANCELLED = "cancelled"
+"""Told with the name of the worker that held the rollout."""
 ALIVE_SECONDS = 30.0
 """After so long a silence the server is asked whether it is there."""
 
@@ -37,7 +43,7 @@ class RedisNews:
         self._thread: threading.Thread | None = None
 
     def listen(self, topic: str) -> None:
-        """Hear of this topic from soon on: QUEUE, FINISHED or `cancelled_of` a worker."""
+        """Hear of this topic from soon on: QUEUE, FINISHED or CANCELLED."""
         with self._lock:
             if topic in self._topics or self._closing.is_set():
                 return
@@ -47,8 +53,11 @@ class RedisNews:
                 self._thread = threading.Thread(target=self._work, name=name, daemon=True)
                 self._thread.start()
             elif self._connection is not None:
-                with suppress(redis.RedisError):  # the thread will notice, and subscribe to all anew
+                try:
                     self._connection.send_command("SUBSCRIBE", self.channel(topic))
+                except Exception:  # the driver has hung up: the thread will notice, and subscribe to all anew
+                    log.debug("could not subscribe to %s", topic, exc_info=True)
+                    self._connection = None
 
     def channel(self, topic: str) -> str:
         return self._link.url.channels + topic
@@ -59,7 +68,7 @@ class RedisNews:
         with self._lock:
             thread, connection = self._thread, self._connection
             if connection is not None:
-                with suppress(redis.RedisError):
+                with suppress(Exception):
                     connection.send_command("PING")  # its answer ends the reading
         if thread is not None:
             thread.join()
@@ -74,8 +83,10 @@ class RedisNews:
                 pause = min(2.0, max(0.05, 2 * pause))
                 continue
             pause = 0.05
-            with suppress(redis.RedisError):
+            try:
                 self._read(connection)
+            except Exception:  # the driver raises anything when its connection is closed by another thread
+                log.debug("the news of %s broke off", self._link.url.shown, exc_info=True)
             with self._lock:
                 self._connection = None
             connection.disconnect()
@@ -86,7 +97,7 @@ class RedisNews:
                 connection.send_command("SUBSCRIBE", self.channel(topic))
             self._connection = connection
         silent = False
-        while not self._closing.is_set():
+        while self._connection is connection and not self._closing.is_set():
             if connection.can_read(ALIVE_SECONDS):
                 silent = False
                 self._hear(connection.read_response())
@@ -97,10 +108,14 @@ class RedisNews:
                 with self._lock:
                     connection.send_command("PING")
 
-    def _hear(self, message: list[bytes]) -> None:
+    def _hear(self, message: list[bytes] | bytes) -> None:
+        if isinstance(message, bytes):  # so a PING is answered where nothing is subscribed to
+            raise redis.ConnectionError("the driver has connected anew by itself, without the subscriptions")
         kind, topic = message[0], text(message[1]).removeprefix(self._link.url.channels)
         if kind == b"message" and topic == FINISHED:
             self._waiters.finished([text(message[2])])
+        elif kind == b"message" and topic == CANCELLED:
+            self._bells.ring(cancelled_of(text(message[2])))
         elif kind == b"message" or (kind == b"subscribe" and topic == QUEUE):
             self._bells.ring(topic)
         elif kind == b"subscribe" and topic == FINISHED:

@@ -14,11 +14,11 @@ from typing import Any
 
 from lightning_core.stores import redis_rows, rules
 from lightning_core.stores.redis_link import RedisLink
-from lightning_core.stores.redis_news import FINISHED
+from lightning_core.stores.redis_news import CANCELLED, FINISHED
 from lightning_core.stores.redis_rows import Row, load_appended, text
 from lightning_core.stores.redis_scripts import FIELDS
 from lightning_core.stores.redis_thread import Commands, Steps
-from lightning_core.stores.waiting import QUEUE, cancelled_of
+from lightning_core.stores.waiting import QUEUE
 from lightning_core.types import Attempt, Reward, Rollout, Status
 
 MOST = 1000
@@ -127,7 +127,7 @@ class Rollouts:
         elif after.status.finished:
             change.commands.append(self.news(FINISHED, after.id))
         if after.status is Status.CANCELLED and before.worker:
-            change.commands.append(self.news(cancelled_of(before.worker)))
+            change.commands.append(self.news(CANCELLED, before.worker))
         return change
 
     def news(self, topic: str, content: str = "") -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from lightning_core.errors import NotFoundError
 from lightning_core.stores import redis_rows, rules
 from lightning_core.stores.redis_link import RedisLink, read_url
-from lightning_core.stores.redis_news import FINISHED, RedisNews
+from lightning_core.stores.redis_news import CANCELLED, FINISHED, RedisNews
 from lightning_core.stores.redis_queue import Change, Rollouts, Rule, to_time
 from lightning_core.stores.redis_rows import Row
 from lightning_core.stores.redis_thread import Commands, RedisThread, Steps
@@ -138,9 +138,8 @@ class RedisStore:
         return await self._change(rollout_ids, rule)
 
     async def wait_cancelled(self, worker: str, timeout: float) -> bool:
-        topic = cancelled_of(worker)
-        with self._bells.listening(topic) as bell:
-            self._news.listen(topic)
+        with self._bells.listening(cancelled_of(worker)) as bell:
+            self._news.listen(CANCELLED)
             return await bell.sleep(timeout)
 
     async def release(self, attempts: Sequence[Attempt]) -> None:

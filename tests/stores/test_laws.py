@@ -368,6 +368,16 @@ async def test_only_a_running_attempt_can_be_released(store: Store) -> None:
     assert (await store.finish(taken, reward=1.0)).attempts == 2
 
 
+async def test_what_runs_is_released_beside_an_older_attempt_of_it_in_any_order(store: Store) -> None:
+    await store.enqueue([rollout("a", max_attempts=2)])
+    old = await lease_one(store, seconds=GONE)
+    for given_back in (2, 3):
+        running = await lease_one(store)
+        assert running.number == given_back
+        await store.release([old, running] if given_back == 2 else [running, old])
+        assert (await find(store, "a")).status is Status.QUEUED
+
+
 async def test_reclaim_takes_back_what_a_dead_worker_of_that_name_held(store: Store) -> None:
     await store.enqueue([rollout(name) for name in "abc"])
     mine, done = await store.lease("w", 2, LONG)

@@ -302,6 +302,46 @@ async def test_another_store_hears_of_work_and_of_cancellations(store: RedisStor
             assert [one.status for one in await finishing] == [Status.CANCELLED]
 
 
+@pytest.mark.parametrize("harm", ["no subscriptions", "hung up under the reader"])
+async def test_news_come_again_after_their_connection_broke_on_this_side(
+    store: RedisStore, redis_url: str, harm: str
+) -> None:
+    async with RedisStore(redis_url) as trainer:
+        for name in ("first", "second"):
+            waiting = asyncio.create_task(store.wait_queued(NEVER))
+            if name == "second":
+                connection = store._news._connection
+                assert connection is not None
+                if harm == "no subscriptions":
+                    connection.send_command("UNSUBSCRIBE")
+                    connection.send_command("PING")
+                else:
+                    connection.disconnect()
+            await asyncio.sleep(0.05)
+            await trainer.enqueue([one.model_copy(update={"id": name}) for one in rollouts(1)])
+            async with asyncio.timeout(PATIENT / 4):
+                assert await waiting
+            await store.lease("w", 1, PATIENT)
+
+
+async def test_any_number_of_workers_share_one_subscription(
+    store: RedisStore, redis_url: str, redis_server: str
+) -> None:
+    for name in range(50):
+        assert not await store.wait_cancelled(f"w{name}", 0.0)
+    assert await store.enqueue(rollouts(1)) == 1
+    await store.lease("w7", 1, PATIENT)
+    waiting = asyncio.create_task(store.wait_cancelled("w7", NEVER))
+    await asyncio.sleep(0.05)
+    async with RedisStore(redis_url) as trainer:
+        await trainer.cancel(["r0"])
+    async with asyncio.timeout(PATIENT / 4):
+        assert await waiting
+    with redis.Redis.from_url(redis_server) as client:
+        prefix = redis_url.partition("prefix=")[2]
+        assert len(client.pubsub_channels(f"{prefix}*")) == 1
+
+
 async def test_the_end_of_thousands_is_told_whole(store: RedisStore) -> None:
     await store.enqueue(rollouts(3000))
     waiting = asyncio.create_task(store.wait_finished([f"r{i}" for i in range(3000)]))
@@ -461,6 +501,8 @@ async def test_no_key_is_outside_the_prefix(store: RedisStore, redis_url: str, r
         ("redis://user:secret@host:port/0", "can't be read"),
         ("redis://user:top/secret@host/0", "'/' in a password as %2F"),
         ("redis://user:top#secret@host/0", "'#' as %23"),
+        ("redis://:secret?x@host:6379/0", "'?' as %3F"),
+        ("redis://:secret?x", "can't be read"),
     ],
 )
 def test_a_url_that_names_no_database_is_refused_with_a_hint(url: str, hint: str) -> None:
