@@ -14,6 +14,7 @@ from typing import Any
 
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder
+from lightning_core.trainer.plan import is_planned
 from lightning_core.trainer.summary import (
     AgentSummary,
     Evaluation,
@@ -27,7 +28,7 @@ from lightning_core.types import Call, Metrics, Rollout, Run, Status
 
 async def find_evaluation(store: Store, run_id: str, step: int, breakdown: str | None) -> Evaluation | None:
     """The evaluation made after `step` updates, if every rollout of it is finished."""
-    rollouts = await store.find_rollouts(run_id, step=step, split="validation")
+    rollouts = await _evaluated(store, run_id, step)
     if not rollouts or not all(rollout.status.finished for rollout in rollouts):
         return None
     calls = await store.get_calls([rollout.id for rollout in rollouts])
@@ -190,8 +191,13 @@ def solved(rollout: Rollout) -> bool:
 
 
 async def _greedy(store: Store, run_id: str, step: int) -> list[Rollout]:
+    return [each for each in await _evaluated(store, run_id, step) if each.sampling.temperature == 0]
+
+
+async def _evaluated(store: Store, run_id: str, step: int) -> list[Rollout]:
+    """The rollouts of an evaluation, as the trainer planned it."""
     rollouts = await store.find_rollouts(run_id, step=step, split="validation")
-    return [rollout for rollout in rollouts if rollout.sampling.temperature == 0]
+    return [rollout for rollout in rollouts if is_planned(rollout)]
 
 
 def _shown(rollout: Rollout) -> str:

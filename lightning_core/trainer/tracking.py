@@ -11,6 +11,7 @@ from lightning_core.plugins import Plugins
 from lightning_core.stores.base import Store
 from lightning_core.trackers.base import Beginning, Tracker
 from lightning_core.trackers.feed import Feed
+from lightning_core.trainer.plan import is_planned
 from lightning_core.trainer.report import find_evaluation
 from lightning_core.trainer.summary import Evaluation
 from lightning_core.types import Alert, Metrics, Run
@@ -75,7 +76,7 @@ def evaluation_numbers(result: Evaluation) -> Mapping[str, float]:
 async def replay(store: Store, run: Run, tracker: Tracker) -> int:
     """Tell a tracker all of a run, as it stands in the store; returns how many steps."""
     metrics = await store.list_metrics(run.id)
-    validation = await store.find_rollouts(run.id, split="validation")
+    validation = [each for each in await store.find_rollouts(run.id, split="validation") if is_planned(each)]
     tracker.start(Beginning(run))
     for step in sorted({rollout.step for rollout in validation}):
         if (found := await find_evaluation(store, run.id, step, None)) is not None:
