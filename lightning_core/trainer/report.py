@@ -14,7 +14,7 @@ from typing import Any
 
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder
-from lightning_core.trainer.plan import is_planned
+from lightning_core.trainer.plan import find_place
 from lightning_core.trainer.summary import (
     AgentSummary,
     Evaluation,
@@ -27,9 +27,9 @@ from lightning_core.types import Call, Metrics, Rollout, Run, Status
 
 
 async def find_evaluation(store: Store, run_id: str, step: int, breakdown: str | None) -> Evaluation | None:
-    """The evaluation made after `step` updates, if every rollout of it is finished."""
+    """The evaluation made after `step` updates, if every rollout of it is finished and none withdrawn."""
     rollouts = await _evaluated(store, run_id, step)
-    if not rollouts or not all(rollout.status.finished for rollout in rollouts):
+    if not rollouts or not all(r.status.finished and r.status is not Status.CANCELLED for r in rollouts):
         return None
     calls = await store.get_calls([rollout.id for rollout in rollouts])
     return evaluation(step, rollouts, calls, breakdown)
@@ -195,9 +195,14 @@ async def _greedy(store: Store, run_id: str, step: int) -> list[Rollout]:
 
 
 async def _evaluated(store: Store, run_id: str, step: int) -> list[Rollout]:
-    """The rollouts of an evaluation, as the trainer planned it."""
-    rollouts = await store.find_rollouts(run_id, step=step, split="validation")
-    return [rollout for rollout in rollouts if is_planned(rollout)]
+    """The rollouts of an evaluation, as the trainer planned it: in each place the one that was not
+    withdrawn, if there is one."""
+    places: dict[str, Rollout] = {}
+    for rollout in await store.find_rollouts(run_id, step=step, split="validation"):
+        place = find_place(rollout)
+        if place is not None and (place not in places or rollout.status is not Status.CANCELLED):
+            places[place] = rollout
+    return list(places.values())
 
 
 def _shown(rollout: Rollout) -> str:

@@ -28,13 +28,13 @@ class Tracking:
         self._known: frozenset[int] = frozenset()
 
     def start(self, run: Run, known: Sequence[Metrics], *, resumed: bool) -> None:
-        """The run begins, or goes on; `known` are the steps that were told before."""
+        """The run begins, or goes on after the steps `known`, which were told before."""
         self._known = frozenset(entry.step for entry in known)
         for feed in self._feeds:
             feed.start(Beginning(run, resumed))
 
     def stepped(self, metrics: Metrics) -> None:
-        """A step is made; one that was made before is told already."""
+        """A step is made, for the first time or since the checkpoint that the run goes on from."""
         if metrics.step not in self._known:
             self._tell("log", metrics.step + 1, metrics.values, metrics.created_at)
 
