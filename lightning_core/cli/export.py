@@ -11,8 +11,9 @@ from rich.progress import Progress
 
 from lightning_core.cli.rollouts import choose, find_rollouts, open_run
 from lightning_core.errors import ConfigError, UnsupportedError
+from lightning_core.presence import find_living
 from lightning_core.trace import read_traces
-from lightning_core.trackers.tensorboard import TensorBoard
+from lightning_core.trackers.tensorboard import TensorBoard, find_earlier
 from lightning_core.trainer.tracking import replay
 
 
@@ -47,11 +48,17 @@ async def export_run(path: Path, url: str, which: str | None) -> None:
 
 
 async def export_tensorboard(path: Path, folder: Path) -> None:
-    """Write all steps, evaluations and alerts of a run. ConfigError for a run that is not there."""
+    """Write all steps, evaluations and alerts of a run. ConfigError for a run that is not there, and for a
+    folder where its trainer writes."""
     async with open_run(path) as (store, run_id):
         run = await store.find_run(run_id)
         if run is None:
             raise ConfigError(f"run {run_id!r} was not begun yet")
+        if any(find_earlier(folder, run_id)) and await find_living(store, run_id, "trainer"):
+            raise ConfigError(
+                f"run {run_id!r} is being trained, and {str(folder)!r} holds event files of it, which its "
+                "trainer may be writing: give another folder, or wait until the training has ended"
+            )
         steps = await replay(store, run, TensorBoard(folder))
     console = Console(stderr=True)
     console.print(f"wrote {steps} steps; see them with: tensorboard --logdir {folder}", soft_wrap=True)

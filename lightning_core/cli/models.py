@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import getpass
+import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -151,9 +152,17 @@ async def roll_back(run: str, store: str | None, name: str, version: int, author
                 "the training first (Ctrl-C; one that was killed counts as ended after 20 seconds)"
             )
         before = find_current(versions)
-        chosen = await choose(opened, run_id, version, author=author or getpass.getuser(), name=name)
+        chosen = await choose(opened, run_id, version, author=author or _user(), name=name)
     was = f", {before.version} was before" if before is not None else ""
     Console().print(f"version {chosen.version} of {name} is the current one{was}", highlight=False)
+
+
+def _user() -> str:
+    """Who gives the command; the number of a user without a name, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"
 
 
 async def export_model(

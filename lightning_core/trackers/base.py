@@ -26,7 +26,8 @@ class Beginning:
     run: Run
     """With where its numbers come from in `provenance`."""
     resumed: bool = False
-    """Whether it goes on. Steps that were told before are not told again, though some are made once more."""
+    """Whether it goes on. Steps and evaluations after the checkpoint that it goes on from are told again: a
+    run that was killed may have ended before they were told."""
 
 
 class Tracker(Protocol):

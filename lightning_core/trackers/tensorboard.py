@@ -34,9 +34,9 @@ class TensorBoard:
         run = beginning.run
         if self.folder is None and run.folder is None:
             raise ConfigError("a run without a folder: give TensorBoard(folder=...)")
-        folder, mark = Path(self.folder or Path(str(run.folder)) / "tensorboard"), f".{run.id}"
-        earlier = [path for path in folder.glob("events.out.tfevents.*") if path.name.endswith(mark)]
-        self._writer = EventFileWriter(str(folder), filename_suffix=mark)
+        folder = Path(self.folder or Path(str(run.folder)) / "tensorboard")
+        earlier = find_earlier(folder, run.id)
+        self._writer = EventFileWriter(str(folder), filename_suffix=f".{run.id}")
         if not beginning.resumed:
             for path in earlier:
                 path.unlink()
@@ -71,3 +71,8 @@ class TensorBoard:
 
         self._writer.add_event(Event(step=step, wall_time=at, **content))
         self._writer.flush()  # a killed run leaves what it had told
+
+
+def find_earlier(folder: Path, run_id: str) -> list[Path]:
+    """The event files of a run that are in a folder."""
+    return [path for path in folder.glob("events.out.tfevents.*") if path.name.endswith(f".{run_id}")]

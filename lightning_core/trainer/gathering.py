@@ -57,11 +57,14 @@ class Gathering:
         """The lesson of the rollouts that `plan(0)` asks for beside those of a step; `plan(n)` is the same,
         with ids of its own."""
         began = time.perf_counter()
+        return await read_lesson(self.session, self.judging, await self.finish(plan, what), began)
+
+    async def finish(self, plan: Callable[[int], list[Rollout]], what: str) -> list[Rollout]:
+        """The rollouts that `plan(0)` asks for, all finished; what was withdrawn of them is run under the ids
+        of `plan(n)`."""
         rollouts = plan(0)
         self.display.collecting(what, rollouts)
-        finished, _ = await self.session.run(rollouts)
-        finished = await self._without_cancelled(finished, plan)
-        return await read_lesson(self.session, self.judging, finished, began)
+        return await self._without_cancelled((await self.session.run(rollouts))[0], plan)
 
     async def _begin(self, step: int, course: Course) -> None:
         """Ask for the rollouts of all steps that may begin by now; those of earlier steps are run first."""

@@ -77,6 +77,10 @@ class Host:
         """Why it can't serve this run."""
         return None if run.secret else "it has no key for tokens; resume it once with this version"
 
+    def outdated(self, run: Run, now: Run) -> bool:
+        """Never: what it needs of a record stays as it is when the run is resumed."""
+        return False
+
     @asynccontextmanager
     async def play(self, run: Run) -> AsyncIterator[asyncio.Future[None]]:
         """Serve while the block runs."""

@@ -58,6 +58,9 @@ class Part(Protocol):
     def misfit(self, run: Run) -> str | None:
         """Why it can't be played in this run, and what to do; None if it can."""
 
+    def outdated(self, run: Run, now: Run) -> bool:
+        """Whether it must be played anew, begun as it was by the record `run`, since the record is `now`."""
+
     def play(self, run: Run) -> AbstractAsyncContextManager[asyncio.Future[None]]:
         """Play while the block runs; gives what ends, with an error, if it can't go on."""
 
@@ -85,6 +88,7 @@ class Joined:
         say, name = self.joining.say, self.part.name
         run = await self._find()
         while run is not None and run.status != "finished" and not self.over.is_set():
+            self._check(run)
             if run.status == "running":
                 say(f"{name} works for run {run.id}")
                 await self._play(run)
@@ -109,9 +113,14 @@ class Joined:
 
     def _named(self, runs: Sequence[Run]) -> Run | None:
         run = next((run for run in runs if run.id == self.joining.run), None)
-        if run is not None and (reason := self.part.misfit(run)) is not None:
-            raise ConfigError(f"{self.part.name} can't join run {run.id!r}: {reason}")
+        if run is not None:
+            self._check(run)
         return run
+
+    def _check(self, run: Run) -> None:
+        """A run that was joined may be resumed as another."""
+        if (reason := self.part.misfit(run)) is not None:
+            raise ConfigError(f"{self.part.name} can't join run {run.id!r}: {reason}")
 
     async def _newest(self, runs: Sequence[Run]) -> Run | None:
         """Newest first; one whose trainer has died is not joined, for a newer one may be begun instead."""
@@ -138,8 +147,9 @@ class Joined:
                 await asyncio.gather(watching, return_exceptions=True)
 
     async def _while_running(self, run: Run) -> None:
-        while not self.over.is_set() and (await self._news(run)).status == "running":
-            pass
+        now = run
+        while not self.over.is_set() and now.status == "running" and not self.part.outdated(run, now):
+            now = await self._news(run)
 
     async def _news(self, run: Run) -> Run:
         """The run, a moment later."""

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from statistics import fmean
 
 from lightning_core.air.report import rule_numbers
@@ -123,10 +124,9 @@ class Loop:
         """The validation tasks under the policy as it is after `step` updates."""
         if not self.validation:
             return None
-        attempts = self.trainer.on_failure.max_attempts
-        rollouts = plan_evaluation(self.run_id, step, self.validation, attempts, self.session.pin())
-        self.display.collecting("evaluation", rollouts)
-        finished, new = await self.session.run(rollouts)
+        attempts, version = self.trainer.on_failure.max_attempts, self.session.pin()
+        plan = partial(plan_evaluation, self.run_id, step, self.validation, attempts, version)
+        finished = await self.gathering.finish(plan, "evaluation")
         if step == 0:
             check_any_reward(finished, "the first evaluation; fix the cause and start anew in another folder")
         calls, _ = await self.session.records(finished)
@@ -134,8 +134,7 @@ class Loop:
         result = evaluation(step, finished, calls, self.trainer.breakdown)
         await self.versions.evaluated(result)
         self.display.evaluated(result)
-        if new:
-            self.watching.evaluated(result)
+        self.watching.evaluated(result)  # also one that was finished before a kill: it may not have been told
         self._ended = time.perf_counter()
         return result
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -98,15 +99,22 @@ def plan_training(
 
 
 def plan_evaluation(
-    run_id: str, step: int, tasks: Sequence[Task], max_attempts: int, version: int | None = None
+    run_id: str,
+    step: int,
+    tasks: Sequence[Task],
+    max_attempts: int,
+    version: int | None = None,
+    retry: int = 0,
 ) -> list[Rollout]:
-    """Each task once sampled and once greedy, by that version of the weights."""
+    """Each task once sampled and once greedy, by that version of the weights; each `retry` has ids of its
+    own."""
+    name = f"{run_id}-e{step}" + (f"r{retry}" if retry else "")
     return [
         Rollout(
-            id=f"{run_id}-e{step}-{kind}-{place}",
+            id=f"{name}-{kind}-{place}",
             run_id=run_id,
             task=task,
-            group_id=f"{run_id}-e{step}-{kind}",
+            group_id=f"{name}-{kind}",
             step=step,
             split="validation",
             sampling=sampling,
@@ -117,3 +125,19 @@ def plan_evaluation(
         for kind, sampling in EVALUATIONS.items()
         for place, task in enumerate(tasks)
     ]
+
+
+def find_place(rollout: Rollout) -> str | None:
+    """The place in its step that the trainer planned a rollout for, the same for each retry; None if it was
+    not the trainer who asked for it: anybody may enqueue rollouts of a run, with a step and a split."""
+    letter, place = (
+        ("t", r"\d+-\d+") if rollout.split == "train" else ("e", rf"(?:{'|'.join(EVALUATIONS)})-\d+")
+    )
+    name = re.escape(f"{rollout.run_id}-{letter}{rollout.step}")
+    found = re.fullmatch(rf"{name}(?:r\d+)?-({place})", rollout.id)
+    return found[1] if found else None
+
+
+def is_planned(rollout: Rollout) -> bool:
+    """Whether the trainer of its run asked for it."""
+    return find_place(rollout) is not None

@@ -15,6 +15,7 @@ from __future__ import annotations
 from lightning_core.credit.base import assign
 from lightning_core.trainer.course import Course
 from lightning_core.trainer.lesson import read_lesson
+from lightning_core.trainer.plan import is_planned
 from lightning_core.trainer.session import Session
 from lightning_core.types import Trajectory
 
@@ -45,6 +46,7 @@ class Replay:
         """The batch of a step as it was trained on, from the store."""
         run_id = self.session.folder.run_id
         rollouts = await self.session.store.find_rollouts(run_id, step=step, split="train")
-        lesson = await read_lesson(self.session, None, rollouts)  # what a judge gave is stored
+        planned = [rollout for rollout in rollouts if is_planned(rollout)]
+        lesson = await read_lesson(self.session, None, planned)  # what a judge gave is stored
         algorithm = course.algorithm
         return assign(lesson.trajectories, course.credit, algorithm.baseline, algorithm.scale)[0]

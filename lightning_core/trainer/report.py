@@ -14,6 +14,7 @@ from typing import Any
 
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder
+from lightning_core.trainer.plan import find_place
 from lightning_core.trainer.summary import (
     AgentSummary,
     Evaluation,
@@ -26,9 +27,9 @@ from lightning_core.types import Call, Metrics, Rollout, Run, Status
 
 
 async def find_evaluation(store: Store, run_id: str, step: int, breakdown: str | None) -> Evaluation | None:
-    """The evaluation made after `step` updates, if every rollout of it is finished."""
-    rollouts = await store.find_rollouts(run_id, step=step, split="validation")
-    if not rollouts or not all(rollout.status.finished for rollout in rollouts):
+    """The evaluation made after `step` updates, if every rollout of it is finished and none withdrawn."""
+    rollouts = await _evaluated(store, run_id, step)
+    if not rollouts or not all(r.status.finished and r.status is not Status.CANCELLED for r in rollouts):
         return None
     calls = await store.get_calls([rollout.id for rollout in rollouts])
     return evaluation(step, rollouts, calls, breakdown)
@@ -190,8 +191,18 @@ def solved(rollout: Rollout) -> bool:
 
 
 async def _greedy(store: Store, run_id: str, step: int) -> list[Rollout]:
-    rollouts = await store.find_rollouts(run_id, step=step, split="validation")
-    return [rollout for rollout in rollouts if rollout.sampling.temperature == 0]
+    return [each for each in await _evaluated(store, run_id, step) if each.sampling.temperature == 0]
+
+
+async def _evaluated(store: Store, run_id: str, step: int) -> list[Rollout]:
+    """The rollouts of an evaluation, as the trainer planned it: in each place the one that was not
+    withdrawn, if there is one."""
+    places: dict[str, Rollout] = {}
+    for rollout in await store.find_rollouts(run_id, step=step, split="validation"):
+        place = find_place(rollout)
+        if place is not None and (place not in places or rollout.status is not Status.CANCELLED):
+            places[place] = rollout
+    return list(places.values())
 
 
 def _shown(rollout: Rollout) -> str:

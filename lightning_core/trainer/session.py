@@ -99,7 +99,8 @@ class Session:
         are run and recorded."""
         stack, trainer, embedded = self._stack, self.trainer, f"{run.id}/embedded"
         await self.store.reclaim(embedded)
-        await withdraw(self.store, run.id, self._admitted_until())
+        made = self._made()
+        await withdraw(self.store, run.id, self._admitted_until(made), made)
         await self.store.remove_member(run.id, "gateway", "trainer")  # of a trainer that was killed
         await self.store.remove_member(run.id, "runner", embedded)
         await stack.enter_async_context(Presence(self.store, make_member(run.id, "trainer", "trainer")))
@@ -151,10 +152,14 @@ class Session:
             )
         return str(given or (address or {}).get("store") or self.folder.store_url)
 
-    def _admitted_until(self) -> int:
-        """The first step that a run at its latest checkpoint may not yet ask for rollouts of."""
+    def _made(self) -> int:
+        """Updates that the latest checkpoint holds."""
         checkpoint = self.folder.latest_checkpoint()
-        step, total = checkpoint[0] if checkpoint else 0, self.trainer.total_steps
+        return checkpoint[0] if checkpoint else 0
+
+    def _admitted_until(self, step: int) -> int:
+        """The first step that a run with so many updates may not yet ask for rollouts of."""
+        total = self.trainer.total_steps
         return admitted(step, self.course(step), total).stop if step < total else step
 
     def pin(self, staleness: int = 0) -> int | None:

@@ -16,6 +16,7 @@ from statistics import fmean
 
 from lightning_core.stores.base import Store
 from lightning_core.trainer.course import Course
+from lightning_core.trainer.plan import is_planned
 from lightning_core.types import Status, Trajectory
 
 
@@ -24,18 +25,22 @@ def admitted(step: int, course: Course, total: int) -> range:
     return range(step, min(step + course.algorithm.staleness + 1, course.end, total))
 
 
-async def withdraw(store: Store, run_id: str, first: int) -> int:
-    """Cancel the unfinished training rollouts of steps `first` and later; returns how many.
+async def withdraw(store: Store, run_id: str, first: int, made: int) -> int:
+    """Cancel the unfinished training rollouts of steps `first` and later, and the unfinished evaluations of
+    what is not among the `made` updates; returns how many. What others have asked for is left.
 
     A run that goes on from a checkpoint before those rollouts were admitted would sample them with weights
-    older than the bound allows. They are planned anew when their step is gathered.
+    older than the bound allows, or evaluate weights that are not yet made again. They are planned anew when
+    their step is gathered, or evaluated.
     """
     unfinished = [
         rollout
         for status in (Status.QUEUED, Status.RUNNING)
-        for rollout in await store.find_rollouts(run_id, split="train", status=status)
+        for rollout in await store.find_rollouts(run_id, status=status)
+        if is_planned(rollout)
+        and (rollout.step >= first if rollout.split == "train" else rollout.step > made)
     ]
-    return await store.cancel([rollout.id for rollout in unfinished if rollout.step >= first])
+    return await store.cancel([rollout.id for rollout in unfinished])
 
 
 def measure(trajectories: Iterable[Trajectory], version: int) -> dict[str, float]:

@@ -11,6 +11,7 @@ from lightning_core.plugins import Plugins
 from lightning_core.stores.base import Store
 from lightning_core.trackers.base import Beginning, Tracker
 from lightning_core.trackers.feed import Feed
+from lightning_core.trainer.plan import is_planned
 from lightning_core.trainer.report import find_evaluation
 from lightning_core.trainer.summary import Evaluation
 from lightning_core.types import Alert, Metrics, Run
@@ -27,13 +28,13 @@ class Tracking:
         self._known: frozenset[int] = frozenset()
 
     def start(self, run: Run, known: Sequence[Metrics], *, resumed: bool) -> None:
-        """The run begins, or goes on; `known` are the steps that were told before."""
+        """The run begins, or goes on after the steps `known`, which were told before."""
         self._known = frozenset(entry.step for entry in known)
         for feed in self._feeds:
             feed.start(Beginning(run, resumed))
 
     def stepped(self, metrics: Metrics) -> None:
-        """A step is made; one that was made before is told already."""
+        """A step is made, for the first time or since the checkpoint that the run goes on from."""
         if metrics.step not in self._known:
             self._tell("log", metrics.step + 1, metrics.values, metrics.created_at)
 
@@ -75,7 +76,7 @@ def evaluation_numbers(result: Evaluation) -> Mapping[str, float]:
 async def replay(store: Store, run: Run, tracker: Tracker) -> int:
     """Tell a tracker all of a run, as it stands in the store; returns how many steps."""
     metrics = await store.list_metrics(run.id)
-    validation = await store.find_rollouts(run.id, split="validation")
+    validation = [each for each in await store.find_rollouts(run.id, split="validation") if is_planned(each)]
     tracker.start(Beginning(run))
     for step in sorted({rollout.step for rollout in validation}):
         if (found := await find_evaluation(store, run.id, step, None)) is not None:

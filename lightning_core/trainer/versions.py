@@ -6,6 +6,7 @@ from, and an evaluation belongs to the version that was evaluated.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -75,7 +76,8 @@ class Versions:
         await self._measure(self._backend.policy_version, numbers)
 
     async def _find_again(self, version: ResourceVersion) -> None:
-        """The run's folder may have been moved: its content is then where the folder is now."""
+        """The run's folder may have been moved, or be reached by a link: its content is then where the folder
+        is now, in the spelling that the retention compares."""
         moved = _moved(version.uri, self._folder.path)
         if moved is not None:
             await self._put(version.model_copy(update={"uri": moved}), current=False)
@@ -114,11 +116,12 @@ class Versions:
 
 
 def _moved(uri: str | None, folder: Path) -> str | None:
-    """Where content now lies that is not where it was."""
-    if uri is None or not Path(uri).is_absolute() or Path(uri).exists():
+    """Where content now lies that is not where it was, or lies there by another spelling of the folder."""
+    if uri is None or not Path(uri).is_absolute():
         return None
     now = folder.joinpath(*Path(uri).parts[-2:])
-    return absolute(now) if now.is_dir() else None
+    same = now.is_dir() and (not Path(uri).exists() or os.path.samefile(uri, now))
+    return absolute(now) if same and absolute(now) != uri else None
 
 
 def _start(model: str) -> str:

@@ -61,7 +61,7 @@ class Watching:
         known = await self.session.store.list_metrics(run.id)
         self._history = [entry for entry in known if entry.step < first]
         self._watch.recall(self._history)
-        self.tracking.start(run, known, resumed=self.session.trainer.resume)
+        self.tracking.start(run, self._history, resumed=self.session.trainer.resume)
         beat, status = asyncio.create_task(self._look_between()), "failed"
         try:
             yield

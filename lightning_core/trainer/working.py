@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
 from lightning_core.runner.executor import Executor, make_executor
-from lightning_core.runner.rules import Rules, read_rules
+from lightning_core.runner.rules import RECORDED, Rules, read_rules
 from lightning_core.stores.base import Store
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.trainer.embedded import serving_runner
@@ -56,13 +57,20 @@ class Worker:
 
     def misfit(self, run: Run) -> str | None:
         """Known by the name of the function."""
-        function, mine = self._rules(run).solve, name_of(self._solve)
+        try:
+            function, mine = self._rules(run).solve, name_of(self._solve)
+        except ConfigError as unreadable:
+            return str(unreadable)
         if function == mine:
             return None
         return (
             f"its rollouts run {function!r}, and this script's first fit() has {mine!r}; start the worker "
             "with the script that the run was begun with"
         )
+
+    def outdated(self, run: Run, now: Run) -> bool:
+        """A trainer that resumes the run may have other rules."""
+        return run.config.get(RECORDED) != now.config.get(RECORDED)
 
     @asynccontextmanager
     async def play(self, run: Run) -> AsyncIterator[asyncio.Future[None]]:

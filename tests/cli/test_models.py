@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pwd
 import re
 import shutil
 import sys
@@ -95,6 +97,19 @@ def test_a_rollback_is_recorded_with_its_author_and_undone_like_it_was_done(
     assert "ann chose version 0 in place of 2" in said
     command("rollback", run, 2, "--author", "bob")
     assert "bob chose version 2 in place of 0" in command("list", run)
+
+
+def test_a_user_without_a_name_rolls_back_as_a_number(
+    run: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)  # as in a container that runs as any user
+    command("rollback", run, 0)
+    assert f"user {os.getuid()} chose version 0" in command("list", run)
 
 
 def test_going_back_to_what_was_deleted_is_refused_with_what_is_there(run: Path, command: Command) -> None:

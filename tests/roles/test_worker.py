@@ -145,6 +145,40 @@ async def test_while_the_run_is_stopped_it_gives_back_what_it_holds_and_waits(el
     assert await elsewhere.store.list_members(run.id) == []
 
 
+async def test_it_takes_the_rules_of_a_run_that_is_resumed_with_others(elsewhere: Elsewhere) -> None:
+    run = await elsewhere.open("run")
+    asked = await elsewhere.ask(run)
+    async with elsewhere.playing(run):
+        said: asyncio.Queue[str] = asyncio.Queue()
+        working = elsewhere.work(say=said.put_nowait)
+        await elsewhere.store.wait_finished([asked])
+        penalised = lightning.FailurePolicy(retries=0, then="penalise", penalty=-2.0)
+        run = await elsewhere.open("run", on_failure=penalised)
+        for _ in range(2):
+            while "works for" not in await said.get():
+                pass
+        (done,) = await elsewhere.store.wait_finished([await elsewhere.ask(run, broken=True)])
+        await elsewhere.set(run, "finished")
+        await working
+    assert (done.status, done.reward) == (Status.FAILED, -2.0)
+
+
+async def test_a_run_whose_rules_can_not_be_read_is_passed_over(elsewhere: Elsewhere) -> None:
+    mine = await elsewhere.open("mine")
+    newer = Run(id="newer", config={RECORDED: {"hurry": True}}, secret="ab" * 32)
+    await elsewhere.store.put_run(newer)
+    asked = await elsewhere.ask(mine)
+    async with elsewhere.playing(newer), elsewhere.playing(mine):
+        working = elsewhere.work()
+        waited = asyncio.create_task(elsewhere.store.wait_finished([asked]))
+        await asyncio.wait({working, waited}, return_when=asyncio.FIRST_COMPLETED)
+        assert waited.done(), working
+        await elsewhere.set(mine, "finished")
+        await working
+    with pytest.raises(ConfigError, match="does not say in a readable way"):
+        await elsewhere.work(run="newer")
+
+
 @pytest.mark.parametrize("status", ["stopped", "failed"])
 async def test_once_it_ends_with_the_stop(elsewhere: Elsewhere, status: str) -> None:
     await elsewhere.open("run", status=status)

@@ -18,10 +18,14 @@ import pytest
 import lightning_core as lightning
 from lightning_core.alerts.base import Finding, Scene
 from lightning_core.cli.export import export_tensorboard
+from lightning_core.errors import ConfigError
+from lightning_core.presence import Presence, make_member
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.scope import current_scope
+from lightning_core.trackers.base import Beginning
 from lightning_core.trackers.mlflow import MLflow
-from lightning_core.types import Metrics
+from lightning_core.trackers.tensorboard import TensorBoard, find_earlier
+from lightning_core.types import Metrics, Run
 from tests.trackers.reading import scalars, texts, wandb_records, wandb_rows
 from tests.trainer.watching import grpo, solve
 
@@ -130,6 +134,22 @@ def test_an_export_has_the_same_and_a_second_one_takes_its_place(tracked, tmp_pa
     evaluations = [(0, 0.5), (2, 0.5), (3, 0.5)]
     assert scalars(tmp_path, "validation/greedy") == evaluations
     assert scalars(tracked.folder / "tensorboard", "validation/sampled") == evaluations
+
+
+async def test_an_export_leaves_alone_what_a_living_trainer_writes(tmp_path):
+    async with SqliteStore(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        run = Run(id="run", folder=str(tmp_path))
+        await store.put_run(run)
+        (tmp_path / "run.json").write_text('{"run": "run", "store": null}')
+        live = TensorBoard(tmp_path / "tensorboard")
+        live.start(Beginning(run))
+        async with Presence(store, make_member("run", "trainer", "trainer")):
+            with pytest.raises(ConfigError, match=r"is being trained, and .* holds event files of it"):
+                await export_tensorboard(tmp_path, tmp_path / "tensorboard")
+            await export_tensorboard(tmp_path, tmp_path / "elsewhere")
+        live.finish("stopped")
+        assert find_earlier(tmp_path / "tensorboard", "run")
+        await export_tensorboard(tmp_path, tmp_path / "tensorboard")
 
 
 class Trap:

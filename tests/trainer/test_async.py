@@ -19,9 +19,10 @@ from lightning_core.errors import TrainingError
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.tracing.scope import current_scope
 from lightning_core.trainer.course import Course
-from lightning_core.trainer.plan import make_tasks, plan_training
+from lightning_core.trainer.plan import make_tasks, plan_evaluation, plan_training
+from lightning_core.trainer.report import find_evaluation
 from lightning_core.trainer.staleness import admitted, describe, measure, withdraw
-from lightning_core.types import Status, Trajectory, Transition
+from lightning_core.types import Rollout, Status, Trajectory, Transition
 from tests.trainer.watching import PER_STEP, Records, Watched, fit, grpo, records, solve
 
 
@@ -123,13 +124,41 @@ async def test_what_was_not_yet_admitted_is_withdrawn_and_the_rest_is_left():
             await store.enqueue(plan_training("run", step, tasks, 2, 1))
         done, running = await store.lease("worker", 2, 60, run_id="run")
         await store.finish(done, reward=1.0)
-        assert await withdraw(store, "run", 2) == 4
+        assert await withdraw(store, "run", 2, 2) == 4
         statuses = [r.status for r in await store.find_rollouts("run")]
         assert statuses == [
             Status.SUCCEEDED, Status.RUNNING, *[Status.QUEUED] * 6, *[Status.CANCELLED] * 4
         ]  # fmt: skip
-        assert await withdraw(store, "run", 0) == 7
+        assert await withdraw(store, "run", 0, 0) == 7
         assert await store.heartbeat([running], 60) == []
+
+
+async def test_an_evaluation_of_updates_that_are_lost_is_withdrawn_and_what_others_asked_for_is_not():
+    async with MemoryStore() as store:
+        tasks = make_tasks([{"n": n} for n in range(2)], "validation")
+        for step in (5, 8):
+            await store.enqueue(plan_evaluation("run", step, tasks, 1))
+        done, *_ = await store.lease("worker", 5, 60, run_id="run")
+        await store.finish(done, reward=1.0)
+        others = [
+            Rollout(id=f"other-{split}", run_id="run", task=tasks[0], group_id="o", step=8, split=split)
+            for split in ("train", "validation")
+        ]
+        await store.enqueue(others)
+        assert await withdraw(store, "run", 5, 5) == 4
+        left = {r.id: r.status for r in await store.find_rollouts("run", step=8)}
+        assert [left[r.id] for r in others] == [Status.QUEUED] * 2
+        assert Counter(left.values()) == {Status.QUEUED: 2, Status.CANCELLED: 4}
+        assert (await store.get_rollouts([done.rollout.id]))[0].status is Status.SUCCEEDED
+        assert await find_evaluation(store, "run", 8, None) is None
+        await store.enqueue(anew := plan_evaluation("run", 8, tasks, 1, retry=1))
+        await store.cancel([r.id for r in others])
+        for attempt in await store.lease("worker", 9, 60, run_id="run"):
+            await store.finish(attempt, reward=0.5)
+        found = await find_evaluation(store, "run", 8, None)
+        assert found is not None
+        assert (found.sampled, found.greedy, found.detail["greedy"].failures) == (0.5, 0.5, 0)
+        assert found.detail["greedy"].tasks == len(anew) / 2
 
 
 async def test_rollouts_of_earlier_steps_are_run_first_whenever_they_were_asked_for():

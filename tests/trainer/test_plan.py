@@ -6,8 +6,17 @@ from collections import Counter
 import pytest
 
 from lightning_core.errors import TaskError
-from lightning_core.trainer.plan import make_tasks, plan_evaluation, plan_training, tasks_of_step
-from lightning_core.types import Task
+from lightning_core.stores.memory import MemoryStore
+from lightning_core.trainer.plan import (
+    find_place,
+    is_planned,
+    make_tasks,
+    plan_evaluation,
+    plan_training,
+    tasks_of_step,
+)
+from lightning_core.trainer.report import find_evaluation
+from lightning_core.types import Rollout, Task
 
 
 def tasks(count: int) -> list[Task]:
@@ -37,6 +46,35 @@ def test_an_evaluation_runs_each_task_once_sampled_and_once_greedy():
     planned = plan_evaluation("run", 0, tasks(3), 2)
     assert Counter(rollout.sampling.temperature for rollout in planned) == {1.0: 3, 0.0: 3}
     assert {rollout.split for rollout in planned} == {"validation"}
+
+
+def test_what_is_planned_is_known_by_its_id_and_what_others_ask_for_is_not():
+    for retry in (0, 2):
+        planned = [
+            *plan_training("a-t1", 3, tasks(2), 2, 1, retry, first=10),
+            *plan_evaluation("a-t1", 3, tasks(2), 1, retry=retry),
+        ]
+        assert all(map(is_planned, planned))
+        assert len({find_place(rollout) for rollout in planned}) == len(planned)
+    mine = planned[0]
+    for change in ({"id": "a-t1-x3-1-0"}, {"id": "b"}, {"step": 4}, {"split": "validation"}, {"run_id": "a"}):
+        assert not is_planned(mine.model_copy(update=change))
+
+
+async def test_what_others_ask_for_is_no_part_of_an_evaluation():
+    async with MemoryStore() as store:
+        task = tasks(1)[0]
+        other = Rollout(
+            id="run-x0-1-0", run_id="run", task=task, group_id="run-x0-1", step=0, split="validation"
+        )
+        planned = plan_evaluation("run", 0, [task], 1)
+        await store.enqueue([*planned, other])
+        for attempt in await store.lease("worker", 2, 60):
+            assert attempt.rollout.id != other.id
+            await store.finish(attempt, reward=1.0)
+        found = await find_evaluation(store, "run", 0, None)
+        assert found is not None
+        assert (found.sampled, found.greedy, found.detail["sampled"].tasks) == (1.0, 1.0, 1)
 
 
 def test_the_same_input_is_the_same_task():

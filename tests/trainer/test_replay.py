@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import lightning_core as lightning
 from lightning_core.algorithms.base import Algorithm, Phase
 from lightning_core.backends.base import Batch
 from lightning_core.errors import TrainingError
+from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.scope import current_scope
+from lightning_core.types import Rollout
 from tests.trainer.watching import Watched, fit, grpo, records, solve
 
 
@@ -51,9 +54,19 @@ def test_what_is_replayed_is_what_was_recorded_and_credited_in_its_own_step(tmp_
                 assert t.policy_version == recorded[t.call_id].policy_version == step - 1
 
 
-def test_after_a_resume_the_same_is_replayed_as_without_one(tmp_path: Path):
+async def intrude(folder: Path) -> None:
+    """Somebody else's rollout, in a step and a group of the run."""
+    async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
+        (one, *_) = await store.find_rollouts("run", step=2, split="train")
+        await store.enqueue([Rollout(id="other", run_id="run", task=one.task, group_id=one.group_id, step=2)])
+        (attempt,) = await store.lease("another", 1, 60)
+        await store.finish(attempt, reward=5.0)
+
+
+def test_after_a_resume_the_same_is_replayed_as_without_one_whatever_others_asked_for(tmp_path: Path):
     before, after = Watched(), Watched()
     fit(tmp_path / "run", grpo(replay=2), backend=before, steps=3)
+    asyncio.run(intrude(tmp_path / "run"))
     fit(tmp_path / "run", grpo(replay=2), backend=after, steps=5, resume=True)
     assert after.batches[3][1:] == [before.batches[2][0], before.batches[1][0]]
     assert after.batches[4][1:] == [after.batches[3][0], before.batches[2][0]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -61,6 +62,17 @@ async def test_going_on_takes_the_newest_again_also_after_a_rollback_and_a_move(
     assert find_current(versions).version == 2
     assert [v.parent for v in versions] == [None, 0, 1]
     assert versions[1].uri == absolute(folder / "checkpoints" / "step-000001")
+
+
+def test_a_folder_that_is_reached_by_a_link_loses_nothing_that_is_pointed_at(tmp_path):
+    folder, link = tmp_path / "run", tmp_path / "link"
+    keep = Retention(newest=1, best=0, every=1)
+    fit(folder, steps=2, keep_checkpoints=keep)
+    link.symlink_to(folder)
+    fit(link, steps=3, keep_checkpoints=keep, resume=True)
+    versions = asyncio.run(versions_of(folder))
+    assert [v.uri is not None and Path(v.uri).is_dir() for v in versions[1:]] == [True] * 3
+    assert versions[1].uri == absolute(link / "versions" / "000001")
 
 
 def make(folder: RunFolder, count: int) -> list[ResourceVersion]:
