@@ -31,6 +31,12 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 30.0
 """Between two looks at a queue from which no news came."""
+LEASE_SECONDS = 180.0
+"""Longer than stores wait for a server that is away, so that an outage costs no live worker its rollouts."""
+RENEW_SECONDS = 20.0
+"""At the most, between two heartbeats."""
+RETRY_SECONDS = 1.0
+"""At the most, between a heartbeat that failed and the next."""
 
 
 @dataclass(eq=False, slots=True)
@@ -62,7 +68,7 @@ class Runner:
         timeout: float | None = 300.0,
         on_failure: FailurePolicy | None = None,
         worker: str | None = None,
-        lease_seconds: float = 60.0,
+        lease_seconds: float = LEASE_SECONDS,
         on_finished: Callable[[Rollout], None] | None = None,
         judged: bool = False,
         executor: Executor | None = None,
@@ -270,16 +276,21 @@ class Runner:
 
     # keeping and giving back --------------------------------------------------------------
     async def _keep_leases(self) -> None:
-        """Extend the leases three times as often as they need it, and when one was cancelled; drop what was
-        taken away."""
+        """Extend the leases three times as often as they need it, or more often, and when one was cancelled;
+        drop what was taken away. After a failure nothing is waited for: the leases may be about to run out."""
+        every = min(self.lease_seconds / 3, RENEW_SECONDS)
+        failed = False
         while True:
             try:
-                await self.store.wait_cancelled(self.worker, self.lease_seconds / 3)
+                if not failed:
+                    await self.store.wait_cancelled(self.worker, every)
                 slots = list(self._slots.values())
                 held = await self.store.heartbeat([slot.attempt for slot in slots], self.lease_seconds)
+                failed = False
             except StoreError as error:
                 log.warning("heartbeat failed, the next one may do: %s", error)
-                await asyncio.sleep(min(1.0, self.lease_seconds / 3))
+                failed = True
+                await asyncio.sleep(min(every, RETRY_SECONDS))
                 continue
             kept = {(attempt.rollout.id, attempt.number) for attempt in held}
             for slot in slots:

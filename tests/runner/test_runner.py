@@ -17,6 +17,7 @@ import pytest
 
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.runner import FailurePolicy, Runner
+from lightning_core.runner.runner import LEASE_SECONDS, RENEW_SECONDS, RETRY_SECONDS
 from lightning_core.stores.base import Store
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.sqlite import SqliteStore
@@ -442,6 +443,46 @@ async def test_a_cancelled_rollout_is_stopped_and_forgotten(store: Store) -> Non
         async with asyncio.timeout(5):
             await stopped.wait()
     assert [one.status for one in await store.find_rollouts("run")] == [Status.CANCELLED]
+
+
+class Shaky(MemoryStore):
+    """Fails the first heartbeat."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+        self.done: list[str] = []
+        self.twice = asyncio.Event()
+
+    async def wait_cancelled(self, worker: str, timeout: float) -> bool:
+        self.done.append("wait")
+        return await super().wait_cancelled(worker, timeout)
+
+    async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
+        self.done.append("beat")
+        if self.done.count("beat") == 1:
+            raise self.error
+        self.twice.set()
+        return await super().heartbeat(attempts, seconds)
+
+
+async def hanging(task: Task) -> float:
+    await asyncio.sleep(60)
+    return 1.0
+
+
+def test_a_lease_outlasts_a_store_that_was_away_for_as_long_as_it_is_waited_for() -> None:
+    runner = Runner(seen_scope, MemoryStore(), run_id="run", scope_for=scope_for)
+    assert runner.lease_seconds == LEASE_SECONDS > RENEW_SECONDS + 2 * (60.0 + RETRY_SECONDS)
+
+
+async def test_after_a_heartbeat_that_failed_comes_the_next_one_and_nothing_between() -> None:
+    async with Shaky(StoreError("away")) as store:
+        await store.enqueue(rollouts(1))
+        async with serving(hanging, store, lease_seconds=0.3):
+            async with asyncio.timeout(10):
+                await store.twice.wait()
+    assert store.done[:3] == ["wait", "beat", "beat"]
 
 
 async def test_a_store_that_fails_ends_the_runner_with_its_error(tmp_path: Path) -> None:
