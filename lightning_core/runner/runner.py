@@ -113,6 +113,8 @@ class Runner:
         self._broken = None
         async with self._crew:
             beside = [asyncio.create_task(self._keep_leases()), asyncio.create_task(self._hear(stop))]
+            for task in beside:
+                task.add_done_callback(self._note_end)
             try:
                 await self._fill_slots(stop)
             finally:
@@ -188,9 +190,14 @@ class Runner:
         slot = self._slots.pop(task)
         if not slot.settled:
             self._unfinished.append(slot.attempt)
+        self._note_end(task)
+        self._wake.set()
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        """A task that raised ends `serve` with its error."""
         if not task.cancelled() and task.exception() is not None:
             self._broken = task.exception()
-        self._wake.set()
+            self._wake.set()
 
     # one rollout --------------------------------------------------------------------------
     async def _occupy(self, slot: _Slot) -> None:

@@ -485,6 +485,16 @@ async def test_after_a_heartbeat_that_failed_comes_the_next_one_and_nothing_betw
     assert store.done[:3] == ["wait", "beat", "beat"]
 
 
+async def test_leases_that_can_t_be_kept_for_any_other_reason_end_the_runner() -> None:
+    async with Shaky(ValueError("a bug of the store")) as store:
+        await store.enqueue(rollouts(1))
+        runner = Runner(hanging, store, run_id="run", scope_for=scope_for, lease_seconds=0.3)
+        async with asyncio.timeout(10):
+            with pytest.raises(ValueError, match="a bug of the store"):
+                await runner.serve(asyncio.Event())
+        assert [one.status for one in await store.find_rollouts("run")] == [Status.QUEUED]
+
+
 async def test_a_store_that_fails_ends_the_runner_with_its_error(tmp_path: Path) -> None:
     store = SqliteStore(f"sqlite:///{tmp_path / 'runs.db'}")
     async with store:
