@@ -101,6 +101,8 @@ class Runner:
         self.ground = ground
         self._slots: dict[asyncio.Task[None], _Slot] = {}
         self._unfinished: list[Attempt] = []
+        self._look: asyncio.Future[None] | None = None
+        """For a gateway, while it goes on."""
         self._wake = asyncio.Event()
         self._broken: BaseException | None = None
 
@@ -121,6 +123,7 @@ class Runner:
                 for task in beside:
                     task.cancel()
                 await asyncio.gather(*beside, return_exceptions=True)
+                await self._end_look()
                 await self._give_back()
         if self._broken is not None:
             raise self._broken
@@ -135,18 +138,28 @@ class Runner:
             await self._rest()
 
     async def _ready(self) -> bool:
-        """Wait until there is a gateway; False if something else is to be seen to first."""
+        """Wait until there is a gateway; False if something else is to be seen to first. The look goes on
+        then: begun anew for each slot that comes free, it might never come to its end."""
         if self.ground is None:
             return True
-        ready = asyncio.ensure_future(self.ground.ready())
+        look = self._look = self._look or asyncio.ensure_future(self.ground.ready())
         woken = asyncio.ensure_future(self._wake.wait())
         try:
-            await asyncio.wait({ready, woken}, return_when=asyncio.FIRST_COMPLETED)
-            return ready.done() and ready.result() is None
+            await asyncio.wait({look, woken}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for one in (ready, woken):
-                one.cancel()
-            await asyncio.gather(ready, woken, return_exceptions=True)
+            woken.cancel()
+            await asyncio.gather(woken, return_exceptions=True)
+        if not look.done():
+            return False
+        self._look = None
+        look.result()
+        return True
+
+    async def _end_look(self) -> None:
+        look, self._look = self._look, None
+        if look is not None:
+            look.cancel()
+            await asyncio.gather(look, return_exceptions=True)
 
     async def _rest(self) -> None:
         """Until a slot is free, the runner is to stop or, with a slot free already, there is work."""

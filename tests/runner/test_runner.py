@@ -506,6 +506,42 @@ async def test_a_store_that_fails_ends_the_runner_with_its_error(tmp_path: Path)
         await serve
 
 
+class SlowGround:
+    """Finds a gateway at once, and later none."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.looking = asyncio.Event()
+
+    async def ready(self) -> None:
+        self.looks += 1
+        if self.looks > 1:
+            self.looking.set()
+            await asyncio.Event().wait()
+
+    async def lost(self, scope: Scope) -> bool:
+        return False
+
+
+async def test_a_look_for_gateways_goes_on_when_a_slot_comes_free_and_ends_with_the_runner() -> None:
+    ground, go = SlowGround(), [asyncio.Event(), asyncio.Event()]
+
+    async def solve(task: Task) -> float:
+        await go[int(str(task.input["i"]))].wait()
+        return 1.0
+
+    async with MemoryStore() as store:
+        await store.enqueue(rollouts(2))
+        async with serving(solve, store, concurrency=2, ground=ground), asyncio.timeout(10):
+            go[0].set()
+            await ground.looking.wait()
+            go[1].set()
+            await store.wait_finished(["r1"])
+            await asyncio.sleep(0.05)  # in which another look would begin
+    assert ground.looks == 2
+    assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
 # telling --------------------------------------------------------------------------------------
 async def test_each_rollout_that_ended_for_good_is_told_once(store: Store) -> None:
     told: list[Rollout] = []
