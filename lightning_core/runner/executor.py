@@ -67,7 +67,8 @@ class Crew(Protocol):
         """Run one attempt, in `scope`.
 
         `begun` is called once, when the function is about to run: until then the attempt may have waited for
-        a process. Whatever becomes of the function, or of the process that it runs in, is an outcome.
+        a process. Whatever becomes of the function, or of the process that it runs in, is an outcome; what is
+        raised says that no attempt can be run.
         Cancelling ends the attempt, and raises CancelledError when nothing of it runs any more; where it
         can't be ended, an outcome that says `left_behind` is returned instead. In each case `scope` then
         holds what was noticed.

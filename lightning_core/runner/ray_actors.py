@@ -160,12 +160,12 @@ class RayPlace:
         return place
 
     async def run(self, scope: Scope, task: Task, begun: Callable[[], None]) -> Outcome:
-        """See `Crew.run`."""
+        """See `Crew.run`. Raises ConfigError if the attempt could not reach its gateway from there."""
         import ray
 
-        begun()
         if not self.near and urlsplit(scope.gateway_url).hostname in LOOPBACK:
-            return Outcome(error=describe(_unreachable(scope)))
+            raise _unreachable(scope)
+        begun()
         working = asyncio.wrap_future(self._actor.run.remote(wire.Run.of(scope, task)).future())
         try:
             await asyncio.wait({working})
