@@ -1,7 +1,8 @@
 """The user's function as bytes, for a process that does not share our memory.
 
 A function that can be imported goes by its name. One of a script that has `if __name__ == "__main__":` goes
-by the script's path: the other process runs it for its definitions, under a name of multiprocessing's.
+by the script's path, or by its module's name if it was begun with `python -m`: the other process runs it for
+its definitions, under a name of multiprocessing's.
 Any other goes whole, with all that it refers to. Some things can't go, such as open clients, locks and
 connections: the error names them.
 """
@@ -54,11 +55,11 @@ def pack(solve: Solve, executor: str) -> bytes:
 class _OfScript:
     """A function at the top level of the running script, pickled as the way to get it from there."""
 
-    def __init__(self, path: str, name: str) -> None:
-        self._path, self._name = path, name
+    def __init__(self, path: str, module: str | None, name: str) -> None:
+        self._path, self._module, self._name = path, module, name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _from_script, (self._path, self._name)
+        return _from_script, (self._path, self._module, self._name)
 
 
 def _script_of(solve: Solve) -> _OfScript | None:
@@ -69,14 +70,23 @@ def _script_of(solve: Solve) -> _OfScript | None:
         return None
     with open(path, encoding="utf-8", errors="replace") as script:
         guarded = GUARD.search(script.read())
-    return _OfScript(os.path.abspath(path), name) if guarded else None
+    return _OfScript(os.path.abspath(path), _module_of(main), name) if guarded else None
 
 
-def _from_script(path: str, name: str) -> Any:
+def _module_of(main: ModuleType) -> str | None:
+    """What follows `-m`, if the script was begun so; its imports may be relative, which need a package."""
+    name = getattr(main.__spec__, "name", "__main__")
+    return None if name == "__main__" else str(name)  # so is a folder called that is run by its path
+
+
+def _from_script(path: str, module: str | None, name: str) -> Any:
     """Run a script for its definitions; the one under this name."""
     token = _loading.set(True)
     try:
-        defined = runpy.run_path(path, run_name=SCRIPT)
+        if module is None:
+            defined = runpy.run_path(path, run_name=SCRIPT)
+        else:
+            defined = runpy.run_module(module, run_name=SCRIPT, alter_sys=True)
     finally:
         _loading.reset(token)
     main = sys.modules["__main__"] = sys.modules[SCRIPT] = ModuleType(SCRIPT)

@@ -113,3 +113,20 @@ def test_a_script_that_trains_outside_its_guard_is_told_so_when_it_is_run_for_it
     assert sent.returncode == 0, sent.stderr
     received = python("-c", RECEIVING, folder=tmp_path)
     assert "came to Trainer.fit" in received.stderr
+
+
+@pytest.mark.parametrize(("file", "module"), [("train.py", "job.train"), ("__main__.py", "job")])
+def test_a_function_of_a_module_that_is_run_is_had_by_the_module_s_name(
+    tmp_path: Path, file: str, module: str
+) -> None:
+    guard = '\nif __name__ == "__main__":\n    Path("packed").write_bytes(pack(solve, "processes"))\n'
+    package = tmp_path / "job"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "parts.py").write_text("WORTH = 0.25\n")
+    (package / file).write_text(f"from .parts import WORTH\n{SENDING.replace('0.5', 'WORTH')}{guard}")
+    sent = python("-m", module, folder=tmp_path)
+    assert sent.returncode == 0, sent.stderr
+    received = python("-c", RECEIVING, folder=tmp_path)
+    assert received.stdout == "0.25\n", received.stderr
+    assert (tmp_path / "ran.txt").read_text() == "__main__\n__mp_main__\n"
