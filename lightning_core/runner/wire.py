@@ -1,7 +1,7 @@
 """What a runner and its worker processes say to each other: pickled messages over a socket pair.
 
-Pickle is safe here as both ends are ours: the socket has no name, and only the child that was started with
-it can write there.
+Pickle is safe here as both ends are ours: the socket has no name, and the worker keeps its end to itself, so
+that programs which the app starts have none of it.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ def boot(fd: int) -> str:
 
 def main(fd: int, argv: Sequence[str]) -> None:
     """Serve the runner at the other end of the socket until it is gone."""
+    os.set_inheritable(fd, False)  # it was handed on to us, and ends here
     sys.argv[:] = argv
     faulthandler.enable(all_threads=False)
     with socket.socket(fileno=fd) as runner:

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -152,6 +153,26 @@ def dying(task: Task) -> float:
             os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(600)
     return 0.0
+
+
+def bequeathing(task: Task) -> float:
+    """How many sockets a program has that the app starts without a care."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _SOCKETS], close_fds=False, capture_output=True, check=True
+    )
+    return float(done.stdout)
+
+
+_SOCKETS = """
+import os, stat
+found = 0
+for fd in range(3, 256):
+    try:
+        found += stat.S_ISSOCK(os.fstat(fd).st_mode)
+    except OSError:
+        pass
+print(found)
+"""
 
 
 def process_id(task: Task) -> float:

@@ -50,6 +50,12 @@ async def test_a_process_that_dies_is_an_error_of_its_rollout_and_is_replaced() 
     assert (done.status, done.reward) == (Status.SUCCEEDED, 0.0)
 
 
+async def test_what_the_app_starts_has_no_line_to_the_runner() -> None:
+    async with stage(ONE, playing.play_in_thread) as at:
+        (done,) = await at.play(rollouts("bequeathing", 1))
+    assert (done.error, done.reward) == (None, 0.0)
+
+
 async def test_a_function_of_a_script_goes_with_what_it_refers_to() -> None:
     factor = 3.0
 
