@@ -126,7 +126,7 @@ async def find_instance(url: str) -> str | None:
         async with httpx.AsyncClient(timeout=limits, verify=url.startswith("https:")) as client:
             answer = await client.get(f"{url}/healthz")
             said = answer.json() if answer.is_success else {}
-    except (httpx.HTTPError, ValueError):
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return None
     instance = said.get("instance") if isinstance(said, dict) else None
     return instance if isinstance(instance, str) else None
