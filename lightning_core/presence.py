@@ -13,6 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Self
 
 from pydantic import JsonValue
@@ -35,6 +36,7 @@ class Presence:
     def __init__(self, store: Store, member: Member) -> None:
         self._store = store
         self._member = member
+        self._leaving = asyncio.Event()
         self._beating: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -44,9 +46,9 @@ class Presence:
 
     async def __aexit__(self, *exc: object) -> None:
         member = self._member
+        self._leaving.set()
         if self._beating is not None:
-            self._beating.cancel()
-            await asyncio.gather(self._beating, return_exceptions=True)
+            await self._beating  # not cancelled: the store might carry its last sign out after the removal
         try:
             await self._store.remove_member(member.run_id, member.role, member.name)
         except StoreError as error:
@@ -58,12 +60,18 @@ class Presence:
         await self._store.put_member(self._now())
 
     async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(BEAT_SECONDS)
+        while not await self._left():
             try:
                 await self._store.put_member(self._now())
-            except StoreError as error:
-                log.warning("no sign of life could be given, the next one may do: %s", error)
+            except Exception as error:  # whatever it was, the next one is due all the same
+                log.warning("no sign of life could be given, the next one may do: %r", error)
+
+    async def _left(self) -> bool:
+        """Whether it is time to leave, once that or the next sign of life is due."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BEAT_SECONDS):
+                await self._leaving.wait()
+        return self._leaving.is_set()
 
     def _now(self) -> Member:
         return self._member.model_copy(update={"seen_at": time.time()})

@@ -153,6 +153,8 @@ async def test_whoever_answers_otherwise_at_the_address_is_no_gateway(store: Sto
         assert await find_instance(f"http://127.0.0.1:{port}/elsewhere") is None
 
 
-@pytest.mark.parametrize("url", ["http://a:port", "http://[1", "http://\x00", "nonsense", "http://" + "a" * 70_000])
+@pytest.mark.parametrize(
+    "url", ["http://a:port", "http://[1", "http://\x00", "nonsense", "http://" + "a" * 70_000]
+)
 async def test_nobody_answers_at_an_address_that_is_none(url: str) -> None:
     assert await find_instance(url) is None

@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator
 import pytest
 from rich.console import Console
 
+from lightning_core import presence as signs
 from lightning_core.cli.runs import member_table
 from lightning_core.presence import MISSING_SECONDS, Presence, find_living, make_member
 from lightning_core.stores.base import Store
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.trainer.elsewhere import command_for, without_password
 from lightning_core.trainer.lookout import Lookout
-from lightning_core.types import Rollout, Task
+from lightning_core.types import Member, Rollout, Task
 
 
 @pytest.fixture
@@ -38,6 +39,45 @@ async def test_a_member_is_listed_while_it_plays_and_says_where_it_is(store: Sto
         assert member.data["slots"] == 8
         assert await find_living(store, "run", "gateway") == []
     assert await store.list_members("run") == []
+
+
+class Slow(MemoryStore):
+    """Fails the first sign of life after the entry; carries out the next whatever becomes of who asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.signs = 0
+        self.under_way = asyncio.Event()
+        self.go = asyncio.Event()
+        self.carried_out = asyncio.Event()
+
+    async def put_member(self, member: Member) -> None:
+        self.signs += 1
+        if self.signs == 2:
+            raise ValueError("a bug of the store")
+        if self.signs == 1:
+            await super().put_member(member)
+        else:
+            self._late = asyncio.create_task(self._put_late(member))
+            await asyncio.shield(self._late)
+
+    async def _put_late(self, member: Member) -> None:
+        self.under_way.set()
+        await self.go.wait()
+        await super().put_member(member)
+        self.carried_out.set()
+
+
+async def test_signs_go_on_after_any_error_and_none_comes_after_the_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(signs, "BEAT_SECONDS", 0.01)
+    async with Slow() as store:
+        async with asyncio.timeout(10), Presence(store, make_member("run", "runner", "one")):
+            await store.under_way.wait()
+            asyncio.get_running_loop().call_later(0.05, store.go.set)
+        await store.carried_out.wait()
+        assert await store.list_members("run") == []
 
 
 async def test_who_gave_no_sign_of_life_for_long_is_listed_and_not_among_the_living(store: Store) -> None:
