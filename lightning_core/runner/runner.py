@@ -145,7 +145,8 @@ class Runner:
         look = self._look = self._look or asyncio.ensure_future(self.ground.ready())
         woken = asyncio.ensure_future(self._wake.wait())
         try:
-            await asyncio.wait({look, woken}, return_when=asyncio.FIRST_COMPLETED)
+            ends: set[asyncio.Future[Any]] = {look, woken}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             woken.cancel()
             await asyncio.gather(woken, return_exceptions=True)
@@ -297,7 +298,7 @@ class Runner:
     # keeping and giving back --------------------------------------------------------------
     async def _keep_leases(self) -> None:
         """Extend the leases three times as often as they need it, or more often, and when one was cancelled;
-        drop what was taken away. After a failure nothing is waited for: the leases may be about to run out."""
+        drop what was taken away. After a failure nothing is waited for: the leases may end soon."""
         every = min(self.lease_seconds / 3, RENEW_SECONDS)
         failed = False
         while True:
