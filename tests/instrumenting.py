@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
+import importlib
+import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import openai.resources.beta
-import openai.resources.chat.completions
-import openai.resources.completions
-import openai.resources.embeddings
-import openai.resources.images
-import openai.resources.responses
+import openai.resources
 from opentelemetry.instrumentation.openai import OpenAIInstrumentor
 
 
@@ -31,8 +27,10 @@ def bare_afterwards() -> Iterator[None]:
 
 
 def _classes() -> set[type]:
+    """All that the SDK has, those too that it would import only when they are asked for."""
     package = openai.resources.__name__
-    modules = [module for name, module in sys.modules.items() if name.startswith(package)]
+    found = pkgutil.walk_packages(openai.resources.__path__, f"{package}.")
+    modules = [importlib.import_module(module.name) for module in found]
     return {
         owner
         for module in modules
