@@ -16,19 +16,14 @@ from typing import LiteralString, TypeVar
 
 from lightning_core.errors import ConfigError, NotFoundError
 from lightning_core.stores import rows, rules
+from lightning_core.stores.run_records import RunRecords, Table
 from lightning_core.stores.waiting import QUEUE, Bells, Waiters, cancelled_of
 from lightning_core.types import (
-    Alert,
     Attempt,
     Call,
     Event,
-    Member,
-    Metrics,
-    ResourceVersion,
     Reward,
-    Role,
     Rollout,
-    Run,
     Status,
 )
 
@@ -55,7 +50,6 @@ OF_LAST_ATTEMPT = (
     " WHERE rollouts.id = ANY(%b::text[]) ORDER BY"
 )
 ADD_ROLLOUT = queue.insert("rollouts", rows.ROLLOUT, otherwise="ON CONFLICT (id) DO NOTHING")
-PUT_RUN = queue.upsert("runs", rows.RUN, "id")
 PUT_CALL = queue.upsert("calls", rows.CALL, "rollout_id, attempt, id", "seq")
 PUT_EVENT = queue.upsert("events", rows.EVENT, "rollout_id, attempt, kind, id", "seq")
 ADD_REWARD = queue.insert(
@@ -63,14 +57,12 @@ ADD_REWARD = queue.insert(
     f"{rows.REWARD}, sent",
     otherwise="ON CONFLICT (rollout_id, attempt, id) WHERE id IS NOT NULL DO NOTHING",
 )
-PUT_RESOURCE = queue.upsert("resources", rows.RESOURCE, "run_id, name, version")
-PUT_METRICS = queue.upsert("metrics", rows.METRICS, "run_id, step")
-PUT_MEMBER = queue.upsert("members", rows.MEMBER, "run_id, role, name")
-ADD_ALERT = queue.insert("alerts", rows.ALERT, otherwise="ON CONFLICT (run_id, id) DO NOTHING")
 
 
-class PostgresStore:
+class PostgresStore(RunRecords):
     """`postgresql://user:password@host:port/database`, with `?schema=…` for another place in it."""
+
+    arrival = "seq"
 
     def __init__(self, url: str, *, connections: int = 4, retry_seconds: float = 60.0) -> None:
         """`connections`: how many operations may be carried out at once; they are made when needed.
@@ -99,17 +91,6 @@ class PostgresStore:
     async def __aexit__(self, *exc: object) -> None:
         await self._news.close()
         await self._lines.close()
-
-    # runs ---------------------------------------------------------------------------------
-    async def put_run(self, run: Run) -> None:
-        await self._write(PUT_RUN, rows.run_row, [run])
-
-    async def find_run(self, run_id: str) -> Run | None:
-        runs = await self._select(rows.to_run, f"SELECT {rows.RUN} FROM runs WHERE id = %b", run_id)
-        return runs[0] if runs else None
-
-    async def list_runs(self) -> list[Run]:
-        return await self._select(rows.to_run, f"SELECT {rows.RUN} FROM runs ORDER BY created_at DESC, seq")
 
     # the queue of rollouts ----------------------------------------------------------------
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
@@ -281,40 +262,6 @@ class PostgresStore:
             events[event.rollout_id].append(event)
         return events
 
-    # what is learnt -----------------------------------------------------------------------
-    async def put_resource(self, version: ResourceVersion) -> None:
-        await self._write(PUT_RESOURCE, rows.resource_row, [version])
-
-    async def list_resources(self, run_id: str, name: str = "policy") -> list[ResourceVersion]:
-        query = f"SELECT {rows.RESOURCE} FROM resources WHERE run_id = %b AND name = %b ORDER BY version"
-        return await self._select(rows.to_resource, query, run_id, name)
-
-    async def put_metrics(self, metrics: Metrics) -> None:
-        await self._write(PUT_METRICS, rows.metrics_row, [metrics])
-
-    async def list_metrics(self, run_id: str) -> list[Metrics]:
-        query = f"SELECT {rows.METRICS} FROM metrics WHERE run_id = %b ORDER BY step"
-        return await self._select(rows.to_metrics, query, run_id)
-
-    # who plays in a run, and what is wrong with it ----------------------------------------
-    async def put_member(self, member: Member) -> None:
-        await self._write(PUT_MEMBER, rows.member_row, [member])
-
-    async def remove_member(self, run_id: str, role: Role, name: str) -> None:
-        statement = "DELETE FROM members WHERE run_id = %b AND role = %b AND name = %b"
-        await self._write(statement, tuple, [(run_id, role, name)])
-
-    async def list_members(self, run_id: str) -> list[Member]:
-        query = f"SELECT {rows.MEMBER} FROM members WHERE run_id = %b ORDER BY role, name"
-        return await self._select(rows.to_member, query, run_id)
-
-    async def add_alerts(self, alerts: Sequence[Alert]) -> int:
-        return await self._write(ADD_ALERT, rows.alert_row, alerts)
-
-    async def list_alerts(self, run_id: str) -> list[Alert]:
-        query = f"SELECT {rows.ALERT} FROM alerts WHERE run_id = %b ORDER BY seq"
-        return await self._select(rows.to_alert, query, run_id)
-
     # ways to the lines --------------------------------------------------------------------
     async def _write(self, statement: str, to_row: Callable[[T], rows.Row], values: Sequence[T]) -> int:
         """Run the statement for each value; how many rows it changed."""
@@ -322,9 +269,21 @@ class PostgresStore:
             return 0
         return await self._lines.run(Write(statement, lambda: list(map(to_row, values))))
 
+    async def _put(self, table: Table, row: rows.Row) -> None:
+        await self._write(queue.upsert(table.name, table.columns, table.key), tuple, [row])
+
+    async def _add(self, table: Table, new: Sequence[rows.Row]) -> int:
+        otherwise = f"ON CONFLICT ({table.key}) DO NOTHING"
+        return await self._write(queue.insert(table.name, table.columns, otherwise=otherwise), tuple, new)
+
+    async def _remove(self, table: Table, key: rows.Row) -> None:
+        where = " AND ".join(f"{column} = %b" for column in table.key.split(", "))
+        await self._write(f"DELETE FROM {table.name} WHERE {where}", tuple, [key])
+
     async def _select(self, to_value: Callable[[rows.Row], T], query: str, *arguments: object) -> list[T]:
+        asked = query.replace("?", "%b")
         return await self._lines.run(
-            lambda connection: [to_value(row) for row in queue.select(connection, query, *arguments)]
+            lambda connection: [to_value(row) for row in queue.select(connection, asked, *arguments)]
         )
 
     async def _release(

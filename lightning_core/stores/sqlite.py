@@ -15,21 +15,16 @@ from typing import TypeVar
 
 from lightning_core.errors import NotFoundError
 from lightning_core.stores import rows, rules, sqlite_queue
+from lightning_core.stores.run_records import RunRecords, Table
 from lightning_core.stores.sqlite_file import path_of
 from lightning_core.stores.sqlite_thread import SqliteThread
 from lightning_core.stores.waiting import QUEUE, Bells, Waiter, Waiters, cancelled_of
 from lightning_core.types import (
-    Alert,
     Attempt,
     Call,
     Event,
-    Member,
-    Metrics,
-    ResourceVersion,
     Reward,
-    Role,
     Rollout,
-    Run,
     Status,
 )
 
@@ -41,8 +36,10 @@ OF_LAST_ATTEMPT = (
 )
 
 
-class SqliteStore:
+class SqliteStore(RunRecords):
     """`sqlite:///runs.db` (relative) or `sqlite:////data/runs.db` (absolute)."""
+
+    arrival = "rowid"
 
     def __init__(self, url: str, *, busy_seconds: float = 30.0, poll_seconds: float = 0.25) -> None:
         """`busy_seconds`: how long to wait for another process that is writing. `poll_seconds`: how
@@ -66,17 +63,6 @@ class SqliteStore:
     async def __aexit__(self, *exc: object) -> None:
         await self._writer.close()
         await self._reader.close()
-
-    # runs ---------------------------------------------------------------------------------
-    async def put_run(self, run: Run) -> None:
-        await self._insert("runs", rows.RUN, rows.run_row(run), otherwise="OR REPLACE")
-
-    async def find_run(self, run_id: str) -> Run | None:
-        runs = await self._select(rows.to_run, f"SELECT {rows.RUN} FROM runs WHERE id = ?", run_id)
-        return runs[0] if runs else None
-
-    async def list_runs(self) -> list[Run]:
-        return await self._select(rows.to_run, f"SELECT {rows.RUN} FROM runs ORDER BY created_at DESC, rowid")
 
     # the queue of rollouts ----------------------------------------------------------------
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
@@ -258,42 +244,18 @@ class SqliteStore:
             events[event.rollout_id].append(event)
         return events
 
-    # what is learnt -----------------------------------------------------------------------
-    async def put_resource(self, version: ResourceVersion) -> None:
-        await self._insert("resources", rows.RESOURCE, rows.resource_row(version), otherwise="OR REPLACE")
-
-    async def list_resources(self, run_id: str, name: str = "policy") -> list[ResourceVersion]:
-        query = f"SELECT {rows.RESOURCE} FROM resources WHERE run_id = ? AND name = ? ORDER BY version"
-        return await self._select(rows.to_resource, query, run_id, name)
-
-    async def put_metrics(self, metrics: Metrics) -> None:
-        await self._insert("metrics", rows.METRICS, rows.metrics_row(metrics), otherwise="OR REPLACE")
-
-    async def list_metrics(self, run_id: str) -> list[Metrics]:
-        query = f"SELECT {rows.METRICS} FROM metrics WHERE run_id = ? ORDER BY step"
-        return await self._select(rows.to_metrics, query, run_id)
-
-    # who plays in a run, and what is wrong with it ----------------------------------------
-    async def put_member(self, member: Member) -> None:
-        await self._insert("members", rows.MEMBER, rows.member_row(member), otherwise="OR REPLACE")
-
-    async def remove_member(self, run_id: str, role: Role, name: str) -> None:
-        query = "DELETE FROM members WHERE run_id = ? AND role = ? AND name = ?"
-        await self._writer.run(lambda connection: connection.execute(query, (run_id, role, name)).close())
-
-    async def list_members(self, run_id: str) -> list[Member]:
-        query = f"SELECT {rows.MEMBER} FROM members WHERE run_id = ? ORDER BY role, name"
-        return await self._select(rows.to_member, query, run_id)
-
-    async def add_alerts(self, alerts: Sequence[Alert]) -> int:
-        statement = rows.insert("alerts", rows.ALERT, otherwise="OR IGNORE")
-        return await self._added(statement, [rows.alert_row(alert) for alert in alerts])
-
-    async def list_alerts(self, run_id: str) -> list[Alert]:
-        query = f"SELECT {rows.ALERT} FROM alerts WHERE run_id = ? ORDER BY rowid"
-        return await self._select(rows.to_alert, query, run_id)
-
     # ways to the threads ------------------------------------------------------------------
+    async def _put(self, table: Table, row: rows.Row) -> None:
+        await self._insert(table.name, table.columns, row, otherwise="OR REPLACE")
+
+    async def _add(self, table: Table, new: Sequence[rows.Row]) -> int:
+        return await self._added(rows.insert(table.name, table.columns, otherwise="OR IGNORE"), new)
+
+    async def _remove(self, table: Table, key: rows.Row) -> None:
+        where = " AND ".join(f"{column} = ?" for column in table.key.split(", "))
+        statement = f"DELETE FROM {table.name} WHERE {where}"
+        await self._writer.run(lambda connection: connection.execute(statement, key).close())
+
     async def _insert(self, table: str, columns: str, row: rows.Row, *, otherwise: str = "") -> None:
         statement = rows.insert(table, columns, otherwise=otherwise)
         await self._writer.run(lambda connection: connection.execute(statement, row).close())
