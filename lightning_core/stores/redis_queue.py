@@ -7,10 +7,11 @@ only where two change the same rollout at once.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from lightning_core.stores import redis_rows, rules
 from lightning_core.stores.redis_link import RedisLink
@@ -21,6 +22,7 @@ from lightning_core.stores.redis_thread import Commands, Steps
 from lightning_core.stores.waiting import QUEUE
 from lightning_core.types import Attempt, Reward, Rollout, Status
 
+T = TypeVar("T")
 MOST = 1000
 """So many are read, or changed, in one round trip."""
 MOST_ADDED = 5000
@@ -234,3 +236,21 @@ def _expired(row: Row, now: float) -> Rollout | None:
 def to_time(clock: Sequence[bytes]) -> float:
     """The answer of TIME, as Unix seconds."""
     return int(clock[0]) + int(clock[1]) / 1e6
+
+
+def queue_of(run_id: str | None) -> str:
+    """The key of a run's queue, or that of all, without the prefix."""
+    return "queue" if run_id is None else f"queue:{run_id}"
+
+
+def firsts(values: Iterable[T], key: Callable[[T], object]) -> list[T]:
+    """Of several with one key the first."""
+    found: dict[object, T] = {}
+    for value in values:
+        found.setdefault(key(value), value)
+    return list(found.values())
+
+
+def request_name() -> str:
+    """The name of one operation, by which its second try finds what the first did."""
+    return os.urandom(8).hex()

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -25,7 +24,15 @@ from lightning_core.errors import NotFoundError
 from lightning_core.stores import redis_rows, rules
 from lightning_core.stores.redis_link import RedisLink, read_url
 from lightning_core.stores.redis_news import CANCELLED, FINISHED, RedisNews
-from lightning_core.stores.redis_queue import Change, Rollouts, Rule, to_time
+from lightning_core.stores.redis_queue import (
+    Change,
+    Rollouts,
+    Rule,
+    firsts,
+    queue_of,
+    request_name,
+    to_time,
+)
 from lightning_core.stores.redis_rows import Row
 from lightning_core.stores.redis_thread import Commands, RedisThread, Steps
 from lightning_core.stores.waiting import QUEUE, Bells, Waiters, cancelled_of
@@ -96,7 +103,7 @@ class RedisStore:
 
     # the queue of rollouts ----------------------------------------------------------------
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
-        request, first = _request(), _firsts(rollouts, lambda rollout: rollout.id)
+        request, first = request_name(), firsts(rollouts, lambda rollout: rollout.id)
         return await self._writer.run(lambda tries: self._rollouts.enqueue(first, request))
 
     async def lease(
@@ -104,7 +111,7 @@ class RedisStore:
     ) -> list[Attempt]:
         if limit <= 0:
             return []
-        given = (_queue(run_id), worker, limit, seconds, _request())
+        given = (queue_of(run_id), worker, limit, seconds, request_name())
         return await self._writer.run(lambda tries: self._rollouts.lease(*given, tries))
 
     async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
@@ -128,7 +135,7 @@ class RedisStore:
     async def finish(
         self, attempt: Attempt, *, reward: float | None = None, error: str | None = None
     ) -> Rollout:
-        request = _request()
+        request = request_name()
         return await self._writer.run(lambda tries: self._rollouts.finish(attempt, reward, error, request))
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
@@ -207,7 +214,7 @@ class RedisStore:
         for reward in rewards:
             rules.check_reward(reward.rollout_id, reward.value)
         if rewards:
-            request = _request()
+            request = request_name()
             await self._writer.run(
                 lambda tries: self._rollouts.add_rewards(rewards, request, running=running)
             )
@@ -268,7 +275,7 @@ class RedisStore:
         return sorted(members, key=lambda member: (member.role, member.name))
 
     async def add_alerts(self, alerts: Sequence[Alert]) -> int:
-        request, first = _request(), _firsts(alerts, lambda alert: (alert.run_id, alert.id))
+        request, first = request_name(), firsts(alerts, lambda alert: (alert.run_id, alert.id))
 
         def operation(tries: int) -> Steps[int]:
             change = Change()
@@ -307,7 +314,7 @@ class RedisStore:
 
     async def _change(self, rollout_ids: Sequence[str], rule: Rule) -> int:
         """Change those that the rule changes; returns how many it did."""
-        request = _request()
+        request = request_name()
         changed = await self._writer.run(lambda tries: self._rollouts.change(rollout_ids, rule, request))
         return len(changed)
 
@@ -323,7 +330,7 @@ class RedisStore:
     def _work_in(self, run_id: str | None) -> Steps[float]:
         """In how many seconds there may be something to lease; 0 if there is."""
         first_lease = ("ZRANGE", self._key("leases"), 0, 0, "WITHSCORES")
-        queued, first, clock = yield [("EXISTS", self._key(_queue(run_id))), first_lease, ("TIME",)]
+        queued, first, clock = yield [("EXISTS", self._key(queue_of(run_id))), first_lease, ("TIME",)]
         if queued:
             return 0.0
         return float(first[1]) - to_time(clock) if first else math.inf
@@ -339,21 +346,3 @@ class RedisStore:
                 )
         pairs = zip(names, statuses, strict=True)
         return {name for name, status in pairs if Status(status.decode()).finished}
-
-
-def _queue(run_id: str | None) -> str:
-    """The key of a run's queue, or that of all, without the prefix."""
-    return "queue" if run_id is None else f"queue:{run_id}"
-
-
-def _firsts(values: Iterable[T], key: Callable[[T], object]) -> list[T]:
-    """Of several with one key the first."""
-    found: dict[object, T] = {}
-    for value in values:
-        found.setdefault(key(value), value)
-    return list(found.values())
-
-
-def _request() -> str:
-    """The name of one operation, by which its second try finds what the first did."""
-    return os.urandom(8).hex()
