@@ -19,6 +19,7 @@
     │   └── TokenIdsError      an engine reply without token ids, asked for training
     ├── ExecutorError          a program, process or actor that ran a rollout and broke
     ├── ExportError            a collector that can't be reached, or that refuses what it is sent
+    ├── BackendError           a worker, server or machine behind the backend that is gone
     ├── TrainingError          an update that can't be made (no data, non-finite gradient)
     └── InstrumentationError   the OpenAI SDK offers no place to tag its requests
 
@@ -100,6 +101,10 @@ class ExecutorError(LightningError):
 
 class ExportError(LightningError):
     """A collector that can't be reached, or that refuses what it is sent."""
+
+
+class BackendError(LightningError):
+    """A worker, a server or a machine behind the backend that is gone."""
 
 
 class TrainingError(LightningError):

@@ -18,10 +18,10 @@ from lightning_core.backends.local.descent import OptimizerOptions
 from lightning_core.backends.local.engine import Engine
 from lightning_core.backends.local.model import check_folder
 from lightning_core.backends.local.parts import Parts, build_parts
-from lightning_core.backends.local.policy import LoraOptions
 from lightning_core.backends.local.reading import Content, compare_versions, export_version
 from lightning_core.backends.local.tuning import Tuning
 from lightning_core.backends.local.versions import EngineSettings, LocalVersion, Speed, open_version
+from lightning_core.backends.lora import LoraOptions
 from lightning_core.errors import ConfigError, UnsupportedError
 from lightning_core.types import Demonstration, Key, Trajectory
 

@@ -25,7 +25,8 @@ from lightning_core.algorithms.base import Algorithm, Critic
 from lightning_core.backends.local.descent import Descent, OptimizerOptions
 from lightning_core.backends.local.model import parameter_count
 from lightning_core.backends.local.packing import Tensors, to_tensors
-from lightning_core.backends.local.policy import SMALL, Policy
+from lightning_core.backends.local.policy import Policy
+from lightning_core.backends.lora import SMALL
 from lightning_core.errors import TrainingError, UnsupportedError
 from lightning_core.trajectories import Pack, make_packs
 from lightning_core.types import Key, Trajectory, Transition

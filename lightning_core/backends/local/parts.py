@@ -16,7 +16,8 @@ from lightning_core.backends.local.descent import OptimizerOptions
 from lightning_core.backends.local.engine import Engine, EngineOptions
 from lightning_core.backends.local.model import Model, load_model
 from lightning_core.backends.local.optimizer import Optimizer
-from lightning_core.backends.local.policy import LoraOptions, Policy
+from lightning_core.backends.local.policy import Policy
+from lightning_core.backends.lora import LoraOptions
 from lightning_core.backends.local.tuning import Tuning, kv_shape, memory_bytes, tune
 
 PREFIX_TOKENS = 1 << 17

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import peft
 import torch
@@ -13,20 +12,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from lightning_core.backends.local.model import Model, kv_heads, parameter_count
+from lightning_core.backends.lora import LoraOptions, default_learning_rate
 from lightning_core.errors import ConfigError
-
-SMALL = 10_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class LoraOptions:
-    """Train low-rank adapters beside frozen weights (Hu et al., arXiv 2106.09685)."""
-
-    rank: int = 16
-    alpha: float = 32.0
-    """The adapters' product is scaled by alpha / rank."""
-    targets: tuple[str, ...] | str = "all-linear"
-    """Names of the linear layers that get one; by default all but the output layer."""
 
 
 class Policy:
@@ -59,11 +46,8 @@ class Policy:
         return int(config.num_attention_heads // kv_heads(self.base))
 
     def default_learning_rate(self) -> float:
-        """A starting point, not a law: 4e-4 below 10 M parameters (measured on 1 to 2 M), else the 1e-6 that
-        is usual for GRPO on full weights and 1e-5 for LoRA."""
-        if parameter_count(self.base) < SMALL:
-            return 4e-4
-        return 1e-6 if self.lora is None else 1e-5
+        """That of every backend, `lora.default_learning_rate`."""
+        return default_learning_rate(parameter_count(self.base), self.lora)
 
     @torch.no_grad()
     def serving_weights(self) -> dict[str, torch.Tensor]:

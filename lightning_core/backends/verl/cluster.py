@@ -1,0 +1,491 @@
+"""Everything of verl: the one file that imports it.
+
+verl's parts are used as they are: a group of its hybrid workers under Ray (training engine, link to vLLM,
+checkpoint engine), its vLLM replicas, and the manager that brings weights from the one to the other. Its
+trainer is not used. What is ours comes in where verl lets it: the loss (`set_loss_fn`), and three methods
+more on the worker.
+
+Versions: from 0.9.1, whose worker layer this is written to (0.9.0 moved it, and 0.8 has another); below 0.10,
+as names move between releases. `tests/verl/test_names.py` lists every name that is used.
+
+All methods block; they belong to one thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from packaging.version import Version
+from ray.exceptions import GetTimeoutError, RayError
+
+from lightning_core.backends.verl.settings import ROOT, VerlSettings, closest, verl_values
+from lightning_core.backends.verl.weights import write_weights
+from lightning_core.errors import BackendError, ConfigError
+
+VERSIONS: Final = ("0.9.1", "0.10")
+"""From the first, below the second."""
+
+
+def _check_version() -> None:
+    try:
+        found = version("verl")
+    except PackageNotFoundError as error:
+        raise ConfigError(
+            "the verl backend needs verl, which is not installed here: pip install 'agent-lightning-core[verl]'"
+        ) from error
+    if not Version(VERSIONS[0]) <= Version(found) < Version(VERSIONS[1]):
+        raise ConfigError(
+            f"verl {found} is outside what this backend is written to, {VERSIONS[0]} to below {VERSIONS[1]}: "
+            f"pip install 'verl>={VERSIONS[0]},<{VERSIONS[1]}'"
+        )
+
+
+_check_version()
+
+from verl.checkpoint_engine import CheckpointEngineManager  # noqa: E402
+from verl.single_controller.base.decorator import Dispatch, register  # noqa: E402
+from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup  # noqa: E402
+from verl.utils import tensordict_utils  # noqa: E402
+from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
+from verl.workers.config import CriticConfig, TrainingWorkerConfig  # noqa: E402
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker  # noqa: E402
+from verl.workers.rollout.replica import get_rollout_replica_class  # noqa: E402
+
+COLOCATED: Final = 3
+"""Groups of workers that may share a GPU: policy, reference, critic."""
+ALIVE_SECONDS: Final = 10.0
+"""How long a server may take to say that it lives."""
+
+
+class Worker(ActorRolloutRefWorker):  # type: ignore[misc]
+    """verl's hybrid worker, and what a controller of ours asks of it beside."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def set_rate(self, rate: float) -> None:
+        """The learning rate of the next optimizer step."""
+        _set_rate(self.actor.engine, rate)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def export(self, folder: str) -> None:
+        """Write the weights as they would be served, by the first worker; all must take part in it."""
+        tensors, _ = self.actor.engine.get_per_tensor_param()
+        tied = bool(getattr(self.actor.model_config.hf_config, "tie_word_embeddings", False))
+        write_weights(Path(folder) if self.rank == 0 else None, tensors, tied=tied)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def forget_server(self) -> None:
+        """Look for the server anew: it was started again."""
+        self.rollout.server_handle = None
+
+
+class CriticWorker(TrainingWorker):  # type: ignore[misc]
+    """verl's training worker, with a learning rate that is told."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def set_rate(self, rate: float) -> None:
+        """The learning rate of the next optimizer step."""
+        _set_rate(self.engine, rate)
+
+
+def _set_rate(engine: Any, rate: float) -> None:
+    for group in engine.optimizer.param_groups:
+        group["lr"] = rate
+
+
+def find_device() -> str:
+    """ "cpu" where verl was told so, for tests; else "cuda"."""
+    return "cpu" if os.environ.get("VERL_PLATFORM") == "cpu" else "cuda"
+
+
+class Cluster:
+    """Workers that train and servers that serve, under Ray."""
+
+    def __init__(self, settings: VerlSettings, folder: Path, context: int) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._context = context
+        self._device = find_device()
+        self._own_ray = False
+        self._config: Any = None
+        self._pool: Any = None
+        self._policy: Any = None
+        self._reference: Any = None
+        self._critic: Any = None
+        self._loss: dict[str, Any] = {}
+        """The loss that a group has, by the group's name."""
+        self._replicas: list[Any] = []
+        self._manager: Any = None
+
+    @property
+    def ranks(self) -> int:
+        """Workers that each take a part of a batch."""
+        return int(self._policy.world_size)
+
+    @property
+    def addresses(self) -> list[str]:
+        """URLs of the servers."""
+        return [f"http://{replica.server_address}" for replica in self._replicas]
+
+    @property
+    def served_name(self) -> str:
+        """What the servers call the model."""
+        return str(self._folder)
+
+    # from start to end --------------------------------------------------------------------
+    def start(self) -> None:
+        """Join or begin a Ray cluster, load the model on every worker, and start serving it.
+
+        Raises ConfigError for settings that verl does not know or GPUs that are not there, BackendError if a
+        worker or a server does not come up.
+        """
+        gpus = self._connect()
+        values = verl_values(
+            self._settings, folder=self._folder, context=self._context, gpus=gpus, device=self._device
+        )
+        self._config = make_config(values, self._settings.strategy)
+        with _told("the training workers did not start"):
+            self._pool = RayResourcePool(
+                process_on_nodes=[gpus] * self._settings.nodes,
+                use_gpu=True,
+                max_colocate_count=COLOCATED,
+                name_prefix=f"lightning_{uuid.uuid4().hex[:6]}",
+            )
+            self._policy = self._group(Worker, config=self._config[ROOT], role="actor_rollout")
+            self._policy.init_model()
+        with _told("the vLLM servers did not start"):
+            self._replicas = [self._make_replica(rank) for rank in range(self._replica_count())]
+            asyncio.run(self._start_replicas(self._replicas))
+            self._manage()
+
+    def stop(self) -> None:
+        """End the workers and servers, and Ray if it was begun here."""
+        if not ray.is_initialized():
+            return
+        for replica in self._replicas:
+            _kill(replica.servers)
+        for group in (self._policy, self._reference, self._critic):
+            _kill(group.workers if group is not None else [])
+        if self._own_ray:
+            ray.shutdown()
+
+    def _connect(self) -> int:
+        """GPUs to train on, of each machine."""
+        settings = self._settings
+        asked = settings.gpus
+        if self._device == "cpu" and asked is None:
+            asked = os.cpu_count() or 1
+        if not ray.is_initialized():
+            self._own_ray = True
+            here: dict[str, Any] = {"address": settings.address}
+            if settings.address is None:
+                cpus = max(os.cpu_count() or 1, 2 * COLOCATED * ((asked or 8) + settings.serving_gpus))
+                here = {"address": "local", "num_cpus": cpus, "include_dashboard": False}
+                if self._device == "cpu":
+                    here["num_gpus"] = (asked or 1) + settings.serving_gpus
+            try:
+                ray.init(**here, log_to_driver=settings.log, runtime_env={"env_vars": _environment()})
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise BackendError(
+                    f"can't reach a Ray cluster at address={settings.address!r}: {error}; check that it runs "
+                    "(`ray status`), or leave the address away for one on this machine"
+                ) from error
+        found = int(ray.cluster_resources().get("GPU", 0))
+        wanted = ((asked or 1) + settings.serving_gpus) * settings.nodes
+        if found < wanted:
+            raise ConfigError(
+                f"the verl backend needs {wanted} GPUs and Ray knows of {found}; lower gpus, nodes or "
+                "serving_gpus, join a cluster that has them (address=...), or train on this machine's "
+                'processor with backend="local"'
+            )
+        return asked or (found - settings.serving_gpus * settings.nodes) // settings.nodes
+
+    def _group(self, worker: type, **arguments: Any) -> Any:
+        made = RayClassWithInitArgs(cls=ray.remote(worker), **arguments)
+        return RayWorkerGroup(resource_pool=self._pool, ray_cls_with_init=made, device_name=self._device)
+
+    # serving ------------------------------------------------------------------------------
+    def _replica_count(self) -> int:
+        settings = self._settings
+        serving = settings.serving_gpus * settings.nodes if settings.separate else self.ranks
+        if serving % settings.tensor_parallel:
+            raise ConfigError(f"tensor_parallel={settings.tensor_parallel} does not divide {serving} GPUs")
+        return serving // settings.tensor_parallel
+
+    def _make_replica(self, rank: int) -> Any:
+        rollout = self._config[ROOT].rollout
+        return get_rollout_replica_class("vllm")(
+            replica_rank=rank,
+            config=rollout,
+            model_config=omega_conf_to_dataclass(self._config[ROOT].model),
+            gpus_per_node=rollout.n_gpus_per_node,
+        )
+
+    async def _start_replicas(self, replicas: list[Any]) -> None:
+        separate = self._settings.separate
+        await asyncio.gather(
+            *(each.init_standalone() if separate else each.init_hybrid(self._policy) for each in replicas)
+        )
+
+    def _manage(self) -> None:
+        self._manager = CheckpointEngineManager(
+            config=omega_conf_to_dataclass(self._config[ROOT].rollout.checkpoint_engine),
+            actor_wg=self._policy,
+            replicas=self._replicas,
+        )
+
+    def dead(self) -> list[int]:
+        """Replicas that don't answer any more."""
+        return [rank for rank, replica in enumerate(self._replicas) if not _alive(replica)]
+
+    def revive(self) -> list[int]:
+        """Start those replicas again that are dead; they have the weights of the start until `send_weights`.
+        Returns which. Raises BackendError if one does not come up."""
+        dead = self.dead()
+        if not dead:
+            return []
+        with _told("a vLLM server that had ended did not start again"):
+            for rank in dead:
+                _kill(self._replicas[rank].servers)
+            self._policy.forget_server()
+            fresh = {rank: self._make_replica(rank) for rank in dead}
+            asyncio.run(self._start_replicas(list(fresh.values())))
+            self._replicas = [fresh.get(rank, old) for rank, old in enumerate(self._replicas)]
+            self._manage()
+        return dead
+
+    def send_weights(self, version: int) -> None:
+        """Let all servers have the weights under training, by verl's checkpoint engine; no request may be
+        under way."""
+        with _told("the weights did not reach the vLLM servers"):
+            self._manager.update_weights(global_steps=version)
+
+    def sleep(self) -> None:
+        """Free the servers' memory on the GPUs; `send_weights` takes it again."""
+        with _told("a vLLM server did not free its memory"):
+            self._manager.sleep_replicas()
+
+    # training -----------------------------------------------------------------------------
+    def train(self, batch: Any, loss: Callable[..., Any], rate: float) -> dict[str, Any]:
+        """One optimizer step over the whole batch, whose rows the ranks divide; returns verl's metrics."""
+        return self._train("policy", self._policy, self._policy.update_actor, batch, loss, rate)
+
+    def infer(self, batch: Any) -> Any:
+        """(N, L_i) nested: the log-probability of each row's next token under the weights in training."""
+        return self._infer(self._policy.compute_log_prob, batch)["log_probs"]
+
+    def infer_reference(self, batch: Any, folder: Path | None = None) -> Any:
+        """As `infer`, under the weights of the start; of `folder`, once one was given."""
+        if self._settings.lora is not None and folder is None:
+            return self._infer(self._policy.compute_log_prob, batch, no_lora_adapter=True)["log_probs"]
+        if self._reference is None:
+            config = self._config[ROOT].copy()
+            config.model.path = str(folder or self._folder)
+            config.model.lora_rank = 0
+            with _told("the reference policy did not start"):
+                self._reference = self._group(Worker, config=config, role="ref")
+                self._reference.init_model()
+        return self._infer(self._reference.compute_ref_log_prob, batch)["log_probs"]
+
+    def drop_reference(self) -> None:
+        """Free the reference policy; the next `infer_reference` makes one anew."""
+        if self._reference is not None:
+            _kill(self._reference.workers)
+            self._reference = None
+
+    def train_critic(self, batch: Any, loss: Callable[..., Any], rate: float) -> dict[str, Any]:
+        """One optimizer step of the critic."""
+        group = self._critic_group()
+        return self._train("critic", group, group.train_mini_batch, batch, loss, rate)
+
+    def infer_values(self, batch: Any) -> Any:
+        """(N, L_i) nested: the critic's value after each token."""
+        return self._infer(self._critic_group().infer_batch, batch)["values"]
+
+    def _critic_group(self) -> Any:
+        """The critic, made when it is first needed from the weights of the start."""
+        if self._critic is None:
+            with _told("the critic did not start"):
+                self._critic = self._group(CriticWorker, config=critic_config(self._config, self._folder))
+                self._critic.reset()
+        return self._critic
+
+    def _train(
+        self, name: str, group: Any, step: Any, batch: Any, loss: Callable[..., Any], rate: float
+    ) -> dict[str, Any]:
+        tensordict_utils.assign_non_tensor(
+            batch,
+            calculate_entropy=False,
+            distillation_only=False,
+            distillation_use_topk=False,
+            mini_batch_size=len(batch),
+            epochs=1,
+            seed=self._settings.seed,
+            dataloader_kwargs={"shuffle": False},
+        )
+        with _told("an update was not made"):
+            if self._loss.get(name) != loss:
+                group.set_loss_fn(loss)
+                self._loss[name] = loss
+            group.set_rate(rate)
+            metrics: dict[str, Any] = tensordict_utils.get(_done(step(batch)), "metrics")
+        return metrics
+
+    def _infer(self, step: Any, batch: Any, **more: Any) -> Any:
+        tensordict_utils.assign_non_tensor(
+            batch,
+            calculate_entropy=False,
+            compute_loss=False,
+            distillation_only=False,
+            distillation_use_topk=False,
+            global_token_num=batch["input_ids"].offsets().diff().tolist(),
+            **more,
+        )
+        with _told("log-probabilities were not inferred"):
+            return _done(step(batch))
+
+    # keeping ------------------------------------------------------------------------------
+    def save(self, folder: Path) -> None:
+        """Weights and optimizer state, each worker its part."""
+        with _told(f"no checkpoint was written to {str(folder)!r}"):
+            self._policy.save_checkpoint(str(folder / "policy"))
+            if self._critic is not None:
+                self._critic.save_checkpoint(str(folder / "critic"))
+
+    def load(self, folder: Path) -> None:
+        """Go on from `save`."""
+        with _told(f"the checkpoint in {str(folder)!r} was not read"):
+            self._policy.load_checkpoint(str(folder / "policy"))
+            if (folder / "critic").is_dir():
+                self._critic_group().load_checkpoint(str(folder / "critic"))
+
+    def export(self, folder: Path) -> None:
+        """The weights as they are served, as safetensors."""
+        with _told(f"the weights were not written to {str(folder)!r}"):
+            self._policy.export(str(folder))
+
+
+# configuration ----------------------------------------------------------------------------
+def make_config(values: Mapping[str, Any], strategy: str) -> DictConfig:
+    """verl's configuration with these values. Raises ConfigError for a key it does not have."""
+    engine = "megatron" if strategy == "megatron" else "dp"
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=[f"model_engine={engine}"])
+    for key, value in values.items():
+        _check_key(config, key)
+        try:
+            OmegaConf.update(config, key, value, force_add=True)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ConfigError(f"verl does not take {key}={value!r}: {error}") from error
+    OmegaConf.resolve(config)
+    return config
+
+
+def critic_config(config: DictConfig, folder: Path) -> TrainingWorkerConfig:
+    """What a worker of the critic is made from: the policy's settings, and a head for values."""
+    own = OmegaConf.merge(config, {"critic": {"model": config[ROOT].model}}).critic
+    policy = config[ROOT].actor
+    own.strategy = policy.strategy
+    own.model.path = str(folder)
+    own.model.lora_rank = 0
+    if "fsdp" in own and "fsdp_config" in policy:
+        own.fsdp = policy.fsdp_config
+    own.optim = policy.optim
+    own.use_dynamic_bsz = True
+    own.ppo_max_token_len_per_gpu = policy.ppo_max_token_len_per_gpu
+    own.forward_max_token_len_per_gpu = policy.ppo_max_token_len_per_gpu
+    made: CriticConfig = omega_conf_to_dataclass(own)
+    made.engine.use_dynamic_bsz = True
+    made.engine.max_token_len_per_gpu = policy.ppo_max_token_len_per_gpu
+    made.engine.infer_max_token_len_per_gpu = policy.ppo_max_token_len_per_gpu
+    return TrainingWorkerConfig(
+        model_type="value_model",
+        model_config=made.model,
+        engine_config=made.engine,
+        optimizer_config=made.optim,
+        checkpoint_config=made.checkpoint,
+    )
+
+
+def _check_key(config: DictConfig, key: str) -> None:
+    """Raise ConfigError if the key leads past what verl's configuration knows.
+
+    A part that names its class takes that class's fields, also those that its file leaves away; a part that
+    is empty in the file takes anything.
+    """
+    node: Any = config
+    for depth, name in enumerate(parts := key.split(".")):
+        if not isinstance(node, DictConfig):
+            return
+        known = sorted({str(known) for known in node} | _fields(node))
+        if name not in known and known:
+            where = ".".join(parts[:depth]) or "its configuration"
+            raise ConfigError(f"verl has no {key!r}: {where} has no {name!r}{closest(name, known)}")
+        node = node.get(name) if name in node else None
+        if node is None or isinstance(node, ListConfig):
+            return
+
+
+def _fields(node: DictConfig) -> set[str]:
+    target = node.get("_target_")
+    if target is None:
+        return set()
+    module, _, name = str(target).rpartition(".")
+    found = getattr(__import__(module, fromlist=[name]), name)
+    return set(getattr(found, "__dataclass_fields__", ()))
+
+
+# Ray --------------------------------------------------------------------------------------
+def _environment() -> dict[str, str]:
+    """What workers need of this process's environment; Ray's own are passed on by Ray."""
+    passed = ("VERL_", "VLLM_", "HF_", "NCCL_", "GLOO_", "OMP_", "TOKENIZERS_", "PYTHONPATH", "CUDA_LAUNCH")
+    quiet = {"TOKENIZERS_PARALLELISM": "true", "VLLM_LOGGING_LEVEL": "WARN", "HYDRA_FULL_ERROR": "1"}
+    return quiet | {name: value for name, value in os.environ.items() if name.startswith(passed)}
+
+
+def _done(answer: Any) -> Any:
+    """A worker group gives some answers as promises."""
+    return answer.get() if hasattr(answer, "get") and type(answer).__name__.endswith("Future") else answer
+
+
+def _alive(replica: Any) -> bool:
+    try:
+        ray.get([server.get_server_address.remote() for server in replica.servers], timeout=ALIVE_SECONDS)
+        ray.get(
+            [server.collective_rpc.remote("check_health") for server in replica.servers],
+            timeout=ALIVE_SECONDS,
+        )
+    except (RayError, GetTimeoutError):
+        return False
+    return True
+
+
+def _kill(actors: list[Any]) -> None:
+    for actor in actors:
+        ray.kill(actor)
+
+
+class _told:  # noqa: N801
+    """A context in which an error of Ray or verl becomes a BackendError that says what it led to."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RayError | OSError | RuntimeError | ValueError | AssertionError):
+            told = str(error).strip().splitlines() or [type(error).__name__]
+            raise BackendError(
+                f"{self._what}: {told[-1]}; what the workers said is in Ray's logs "
+                "(/tmp/ray/session_latest/logs). Mend the cause, then resume the run"
+            ) from error

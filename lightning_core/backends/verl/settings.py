@@ -1,0 +1,221 @@
+"""What can be set of the verl backend, and what that means in verl's own configuration.
+
+A dozen settings are those that people turn. Everything else of verl keeps its default and can be reached by
+its own name through `overrides`, which the cluster checks against verl's configuration at the start.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from lightning_core.backends.lora import LoraOptions, default_learning_rate
+from lightning_core.errors import ConfigError
+
+Strategy = Literal["fsdp", "fsdp2", "megatron"]
+STRATEGIES: Final = ("fsdp", "fsdp2", "megatron")
+DTYPES: Final = ("auto", "float32", "bfloat16")
+ROOT: Final = "actor_rollout_ref"
+
+
+@dataclass(kw_only=True)
+class VerlSettings:
+    """What people turn. The rest of verl's configuration is reached through `overrides`."""
+
+    model: str | Path
+    """A transformers folder that all machines see at the same path, a name on the hub, or "tiny"."""
+    gpus: int | None = None
+    """GPUs of each machine that train; None: all that Ray knows of on the first."""
+    nodes: int = 1
+    """Machines that train."""
+    address: str | None = None
+    """A Ray cluster that runs already: "auto", "10.0.0.5:6379" or "ray://…". None: a new one, here."""
+    serving_gpus: int = 0
+    """GPUs of each machine that serve and do not train; 0: those that train serve as well, in turn."""
+    tensor_parallel: int = 1
+    """GPUs that serve one copy of the model together."""
+    strategy: Strategy = "fsdp2"
+    """How the weights under training are spread over GPUs."""
+    learning_rate: float | None = None
+    """None: 4e-4 below 10 M parameters, else 1e-6, and 1e-5 with LoRA."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    warmup_steps: int = 3
+    """The rate grows in a line over the first so many optimizer steps."""
+    max_grad_norm: float = 1.0
+    lora: LoraOptions | None = None
+    context: int | None = None
+    """Tokens of prompt and reply together; None: what the model was made for."""
+    max_batch: int = 256
+    """Replies that one copy of the model works on at a time."""
+    pack_tokens: int | None = None
+    """Tokens of a forward pass on each GPU; None: 16,384, and never less than the context."""
+    gpu_memory: float = 0.5
+    """Share of each GPU's memory that serving takes."""
+    sleep: bool | None = None
+    """Free the engine's memory while weights are trained, so that both fit; requests wait meanwhile. None:
+    where GPUs serve and train in turn."""
+    offload: bool = False
+    """Keep weights and optimizer state in main memory between updates."""
+    dtype: str = "auto"
+    """Of the engine and of the forward pass in training; weights under training are float32."""
+    merge: bool = True
+    """Train shared prefixes once where they are in one row. Off only to compare: it changes no gradient."""
+    patience: float = 120.0
+    """Seconds that requests wait for a replica when none is alive."""
+    log: bool = False
+    """Show here what the workers and servers print."""
+    seed: int = 0
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of verl's own configuration: {"actor_rollout_ref.rollout.max_num_batched_tokens": 16384}. They
+    come last, so they win."""
+
+    def check(self) -> None:
+        """Raise ConfigError for what can't be meant."""
+        counts = {"gpus": 1, "nodes": 1, "tensor_parallel": 1, "max_batch": 1, "pack_tokens": 1, "context": 2}
+        for name, least in counts.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name}={value!r} must be at least {least}")
+        for name, allowed in {"strategy": STRATEGIES, "dtype": DTYPES}.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
+        if not 0 < self.gpu_memory < 1:
+            raise ConfigError(f"gpu_memory={self.gpu_memory!r} must be between 0 and 1")
+        if self.serving_gpus and self.sleep:
+            raise ConfigError(
+                "sleep=True is for GPUs that serve and train in turn; with serving_gpus leave it"
+            )
+        if self.gpus is not None and self.gpus * self.nodes % self.tensor_parallel and not self.serving_gpus:
+            raise ConfigError(
+                f"tensor_parallel={self.tensor_parallel} does not divide the {self.gpus * self.nodes} GPUs "
+                "that serve"
+            )
+
+    @property
+    def separate(self) -> bool:
+        """Whether other GPUs serve than train."""
+        return self.serving_gpus > 0
+
+    def sleeps(self, device: str) -> bool:
+        """Whether the engine's memory is freed while weights are trained."""
+        return (not self.separate and device != "cpu") if self.sleep is None else self.sleep
+
+    def rate(self, parameters: int) -> float:
+        """The learning rate after warm-up, for a model of so many parameters."""
+        return self.learning_rate or default_learning_rate(parameters, self.lora)
+
+    def rate_at(self, step: int, parameters: int) -> float:
+        """The learning rate of an optimizer step, counted from 1."""
+        return self.rate(parameters) * min(1.0, step / max(1, self.warmup_steps))
+
+
+def verl_values(
+    settings: VerlSettings, *, folder: Path, context: int, gpus: int, device: str
+) -> dict[str, Any]:
+    """The settings as keys of verl's configuration, with the overrides; `device` is "cuda" or "cpu".
+
+    The optimizer is AdamW at a rate that is told with each update, so verl's own schedule is constant.
+    """
+    float32 = settings.dtype == "float32" or (settings.dtype == "auto" and device == "cpu")
+    tokens = max(settings.pack_tokens or 16384, context)
+    sleeps = settings.sleeps(device)
+    values: dict[str, Any] = {
+        "trainer.device": device,
+        "trainer.n_gpus_per_node": gpus,
+        "trainer.nnodes": settings.nodes,
+        f"{ROOT}.model.path": str(folder),
+        f"{ROOT}.actor.strategy": settings.strategy,
+        f"{ROOT}.actor.use_dynamic_bsz": True,
+        f"{ROOT}.actor.ppo_max_token_len_per_gpu": tokens,
+        f"{ROOT}.actor.optim.lr": settings.learning_rate or 1e-6,
+        f"{ROOT}.actor.optim.betas": list(settings.betas),
+        f"{ROOT}.actor.optim.weight_decay": settings.weight_decay,
+        f"{ROOT}.actor.optim.clip_grad": settings.max_grad_norm,
+        f"{ROOT}.rollout.name": "vllm",
+        f"{ROOT}.rollout.seed": settings.seed,
+        f"{ROOT}.rollout.load_format": "auto",
+        f"{ROOT}.rollout.tensor_model_parallel_size": settings.tensor_parallel,
+        f"{ROOT}.rollout.max_model_len": context,
+        f"{ROOT}.rollout.max_num_seqs": settings.max_batch,
+        f"{ROOT}.rollout.gpu_memory_utilization": settings.gpu_memory,
+        f"{ROOT}.rollout.dtype": "float32" if float32 else "bfloat16",
+        f"{ROOT}.rollout.free_cache_engine": sleeps,
+        f"{ROOT}.rollout.enable_sleep_mode": sleeps,
+        **_engine(settings, float32),
+        **_lora(settings.lora),
+        **(_separate(settings) if settings.separate else {}),
+        **(_cpu(settings) if device == "cpu" else {}),
+    }
+    return {**values, **settings.overrides}
+
+
+def _engine(settings: VerlSettings, float32: bool) -> dict[str, Any]:
+    """Of the training engine, which FSDP and Megatron have under different names."""
+    if settings.strategy == "megatron":
+        own = f"{ROOT}.actor.megatron"
+        return {
+            f"{own}.param_offload": settings.offload,
+            f"{own}.optimizer_offload": settings.offload,
+            f"{own}.grad_offload": settings.offload,
+            f"{own}.dtype": "float32" if float32 else "bfloat16",
+            f"{own}.seed": settings.seed,
+        }
+    own = f"{ROOT}.actor.fsdp_config"
+    precision = "fp32" if float32 else "bf16"
+    return {
+        f"{own}.param_offload": settings.offload,
+        f"{own}.optimizer_offload": settings.offload,
+        f"{own}.dtype": "float32" if float32 else "bfloat16",
+        f"{own}.model_dtype": "fp32",
+        f"{own}.seed": settings.seed,
+        f"{own}.mixed_precision": {
+            "param_dtype": precision,
+            "reduce_dtype": "fp32",
+            "buffer_dtype": "fp32",
+        },
+    }
+
+
+def _lora(lora: LoraOptions | None) -> dict[str, Any]:
+    """vLLM gets the weights that the adapters amount to, as it does without LoRA."""
+    if lora is None:
+        return {}
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    return {
+        f"{ROOT}.model.lora_rank": lora.rank,
+        f"{ROOT}.model.lora_alpha": lora.alpha,
+        f"{ROOT}.model.target_modules": targets,
+        f"{ROOT}.model.lora.merge": True,
+    }
+
+
+def _separate(settings: VerlSettings) -> dict[str, Any]:
+    """Other GPUs serve than train: weights go over the network."""
+    return {
+        f"{ROOT}.rollout.checkpoint_engine.backend": "nccl",
+        f"{ROOT}.rollout.nnodes": settings.nodes,
+        f"{ROOT}.rollout.n_gpus_per_node": settings.serving_gpus,
+    }
+
+
+def _cpu(settings: VerlSettings) -> dict[str, Any]:
+    """What verl and vLLM take for granted and a CPU has not."""
+    return {
+        f"{ROOT}.model.use_remove_padding": False,
+        f"{ROOT}.model.enable_gradient_checkpointing": False,
+        f"{ROOT}.model.override_config.attn_implementation": "sdpa",
+        f"{ROOT}.actor.use_torch_compile": False,
+        f"{ROOT}.actor.fsdp_config.use_torch_compile": False,
+        f"{ROOT}.rollout.enforce_eager": True,
+        f"{ROOT}.rollout.checkpoint_engine.update_weights_bucket_megabytes": 64,
+    }
+
+
+def closest(name: str, known: list[str]) -> str:
+    """ "; did you mean …?", if one of them is near."""
+    near = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
