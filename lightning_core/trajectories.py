@@ -199,8 +199,8 @@ class _Row:
     """Sorts like the ids: big-endian bytes compare as the numbers do."""
 
 
-def _row(transition: Transition) -> _Row:
-    t = transition
+def check_tokens(t: Transition) -> None:
+    """Raises TrainingError for a transition without a prompt, or whose logprobs do not match its tokens."""
     if not len(t.prompt_ids):
         raise TrainingError(
             f"call {t.call_id!r} of rollout {t.rollout_id!r} has no prompt ids, so it can't be trained on"
@@ -210,6 +210,10 @@ def _row(transition: Transition) -> _Row:
             f"call {t.call_id!r} of rollout {t.rollout_id!r} has {len(t.completion_ids)} completion ids but "
             f"{len(t.logprobs)} logprobs; both must come from the engine that sampled them"
         )
+
+
+def _row(t: Transition) -> _Row:
+    check_tokens(t)
     ids = np.array([*t.prompt_ids, *t.completion_ids[:-1]], dtype=np.int64)
     return _Row(t, ids, ids.astype(">u4").tobytes())
 

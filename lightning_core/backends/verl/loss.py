@@ -1,0 +1,186 @@
+"""The losses inside verl's workers. They are our algorithms' own: verl does forward, backward and step.
+
+verl calls a loss with what the model gave for a micro-batch, adds up the gradients of micro-batches, and
+takes the mean over the data-parallel ranks. Our weights are shares of the whole batch, so a loss times the
+number of ranks is all it takes. Metrics go back as numbers that add up, or whose maximum counts, under names
+that say which; `finish_metrics` puts them together.
+
+An algorithm with units (DPO) must see the tokens of a unit together, which may be in different micro-batches
+or on different ranks. For those the driver takes the loss itself, on log-probabilities that were inferred for
+the whole batch, and the workers descend sum(coefficient * logprob), the coefficients being its derivatives.
+As the loss depends on the weights through these log-probabilities only, that is the same gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lightning_core.algorithms import losses
+from lightning_core.algorithms.base import Algorithm, Entries
+from lightning_core.backends.verl.batch import fields, flat
+from lightning_core.backends.verl.rows import Row
+from lightning_core.errors import TrainingError
+from lightning_core.trajectories import Floats
+
+SUM, MAX = "lightning_sum/", "lightning_max/"
+"""How the names of our metrics begin that are to be added up, and those whose maximum counts."""
+RECORDED, COUNT, GAP = "recorded_logprob", "recorded_tokens", "logprob_gap"
+
+Reported = tuple[torch.Tensor, dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmLoss:
+    """An algorithm's loss over the entries of a micro-batch."""
+
+    algorithm: Algorithm
+
+    def __call__(
+        self, model_output: Mapping[str, Any], data: Mapping[str, Any], dp_group: Any = None
+    ) -> Reported:
+        logprobs = at_parents(model_output["log_probs"], data)
+        if not len(logprobs):  # padding alone
+            return logprobs.sum(), {}
+        entries = make_entries(self.algorithm, logprobs, data)
+        loss, metrics = self.algorithm.loss(entries)
+        return loss * data["dp_size"], measure(entries, {"loss": loss, **metrics})
+
+
+@dataclass(frozen=True, slots=True)
+class LinearLoss:
+    """sum(coefficient * logprob): a gradient that was worked out elsewhere (`coefficients`)."""
+
+    def __call__(
+        self, model_output: Mapping[str, Any], data: Mapping[str, Any], dp_group: Any = None
+    ) -> Reported:
+        logprobs = at_parents(model_output["log_probs"], data)
+        return (logprobs * _given(data, "coefficients")).sum() * data["dp_size"], {}
+
+
+@dataclass(frozen=True, slots=True)
+class ValueLoss:
+    """Half the mean squared error of a critic's values, as the local backend's."""
+
+    clip: float | None = None
+    """How far from `values` a value may go and still be improved; None for no limit."""
+
+    def __call__(
+        self, model_output: Mapping[str, Any], data: Mapping[str, Any], dp_group: Any = None
+    ) -> Reported:
+        values = at_parents(model_output["values"], data)
+        loss, clipped = losses.value_loss(values, _given(data, "targets"), _given(data, "values"), self.clip)
+        weights = _given(data, "weights")
+        total = (weights * loss).sum()
+        metrics = {"value_loss": total, "value_clip_share": (weights * clipped).sum()}
+        return total * data["dp_size"], _numbers(SUM, metrics)
+
+
+def coefficients(
+    algorithm: Algorithm,
+    rows: Sequence[Row],
+    logprobs: Floats,
+    *,
+    proximal: Floats | None = None,
+    reference: Floats | None = None,
+) -> tuple[Floats, dict[str, float]]:
+    """(what `LinearLoss` needs, the metrics as `finish_metrics` gives them) of a whole batch.
+
+    `logprobs` (E,) under the present weights; `proximal` and `reference` (E,) as the algorithm needs them.
+    """
+    data = fields(rows, proximal=proximal, reference=reference)
+    leaf = torch.tensor(logprobs, requires_grad=True)
+    entries = make_entries(algorithm, leaf, data)
+    loss, metrics = algorithm.loss(entries)
+    (slope,) = torch.autograd.grad(loss, leaf)
+    found = measure(entries, {"loss": loss, **metrics})
+    return slope.numpy(), finish_metrics({name: [value] for name, value in found.items()})
+
+
+def at_parents(output: Any, data: Mapping[str, Any]) -> torch.Tensor:
+    """(E,) float32: what the model gave at the parent of each entry of a micro-batch."""
+    parents = data["entry_parents"]
+    starts = output.offsets()[:-1].repeat_interleave(parents.offsets().diff())
+    found: torch.Tensor = output.values()[starts + parents.values()].float()
+    return found
+
+
+def make_entries(algorithm: Algorithm, logprobs: torch.Tensor, data: Mapping[str, Any]) -> Entries:
+    """The entries as the algorithm wants them. Raises TrainingError if a field that it needs was not sent.
+
+    Where the proximal policy is needed and not given, no step was made yet, and it is the present one.
+    """
+    proximal = flat(data, "proximal")
+    if algorithm.needs_proximal and proximal is None:
+        proximal = logprobs.detach()
+    return Entries(
+        logprobs=logprobs,
+        old_logprobs=_given(data, "logprobs"),
+        advantages=_given(data, "advantages"),
+        weights=_given(data, "weights"),
+        sequences=torch.unique(_given(data, "sequences"), return_inverse=True)[1],
+        units=_given(data, "units"),
+        proximal_logprobs=proximal,
+        ref_logprobs=_given(data, "reference") if algorithm.needs_reference else None,
+    )
+
+
+@torch.no_grad()
+def measure(entries: Entries, metrics: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """The metrics, which add up, and how far the recorded log-probabilities are from the present ones."""
+    recorded = ~entries.old_logprobs.isnan()
+    gaps = (entries.logprobs - entries.old_logprobs)[recorded].abs()
+    if not len(gaps):
+        return _numbers(SUM, metrics)
+    sums = {
+        **metrics,
+        RECORDED: entries.old_logprobs[recorded].sum(),
+        COUNT: recorded.sum(),
+        GAP: gaps.sum(),
+    }
+    return {**_numbers(SUM, sums), **_numbers(MAX, {GAP: gaps.max()})}
+
+
+def finish_metrics(reported: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a batch, named as the local backend's.
+
+    `reported` gives for each name a list over micro-batches and ranks, as verl puts them together; what does
+    not come from here is left out.
+    """
+    sums = {name.removeprefix(SUM): sum(_leaves(v)) for name, v in reported.items() if name.startswith(SUM)}
+    most = {name.removeprefix(MAX): max(_leaves(v)) for name, v in reported.items() if name.startswith(MAX)}
+    old, count, gap = (sums.pop(name, 0.0) for name in (RECORDED, COUNT, GAP))
+    if count:
+        sums |= {
+            "sampled_entropy": -old / count,
+            "logprob_gap_mean": gap / count,
+            "logprob_gap_max": most[GAP],
+        }
+    return sums
+
+
+def _given(data: Mapping[str, Any], name: str) -> torch.Tensor:
+    found = flat(data, name)
+    if found is None:
+        raise TrainingError(f"the loss needs {name} of each entry, which to_batch was not given")
+    return found
+
+
+def _numbers(prefix: str, metrics: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """As plain numbers; all in one copy, for each copy waits for the device."""
+    if not metrics:
+        return {}
+    values = torch.stack([each.detach().float() for each in metrics.values()]).tolist()
+    return {f"{prefix}{name}": value for name, value in zip(metrics, values, strict=True)}
+
+
+def _leaves(reported: Any) -> Iterable[float]:
+    """The numbers of a list of lists, however deep."""
+    if isinstance(reported, list | tuple):
+        for each in reported:
+            yield from _leaves(each)
+    else:
+        yield float(reported)
