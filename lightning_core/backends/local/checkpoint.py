@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
+from lightning_core.backends.folders import replacing
 from lightning_core.backends.local.model import Model
 from lightning_core.backends.local.policy import Policy
 from lightning_core.errors import ModelError
@@ -123,22 +122,11 @@ def _read_files(folder: Path) -> dict[str, bytes]:
 
 def write_folder(folder: Path, files: dict[str, bytes]) -> None:
     """The folder with these files, replacing an older one: whole, or not at all."""
-    folder = folder.absolute()
-    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        for left in folder.parent.glob(f".{folder.name}.*.partial"):
-            shutil.rmtree(left)  # by a process that was killed while it wrote
+    with replacing(folder) as partial:
         for name in files:
             (partial / name).parent.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(len(files)) as pool:  # each waits for the disk, so they wait together
             list(pool.map(lambda name: _write(partial / name, files[name]), files))
-        _swap(partial, folder)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise ModelError(
-            f"can't write model folder {str(folder)!r}: {error}; free some space or choose another folder"
-        ) from error
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -146,14 +134,3 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _swap(partial: Path, folder: Path) -> None:
-    """Give the finished folder its name; an older one steps aside first and is deleted after."""
-    if not folder.exists():
-        partial.rename(folder)
-        return
-    old = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
-    folder.rename(old)
-    partial.rename(folder)
-    shutil.rmtree(old)

@@ -17,8 +17,8 @@ from lightning_core.backends.local.engine import Engine, EngineOptions
 from lightning_core.backends.local.model import Model, load_model
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
-from lightning_core.backends.lora import LoraOptions
 from lightning_core.backends.local.tuning import Tuning, kv_shape, memory_bytes, tune
+from lightning_core.backends.lora import LoraOptions
 
 PREFIX_TOKENS = 1 << 17
 """Tokens whose keys and values are kept for reuse at most, memory allowing: a training step's worth."""

@@ -16,18 +16,18 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
 import ray
-from hydra import compose, initialize_config_module
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from packaging.version import Version
 from ray.exceptions import GetTimeoutError, RayError
 
-from lightning_core.backends.verl.settings import ROOT, VerlSettings, closest, verl_values
+from lightning_core.backends.verl.configuration import make_config
+from lightning_core.backends.verl.settings import ROOT, VerlSettings, find_device, verl_values
 from lightning_core.backends.verl.weights import write_weights
 from lightning_core.errors import BackendError, ConfigError
 
@@ -40,7 +40,8 @@ def _check_version() -> None:
         found = version("verl")
     except PackageNotFoundError as error:
         raise ConfigError(
-            "the verl backend needs verl, which is not installed here: pip install 'agent-lightning-core[verl]'"
+            "the verl backend needs verl, which is not installed here: "
+            "pip install 'agent-lightning-core[verl]'"
         ) from error
     if not Version(VERSIONS[0]) <= Version(found) < Version(VERSIONS[1]):
         raise ConfigError(
@@ -101,17 +102,12 @@ def _set_rate(engine: Any, rate: float) -> None:
         group["lr"] = rate
 
 
-def find_device() -> str:
-    """ "cpu" where verl was told so, for tests; else "cuda"."""
-    return "cpu" if os.environ.get("VERL_PLATFORM") == "cpu" else "cuda"
-
-
 class Cluster:
     """Workers that train and servers that serve, under Ray."""
 
     def __init__(self, settings: VerlSettings, folder: Path, context: int) -> None:
         self._settings = settings
-        self._folder = folder
+        self.folder = folder
         self._context = context
         self._device = find_device()
         self._own_ray = False
@@ -138,7 +134,7 @@ class Cluster:
     @property
     def served_name(self) -> str:
         """What the servers call the model."""
-        return str(self._folder)
+        return str(self.folder)
 
     # from start to end --------------------------------------------------------------------
     def start(self) -> None:
@@ -149,7 +145,7 @@ class Cluster:
         """
         gpus = self._connect()
         values = verl_values(
-            self._settings, folder=self._folder, context=self._context, gpus=gpus, device=self._device
+            self._settings, folder=self.folder, context=self._context, gpus=gpus, device=self._device
         )
         self._config = make_config(values, self._settings.strategy)
         with _told("the training workers did not start"):
@@ -288,7 +284,7 @@ class Cluster:
             return self._infer(self._policy.compute_log_prob, batch, no_lora_adapter=True)["log_probs"]
         if self._reference is None:
             config = self._config[ROOT].copy()
-            config.model.path = str(folder or self._folder)
+            config.model.path = str(folder or self.folder)
             config.model.lora_rank = 0
             with _told("the reference policy did not start"):
                 self._reference = self._group(Worker, config=config, role="ref")
@@ -314,7 +310,7 @@ class Cluster:
         """The critic, made when it is first needed from the weights of the start."""
         if self._critic is None:
             with _told("the critic did not start"):
-                self._critic = self._group(CriticWorker, config=critic_config(self._config, self._folder))
+                self._critic = self._group(CriticWorker, config=critic_config(self._config, self.folder))
                 self._critic.reset()
         return self._critic
 
@@ -373,22 +369,6 @@ class Cluster:
             self._policy.export(str(folder))
 
 
-# configuration ----------------------------------------------------------------------------
-def make_config(values: Mapping[str, Any], strategy: str) -> DictConfig:
-    """verl's configuration with these values. Raises ConfigError for a key it does not have."""
-    engine = "megatron" if strategy == "megatron" else "dp"
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", overrides=[f"model_engine={engine}"])
-    for key, value in values.items():
-        _check_key(config, key)
-        try:
-            OmegaConf.update(config, key, value, force_add=True)
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ConfigError(f"verl does not take {key}={value!r}: {error}") from error
-    OmegaConf.resolve(config)
-    return config
-
-
 def critic_config(config: DictConfig, folder: Path) -> TrainingWorkerConfig:
     """What a worker of the critic is made from: the policy's settings, and a head for values."""
     own = OmegaConf.merge(config, {"critic": {"model": config[ROOT].model}}).critic
@@ -413,34 +393,6 @@ def critic_config(config: DictConfig, folder: Path) -> TrainingWorkerConfig:
         optimizer_config=made.optim,
         checkpoint_config=made.checkpoint,
     )
-
-
-def _check_key(config: DictConfig, key: str) -> None:
-    """Raise ConfigError if the key leads past what verl's configuration knows.
-
-    A part that names its class takes that class's fields, also those that its file leaves away; a part that
-    is empty in the file takes anything.
-    """
-    node: Any = config
-    for depth, name in enumerate(parts := key.split(".")):
-        if not isinstance(node, DictConfig):
-            return
-        known = sorted({str(known) for known in node} | _fields(node))
-        if name not in known and known:
-            where = ".".join(parts[:depth]) or "its configuration"
-            raise ConfigError(f"verl has no {key!r}: {where} has no {name!r}{closest(name, known)}")
-        node = node.get(name) if name in node else None
-        if node is None or isinstance(node, ListConfig):
-            return
-
-
-def _fields(node: DictConfig) -> set[str]:
-    target = node.get("_target_")
-    if target is None:
-        return set()
-    module, _, name = str(target).rpartition(".")
-    found = getattr(__import__(module, fromlist=[name]), name)
-    return set(getattr(found, "__dataclass_fields__", ()))
 
 
 # Ray --------------------------------------------------------------------------------------
@@ -473,7 +425,7 @@ def _kill(actors: list[Any]) -> None:
         ray.kill(actor)
 
 
-class _told:  # noqa: N801
+class _told:
     """A context in which an error of Ray or verl becomes a BackendError that says what it led to."""
 
     def __init__(self, what: str) -> None:

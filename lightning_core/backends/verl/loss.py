@@ -26,11 +26,14 @@ from lightning_core.backends.verl.rows import Row
 from lightning_core.errors import TrainingError
 from lightning_core.trajectories import Floats
 
-SUM, MAX = "lightning_sum/", "lightning_max/"
+METRICS = "lightning"
+"""The one name that all our metrics go back under: verl wants the same names from each rank, and a rank with
+nothing but padding has none."""
+SUM, MAX = "sum/", "max/"
 """How the names of our metrics begin that are to be added up, and those whose maximum counts."""
 RECORDED, COUNT, GAP = "recorded_logprob", "recorded_tokens", "logprob_gap"
 
-Reported = tuple[torch.Tensor, dict[str, float]]
+Reported = tuple[torch.Tensor, dict[str, dict[str, float]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +47,10 @@ class AlgorithmLoss:
     ) -> Reported:
         logprobs = at_parents(model_output["log_probs"], data)
         if not len(logprobs):  # padding alone
-            return logprobs.sum(), {}
+            return logprobs.sum(), {METRICS: {}}
         entries = make_entries(self.algorithm, logprobs, data)
         loss, metrics = self.algorithm.loss(entries)
-        return loss * data["dp_size"], measure(entries, {"loss": loss, **metrics})
+        return loss * data["dp_size"], {METRICS: measure(entries, {"loss": loss, **metrics})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class LinearLoss:
         self, model_output: Mapping[str, Any], data: Mapping[str, Any], dp_group: Any = None
     ) -> Reported:
         logprobs = at_parents(model_output["log_probs"], data)
-        return (logprobs * _given(data, "coefficients")).sum() * data["dp_size"], {}
+        return (logprobs * _given(data, "coefficients")).sum() * data["dp_size"], {METRICS: {}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class ValueLoss:
         weights = _given(data, "weights")
         total = (weights * loss).sum()
         metrics = {"value_loss": total, "value_clip_share": (weights * clipped).sum()}
-        return total * data["dp_size"], _numbers(SUM, metrics)
+        return total * data["dp_size"], {METRICS: _numbers(SUM, metrics)}
 
 
 def coefficients(
@@ -97,7 +100,7 @@ def coefficients(
     loss, metrics = algorithm.loss(entries)
     (slope,) = torch.autograd.grad(loss, leaf)
     found = measure(entries, {"loss": loss, **metrics})
-    return slope.numpy(), finish_metrics({name: [value] for name, value in found.items()})
+    return slope.numpy(), finish_metrics({METRICS: [found]})
 
 
 def at_parents(output: Any, data: Mapping[str, Any]) -> torch.Tensor:
@@ -147,11 +150,17 @@ def measure(entries: Entries, metrics: Mapping[str, torch.Tensor]) -> dict[str, 
 def finish_metrics(reported: Mapping[str, Any]) -> dict[str, float]:
     """The metrics of a batch, named as the local backend's.
 
-    `reported` gives for each name a list over micro-batches and ranks, as verl puts them together; what does
-    not come from here is left out.
+    `reported` is what verl gives back, in which `METRICS` has a list over micro-batches and ranks.
     """
-    sums = {name.removeprefix(SUM): sum(_leaves(v)) for name, v in reported.items() if name.startswith(SUM)}
-    most = {name.removeprefix(MAX): max(_leaves(v)) for name, v in reported.items() if name.startswith(MAX)}
+    sums: dict[str, float] = {}
+    most: dict[str, float] = {}
+    for part in _leaves(reported.get(METRICS, [])):
+        for name, value in part.items():
+            short = name[len(SUM) :]
+            if name.startswith(MAX):
+                most[short] = max(most.get(short, value), value)
+            else:
+                sums[short] = sums.get(short, 0.0) + value
     old, count, gap = (sums.pop(name, 0.0) for name in (RECORDED, COUNT, GAP))
     if count:
         sums |= {
@@ -177,10 +186,10 @@ def _numbers(prefix: str, metrics: Mapping[str, torch.Tensor]) -> dict[str, floa
     return {f"{prefix}{name}": value for name, value in zip(metrics, values, strict=True)}
 
 
-def _leaves(reported: Any) -> Iterable[float]:
-    """The numbers of a list of lists, however deep."""
+def _leaves(reported: Any) -> Iterable[dict[str, float]]:
+    """What is in a list of lists, however deep."""
     if isinstance(reported, list | tuple):
         for each in reported:
             yield from _leaves(each)
     else:
-        yield float(reported)
+        yield reported

@@ -6,7 +6,7 @@ its own name through `overrides`, which the cluster checks against verl's config
 
 from __future__ import annotations
 
-import difflib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ ROOT: Final = "actor_rollout_ref"
 class VerlSettings:
     """What people turn. The rest of verl's configuration is reached through `overrides`."""
 
-    model: str | Path
+    model: str | Path = field(kw_only=False)
     """A transformers folder that all machines see at the same path, a name on the hub, or "tiny"."""
     gpus: int | None = None
     """GPUs of each machine that train; None: all that Ray knows of on the first."""
@@ -73,7 +73,7 @@ class VerlSettings:
     """Keys of verl's own configuration: {"actor_rollout_ref.rollout.max_num_batched_tokens": 16384}. They
     come last, so they win."""
 
-    def check(self) -> None:
+    def check_settings(self) -> None:
         """Raise ConfigError for what can't be meant."""
         counts = {"gpus": 1, "nodes": 1, "tensor_parallel": 1, "max_batch": 1, "pack_tokens": 1, "context": 2}
         for name, least in counts.items():
@@ -100,9 +100,10 @@ class VerlSettings:
         """Whether other GPUs serve than train."""
         return self.serving_gpus > 0
 
-    def sleeps(self, device: str) -> bool:
+    @property
+    def sleeps(self) -> bool:
         """Whether the engine's memory is freed while weights are trained."""
-        return (not self.separate and device != "cpu") if self.sleep is None else self.sleep
+        return (not self.separate and find_device() != "cpu") if self.sleep is None else self.sleep
 
     def rate(self, parameters: int) -> float:
         """The learning rate after warm-up, for a model of so many parameters."""
@@ -111,6 +112,11 @@ class VerlSettings:
     def rate_at(self, step: int, parameters: int) -> float:
         """The learning rate of an optimizer step, counted from 1."""
         return self.rate(parameters) * min(1.0, step / max(1, self.warmup_steps))
+
+
+def find_device() -> str:
+    """ "cpu" where verl was told so, for tests; else "cuda"."""
+    return "cpu" if os.environ.get("VERL_PLATFORM") == "cpu" else "cuda"
 
 
 def verl_values(
@@ -122,7 +128,6 @@ def verl_values(
     """
     float32 = settings.dtype == "float32" or (settings.dtype == "auto" and device == "cpu")
     tokens = max(settings.pack_tokens or 16384, context)
-    sleeps = settings.sleeps(device)
     values: dict[str, Any] = {
         "trainer.device": device,
         "trainer.n_gpus_per_node": gpus,
@@ -143,8 +148,8 @@ def verl_values(
         f"{ROOT}.rollout.max_num_seqs": settings.max_batch,
         f"{ROOT}.rollout.gpu_memory_utilization": settings.gpu_memory,
         f"{ROOT}.rollout.dtype": "float32" if float32 else "bfloat16",
-        f"{ROOT}.rollout.free_cache_engine": sleeps,
-        f"{ROOT}.rollout.enable_sleep_mode": sleeps,
+        f"{ROOT}.rollout.free_cache_engine": settings.sleeps,
+        f"{ROOT}.rollout.enable_sleep_mode": settings.sleeps,
         **_engine(settings, float32),
         **_lora(settings.lora),
         **(_separate(settings) if settings.separate else {}),
@@ -213,9 +218,3 @@ def _cpu(settings: VerlSettings) -> dict[str, Any]:
         f"{ROOT}.rollout.enforce_eager": True,
         f"{ROOT}.rollout.checkpoint_engine.update_weights_bucket_megabytes": 64,
     }
-
-
-def closest(name: str, known: list[str]) -> str:
-    """ "; did you mean …?", if one of them is near."""
-    near = difflib.get_close_matches(name, known, 1)
-    return f"; did you mean {near[0]!r}?" if near else ""

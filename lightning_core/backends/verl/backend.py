@@ -1,0 +1,312 @@
+"""The verl backend: verl's workers train, vLLM's servers answer, on one machine with GPUs or on a cluster.
+
+The gateway speaks to the servers as it does to the local engine, and the trainer hands over the same batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+
+from lightning_core.algorithms.base import Algorithm
+from lightning_core.backends.base import Batch, TensorChange
+from lightning_core.backends.folders import replacing
+from lightning_core.backends.verl.settings import VerlSettings
+from lightning_core.errors import BackendError, ConfigError, ModelError, TrainingError, UnsupportedError
+from lightning_core.gateway.shelf import VersionEngine
+from lightning_core.types import Demonstration, Key, Trajectory
+
+if TYPE_CHECKING:
+    from lightning_core.backends.verl.cluster import Cluster
+    from lightning_core.backends.verl.learning import Learner
+    from lightning_core.backends.vllm.replicas import Replicas
+    from lightning_core.backends.vllm.upstream import VllmUpstream
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+STATE: Final = "state.json"
+WATCH_SECONDS: Final = 1.0
+"""Between two looks whether a server has ended."""
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What there is once it is started."""
+
+    cluster: Cluster
+    learner: Learner
+    replicas: Replicas
+    upstream: VllmUpstream
+    watch: asyncio.Task[None] | None = None
+
+
+class VerlBackend(VerlSettings):
+    """Serves with vLLM and trains with verl, both on Ray (`backends.base.Backend`).
+
+    All settings are those of `VerlSettings`: VerlBackend(model="Qwen/Qwen3-1.7B", gpus=8).
+    """
+
+    name: ClassVar[str] = "verl"
+
+    def __post_init__(self) -> None:
+        self.check_settings()
+        self.model = str(self.model)
+        self.policy_version = 0
+        self._updates = 0
+        self._parts: _Parts | None = None
+        self._worker = ThreadPoolExecutor(1, "lightning-verl")
+        self._ahead = False
+        """Whether weights were made that are not published."""
+        self._asleep = False
+        """Whether the servers' memory is freed, and requests wait."""
+
+    @property
+    def upstream(self) -> VllmUpstream:
+        return self._started.upstream
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate after warm-up."""
+        return self._started.learner.learning_rate
+
+    @property
+    def _started(self) -> _Parts:
+        if self._parts is None:
+            raise ConfigError("the verl backend is not started; await backend.start() first")
+        return self._parts
+
+    def check(self, algorithm: Algorithm) -> None:
+        """Any algorithm with a loss can be trained here."""
+        for part in ("weigh", "units", "loss"):
+            if not callable(getattr(algorithm, part, None)):
+                raise UnsupportedError(
+                    f"algorithm {getattr(algorithm, 'name', algorithm)!r} has no {part!r}, so verl's workers "
+                    "have nothing to descend; use one that trains weights, such as GRPO"
+                )
+        if algorithm.staleness and self.sleeps:
+            raise UnsupportedError(
+                f"staleness={algorithm.staleness} lets rollouts go on while weights are trained, and these "
+                "GPUs serve and train in turn; give serving_gpus=... of their own to serve, or sleep=False if "
+                "both fit into memory"
+            )
+
+    def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
+        """(prompt ids, completion ids) in the model's own chat template."""
+        return self._started.upstream.encode(demonstration)
+
+    async def refer(self, folder: Path) -> None:
+        """The reference is from now on the policy in `folder`."""
+        learner = self._started.learner
+        await self._work(lambda: learner.refer(folder.absolute()))
+
+    async def start(self) -> None:
+        """Start Ray, workers and servers; minutes for a big model.
+
+        Raises ConfigError for settings or a machine that it can't be done with, BackendError if something
+        does not come up.
+        """
+        if self._parts is None:
+            self._parts = await self._work(self._open)
+            try:
+                await self._parts.replicas.check()
+                self._parts.watch = asyncio.create_task(self._watching(self._parts))
+            except BaseException:
+                await self.close()
+                raise
+
+    def _open(self) -> _Parts:
+        from lightning_core.backends.verl.sizes import check_memory, measure
+        from lightning_core.backends.vllm.replicas import Replicas
+        from lightning_core.backends.vllm.upstream import VllmUpstream
+
+        shape = measure(self.model, self.context)
+        check_memory(self, shape)
+        from lightning_core.backends.verl.cluster import Cluster
+        from lightning_core.backends.verl.learning import Learner
+
+        cluster = Cluster(self, shape.folder, shape.context)
+        try:
+            cluster.start()
+        except BaseException:
+            cluster.stop()
+            raise
+        replicas = Replicas(cluster.addresses, cluster.served_name, patience=self.patience)
+        upstream = VllmUpstream(self.model, replicas, seed=self.seed)
+        learner = Learner(cluster, self, shape.parameters)
+        return _Parts(cluster, learner, replicas, upstream)
+
+    async def close(self) -> None:
+        """End servers, workers and Ray; requests under way end with an error."""
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            if parts.watch is not None:
+                parts.watch.cancel()
+                await asyncio.gather(parts.watch, return_exceptions=True)
+            await parts.replicas.close()
+            await self._work(parts.cluster.stop)
+        self._worker.shutdown()
+        self._worker = ThreadPoolExecutor(1, "lightning-verl")
+        self.policy_version, self._updates, self._ahead, self._asleep = 0, 0, False, False
+
+    async def values(self, trajectories: Sequence[Trajectory]) -> dict[Key, float]:
+        """The critic's values; the first call makes it."""
+        learner = self._started.learner
+        return await self._work(lambda: learner.values(trajectories))
+
+    async def update(self, batch: Batch, algorithm: Algorithm) -> dict[str, float]:
+        """One update; with GPUs in turn, requests wait from here on until `publish`.
+
+        Raises TrainingError, with the weights as they were, if it can't be made.
+        """
+        learner = self._started.learner
+        await self._fall_asleep()
+        try:
+            metrics = await self._work(lambda: learner.update(batch.trajectories, algorithm))
+        except TrainingError:
+            await self._wake()
+            raise
+        self._ahead = True
+        self._updates += 1
+        return metrics
+
+    async def publish(self) -> int:
+        """Answer with the updated weights, once the replies under way have ended; returns their version."""
+        await self._publish(self.policy_version + 1)
+        return self.policy_version
+
+    async def save(self, folder: Path) -> None:
+        """Write a checkpoint: `model/` as a transformers folder, and verl's own files to go on from."""
+        parts = self._started
+        state = {
+            "policy_version": self.policy_version,
+            "updates": self._updates,
+            "optimizer_steps": parts.learner.steps,
+            "critic_steps": parts.learner.critic_steps,
+            "model": self.model,
+            "context": parts.upstream.model.context,
+            "sampling": parts.upstream.sampling_state(),
+        }
+        await self._work(lambda: self._write(parts, Path(folder), state))
+
+    def _write(self, parts: _Parts, folder: Path, state: dict[str, Any]) -> None:
+        with replacing(folder) as partial:
+            self._write_model(parts, partial / "model")
+            parts.cluster.save(partial / "verl")
+            (partial / STATE).write_text(json.dumps(state))
+
+    def _write_model(self, parts: _Parts, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in parts.cluster.folder.iterdir():
+            if file.is_file() and not file.name.endswith((".safetensors", ".safetensors.index.json", ".bin")):
+                shutil.copy(file, folder / file.name)
+        parts.cluster.export(folder)
+
+    async def export(self, folder: Path) -> None:
+        """Write a plain transformers folder, replacing an older one. Raises ModelError if the disk won't."""
+        parts = self._started
+
+        def write() -> None:
+            with replacing(Path(folder)) as partial:
+                self._write_model(parts, partial)
+
+        await self._work(write)
+
+    async def load(self, folder: Path) -> None:
+        """Go on where `save` was called. Raises ModelError if the folder does not fit."""
+        parts, folder = self._started, Path(folder).absolute()
+        try:
+            state = json.loads((folder / STATE).read_text())
+        except (OSError, ValueError) as error:
+            raise ModelError(f"can't go on from checkpoint {str(folder)!r}: {error}") from error
+        if not (folder / "verl" / "policy").is_dir():
+            raise ModelError(
+                f"checkpoint {str(folder)!r} was not written by the verl backend, or what is needed to go on "
+                "was deleted; start a new run with model= its folder `model`"
+            )
+        await self._work(lambda: parts.cluster.load(folder / "verl"))
+        parts.learner.steps = state["optimizer_steps"]
+        parts.learner.critic_steps = state["critic_steps"]
+        parts.upstream.load_sampling_state(state["sampling"])
+        self._updates = state["updates"]
+        await self._publish(state["policy_version"])
+
+    async def open_engine(self, source: str, version: int) -> VersionEngine:
+        """A vLLM server of its own for one version; also of a backend that is not started."""
+        from lightning_core.backends.local.reading import Content
+        from lightning_core.backends.vllm.server import open_vllm
+
+        content = Content(source, str(self.model))
+        folder = content.folder
+        return await open_vllm(folder if folder is not None else content.source, version)
+
+    async def export_version(self, source: str, folder: Path) -> None:
+        """Write a version as a plain transformers folder."""
+        from lightning_core.backends.local.reading import Content, export_version
+
+        await asyncio.to_thread(export_version, Content(source, str(self.model)), folder)
+
+    async def compare_versions(self, before: str, after: str) -> list[TensorChange]:
+        """How far each tensor moved between two versions, the farthest first."""
+        from lightning_core.backends.local.reading import Content, compare_versions
+
+        base = str(self.model)
+        return await asyncio.to_thread(compare_versions, Content(before, base), Content(after, base))
+
+    # servers ------------------------------------------------------------------------------
+    async def _publish(self, version: int) -> None:
+        parts = self._started
+        if not self._asleep:
+            await parts.replicas.hold()
+        try:
+            await self._work(lambda: self._send(parts, version))
+            self.policy_version = parts.replicas.policy_version = version
+            parts.replicas.replace(parts.cluster.addresses)
+            self._ahead = self._asleep = False
+        finally:
+            if not self._asleep:
+                await parts.replicas.release()
+
+    def _send(self, parts: _Parts, version: int) -> None:
+        parts.cluster.revive()
+        parts.cluster.send_weights(version)
+
+    async def _fall_asleep(self) -> None:
+        if self.sleeps and not self._asleep:
+            parts = self._started
+            await parts.replicas.hold()
+            self._asleep = True
+            await self._work(parts.cluster.sleep)
+
+    async def _wake(self) -> None:
+        """Go on with the weights as they are."""
+        if self._asleep:
+            await self._publish(self.policy_version)
+
+    async def _watching(self, parts: _Parts) -> None:
+        """Start a server again that has ended; its replies go on elsewhere meanwhile, or wait if there is no
+        other. While unpublished weights are trained that is left to `publish`: it would serve them."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            if parts.replicas.dead and not self._ahead and not self._asleep:
+                try:
+                    await self._work(lambda: self._revive(parts))
+                except BackendError as problem:
+                    log.error("%s", problem)
+
+    def _revive(self, parts: _Parts) -> None:
+        if self._ahead or not (revived := parts.cluster.revive()):
+            return
+        parts.cluster.send_weights(self.policy_version)
+        parts.replicas.replace(parts.cluster.addresses)
+        log.warning("%d of vLLM's servers had ended and serve again", len(revived))
+
+    async def _work(self, work: Callable[[], T]) -> T:
+        """Run in the backend's own thread, one after the other."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)

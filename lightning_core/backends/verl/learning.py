@@ -1,0 +1,203 @@
+"""One update on a cluster: rows and a loss go to the workers, metrics come back."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lightning_core.algorithms.base import Algorithm, Critic
+from lightning_core.backends.lora import SMALL
+from lightning_core.backends.verl.batch import entry_values, to_batch
+from lightning_core.backends.verl.loss import AlgorithmLoss, LinearLoss, ValueLoss, coefficients, finish_metrics
+from lightning_core.backends.verl.rows import Row, make_rows, make_state_rows, report_rows, share
+from lightning_core.backends.verl.settings import VerlSettings
+from lightning_core.errors import TrainingError
+from lightning_core.trajectories import Floats
+from lightning_core.types import Key, Trajectory, Transition
+
+if TYPE_CHECKING:
+    from lightning_core.backends.verl.cluster import Cluster
+
+log = logging.getLogger(__name__)
+
+
+class Learner:
+    """Improves the weights that a cluster trains. One update at a time."""
+
+    def __init__(self, cluster: Cluster, settings: VerlSettings, parameters: int) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._parameters = parameters
+        self.steps = 0
+        """Optimizer steps of the policy so far."""
+        self.critic_steps: int | None = None
+        """Those of the critic; None if no critic was ever needed."""
+        self.reference: Path | None = None
+        """Where the reference policy is, if it is not the start."""
+        self.busy = 0.0
+        """Seconds that verl had its hands on the last update, of all that it took."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate after warm-up."""
+        return self._settings.rate(self._parameters)
+
+    def refer(self, folder: Path) -> None:
+        """Take the reference policy from a model folder."""
+        self._cluster.drop_reference()
+        self.reference = folder
+
+    def update(self, trajectories: Sequence[Trajectory], algorithm: Algorithm) -> dict[str, float]:
+        """All epochs of one batch; returns metrics.
+
+        Raises TrainingError if its first step can't be made, with the weights as they were. If a later one
+        can't, the epochs end there: `epochs_made` says after how many.
+        """
+        started, self.busy = time.monotonic(), 0.0
+        rows = make_rows(
+            trajectories,
+            algorithm.weigh(trajectories),
+            units=algorithm.units(trajectories),
+            merge=self._settings.merge,
+        )
+        if not rows:
+            raise TrainingError(
+                "the batch holds no trained transition with an advantage; give the groups rollouts whose "
+                "rewards differ, and check `agents`"
+            )
+        rows = share(rows, self._cluster.ranks)
+        metrics = self._epochs(rows, algorithm)
+        metrics |= self._fit(trajectories, algorithm.critic)
+        report = report_rows(trajectories, rows)
+        return {
+            **metrics,
+            "tokens": float(sum(len(row.parents) for row in rows)),
+            "forward_tokens": float(report.tokens_after),
+            "unmerged_tokens": float(report.tokens_before),
+            "merge_ratio": report.ratio,
+            "unmerged_calls": float(len(report.unmerged)),
+            "worker_seconds": self.busy,
+            "update_seconds": time.monotonic() - started,
+        }
+
+    def _epochs(self, rows: list[Row], algorithm: Algorithm) -> dict[str, float]:
+        reference = proximal = None
+        if algorithm.needs_reference:
+            reference = self._infer(rows, lambda batch: self._cluster.infer_reference(batch, self.reference))
+        if algorithm.needs_proximal and algorithm.epochs > 1:
+            proximal = self._infer(rows, self._cluster.infer)
+        units = any((row.units >= 0).any() for row in rows)
+        metrics: dict[str, float] = {}
+        for epoch in range(algorithm.epochs):
+            step = self._by_units if units else self._by_tokens
+            done = step(rows, algorithm, proximal if epoch else None, reference)
+            if not (math.isfinite(done["grad_norm"]) and math.isfinite(done["loss"])):
+                self._refuse(done, epoch)
+                return {**metrics, "epochs_made": float(epoch)}
+            # how far the recorded logprobs are off can be seen only before the first step
+            gap = {name: value for name, value in metrics.items() if name.startswith("logprob_gap")}
+            metrics = {**done, **gap}
+        return metrics
+
+    def _by_tokens(
+        self, rows: list[Row], algorithm: Algorithm, proximal: Floats | None, reference: Floats | None
+    ) -> dict[str, float]:
+        batch = to_batch(rows, proximal=proximal, reference=reference)
+        reported = self._step(batch, AlgorithmLoss(algorithm))
+        return {**finish_metrics(reported), **self._said(reported)}
+
+    def _by_units(
+        self, rows: list[Row], algorithm: Algorithm, proximal: Floats | None, reference: Floats | None
+    ) -> dict[str, float]:
+        """The loss is taken here, where all tokens of a unit are together."""
+        logprobs = self._infer(rows, self._cluster.infer)
+        slopes, metrics = coefficients(algorithm, rows, logprobs, proximal=proximal, reference=reference)
+        reported = self._step(to_batch(rows, coefficients=slopes), LinearLoss())
+        return {**metrics, **self._said(reported)}
+
+    def _step(self, batch: Any, loss: Any) -> dict[str, Any]:
+        rate = self._settings.rate_at(self.steps + 1, self._parameters)
+        began = time.monotonic()
+        reported = self._cluster.train(batch, loss, rate)
+        self.busy += time.monotonic() - began
+        self.steps += 1
+        return reported
+
+    def _said(self, reported: dict[str, Any]) -> dict[str, float]:
+        """What verl itself says of a step; `mfu` is its share of the GPUs' arithmetic."""
+        rate = self._settings.rate_at(self.steps, self._parameters)
+        said = {"grad_norm": _number(reported["grad_norm"]), "learning_rate": rate}
+        memory = "perf/max_memory_allocated_gb"
+        if memory in reported and _number(reported[memory]) > 0:
+            said["gpu_memory_gib"] = _number(reported[memory])
+        return said
+
+    def _refuse(self, done: dict[str, float], epoch: int) -> None:
+        """Raise TrainingError if nothing was changed yet; verl makes no step of such a gradient."""
+        self.steps -= 1
+        told = (
+            f"the gradient is not finite (norm {done['grad_norm']}, loss {done['loss']}); look for non-finite "
+            "rewards or advantages, or lower the learning rate"
+        )
+        if not epoch:
+            raise TrainingError(f"the weights were left as they were: {told}")
+        log.warning("the update ended after %d of its epochs: %s", epoch, told)
+
+    def _infer(self, rows: list[Row], infer: Any) -> Floats:
+        """(E,) of the entries of the rows."""
+        began = time.monotonic()
+        output = infer(to_batch(rows))
+        self.busy += time.monotonic() - began
+        return entry_values(output, rows)
+
+    # the critic ---------------------------------------------------------------------------
+    def values(self, trajectories: Iterable[Trajectory]) -> dict[Key, float]:
+        """V at the state of each transition of a trained agent; the first call makes the critic."""
+        states = [t for trajectory in trajectories for t in trajectory.transitions if t.trained]
+        if not states:
+            return {}
+        self.critic_steps = self.critic_steps or 0
+        rows = share(make_state_rows(states, merge=self._settings.merge), self._cluster.ranks)
+        values = self._infer(rows, self._cluster.infer_values)
+        keys = [key for row in rows for key in row.keys]
+        return dict(zip(keys, values.tolist(), strict=True))
+
+    def _fit(self, trajectories: Sequence[Trajectory], critic: Critic | None) -> dict[str, float]:
+        """All passes over the states with a target; their losses before the first and the last step."""
+        states = [t for each in trajectories for t in each.transitions if t.trained and t.target is not None]
+        if critic is None or not states:
+            return {}
+        rows = share(make_state_rows(states, merge=self._settings.merge), self._cluster.ranks)
+        by_key = {t.key: t for t in states}
+        ordered = [by_key[key] for row in rows for key in row.keys]
+        passes = [self._pass(rows, ordered, critic) for _ in range(critic.epochs)]
+        return {
+            **passes[-1],
+            "value_loss": passes[0]["value_loss"],
+            "value_loss_last": passes[-1]["value_loss"],
+        }
+
+    def _pass(self, rows: list[Row], states: Sequence[Transition], critic: Critic) -> dict[str, float]:
+        targets = np.array([t.target for t in states], dtype=np.float32)
+        values = np.array([t.target if t.value is None else t.value for t in states], dtype=np.float32)
+        rate = critic.learning_rate or (1e-3 if self._parameters < SMALL else 10 * self.learning_rate)
+        began = time.monotonic()
+        batch = to_batch(rows, targets=targets, values=values)
+        reported = self._cluster.train_critic(batch, ValueLoss(critic.clip), rate)
+        self.busy += time.monotonic() - began
+        self.critic_steps = (self.critic_steps or 0) + 1
+        norm = _number(reported["grad_norm"])
+        if not math.isfinite(norm):  # the policy's step is made; verl has made none of this
+            log.warning("the critic was left as it was: its gradient is not finite (norm %s)", norm)
+        return {**finish_metrics(reported), "value_grad_norm": norm, "value_learning_rate": rate}
+
+
+def _number(reported: Any) -> float:
+    """verl gives some numbers as a list of one for each step."""
+    return float(reported[-1] if isinstance(reported, list | tuple) else reported)
