@@ -87,7 +87,7 @@ class Completion:
     def cancel(self) -> None:
         """Let the engine stop sampling it; a reply that has ended is left alone."""
         self.cancelled = True
-        if self.on_cancel is not None:
+        if self.on_cancel is not None and not self.finished:
             self.on_cancel()
 
 
@@ -108,6 +108,11 @@ class Wakes:
     """Seconds between wake-ups of replies that go on; finished ones wake at once."""
     _last: float = 0.0
     _due: dict[asyncio.AbstractEventLoop, list[Request]] = field(default_factory=dict)
+
+    @property
+    def due(self) -> bool:
+        """Whether anybody waits to be woken."""
+        return bool(self._due)
 
     def add(self, request: Request) -> None:
         self._due.setdefault(request.loop, []).append(request)

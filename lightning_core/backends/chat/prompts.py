@@ -120,9 +120,7 @@ def plain_text(content: Any) -> str:
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         if kind not in TEXT_PARTS:
-            raise UnsupportedError(
-                f"a message holds a part of type {kind!r}; the model reads text only"
-            )
+            raise UnsupportedError(f"a message holds a part of type {kind!r}; the model reads text only")
         texts.append(str(part.get("text", part.get("refusal", ""))))
     return "".join(texts)
 

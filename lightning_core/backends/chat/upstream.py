@@ -42,12 +42,13 @@ class ChatModel:
 class ChatUpstream:
     """Serves chat completions from an engine."""
 
-    def __init__(self, model: ChatModel, engine: Engine, *, seed: int = 0) -> None:
+    def __init__(self, model: ChatModel, engine: Engine, *, seed: int | None = 0) -> None:
+        """`seed` is that of the seeds of requests that have none; None: the engine's own dice are thrown."""
         self.model = model
         self._engine = engine
         self._tokenizer = model.tokenizer.backend_tokenizer
         self._hidden = hidden_ids(model.tokenizer, model.stop_ids)
-        self._random = random.Random(seed)
+        self._seeds = None if seed is None else random.Random(seed)
 
     @property
     def model_name(self) -> str:
@@ -58,7 +59,7 @@ class ChatUpstream:
         """Put the choices in line. Raises ContextLengthError or UnsupportedError before that."""
         ids = self._prompt(request)
         room = self._room(len(ids), request.max_tokens)
-        seed = self._random.getrandbits(64) if request.seed is None else request.seed
+        seed = self._seed(request)
         shared = Request(rollout=request.attempt[0] if request.attempt else None)
         choices = []
         for index in range(request.n):
@@ -67,13 +68,18 @@ class ChatUpstream:
                 temperature=request.temperature,
                 top_p=request.top_p,
                 top_logprobs=request.top_logprobs,
-                seed=f"{seed}/{index}",
+                seed="" if seed is None else f"{seed}/{index}",
             )
             completion = Completion(ids, options, shared)
             text = TextStream(self._tokenizer, self._hidden)
             choices.append(Choice(index, completion, text, request))
             self._engine.submit(completion)
         return ChatGeneration(ids, shared, choices)
+
+    def _seed(self, request: ChatRequest) -> int | None:
+        if request.seed is not None or self._seeds is None:
+            return request.seed
+        return self._seeds.getrandbits(64)
 
     def _prompt(self, request: ChatRequest) -> list[int]:
         tokenizer = self.model.tokenizer
@@ -98,15 +104,18 @@ class ChatUpstream:
         """The text of one token."""
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
 
-    def sampling_state(self) -> list[Any]:
-        """Where the seeds of unseeded requests stand, as JSON."""
-        version, numbers, gauss = self._random.getstate()
+    def sampling_state(self) -> list[Any] | None:
+        """Where the seeds of unseeded requests stand, as JSON; None if they have none."""
+        if self._seeds is None:
+            return None
+        version, numbers, gauss = self._seeds.getstate()
         return [version, list(numbers), gauss]
 
-    def load_sampling_state(self, state: list[Any]) -> None:
+    def load_sampling_state(self, state: list[Any] | None) -> None:
         """Go on from `sampling_state`."""
-        version, numbers, gauss = state
-        self._random.setstate((version, tuple(numbers), gauss))
+        if self._seeds is not None and state is not None:
+            version, numbers, gauss = state
+            self._seeds.setstate((version, tuple(numbers), gauss))
 
     def _room(self, prompt: int, asked: int | None) -> int:
         context = self.model.context
