@@ -27,8 +27,8 @@ from transformers import PreTrainedModel
 
 from benchmarks.report import Row, publish
 from benchmarks.shapes import random_qwen3
+from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.local.attention import use_plans
-from lightning_core.backends.local.completion import Completion, Options, Request
 from lightning_core.backends.local.decoder import Decoder, LlamaDecoder, NetworkDecoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
 from lightning_core.backends.local.tuning import kv_shape

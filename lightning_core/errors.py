@@ -16,7 +16,8 @@
     │   ├── AccessError        a token that is missing, forged or of another rollout
     │   │   └── ScopeError     a good token that does not open what was asked for
     │   ├── ContextLengthError a prompt longer than the model's context
-    │   └── TokenIdsError      an engine reply without token ids, asked for training
+    │   ├── TokenIdsError      an engine reply without token ids, asked for training
+    │   └── EngineError        an engine's server that is away, broke or can't be used
     ├── ExecutorError          a program, process or actor that ran a rollout and broke
     ├── ExportError            a collector that can't be reached, or that refuses what it is sent
     ├── BackendError           a worker, server or machine behind the backend that is gone
@@ -93,6 +94,10 @@ class ContextLengthError(GatewayError):
 
 class TokenIdsError(GatewayError):
     """An engine reply without token ids where training needs them."""
+
+
+class EngineError(GatewayError):
+    """An engine's server that is away, broke, or can't be used."""
 
 
 class ExecutorError(LightningError):

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_core.backends.local.chat import Choice, LocalGeneration
-from lightning_core.backends.local.completion import Completion, Options, Request
-from lightning_core.backends.local.prompts import plain_message
-from lightning_core.backends.local.text import StopStrings, TextStream
-from lightning_core.backends.local.toolcalls import ToolCalls
+from lightning_core.backends.chat.completion import Completion, Options, Request
+from lightning_core.backends.chat.prompts import plain_message
+from lightning_core.backends.chat.replies import ChatGeneration, Choice
+from lightning_core.backends.chat.text import StopStrings, TextStream
+from lightning_core.backends.chat.toolcalls import ToolCalls
 from lightning_core.errors import ContextLengthError, UnsupportedError
 from lightning_core.gateway.upstream import ChatRequest
 from tests.backends.models import make_tokenizer
@@ -218,7 +218,7 @@ async def test_a_reply_is_read_as_content_calls_and_a_reason(
     completion = scripted(text, cut=cut)
     request = ChatRequest(user("hi"), tools=[{"type": "function"}] if tools else None)
     choice = Choice(0, completion, TextStream(TOKENIZER, frozenset({2})), request)
-    deltas = [d async for d in LocalGeneration([5], completion.request, [choice])]
+    deltas = [d async for d in ChatGeneration([5], completion.request, [choice])]
     assert "".join(d.text for d in deltas) == content
     assert sum(len(d.tool_calls or []) for d in deltas) == calls
     assert deltas[-1].finish_reason == reason

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.backends.base import Batch
+from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.local.attention import use_plans
 from lightning_core.backends.local.backend import SWITCH_SECONDS
-from lightning_core.backends.local.completion import Completion, Options, Request
 from lightning_core.backends.local.decoder import LlamaDecoder, NetworkDecoder, make_decoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
 from lightning_core.backends.local.model import load_model

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend
 from lightning_core.backends.local.attention import use_plans
 from lightning_core.backends.local.decoder import NetworkDecoder, make_decoder
-from lightning_core.backends.local.model import load_model, tiny_folder
+from lightning_core.backends.local.model import load_model
 from lightning_core.errors import ConfigError, ModelError, UnsupportedError
 from tests.backends.models import make_network
 from tests.backends.serving import serving

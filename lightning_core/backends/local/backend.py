@@ -12,11 +12,11 @@ from typing import TypeVar
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch, TensorChange
-from lightning_core.backends.local.chat import LocalUpstream
+from lightning_core.backends.chat.folder import check_folder
+from lightning_core.backends.chat.upstream import ChatUpstream
 from lightning_core.backends.local.checkpoint import CRITIC, MOMENTS
 from lightning_core.backends.local.descent import OptimizerOptions
 from lightning_core.backends.local.engine import Engine
-from lightning_core.backends.local.model import check_folder
 from lightning_core.backends.local.parts import Parts, build_parts
 from lightning_core.backends.local.reading import Content, compare_versions, export_version
 from lightning_core.backends.local.tuning import Tuning
@@ -112,7 +112,7 @@ class LocalBackend:
         return f"LocalBackend({self.model!r}, learning_rate={rate!r}, lora={self._lora!r})"
 
     @property
-    def upstream(self) -> LocalUpstream:
+    def upstream(self) -> ChatUpstream:
         return self._started.upstream
 
     @property

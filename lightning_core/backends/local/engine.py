@@ -18,8 +18,8 @@ from typing import TypeVar
 
 import torch
 
+from lightning_core.backends.chat.completion import Completion, Wakes
 from lightning_core.backends.local.cache import Prefixes, Shape, Slots
-from lightning_core.backends.local.completion import Completion, Wakes
 from lightning_core.backends.local.decoder import Decoder
 from lightning_core.backends.local.plan import StepPlan
 from lightning_core.backends.local.rows import Rows

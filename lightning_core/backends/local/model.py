@@ -1,24 +1,19 @@
-"""Reading a transformers folder: the network, its tokenizer, its context and its stop tokens."""
+"""Reading a transformers folder whole: the network, its tokenizer, its context and its stop tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from lightning_core.backends.chat.folder import find_source, find_stop_ids, load_part, load_tokenizer
+from lightning_core.backends.chat.upstream import ChatModel
 from lightning_core.backends.local.attention import use_plans
 from lightning_core.errors import ModelError
 
-TINY = "tiny"
 DEFAULT_CONTEXT = 4096
-_MARK = "\u2423mark\u2423"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +29,11 @@ class Model:
     stop_ids: frozenset[int]
     """Token ids that end a reply."""
 
-
-def tiny_folder() -> Path:
-    """Where the tiny model that the package ships lies."""
-    return Path(__file__).parents[2] / "models" / TINY
+    @property
+    def chat(self) -> ChatModel:
+        """As far as talking to it goes."""
+        vocabulary = self.network.config.vocab_size
+        return ChatModel(self.name, self.tokenizer, self.context, self.stop_ids, vocabulary)
 
 
 def pick_device(device: str) -> torch.device:
@@ -54,65 +50,18 @@ def load_model(model: str | Path, *, context: int | None = None, device: str = "
 
     Raises ModelError naming the folder if weights, configuration, tokenizer or chat template are missing.
     """
-    folder = check_folder(model)
-    source = str(folder) if folder.exists() else str(model)
-    tokenizer = _load(AutoTokenizer, source, "tokenizer", {})
-    network = _load(AutoModelForCausalLM, source, "weights", {"dtype": torch.float32})
-    if not tokenizer.chat_template:
-        raise ModelError(
-            f"the tokenizer in {source!r} has no chat template, so messages can't be turned into a prompt; "
-            "add chat_template.jinja (or `chat_template` in tokenizer_config.json) to the folder"
-        )
+    source, name = find_source(model)
+    tokenizer = load_tokenizer(source)
+    network = load_part(AutoModelForCausalLM, source, "weights", dtype=torch.float32)
     use_plans(network)
     network.requires_grad_(False).eval().to(pick_device(device))
     return Model(
-        name=folder.name if folder.exists() else str(model),
+        name=name,
         network=network,
         tokenizer=tokenizer,
         context=_context(network, context, source),
-        stop_ids=find_stop_ids(network, tokenizer),
+        stop_ids=find_stop_ids(network.generation_config, tokenizer),
     )
-
-
-def check_folder(model: str | Path) -> Path:
-    """The folder that `model` means. Raises ModelError if it is plainly none; a name on the hub may not exist
-    here."""
-    asked = str(model)
-    folder = tiny_folder() if asked == TINY else Path(model)
-    on_hub = isinstance(model, str) and asked.count("/") == 1 and not asked.startswith((".", "/", "~"))
-    if not folder.exists() and not on_hub:
-        raise ModelError(
-            f"no model folder {str(folder)!r}; give a transformers folder or the name of a model on the hub"
-        )
-    if folder.exists() and not (folder / "config.json").is_file():
-        raise ModelError(
-            f"{str(folder)!r} is not a transformers folder: it has no config.json; "
-            "save one with model.save_pretrained(folder) and tokenizer.save_pretrained(folder)"
-        )
-    return folder
-
-
-def _load(kind: Any, source: str, part: str, options: dict[str, Any]) -> Any:
-    try:
-        with _quiet():
-            return kind.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        raise ModelError(
-            f"can't read the {part} of model {source!r}: {error}; check that the folder is complete "
-            "(config.json, model.safetensors, tokenizer.json)"
-        ) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars of transformers: a model's start is not this library's to narrate."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
 
 
 def _context(network: PreTrainedModel, asked: int | None, source: str) -> int:
@@ -124,23 +73,6 @@ def _context(network: PreTrainedModel, asked: int | None, source: str) -> int:
             f"context={asked!r} is outside what model {source!r} was made for: 2 to {longest} tokens"
         )
     return asked
-
-
-def find_stop_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Every id that ends a reply: the generation config's, the tokenizer's, and the one the chat template
-    writes after an assistant's message."""
-    ids: set[int] = set()
-    configured = getattr(network.generation_config, "eos_token_id", None)
-    ids.update(configured if isinstance(configured, list) else [] if configured is None else [configured])
-    if tokenizer.eos_token_id is not None:
-        ids.add(tokenizer.eos_token_id)
-    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False)
-    tail = tokenizer(str(text).rpartition(_MARK)[2], add_special_tokens=False)["input_ids"]
-    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    if tail and tail[0] in special:
-        ids.add(tail[0])
-    return frozenset(ids)
 
 
 def parameter_count(network: torch.nn.Module) -> int:

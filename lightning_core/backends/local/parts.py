@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from lightning_core.backends.local.chat import LocalUpstream
+from lightning_core.backends.chat.upstream import ChatUpstream
 from lightning_core.backends.local.checkpoint import CRITIC, MOMENTS, Checkpoints
 from lightning_core.backends.local.critic import LocalCritic
 from lightning_core.backends.local.decoder import make_decoder
@@ -31,7 +31,7 @@ class Parts:
     policy: Policy
     tuning: Tuning
     engine: Engine
-    upstream: LocalUpstream
+    upstream: ChatUpstream
     optimizer: Optimizer
     critic: LocalCritic
     checkpoints: Checkpoints
@@ -69,7 +69,7 @@ def build_parts(
         policy=policy,
         tuning=tuning,
         engine=engine,
-        upstream=LocalUpstream(model, engine, seed=seed),
+        upstream=ChatUpstream(model.chat, engine, seed=seed),
         optimizer=Optimizer(policy, options, source=source, bfloat16=tuning.train_bfloat16),
         critic=LocalCritic(policy, options, bfloat16=tuning.train_bfloat16),
         checkpoints=Checkpoints(policy),

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
 from lightning_core.backends.base import TensorChange
+from lightning_core.backends.chat.folder import check_folder
 from lightning_core.backends.local.checkpoint import (
     ADAPTER,
     STATE,
@@ -26,7 +27,7 @@ from lightning_core.backends.local.checkpoint import (
     to_bytes,
     write_folder,
 )
-from lightning_core.backends.local.model import Model, check_folder, load_model
+from lightning_core.backends.local.model import Model, load_model
 from lightning_core.backends.local.policy import tied_names
 from lightning_core.errors import ModelError
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from lightning_core.backends.chat.completion import Completion
 from lightning_core.backends.local.cache import Prefixes, Slots
-from lightning_core.backends.local.completion import Completion
 from lightning_core.backends.local.plan import Run
 
 

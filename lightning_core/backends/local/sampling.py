@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lightning_core.backends.local.completion import Options
+from lightning_core.backends.chat.completion import Options
 
 BELOW_ONE = 1.0 - 2.0**-20
 """Keeps a point below the last cumulative sum in float32, where 0.99999999 would round to 1."""

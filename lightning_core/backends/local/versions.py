@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lightning_core.backends.local.chat import LocalUpstream
+from lightning_core.backends.chat.upstream import ChatUpstream
 from lightning_core.backends.local.engine import Engine
 from lightning_core.backends.local.parts import make_engine
 from lightning_core.backends.local.reading import Content, read_version
@@ -37,7 +37,7 @@ Speed = tuple[int, torch.dtype]
 class LocalVersion:
     """One version being served (`gateway.shelf.VersionEngine`)."""
 
-    upstream: LocalUpstream
+    upstream: ChatUpstream
     engine: Engine
     speed: Speed
 
@@ -69,5 +69,5 @@ def _make(content: Content, version: int, settings: EngineSettings, speed: Speed
     engine = make_engine(model, model.network, *speed, settings.max_batch)
     engine.policy_version = version
     # two engines with one seed would sample alike, in two gateways or one after another in the same
-    upstream = LocalUpstream(model, engine, seed=secrets.randbits(64))
+    upstream = ChatUpstream(model.chat, engine, seed=secrets.randbits(64))
     return LocalVersion(upstream, engine, speed)

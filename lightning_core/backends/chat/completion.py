@@ -1,10 +1,13 @@
-"""Replies being sampled: written by the engine's thread, read by their owner's event loop."""
+"""Replies being sampled: written by the engine's thread, read by their owner's event loop.
+
+An engine is any object with `submit(completion)`: it appends to the reply and wakes its reader.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -28,10 +31,12 @@ class Request:
     Must be made on the event loop that reads it.
     """
 
-    __slots__ = ("_waiter", "loop", "policy_version")
+    __slots__ = ("_waiter", "loop", "policy_version", "rollout")
 
-    def __init__(self) -> None:
+    def __init__(self, rollout: str | None = None) -> None:
         self.loop = asyncio.get_running_loop()
+        self.rollout = rollout
+        """The rollout that it belongs to, if any is known."""
         self.policy_version: int | None = None
         """Set when the first choice is admitted; the others then wait for no update, so versions never mix.
         """
@@ -56,7 +61,7 @@ class Completion:
 
     __slots__ = (
         "best", "cancelled", "error", "finish_reason", "ids", "logprobs",
-        "options", "prompt_ids", "random", "request",
+        "on_cancel", "options", "prompt_ids", "random", "request",
     )  # fmt: skip
 
     def __init__(self, prompt_ids: list[int], options: Options, request: Request) -> None:
@@ -72,14 +77,18 @@ class Completion:
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
         self.cancelled = False
+        self.on_cancel: Callable[[], None] | None = None
+        """How an engine that does not look between steps learns of it."""
 
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None or self.error is not None
 
     def cancel(self) -> None:
-        """Free the engine's row at its next step."""
+        """Let the engine stop sampling it; a reply that has ended is left alone."""
         self.cancelled = True
+        if self.on_cancel is not None and not self.finished:
+            self.on_cancel()
 
 
 def wake_all(requests: Iterable[Request]) -> None:
@@ -99,6 +108,11 @@ class Wakes:
     """Seconds between wake-ups of replies that go on; finished ones wake at once."""
     _last: float = 0.0
     _due: dict[asyncio.AbstractEventLoop, list[Request]] = field(default_factory=dict)
+
+    @property
+    def due(self) -> bool:
+        """Whether anybody waits to be woken."""
+        return bool(self._due)
 
     def add(self, request: Request) -> None:
         self._due.setdefault(request.loop, []).append(request)

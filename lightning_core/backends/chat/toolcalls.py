@@ -7,7 +7,7 @@ import json
 import uuid
 from typing import Any
 
-from lightning_core.backends.local.text import held_back
+from lightning_core.backends.chat.text import held_back
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from lightning_core.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
@@ -118,9 +120,7 @@ def plain_text(content: Any) -> str:
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         if kind not in TEXT_PARTS:
-            raise UnsupportedError(
-                f"a message holds a part of type {kind!r}; the local model reads text only"
-            )
+            raise UnsupportedError(f"a message holds a part of type {kind!r}; the model reads text only")
         texts.append(str(part.get("text", part.get("refusal", ""))))
     return "".join(texts)
 

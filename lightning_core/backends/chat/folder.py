@@ -1,0 +1,107 @@
+"""A model's folder as far as talking to the model goes: its tokenizer, its template, its stop tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from lightning_core.errors import ModelError
+
+TINY = "tiny"
+_MARK = "\u2423mark\u2423"
+
+
+def tiny_folder() -> Path:
+    """Where the tiny model that the package ships lies."""
+    return Path(__file__).parents[2] / "models" / TINY
+
+
+def check_folder(model: str | Path) -> Path:
+    """The folder that `model` means. Raises ModelError if it is plainly none; a name on the hub may not exist
+    here."""
+    asked = str(model)
+    folder = tiny_folder() if asked == TINY else Path(model)
+    on_hub = isinstance(model, str) and asked.count("/") == 1 and not asked.startswith((".", "/", "~"))
+    if not folder.exists() and not on_hub:
+        raise ModelError(
+            f"no model folder {str(folder)!r}; give a transformers folder or the name of a model on the hub"
+        )
+    if folder.exists() and not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{str(folder)!r} is not a transformers folder: it has no config.json; "
+            "save one with model.save_pretrained(folder) and tokenizer.save_pretrained(folder)"
+        )
+    return folder
+
+
+def find_source(model: str | Path) -> tuple[str, str]:
+    """(what transformers is to load, what the model is called). Raises ModelError as `check_folder` does."""
+    folder = check_folder(model)
+    return (str(folder), folder.name) if folder.exists() else (str(model), str(model))
+
+
+def load_part(kind: Any, source: str, part: str, **options: Any) -> Any:
+    """What `kind` loads from the source. Raises ModelError, naming the source and the part."""
+    try:
+        with _quiet():
+            return kind.from_pretrained(source, **options)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        raise ModelError(
+            f"can't read the {part} of model {source!r}: {error}; check that the folder is complete "
+            "(config.json, model.safetensors, tokenizer.json)"
+        ) from error
+
+
+def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    """The tokenizer, which has a chat template. Raises ModelError."""
+    tokenizer: PreTrainedTokenizerBase = load_part(AutoTokenizer, source, "tokenizer")
+    if not tokenizer.chat_template:
+        raise ModelError(
+            f"the tokenizer in {source!r} has no chat template, so messages can't be turned into a prompt; "
+            "add chat_template.jinja (or `chat_template` in tokenizer_config.json) to the folder"
+        )
+    return tokenizer
+
+
+def load_config(source: str) -> tuple[Any, Any]:
+    """(the model's configuration, its generation configuration). Raises ModelError."""
+    config = load_part(AutoConfig, source, "configuration")
+    try:
+        return config, GenerationConfig.from_pretrained(source)
+    except OSError:  # as for a model loaded whole: where the file is missing, the model's own says it
+        return config, GenerationConfig.from_model_config(config)
+
+
+def find_stop_ids(generation_config: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Every id that ends a reply: the generation config's, the tokenizer's, and the one the chat template
+    writes after an assistant's message."""
+    ids: set[int] = set()
+    configured = getattr(generation_config, "eos_token_id", None)
+    ids.update(configured if isinstance(configured, list) else [] if configured is None else [configured])
+    if tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    tail = tokenizer(str(text).rpartition(_MARK)[2], add_special_tokens=False)["input_ids"]
+    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    if tail and tail[0] in special:
+        ids.add(tail[0])
+    return frozenset(ids)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars of transformers: a model's start is not this library's to narrate."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,133 @@
+"""An engine as the gateway sees it: chat requests in, deltas out (`gateway.upstream.Upstream`)."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lightning_core.backends.chat.completion import Completion, Options, Request
+from lightning_core.backends.chat.prompts import raw_ids, render, render_reply
+from lightning_core.backends.chat.replies import ChatGeneration, Choice, hidden_ids
+from lightning_core.backends.chat.text import TextStream
+from lightning_core.errors import ContextLengthError
+from lightning_core.gateway.upstream import ChatRequest
+from lightning_core.types import Demonstration
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Engine(Protocol):
+    """What samples."""
+
+    def submit(self, completion: Completion) -> None:
+        """Put a reply in line; it is written to `completion` from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatModel:
+    """A model as far as talking to it goes."""
+
+    name: str
+    tokenizer: PreTrainedTokenizerBase
+    context: int
+    """Longest prompt plus completion, in tokens."""
+    stop_ids: frozenset[int]
+    """Token ids that end a reply."""
+    vocabulary: int
+    """Token ids go from 0 to one less."""
+
+
+class ChatUpstream:
+    """Serves chat completions from an engine."""
+
+    def __init__(self, model: ChatModel, engine: Engine, *, seed: int | None = 0) -> None:
+        """`seed` is that of the seeds of requests that have none; None: the engine's own dice are thrown."""
+        self.model = model
+        self._engine = engine
+        self._tokenizer = model.tokenizer.backend_tokenizer
+        self._hidden = hidden_ids(model.tokenizer, model.stop_ids)
+        self._seeds = None if seed is None else random.Random(seed)
+
+    @property
+    def model_name(self) -> str:
+        """What the model is served as."""
+        return self.model.name
+
+    async def chat(self, request: ChatRequest) -> ChatGeneration:
+        """Put the choices in line. Raises ContextLengthError or UnsupportedError before that."""
+        ids = self._prompt(request)
+        room = self._room(len(ids), request.max_tokens)
+        seed = self._seed(request)
+        shared = Request(rollout=request.attempt[0] if request.attempt else None)
+        choices = []
+        for index in range(request.n):
+            options = Options(
+                max_tokens=room,
+                temperature=request.temperature,
+                top_p=request.top_p,
+                top_logprobs=request.top_logprobs,
+                seed="" if seed is None else f"{seed}/{index}",
+            )
+            completion = Completion(ids, options, shared)
+            text = TextStream(self._tokenizer, self._hidden)
+            choices.append(Choice(index, completion, text, request))
+            self._engine.submit(completion)
+        return ChatGeneration(ids, shared, choices)
+
+    def _seed(self, request: ChatRequest) -> int | None:
+        if request.seed is not None or self._seeds is None:
+            return request.seed
+        return self._seeds.getrandbits(64)
+
+    def _prompt(self, request: ChatRequest) -> list[int]:
+        tokenizer = self.model.tokenizer
+        if request.prompt is None:
+            return render(tokenizer, request.messages, request.tools, request.extra)
+        return raw_ids(tokenizer, request.prompt, self.model.vocabulary)
+
+    def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
+        """(prompt ids, completion ids), as they would have been recorded. Raises ContextLengthError."""
+        d, model = demonstration, self.model
+        prompt, reply = render_reply(
+            model.tokenizer, d.messages, d.message, d.tools, d.template, model.stop_ids
+        )
+        if len(prompt) + len(reply) > model.context:
+            raise ContextLengthError(
+                f"prompt and reply have {len(prompt) + len(reply)} tokens and the context of "
+                f"{self.model_name!r} is {model.context}; shorten them"
+            )
+        return prompt, reply
+
+    def decode(self, token_id: int) -> str:
+        """The text of one token."""
+        return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+
+    def sampling_state(self) -> list[Any] | None:
+        """Where the seeds of unseeded requests stand, as JSON; None if they have none."""
+        if self._seeds is None:
+            return None
+        version, numbers, gauss = self._seeds.getstate()
+        return [version, list(numbers), gauss]
+
+    def load_sampling_state(self, state: list[Any] | None) -> None:
+        """Go on from `sampling_state`."""
+        if self._seeds is not None and state is not None:
+            version, numbers, gauss = state
+            self._seeds.setstate((version, tuple(numbers), gauss))
+
+    def _room(self, prompt: int, asked: int | None) -> int:
+        context = self.model.context
+        if prompt >= context:
+            raise ContextLengthError(
+                f"the prompt has {prompt} tokens and the context of {self.model_name!r} is {context}; "
+                "shorten the prompt"
+            )
+        if asked is not None and prompt + asked > context:
+            raise ContextLengthError(
+                f"the prompt has {prompt} tokens and max_tokens is {asked}: together {prompt + asked}, more "
+                f"than the context of {self.model_name!r}, {context}; shorten the prompt or ask for at most "
+                f"{context - prompt}"
+            )
+        return context - prompt if asked is None else asked
