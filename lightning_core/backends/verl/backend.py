@@ -56,7 +56,7 @@ class VerlBackend(VerlSettings):
     name: ClassVar[str] = "verl"
 
     def __post_init__(self) -> None:
-        self.check_settings()
+        super().__post_init__()
         self.model = str(self.model)
         self.policy_version = 0
         self._updates = 0
@@ -70,11 +70,6 @@ class VerlBackend(VerlSettings):
     @property
     def upstream(self) -> VllmUpstream:
         return self._started.upstream
-
-    @property
-    def learning_rate(self) -> float:
-        """The rate after warm-up."""
-        return self._started.learner.learning_rate
 
     @property
     def _started(self) -> _Parts:

@@ -14,7 +14,13 @@ import numpy as np
 from lightning_core.algorithms.base import Algorithm, Critic
 from lightning_core.backends.lora import SMALL
 from lightning_core.backends.verl.batch import entry_values, to_batch
-from lightning_core.backends.verl.loss import AlgorithmLoss, LinearLoss, ValueLoss, coefficients, finish_metrics
+from lightning_core.backends.verl.loss import (
+    AlgorithmLoss,
+    LinearLoss,
+    ValueLoss,
+    coefficients,
+    finish_metrics,
+)
 from lightning_core.backends.verl.rows import Row, make_rows, make_state_rows, report_rows, share
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.errors import TrainingError
@@ -142,8 +148,8 @@ class Learner:
         """Raise TrainingError if nothing was changed yet; verl makes no step of such a gradient."""
         self.steps -= 1
         told = (
-            f"the gradient is not finite (norm {done['grad_norm']}, loss {done['loss']}); look for non-finite "
-            "rewards or advantages, or lower the learning rate"
+            f"the gradient is not finite (norm {done['grad_norm']}, loss {done['loss']}); look for "
+            "non-finite rewards or advantages, or lower the learning rate"
         )
         if not epoch:
             raise TrainingError(f"the weights were left as they were: {told}")

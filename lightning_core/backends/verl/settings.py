@@ -73,7 +73,7 @@ class VerlSettings:
     """Keys of verl's own configuration: {"actor_rollout_ref.rollout.max_num_batched_tokens": 16384}. They
     come last, so they win."""
 
-    def check_settings(self) -> None:
+    def __post_init__(self) -> None:
         """Raise ConfigError for what can't be meant."""
         counts = {"gpus": 1, "nodes": 1, "tensor_parallel": 1, "max_batch": 1, "pack_tokens": 1, "context": 2}
         for name, least in counts.items():

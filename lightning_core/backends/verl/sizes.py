@@ -34,7 +34,9 @@ def measure(model: str | Path, context: int | None) -> Shape:
     config, _ = load_config(str(folder))
     longest = int(config.max_position_embeddings)
     if context is not None and context > longest:
-        raise ConfigError(f"context={context!r} is above what model {str(model)!r} was made for: {longest} tokens")
+        raise ConfigError(
+            f"context={context!r} is above what model {str(model)!r} was made for: {longest} tokens"
+        )
     with torch.device("meta"):
         network: Any = AutoModelForCausalLM.from_config(config)
     return Shape(folder.absolute(), context or longest, network.num_parameters())
