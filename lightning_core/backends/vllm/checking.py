@@ -7,7 +7,6 @@ tokens' log-probabilities doubles; a server that reports the model's own (raw) o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from lightning_core.backends.vllm.wire import AS_SAMPLED, LostError, Wire, best_of
@@ -22,21 +21,16 @@ NEAR = 0.1
 """How far the ratio may be from 2: number formats of 16 bits round."""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a server said of itself."""
+async def check_server(wire: Wire, url: str, model: str) -> int:
+    """The longest prompt plus completion, in tokens.
 
-    context: int
-    """Longest prompt plus completion, in tokens."""
-
-
-async def check_server(wire: Wire, url: str, model: str) -> Facts:
-    """Raises EngineError for a server that is away or can't be used, naming what it lacks."""
+    Raises EngineError for a server that is away or can't be used, naming what it lacks.
+    """
     context = await _context(wire, url, model)
     warm = await _ask(wire, url, model, temperature=1.0)
     cool = await _ask(wire, url, model, temperature=0.5)
     _check_logprobs(warm, cool, url)
-    return Facts(context)
+    return context
 
 
 async def _context(wire: Wire, url: str, model: str) -> int:

@@ -12,14 +12,17 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
+NONE = -1
+"""No version of the weights."""
+
 
 @dataclass(eq=False, slots=True)
 class Replica:
     """One server, as seen from here."""
 
     url: str
-    started_with: int | None
-    """The version of the weights that its process reads at its start; None: not known."""
+    started_with: int
+    """The version of the weights that its process reads at its start; NONE: not known."""
     version: int
     """The version it has, or had when it was lost."""
     born: float | None = None

@@ -10,7 +10,7 @@ from lightning_core.backends.vllm.routing import Replica
 from lightning_core.errors import EngineError
 
 if TYPE_CHECKING:
-    from lightning_core.backends.vllm.replicas import Replicas
+    from lightning_core.backends.vllm.serving import Serving
 
 logger = logging.getLogger(__name__)
 SILENCE_SECONDS = 5.0
@@ -26,8 +26,8 @@ UNKNOWN = (
 class Watch:
     """Probes the servers while there is something to learn. Belongs to the loop that starts it."""
 
-    def __init__(self, replicas: Replicas, seconds: float) -> None:
-        self._replicas, self._seconds = replicas, seconds
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
         self._task: asyncio.Task[None] | None = None
         self._news: asyncio.Event | None = None
 
@@ -54,14 +54,16 @@ class Watch:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(self._seconds)
-            await asyncio.gather(*map(self._look, self._replicas.replicas))
+            await asyncio.sleep(self._serving.rules.probe_seconds)
+            await asyncio.gather(*map(self._look, self._serving.replicas))
 
     async def _look(self, replica: Replica) -> None:
         if replica.lost is None:
             await self._look_at_running(replica)
-        elif (ailment := await self._replicas.wire.ailment(replica.url)) is not None:
+        elif (ailment := await self._serving.wire.ailment(replica.url)) is not None:
             replica.lost = ailment
+            if self._serving.rules.revive is not None:
+                await self._serving.rules.revive(replica.url)
         else:
             try:
                 await self._take_in(replica)
@@ -73,23 +75,23 @@ class Watch:
         if not replica.running or silent < SILENCE_SECONDS:
             replica.misses = 0
             return
-        ailment = await self._replicas.wire.ailment(replica.url)
+        ailment = await self._serving.wire.ailment(replica.url)
         replica.misses = 0 if ailment is None else replica.misses + 1
         if replica.misses >= MISSES and ailment is not None:
-            self._replicas.lose(replica, ailment)
+            self._serving.lose(replica, ailment)
 
     async def _take_in(self, replica: Replica) -> None:
         """Let it take part, if it has the current weights or can be given them."""
-        replicas = self._replicas
-        born = await replicas.wire.born(replica.url)
+        serving, restore = self._serving, self._serving.rules.restore
+        born = await serving.wire.born(replica.url)
         if born is None or born != replica.born:  # another process: it has what it reads at its start
-            replica.version = -1 if replica.started_with is None else replica.started_with
+            replica.version = replica.started_with
             replica.born = born
-        while replica.version != (version := replicas.policy_version):
-            if replicas.restore is None:
+        while replica.version != (version := serving.version):
+            if restore is None:
                 replica.lost = UNKNOWN.format(version=version)
                 return
-            await replicas.restore(replica.url, version)
+            await restore(replica.url, version)
             replica.version = version
         replica.lost, replica.misses = None, 0
         logger.warning("vLLM's server %s is back with version %d", replica.url, replica.version)

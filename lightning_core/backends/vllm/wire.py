@@ -70,16 +70,23 @@ def _number(text: str) -> int:
 
 
 class Wire:
-    """Requests to servers, by URL. Belongs to the event loop that made it."""
+    """Requests to servers, by URL. Belongs to the event loop that first uses it."""
 
     def __init__(self) -> None:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
-        )
+        self._opened: aiohttp.ClientSession | None = None
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        if self._opened is None:
+            self._opened = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+            )
+        return self._opened
 
     async def close(self) -> None:
-        await self._session.close()
+        if self._opened is not None:
+            await self._opened.close()
 
     async def stream(
         self, url: str, body: dict[str, Any], open_: set[aiohttp.ClientResponse]
