@@ -13,7 +13,7 @@ help:
 	@echo "make test      run all tests"
 	@echo "make peers     compare losses and advantages with verl's and TRL's own"
 	@echo "make check     ruff, mypy --strict and the layer contract"
-	@echo "make bench     gateway, engine, merging, import and store benchmarks"
+	@echo "make bench     gateway, engine, merging, verl batch, import and store benchmarks"
 	@echo "make results   make the tables of docs/results.md (all, or EXAMPLE=sql, calc, rag, plain, crew)"
 	@echo "make proof     count wrong and missing tags over thousands of calls of all frameworks at once"
 	@echo "make faults    kill trainer, gateway, workers and database again and again, and compare with a calm run"

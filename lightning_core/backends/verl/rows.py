@@ -7,19 +7,17 @@ loss once, as an entry: "after token `parent` of this row, the next one was samp
 and advantage". verl gives the log-probability of every token of a row, and the loss reads it at the parents.
 
 A chain of transitions is found as the tree is: sorted, a sequence stands right before those that begin with
-it. Everything is laid out for the whole batch at once and then cut, so the cost of a transition is that of
-its numbers. Only numpy here: the driver needs no tensors for this.
+it. What entries say is laid out for the whole batch at once and then cut, so that the cost of a transition is
+that of its numbers. Only numpy here: the driver needs no tensors for this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_core.trajectories import (
     Floats,
@@ -78,16 +76,19 @@ def make_rows(
     replies = [t for t in trained_transitions(trajectories) if t.key in weights]
     for reply in replies:
         check_tokens(reply)
-    layout = _Layout.of(
-        [(t.prompt_ids, t.completion_ids) for t in replies],
-        lengths=[len(t.completion_ids) for t in replies],
-        temperatures=[t.temperature or 1.0 for t in replies],
-        merge=merge,
-    )
-    ordered = [replies[i] for i in layout.order]
-    return layout.cut(
-        ordered,
-        logprobs=_flat((t.logprobs for t in ordered), np.float32),
+    spelt = [_spell(t.prompt_ids, t.completion_ids) for t in replies]
+    temperatures = [t.temperature or 1.0 for t in replies]
+    chains = _chains(spelt, temperatures, merge)
+    order = list(chain.from_iterable(chains))
+    ordered = [replies[i] for i in order]
+    return _cut(
+        chains,
+        spelt,
+        temperatures,
+        [t.key for t in replies],
+        firsts=[len(t.prompt_ids) - 1 for t in ordered],
+        counts=[len(t.completion_ids) for t in ordered],
+        logprobs=np.fromiter(chain.from_iterable(t.logprobs for t in ordered), np.float32),
         advantages=[t.advantage or 0.0 for t in ordered],
         weights=[weights[t.key] for t in ordered],
         units=[units.get(t.key, -1) for t in ordered],
@@ -102,19 +103,19 @@ def make_state_rows(states: Sequence[Transition], *, merge: bool = True) -> list
     """
     for state in states:
         check_tokens(replace(state, completion_ids=(), logprobs=()))
-    layout = _Layout.of(
-        [(t.prompt_ids,) for t in states],
-        lengths=[1] * len(states),
-        temperatures=[1.0] * len(states),
-        merge=merge,
-        beyond=1,
-    )
-    nothing = [0.0] * len(states)
-    return layout.cut(
-        [states[i] for i in layout.order],
-        logprobs=np.array(nothing, dtype=np.float32),
-        advantages=nothing,
-        weights=[1 / len(states)] * len(states) if states else [],
+    spelt = [_spell(t.prompt_ids) for t in states]
+    temperatures = [1.0] * len(states)
+    chains = _chains(spelt, temperatures, merge)
+    return _cut(
+        chains,
+        spelt,
+        temperatures,
+        [t.key for t in states],
+        firsts=[len(states[i].prompt_ids) - 1 for i in chain.from_iterable(chains)],
+        counts=[1] * len(states),
+        logprobs=np.zeros(len(states), dtype=np.float32),
+        advantages=[0.0] * len(states),
+        weights=[1 / max(len(states), 1)] * len(states),
         units=[-1] * len(states),
     )
 
@@ -157,106 +158,60 @@ def _padding(like: Row) -> Row:
     return Row(like.tokens[:1], ints, floats, floats, floats, ints, ints, like.temperature, ())
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """N sequences in depth-first order, and where the chains among them end."""
+def _spell(*parts: Sequence[int]) -> bytes:
+    """The token ids as big-endian bytes, which compare as the numbers do."""
+    return np.fromiter(chain(*parts), ">u4", sum(map(len, parts))).tobytes()
 
-    tokens: Ints
-    """All tokens, sequence by sequence in the order they were given."""
-    spans: Ints
-    """(N, 2) where each sequence begins and ends in `tokens`."""
-    lengths: Ints
-    """(N,) entries of each sequence; they are at its end."""
-    temperatures: Sequence[float]
-    beyond: int
-    """How far the parent of a sequence's last entry is beyond the last token but one."""
-    order: list[int]
-    """The sequences sorted, as the numbers they were given in."""
-    chains: list[tuple[int, int]]
-    """First and one beyond the last of each row's sequences, as places in `order`."""
 
-    @classmethod
-    def of(
-        cls,
-        parts: Sequence[tuple[Sequence[int], ...]],
-        *,
-        lengths: Sequence[int],
-        temperatures: Sequence[float],
-        merge: bool,
-        beyond: int = 0,
-    ) -> _Layout:
-        """`parts` are those that each sequence is put together of."""
-        tokens = _flat(chain.from_iterable(parts), np.int64)
-        sizes = np.array([sum(len(part) for part in each) for each in parts], dtype=np.int64)
-        ends = np.cumsum(sizes)
-        spans = np.stack((ends - sizes, ends), axis=1)
-        big = tokens.astype(">u4").tobytes()  # big-endian bytes compare as the numbers do
-        spelt = [big[4 * start : 4 * end] for start, end in spans.tolist()]
-        order = sorted(range(len(spelt)), key=lambda i: (temperatures[i], spelt[i]))
-        breaks = [
-            place + 1
-            for place, (one, next_one) in enumerate(pairwise(order))
-            if not (
-                merge
-                and temperatures[one] == temperatures[next_one]
-                and spelt[next_one].startswith(spelt[one])
-            )
-        ]
-        edges = [0, *breaks, len(order)] if order else []
-        return cls(
-            tokens,
-            spans,
-            np.array(lengths, dtype=np.int64),
-            temperatures,
-            beyond,
-            order,
-            list(pairwise(edges)),
+def _chains(spelt: Sequence[bytes], temperatures: Sequence[float], merge: bool) -> list[list[int]]:
+    """The numbers of the sequences, those together of which each begins with the one before."""
+    chains: list[list[int]] = []
+    for number in sorted(range(len(spelt)), key=lambda i: (temperatures[i], spelt[i])):
+        last = chains[-1][-1] if chains else number
+        goes_on = temperatures[number] == temperatures[last] and spelt[number].startswith(spelt[last])
+        if merge and chains and goes_on:
+            chains[-1].append(number)
+        else:
+            chains.append([number])
+    return chains
+
+
+def _cut(
+    chains: Sequence[Sequence[int]],
+    spelt: Sequence[bytes],
+    temperatures: Sequence[float],
+    keys: Sequence[Key],
+    *,
+    firsts: Sequence[int],
+    counts: Sequence[int],
+    logprobs: Floats,
+    advantages: Sequence[float],
+    weights: Sequence[float],
+    units: Sequence[int],
+) -> list[Row]:
+    """A row of each chain, whose last sequence holds the others.
+
+    What has a name is in the order of the chains: of each sequence the parent of its first entry, and how
+    many follow, one token after the other; `logprobs` has one for each entry.
+    """
+    ends = np.cumsum(np.array(counts, dtype=np.int64))
+    starts = ends - counts
+    parents = np.arange(len(logprobs)) + np.repeat(np.array(firsts, dtype=np.int64) - starts, counts)
+    advantage, weight = (np.repeat(np.array(x, dtype=np.float32), counts) for x in (advantages, weights))
+    numbers = list(chain.from_iterable(chains))
+    sequence, unit = (np.repeat(np.array(x, dtype=np.int64), counts) for x in (numbers, units))
+    edges = [0, *ends[np.cumsum([len(each) for each in chains]) - 1].tolist()] if chains else []
+    return [
+        Row(
+            np.frombuffer(spelt[each[-1]], ">u4").astype(np.int64),
+            parents[start:end],
+            logprobs[start:end],
+            advantage[start:end],
+            weight[start:end],
+            sequence[start:end],
+            unit[start:end],
+            temperatures[each[-1]],
+            tuple(keys[number] for number in each),
         )
-
-    def cut(
-        self,
-        ordered: Sequence[Transition],
-        *,
-        logprobs: Floats,
-        advantages: Sequence[float],
-        weights: Sequence[float],
-        units: Sequence[int],
-    ) -> list[Row]:
-        """A row of each chain. All arguments are in `order`, `logprobs` one for each entry."""
-        lengths = self.lengths[self.order]
-        sizes = (self.spans[:, 1] - self.spans[:, 0])[self.order]
-        ends = np.cumsum(lengths)
-        firsts = sizes - lengths - 1 + self.beyond  # parent of the first entry
-        parents = np.arange(len(logprobs)) + np.repeat(firsts - (ends - lengths), lengths)
-        spread = [np.repeat(np.array(each, dtype=np.float32), lengths) for each in (advantages, weights)]
-        sequences = np.repeat(np.array(self.order, dtype=np.int64), lengths)
-        unit = np.repeat(np.array(units, dtype=np.int64), lengths)
-        stops = [0, *ends.tolist()]
-        keys = [t.key for t in ordered]
-        return [
-            Row(
-                tokens,
-                parents[span],
-                logprobs[span],
-                spread[0][span],
-                spread[1][span],
-                sequences[span],
-                unit[span],
-                temperature,
-                tuple(keys[start:end]),
-            )
-            for start, end, tokens, temperature in self._rows()
-            for span in (slice(stops[start], stops[end]),)
-        ]
-
-    def _rows(self) -> Iterator[tuple[int, int, Ints, float]]:
-        """Each chain with the tokens of its last sequence, which holds the others."""
-        spans = self.spans.tolist()
-        for start, end in self.chains:
-            last = self.order[end - 1]
-            yield start, end, self.tokens[slice(*spans[last])], self.temperatures[last]
-
-
-def _flat(parts: Iterable[Sequence[float]], dtype: type[np.generic]) -> NDArray[Any]:
-    """All numbers of all parts, one after another."""
-    return np.fromiter(chain.from_iterable(parts), dtype=dtype)
+        for each, (start, end) in zip(chains, pairwise(edges), strict=True)
+    ]

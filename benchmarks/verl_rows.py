@@ -1,0 +1,110 @@
+"""What handing a batch to verl costs the driver: `python -m benchmarks.verl_rows`.
+
+Rollouts of four calls that go on from one another, eight of a task, about 330 tokens to a transition, every
+fifth with a history that the app changed. Measured are the rows, their shares for 8 ranks, the tensors, and
+the values read back, in transitions per processor second. The goal is a cost of a transition that does not
+grow with the batch. What grows is the first touch of memory: large arrays get theirs anew from the system
+each time, small ones from the process. Each size runs once before it counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.report import Row as Measured
+from benchmarks.report import publish
+from lightning_core.algorithms.grpo import GRPO
+from lightning_core.backends.verl.batch import entry_values, fields
+from lightning_core.backends.verl.rows import make_rows, report_rows, share
+from lightning_core.types import Trajectory, Transition
+
+PROMPT, SAMPLED, OBSERVED, TURNS, GROUP, RANKS = 100, 80, 20, 4, 8, 8
+VOCABULARY = 150_000
+
+
+def make_batch(transitions: int) -> tuple[Trajectory, ...]:
+    """Every number is an object of its own, as after reading from a store."""
+    draw = np.random.default_rng(0)
+    batch = []
+    prompt = draw.integers(0, VOCABULARY, PROMPT)
+    for r in range(transitions // TURNS):
+        if r % GROUP == 0:
+            prompt = draw.integers(0, VOCABULARY, PROMPT)
+        history, calls = prompt, []
+        for turn in range(TURNS):
+            sampled = draw.integers(0, VOCABULARY, SAMPLED)
+            calls.append(
+                Transition(
+                    f"r{r}",
+                    f"c{turn}",
+                    0,
+                    "agent",
+                    True,
+                    history.tolist(),
+                    sampled.tolist(),
+                    (-draw.random(SAMPLED)).tolist(),
+                    0,
+                    advantage=(-1.0) ** r,
+                )
+            )
+            history = np.concatenate((history, sampled, draw.integers(0, VOCABULARY, OBSERVED)))
+            if r % 5 == 0 and turn == 0:
+                history[-OBSERVED - 1] += 1
+        batch.append(Trajectory(f"r{r}", f"g{r // GROUP}", f"t{r // GROUP}", 0.0, tuple(calls)))
+    return tuple(batch)
+
+
+def hand_over(batch: tuple[Trajectory, ...]) -> tuple[dict[str, float], float]:
+    """Processor seconds of each step, and the token ratio."""
+    seconds: dict[str, float] = {}
+    gc.collect()
+
+    def timed(name: str, step: Callable[[], Any]) -> Any:
+        started = time.process_time()
+        result = step()
+        seconds[name] = time.process_time() - started
+        return result
+
+    weights = timed("weights", lambda: GRPO().weigh(batch))
+    rows = timed("rows", lambda: make_rows(batch, weights))
+    rows = timed("shares", lambda: share(rows, RANKS))
+    report = timed("report", lambda: report_rows(batch, rows))
+    data = timed("tensors", lambda: fields(rows))
+    output = data["input_ids"].float()  # as large as what a worker gives back
+    timed("values back", lambda: entry_values(output, rows))
+    return {"all": sum(seconds.values()), **seconds}, report.ratio
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--transitions", type=int, nargs="+", default=[1_000, 10_000, 100_000])
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    speeds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    notes: dict[str, Any] = {}
+    for transitions in asked.transitions:
+        batch, size = make_batch(transitions), f"{transitions:,}"
+        for repeat in range(asked.repeats + 1):
+            seconds, ratio = hand_over(batch)
+            for step, spent in seconds.items() if repeat else ():
+                speeds[step][size].append(transitions / spent)
+        notes[size] = {"token_ratio": ratio}
+    baseline = f"{asked.transitions[0]:,}"
+    rows = [Measured(step, baseline, dict(values), "transitions/s") for step, values in speeds.items()]
+    publish("verl_rows", "Handing a batch to verl, by its size", rows, notes)
+    for size, values in speeds["all"].items():
+        micro = sorted(1e6 / speed for speed in values)[asked.repeats // 2]
+        print(f"{size} transitions: {micro:.1f} µs each, token ratio {notes[size]['token_ratio']:.2f}")
+
+
+if __name__ == "__main__":
+    main()

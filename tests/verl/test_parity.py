@@ -1,0 +1,138 @@
+"""The same recorded batches through the local backend and through verl's workers: the same losses, metrics,
+gradient norms and weights, with one rank and with two. (Of torch's two FSDPs only FSDP2 runs on a CPU.)"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="verl lives in an environment of its own: make test-verl")
+pytest.importorskip("tensordict", reason="verl lives in an environment of its own: make test-verl")
+
+from transformers import AutoModelForCausalLM
+
+from lightning_core.algorithms.base import Algorithm, Critic
+from lightning_core.algorithms.dpo import DPO
+from lightning_core.algorithms.grpo import GRPO
+from lightning_core.algorithms.policy_gradient import PolicyGradient
+from lightning_core.algorithms.ppo import PPO
+from lightning_core.backends.local.descent import OptimizerOptions
+from lightning_core.backends.local.model import load_model
+from lightning_core.backends.local.optimizer import Optimizer
+from lightning_core.backends.local.policy import Policy
+from lightning_core.backends.verl.rows import make_rows, share
+from lightning_core.backends.verl.settings import VerlSettings
+from lightning_core.credit.base import assign
+from lightning_core.types import Key, Trajectory
+from tests.verl.recorded import arrange, play, recorded_by, score
+
+HERE = Path(__file__).parent
+RATE, WARMUP = 1e-3, 3
+TOLERANCE = 1e-4
+Updates = list[tuple[tuple[Trajectory, ...], Algorithm]]
+
+
+@pytest.fixture
+def updates(qwen: Path) -> Updates:
+    """Five in a row: with a reference, by sequences, in two epochs with a proximal policy, by pairs, and
+    with a critic."""
+    network = AutoModelForCausalLM.from_pretrained(qwen).eval()
+    batches = [recorded_by(network, play(seed)) for seed in range(5)]
+    pairs = DPO()
+    batches[3] = tuple(assign(batches[3], pairs.credit, pairs.baseline, pairs.scale)[0])
+    algorithms: Sequence[Algorithm] = (
+        GRPO(kl=0.2),
+        PolicyGradient(ratio="sequence", correction=None, clip_low=0.03, clip_high=0.03),
+        GRPO(epochs=2),
+        pairs,
+        PPO(epochs=1, critic=Critic(epochs=1, learning_rate=1e-4)),
+    )
+    return list(zip(batches, algorithms, strict=True))
+
+
+def by_workers(count: int, settings: VerlSettings, updates: Updates, folder: Path) -> Any:
+    """What the first of so many ranks writes."""
+    job, result = folder / "job", folder / "result"
+    job.write_bytes(pickle.dumps((settings, updates)))
+    path = os.pathsep.join([str(HERE), str(HERE.parent.parent)])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "ranks.py"), str(job), str(result)],
+            env={
+                **os.environ,
+                "PYTHONPATH": path,
+                "RANK": str(rank),
+                "LOCAL_RANK": "0",
+                "WORLD_SIZE": str(count),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": "0",
+                "DIST_INIT_METHOD": f"file://{folder / 'meeting'}",
+                "VERL_USE_EXTERNAL_MODULES": "cpu_platform",
+                "VERL_PLATFORM": "cpu",
+                "VERL_ENGINE_DEVICE": "cuda",
+                "OMP_NUM_THREADS": "1",
+            },
+            cwd=HERE.parent.parent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    said = [rank.communicate()[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * count, said[0][-4000:]
+    return pickle.loads(result.read_bytes())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_updates_through_verls_workers_are_the_local_ones(
+    qwen: Path, updates: Updates, tmp_path: Path, count: int
+) -> None:
+    settings = VerlSettings(qwen, learning_rate=RATE, warmup_steps=WARMUP)
+    found = by_workers(count, settings, updates, tmp_path)
+    policy = Policy(load_model(qwen, device="cpu"), None)
+    options = OptimizerOptions(learning_rate=RATE, warmup_steps=WARMUP)
+    optimizer = Optimizer(policy, options, source=str(qwen))
+    for metrics, (batch, algorithm) in zip(found["metrics"], updates, strict=True):
+        wanted = optimizer.update(batch, algorithm)
+        counted = {"update_seconds", "forward_tokens", "unmerged_tokens", "merge_ratio"}
+        for name in wanted.keys() - counted:
+            assert metrics[name] == pytest.approx(wanted[name], rel=TOLERANCE, abs=1e-6), (algorithm, name)
+    assert_same_weights(policy, qwen, updates[0][0], found["logprobs"], count)
+    assert_critic_learns(found, updates[-1][0])
+
+
+def assert_same_weights(
+    policy: Policy, folder: Path, batch: tuple[Trajectory, ...], logprobs: Any, count: int
+) -> None:
+    """By what they say of a batch, and so that it is not what they said before."""
+    network = AutoModelForCausalLM.from_pretrained(folder).eval()
+    rows = share(make_rows(batch, {t.key: 1.0 for each in batch for t in each.transitions}), count)
+    keys = [key for row in rows for key in row.keys]
+    before = arrange(score(network, batch), keys)
+    network.load_state_dict(policy.serving_weights())
+    after = arrange(score(network, batch), keys)
+    moved = abs(after - before).max()
+    assert moved > 0.05
+    assert abs(logprobs - after).max() < TOLERANCE
+
+
+def assert_critic_learns(found: Any, batch: tuple[Trajectory, ...]) -> None:
+    """The loss that was reported is that of its values before, and one step makes it smaller. (The local
+    critic begins with another head, so its values are not compared.)"""
+    states = {t.key: t for each in batch for t in each.transitions if t.trained}
+    assert found["before"].keys() == found["after"].keys() == states.keys()
+
+    def loss(values: dict[Key, float]) -> float:
+        return sum((values[key] - t.target) ** 2 for key, t in states.items()) / 2 / len(states)
+
+    assert found["metrics"][-1]["value_loss"] == pytest.approx(loss(found["before"]), rel=1e-5)
+    assert loss(found["after"]) < loss(found["before"])
+    assert all("value_loss" not in metrics for metrics in found["metrics"][:-1])
