@@ -1,4 +1,5 @@
 # Two commands are enough: `make demo` and `make test`. Both set up what they need.
+# `make demo-verl` is `make demo` with verl and vLLM in place of the local backend, on the processor too.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -6,11 +7,13 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?= runs/demo
 
-.PHONY: help demo environments test peers proof proof-2 proof-3 faults check bench results policies clean
+.PHONY: help demo demo-verl environments test test-verl peers proof proof-2 proof-3 faults check bench results policies clean
 
 help:
 	@echo "make demo      train the SQL agent's writer and rewriter on this machine (minutes)"
+	@echo "make demo-verl the same with verl and vLLM, on this machine's processor"
 	@echo "make test      run all tests"
+	@echo "make test-verl run those of them that start verl's workers and vLLM's servers"
 	@echo "make peers     compare losses and advantages with verl's and TRL's own"
 	@echo "make check     ruff, mypy --strict and the layer contract"
 	@echo "make bench     gateway, engine, merging, verl batch, import and store benchmarks"
@@ -21,12 +24,12 @@ help:
 	@echo "make clean     remove environments, caches and runs"
 
 # Three environments. CrewAI needs openai 2 and newer OpenAI Agents SDKs need openai 3: $(VENV) has everything
-# with openai 2, $(VENV)-new the newest of all but CrewAI, and no torch. $(VENV)-peers has verl and TRL, with
-# which the losses are compared: of verl only what its formulas import, the rest of what it asks for is gigabytes.
+# with openai 2, $(VENV)-new the newest of all but CrewAI, and no torch. $(VENV)-verl has verl and vLLM, both for
+# the processor, and TRL, with whose losses ours are compared.
 PLUGINS := langgraph autogen openai_agents crewai
 NEW_PLUGINS := $(filter-out crewai,$(PLUGINS))
 NEW     := $(VENV)-new
-PEERS   := $(VENV)-peers
+VERL    := $(VENV)-verl
 # What is never imported is not compiled, the rest when it is.
 PIP     := pip install --quiet --disable-pip-version-check --no-compile
 SETUP   := pyproject.toml constraints.txt
@@ -46,18 +49,22 @@ $(NEW)/.ready: $(SETUP) constraints-new.txt $(NEW_PLUGINS:%=plugins/%/pyproject.
 	$(NEW)/bin/$(PIP) -c constraints-new.txt -e ".[frameworks,test]" $(NEW_PLUGINS:%=-e plugins/%)
 	@touch $@
 
-$(PEERS)/.ready: constraints-peers.txt
-	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/$(PIP) -c constraints-peers.txt torch transformers tensordict ray omegaconf codetiming trl \
-		pydantic pytest pytest-asyncio
-	$(PEERS)/bin/$(PIP) -c constraints-peers.txt --no-deps verl
+$(VERL)/.ready: requirements-verl.txt pyproject.toml plugins/langgraph/pyproject.toml
+	$(PYTHON) -m venv $(VERL)
+	$(VERL)/bin/$(PIP) --no-deps -r requirements-verl.txt -e . -e plugins/langgraph
 	@touch $@
 
 demo: $(VENV)/.demo
 	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(BIN)/agentlightning train examples/sql/train.py --folder $(DEMO)-$$(date +%Y%m%d-%H%M%S)
 
+# Real verl workers, real vLLM servers. `python tests/verl/cpu.py` says to both that there is no GPU.
+ON_CPU := $(VERL)/bin/python tests/verl/cpu.py
+
+demo-verl: $(VERL)/.ready
+	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(ON_CPU) agentlightning train examples/sql/train.py --backend verl --steps 24 --folder $(DEMO)-verl-$$(date +%Y%m%d-%H%M%S)
+
 # `make -j3 environments` makes them side by side.
-environments: $(READY) $(NEW)/.ready $(PEERS)/.ready
+environments: $(READY) $(NEW)/.ready $(VERL)/.ready
 
 # A file stays with one worker, as its runs are made once for all its tests; tests/conftest.py says which files
 # come first. Two workers on two cores have a thread each.
@@ -68,11 +75,15 @@ test: $(READY) $(NEW)/.ready
 	$(BIN)/$(PYTEST)
 	$(NEW)/bin/$(PYTEST) tests/tracing tests/gateway $(NEW_PLUGINS:%=plugins/%)
 	$(MAKE) peers
+	$(MAKE) test-verl
 	$(MAKE) -j2 proof
 	$(MAKE) faults
 
-peers: $(PEERS)/.ready
-	$(PEERS)/bin/pytest tests/peers
+peers: $(VERL)/.ready
+	$(VERL)/bin/pytest tests/peers
+
+test-verl: $(VERL)/.ready
+	$(ON_CPU) pytest tests/verl tests/vllm
 
 # Of every run, at least; .ci/run makes fewer, by as many rollouts at once.
 CALLS ?= 10000
@@ -109,5 +120,5 @@ policies: $(READY)
 	$(BIN)/python -m recipes.rag --seed 0 --out examples/rag/policy
 
 clean:
-	rm -rf $(VENV) $(NEW) $(PEERS) build dist .data runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(NEW) $(VERL) build dist .data runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
