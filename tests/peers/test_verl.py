@@ -1,4 +1,4 @@
-"""Losses, advantages and corrections against verl's own functions, as installed (constraints-peers.txt).
+"""Losses, advantages and corrections against verl's own functions, as installed (requirements-verl.txt).
 
 First compared with verl 0.9.1. Where a convention differs, the test says by which factor, and nothing else.
 """
