@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lightning_core.algorithms.sft import SFT as SFT
     from lightning_core.backends.local import LocalBackend as LocalBackend
     from lightning_core.backends.lora import LoraOptions as LoraOptions
+    from lightning_core.backends.verl.backend import VerlBackend as VerlBackend
     from lightning_core.errors import LightningError as LightningError
     from lightning_core.hookspecs import hookimpl as hookimpl
     from lightning_core.judge.judge import Judge as Judge
@@ -79,6 +80,7 @@ _HOMES = {
     "Trainer": "trainer.trainer",
     "Trajectory": "types",
     "Transition": "types",
+    "VerlBackend": "backends.verl.backend",
     "agent": "tracing.scope",
     "attach": "plugins",
     "demonstrations": "trainer.demonstrations",
