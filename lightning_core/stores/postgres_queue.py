@@ -12,13 +12,14 @@ Leases run by the server's clock: those of many machines need not agree.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any, LiteralString
 
 from psycopg import Connection, Cursor
 
-from lightning_core.stores import postgres_news, rules
+from lightning_core.stores import rules
+from lightning_core.stores.postgres_news import Channels
+from lightning_core.stores.postgres_statements import Notice, add, select, tell
 from lightning_core.stores.rows import REWARD, ROLLOUT, Row, attempt, of, reward_row, to_reward, to_rollout
 from lightning_core.types import Attempt, Reward, Rollout, Status
 
@@ -30,66 +31,6 @@ SAVE = (
 )
 MINE = of("rollouts", ROLLOUT)
 LATE = f"status = 'running' AND lease_until <= {NOW}"
-
-
-@contextmanager
-def transaction(connection: Connection) -> Iterator[None]:
-    """Statements of which all are carried out or none, without a round trip to begin and to commit.
-
-    PostgreSQL makes one transaction of what comes in one pipeline. What raises in it must do so before
-    it writes: nothing takes back what was written.
-    """
-    with connection.pipeline():
-        yield
-
-
-def select(connection: Connection, query: Any, *values: Any) -> list[Row]:
-    return connection.execute(query, values, binary=True).fetchall()
-
-
-def add(connection: Connection, statement: Any, rows: Sequence[Row]) -> Cursor:
-    """Run the statement for each row; inside a transaction."""
-    cursor = connection.cursor()
-    cursor.executemany(statement, rows)
-    return cursor
-
-
-def write(
-    connection: Connection, statement: Any, rows: Sequence[Row], channel: str, notices: Sequence[str]
-) -> int:
-    """Run the statement for each row and tell of it, in one round trip and all or none; returns how many
-    rows it changed."""
-    if len(rows) == 1 and not notices:
-        return connection.execute(statement, rows[0]).rowcount
-    if len(rows) == 1:  # cheaper than a pipeline of two
-        ((changed, _),) = select(connection, telling(statement), *rows[0], channel, list(notices))
-        return int(changed)
-    with transaction(connection):
-        cursor = add(connection, statement, rows)
-        tell(connection, channel, notices)
-    return cursor.rowcount
-
-
-def telling(statement: str) -> str:
-    """The statement, and telling (channel, notices) of it; gives how many rows it changed."""
-    return (
-        f"WITH changed AS ({statement} RETURNING 1),"
-        " told AS (SELECT pg_notify(%b, notice) FROM unnest(%b::text[]) AS news(notice))"
-        " SELECT (SELECT count(*) FROM changed), (SELECT count(*) FROM told)"
-    )
-
-
-def insert(table: str, columns: str, *, otherwise: str = "") -> str:
-    """INSERT statement for a row of these columns; `otherwise` is what to do when it is known."""
-    marks = ", ".join(["%b"] * (columns.count(",") + 1))
-    return f"INSERT INTO {table} ({columns}) VALUES ({marks}) {otherwise}"
-
-
-def upsert(table: str, columns: str, key: str, *more: str) -> str:
-    """INSERT statement that replaces the row of the same `key`; `more` columns get what a new row would."""
-    others = [name for name in columns.split(", ") if name not in key.split(", ")]
-    changes = ", ".join(f"{name} = EXCLUDED.{name}" for name in (*others, *more))
-    return insert(table, columns, otherwise=f"ON CONFLICT ({key}) DO UPDATE SET {changes}")
 
 
 def find(connection: Connection, rollout_ids: Iterable[str]) -> dict[str, Rollout]:
@@ -123,17 +64,28 @@ def lease(
     run_id: str | None,
     *,
     in_time: bool = True,
-) -> list[Attempt]:
+) -> Cursor:
     """Take up to `limit` queued rollouts under the lease `name`; with `in_time` only if no lease has run out,
-    as what was held by it may come first."""
-    unless = f" AND NOT EXISTS (SELECT 1 FROM rollouts WHERE {LATE})" if in_time else ""
+    as what was held by it may come first. `taken` reads the answer."""
+    late = f"EXISTS (SELECT 1 FROM rollouts WHERE {LATE})" if in_time else "false"
     statement = (  # a plain subquery might be run more than once, and take more each time
-        f"WITH queue AS MATERIALIZED (SELECT seq AS taken FROM rollouts WHERE {_queued_of(run_id)}{unless}"
-        " ORDER BY priority DESC, seq LIMIT %b FOR UPDATE SKIP LOCKED)"
-        " UPDATE rollouts SET status = 'running', attempts = attempts + 1, worker = %b, lease = %b,"
-        f" lease_until = {NOW} + %b FROM queue WHERE seq = taken RETURNING {MINE}, lease_until, seq"
+        f"WITH looked AS MATERIALIZED (SELECT {late} AS late),"
+        f" queue AS MATERIALIZED (SELECT seq AS taken FROM rollouts WHERE {_queued_of(run_id)}"
+        " AND NOT (SELECT late FROM looked) ORDER BY priority DESC, seq LIMIT %b FOR UPDATE SKIP LOCKED),"
+        " held AS (UPDATE rollouts SET status = 'running', attempts = attempts + 1, worker = %b, lease = %b,"
+        f" lease_until = {NOW} + %b FROM queue WHERE seq = taken RETURNING {MINE}, lease_until, seq)"
+        " SELECT held.*, late FROM looked LEFT JOIN held ON true"
     )
-    return _attempts(worker, select(connection, statement, *_given(run_id), limit, worker, name, seconds))
+    values = (*_given(run_id), limit, worker, name, seconds)
+    return connection.execute(statement, values, binary=True)
+
+
+def taken(worker: str, answer: Cursor) -> list[Attempt] | None:
+    """What a lease took; None if another lease has run out, so that it took nothing."""
+    rows = answer.fetchall()
+    if rows[0][-1]:
+        return None
+    return _attempts(worker, [row[:-1] for row in rows if row[0] is not None])
 
 
 def leased(connection: Connection, worker: str, name: str) -> list[Attempt]:
@@ -145,17 +97,17 @@ def leased(connection: Connection, worker: str, name: str) -> list[Attempt]:
     return _attempts(worker, select(connection, query, worker, name))
 
 
-def expire(connection: Connection, channel: str) -> None:
+def expire(connection: Connection, channels: Channels) -> None:
     """End the leases that ran out; inside a transaction."""
     query = f"SELECT {ROLLOUT}, worker FROM rollouts WHERE {LATE} ORDER BY seq FOR UPDATE SKIP LOCKED"
     now = time.time()
     rollouts = [rules.expired(to_rollout(row), row[-1], now) for row in select(connection, query)]
     failed = [rollout.id for rollout in rollouts if rollout.status.finished]
-    save(connection, rollouts, channel, postgres_news.finished(failed))
+    save(connection, rollouts, channels.finished(failed))
 
 
-def heartbeat(connection: Connection, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
-    """Extend the leases of the running ones among the attempts."""
+def heartbeat(connection: Connection, attempts: Sequence[Attempt], seconds: float) -> Cursor:
+    """Extend the leases of the running ones among the attempts. `kept` reads the answer."""
     statement = (
         "WITH holding AS MATERIALIZED (SELECT seq AS held FROM rollouts WHERE id = ANY(%b::text[])"
         # who is held has a worker; "status = 'running'" would tempt the planner to look at all that run
@@ -165,7 +117,12 @@ def heartbeat(connection: Connection, attempts: Sequence[Attempt], seconds: floa
     )
     ids = [one.rollout.id for one in attempts]
     keys = [f"{one.number} {one.rollout.id}" for one in attempts]
-    held = {row[0]: row for row in select(connection, statement, ids, keys, seconds)}
+    return connection.execute(statement, (ids, keys, seconds), binary=True)
+
+
+def kept(attempts: Sequence[Attempt], answer: Cursor) -> list[Attempt]:
+    """Those of the attempts that a heartbeat found running, with the leases it gave them."""
+    held = {row[0]: row for row in answer.fetchall()}
     return [
         attempt(to_rollout(row), one.worker, row[-1])
         for one in attempts
@@ -180,23 +137,18 @@ def lock(connection: Connection, where: LiteralString, value: Any) -> list[tuple
     return [(to_rollout(row), row[-1]) for row in select(connection, query, value)]
 
 
-def save(connection: Connection, rollouts: Sequence[Rollout], channel: str, notices: Sequence[str]) -> None:
+def save(connection: Connection, rollouts: Sequence[Rollout], notices: Sequence[Notice]) -> None:
     """Write what can change of the rollouts, held by nobody, and tell of it; inside a transaction."""
     if rollouts:
         add(connection, SAVE, [_changed(rollout) for rollout in rollouts])
-    tell(connection, channel, notices)
-
-
-def tell(connection: Connection, channel: str, notices: Sequence[str]) -> None:
-    if notices:
-        query = "SELECT pg_notify(%b, notice) FROM unnest(%b::text[]) AS told(notice)"
-        connection.execute(query, (channel, list(notices)))
+    tell(connection, notices)
 
 
 def end(
-    connection: Connection, before: Attempt, after: Rollout, reward: Reward | None, channel: str
-) -> Rollout | None:
-    """Write how an attempt ended that is still its rollout's running one; None if it is not."""
+    connection: Connection, before: Attempt, after: Rollout, reward: Reward | None, notice: Notice
+) -> Cursor:
+    """Write how an attempt ended that is still its rollout's running one, and tell of it. `ended` reads the
+    answer."""
     ended = f"{SAVE} AND status = 'running' AND attempts = %b AND max_attempts = %b RETURNING {ROLLOUT}"
     values: Row = (*_changed(after), before.number, before.rollout.max_attempts)
     given = ""
@@ -205,14 +157,19 @@ def end(
         given = f", given AS (INSERT INTO rewards ({REWARD}) SELECT {marks} FROM ended)"
         values += reward_row(reward)
     statement = f"WITH ended AS ({ended}){given} SELECT {ROLLOUT}, pg_notify(%b, %b) FROM ended"
-    (notice,) = ended_notices(after)
-    rows = select(connection, statement, *values, channel, notice)
-    return to_rollout(rows[0]) if rows else None
+    return connection.execute(statement, (*values, *notice), binary=True)
 
 
-def ended_notices(rollout: Rollout) -> list[str]:
+def ended(answer: Cursor) -> Rollout | None:
+    """The rollout that was ended; None if the attempt was not its running one."""
+    row = answer.fetchone()
+    return None if row is None else to_rollout(row)
+
+
+def ended_notice(rollout: Rollout, channels: Channels) -> Notice:
     """What to tell when an attempt has ended so."""
-    return postgres_news.finished([rollout.id]) if rollout.status.finished else [postgres_news.queued()]
+    (notice,) = channels.finished([rollout.id]) if rollout.status.finished else channels.queued()
+    return notice
 
 
 def last(connection: Connection, attempt: Attempt) -> tuple[Rollout | None, float | None]:
