@@ -229,7 +229,8 @@ class PostgresStore(RunRecords):
     async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         pending = set(rollout_ids)
-        self._news.listen(news.FINISHED)
+        if pending:
+            self._news.listen(news.FINISHED)
         while pending:
             with self._waiters.waiting(pending) as waiter:  # anew, as a notice may have been wrong
                 unfinished = await self._unfinished(pending)

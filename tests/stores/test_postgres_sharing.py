@@ -101,8 +101,9 @@ async def test_operations_that_shared_a_lost_answer_are_each_carried_out_once(po
         name = f"{replies} of {'relay' if url != postgres_url else 'none'} "
         async with PostgresStore(url, connections=1) as store:
             await store.enqueue(rollouts(8, name, run_id=name))
-            held = await store.lease("w", 4, LONG, run_id=name)
             relay.cut_at_reply(replies)
+            leases = await asyncio.gather(*(store.lease(f"w{i}", 1, LONG, run_id=name) for i in range(4)))
+            held = [attempt for lease in leases for attempt in lease]
             await asyncio.gather(
                 store.enqueue(rollouts(1, f"{name}new", run_id=name)),
                 store.heartbeat(held[:1], LONG),
@@ -113,14 +114,13 @@ async def test_operations_that_shared_a_lost_answer_are_each_carried_out_once(po
                 store.cancel([f"{name}7"]),
             )
             relay.cut_at_reply(0)
-            leases = await asyncio.gather(*(store.lease(f"w{i}", 1, LONG, run_id=name) for i in range(3)))
             found = await store.find_rollouts(name)
             rewards = await store.get_rewards([one.id for one in found])
             calls = await store.get_calls([one.id for one in found])
-        assert [len(lease) for lease in leases] == [1, 1, 1]
+        assert [len(lease) for lease in leases] == [1] * 4
         return [
             (one.status, one.attempts, one.reward, one.error, len(rewards[one.id]), len(calls[one.id]))
-            for one in found
+            for one in sorted(found, key=lambda one: one.id)
         ]
 
     with relayed(urlsplit(postgres_url).port or 0) as relay:
@@ -135,18 +135,18 @@ async def test_operations_that_shared_a_lost_answer_are_each_carried_out_once(po
 
 
 async def test_a_rollout_that_another_holds_keeps_no_other_waiting(postgres_url: str) -> None:
-    async with PostgresStore(postgres_url) as store:
-        await store.enqueue(rollouts(10))
-        attempts = await store.lease("w", 10, LONG)
+    async with PostgresStore(postgres_url, connections=2) as store:
+        await store.enqueue(rollouts(20))
+        attempts = await store.lease("w", 20, LONG)
         with connected(postgres_url) as other:
             with other.transaction():
-                other.execute("SELECT 1 FROM rollouts WHERE id = 'r0' FOR UPDATE")
+                other.execute("SELECT 1 FROM rollouts WHERE id = 'r10' FOR UPDATE")
                 finishing = [asyncio.create_task(store.finish(one, reward=1.0)) for one in attempts]
-                async with asyncio.timeout(PATIENT):
-                    await asyncio.gather(*finishing[1:], store.enqueue(rollouts(1, "new")))
-                assert not finishing[0].done()
+                async with asyncio.timeout(PATIENT / 4):
+                    await asyncio.gather(*finishing[:10], *finishing[11:])
+                assert not finishing[10].done()
             async with asyncio.timeout(PATIENT):
-                assert (await finishing[0]).status is Status.SUCCEEDED
+                assert (await finishing[10]).status is Status.SUCCEEDED
 
 
 async def test_those_who_change_the_same_rollouts_in_any_order_never_block_each_other(
