@@ -29,7 +29,7 @@ from lightning_core.types import (
 
 try:
     import psycopg
-    from psycopg import Connection, Cursor
+    from psycopg import Connection
 except ImportError as error:
     raise ConfigError(
         "a postgresql:// store needs its driver: pip install 'agent-lightning-core[postgres]'"
@@ -38,9 +38,10 @@ except ImportError as error:
 from lightning_core.stores import postgres_news as news
 from lightning_core.stores import postgres_queue as queue
 from lightning_core.stores import postgres_statements as statements
+from lightning_core.stores.postgres_attempts import finishing, keeping, leasing
 from lightning_core.stores.postgres_lines import PostgresLines
 from lightning_core.stores.postgres_schema import connect, opened
-from lightning_core.stores.postgres_statements import Shared, transaction
+from lightning_core.stores.postgres_statements import transaction
 from lightning_core.stores.postgres_url import in_words, place_of
 
 T = TypeVar("T")
@@ -105,31 +106,7 @@ class PostgresStore(RunRecords):
     ) -> list[Attempt]:
         if limit <= 0:
             return []
-        given = worker, (name := secrets.token_hex(8)), limit, seconds, run_id
-        sent = False
-
-        def send(connection: Connection) -> Cursor:
-            nonlocal sent
-            sent = True
-            return queue.lease(connection, *given)
-
-        def read(answer: Cursor) -> list[Attempt] | None:
-            nonlocal sent
-            taken = queue.taken(worker, answer)
-            sent = taken is not None
-            return taken
-
-        def alone(connection: Connection) -> list[Attempt]:
-            if sent and (ours := queue.leased(connection, worker, name)):  # by a try whose answer was lost
-                return ours
-            if (taken := read(send(connection))) is not None:
-                return taken
-            with transaction(connection):
-                queue.expire(connection, self._channels)
-                answer = queue.lease(connection, *given, in_time=False)
-            return queue.taken(worker, answer) or []
-
-        return await self._lines.run(Shared(send, read, alone))
+        return await self._lines.run(leasing(worker, limit, seconds, run_id, self._channels))
 
     async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
         deadline = time.monotonic() + timeout
@@ -143,43 +120,12 @@ class PostgresStore(RunRecords):
                 await bell.sleep(min(left, LOOK_SECONDS, math.inf if expiry is None else expiry))
 
     async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
-        if not attempts:
-            return []
-
-        def send(connection: Connection) -> Cursor:
-            return queue.heartbeat(connection, attempts, seconds)
-
-        def read(answer: Cursor) -> list[Attempt]:
-            return queue.kept(attempts, answer)
-
-        ids = [attempt.rollout.id for attempt in attempts]
-        return await self._lines.run(Shared(send, read, lambda connection: read(send(connection)), ids))
+        return await self._lines.run(keeping(attempts, seconds)) if attempts else []
 
     async def finish(
         self, attempt: Attempt, *, reward: float | None = None, error: str | None = None
     ) -> Rollout:
-        held = attempt.rollout
-
-        def send(connection: Connection) -> Cursor:
-            """If it still is as the caller holds it: one round trip."""
-            after, final = _ended(attempt, held, reward, error, None)
-            return queue.end(connection, attempt, after, final, queue.ended_notice(after, self._channels))
-
-        def look(connection: Connection) -> Rollout:
-            with transaction(connection):
-                before, given = queue.last(connection, attempt)
-                after, final = _ended(attempt, before, reward, error, given)
-                if after is not before:
-                    queue.save(connection, [after], [queue.ended_notice(after, self._channels)])
-                    if final is not None:
-                        statements.add(connection, ADD_REWARD, [(*rows.reward_row(final), None)])
-                return after
-
-        def alone(connection: Connection) -> Rollout:
-            return queue.ended(send(connection)) or look(connection)
-
-        known = (reward is not None or error is not None) and rules.holds(attempt, held)
-        return await self._lines.run(Shared(send, queue.ended, alone, [held.id]) if known else look)
+        return await self._lines.run(finishing(attempt, reward, error, self._channels))
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
         def operation(connection: Connection) -> int:
@@ -344,12 +290,3 @@ class PostgresStore(RunRecords):
                 f"no rollout {min(unknown)!r} in {self._place.name!r}: enqueue it before waiting for it"
             )
         return {rollout_id for rollout_id, status in statuses.items() if not status.finished}
-
-
-def _ended(
-    attempt: Attempt, before: Rollout | None, reward: float | None, error: str | None, given: float | None
-) -> tuple[Rollout, Reward | None]:
-    """What becomes of the rollout, and the final reward to record beside it."""
-    now = time.time()
-    after = rules.finished(attempt, before, reward=reward, error=error, given=given, now=now)
-    return after, None if reward is None else rules.final_reward(after, reward, now)

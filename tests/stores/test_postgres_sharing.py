@@ -101,6 +101,7 @@ async def test_operations_that_shared_a_lost_answer_are_each_carried_out_once(po
         name = f"{replies} of {'relay' if url != postgres_url else 'none'} "
         async with PostgresStore(url, connections=1) as store:
             await store.enqueue(rollouts(8, name, run_id=name))
+            await store.lease("dead", 1, -1.0, run_id=name)
             relay.cut_at_reply(replies)
             leases = await asyncio.gather(*(store.lease(f"w{i}", 1, LONG, run_id=name) for i in range(4)))
             held = [attempt for lease in leases for attempt in lease]
