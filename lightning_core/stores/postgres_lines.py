@@ -3,6 +3,7 @@
 Callers on any thread or event loop hand in an operation and await its result. A blocking connection
 in a thread of its own costs a caller half of what an asynchronous one does, and converting big rows
 holds up no event loop. Further threads start when all are busy, so an idle process has few connections.
+A thread that comes free takes all that waits and may share a transaction (`postgres_statements`).
 
 When the server goes away, an operation is run again until it succeeds or its time is up. It may have
 been committed although the answer was lost, so every operation is such that running it twice is

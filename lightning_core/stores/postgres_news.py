@@ -25,6 +25,7 @@ from psycopg.sql import SQL, Identifier
 
 from lightning_core.stores.postgres_lines import PAUSES
 from lightning_core.stores.postgres_statements import Notice
+from lightning_core.stores.postgres_url import may_pass
 from lightning_core.stores.waiting import QUEUE, Bells, Waiters, cancelled_of
 
 MOST_BYTES = 7900
@@ -97,8 +98,8 @@ class PostgresNews:
         self._thread: threading.Thread
 
     async def open(self) -> None:
-        """Connect. Raises psycopg's errors."""
-        connection = await asyncio.to_thread(self._connected)
+        """Connect, now or once a server is back that has just gone. Raises psycopg's other errors."""
+        connection = await asyncio.to_thread(self._first)
         self._alarm, self._ear = socket.socketpair()
         self._thread = threading.Thread(
             target=self._work, args=(connection,), name="store postgresql news", daemon=True
@@ -119,6 +120,14 @@ class PostgresNews:
         if kind not in self._wanted:
             self._wanted.add(kind)
             self._alarm.send(b"x")
+
+    def _first(self) -> Connection | None:
+        try:
+            return self._connected()
+        except psycopg.Error as error:
+            if may_pass(error):
+                return None
+            raise
 
     def _connected(self) -> Connection:
         connection = self._connect()

@@ -186,6 +186,28 @@ async def test_an_operation_whose_answer_was_lost_is_carried_out_once(
     assert relay.cuts >= 1
 
 
+async def test_a_store_opens_and_hears_whatever_answer_is_lost_meanwhile(
+    frail: PostgresServer, relay: Relay, never_looks: None
+) -> None:
+    """Cut at the first reply to whoever opens it, at the second, and so on, until there is no further one."""
+    url = frail.url(schema="opens")
+    async with PostgresStore(url) as other:
+        for replies in range(1, 30):
+            before = relay.cuts
+            relay.cut_at_reply(replies)
+            async with PostgresStore(url.replace(str(frail.port), str(relay.port))) as store:
+                relay.cut_at_reply(0)
+                waiting = asyncio.create_task(store.wait_queued(PATIENT * 10, run_id=str(replies)))
+                await asyncio.sleep(0.05)
+                (one,) = rollouts(1, run_id=str(replies))
+                await other.enqueue([one.model_copy(update={"id": str(replies)})])
+                async with asyncio.timeout(PATIENT):
+                    assert await waiting
+            if relay.cuts == before:
+                break
+    assert relay.cuts >= 2
+
+
 async def test_one_who_waits_hears_what_happens_after_a_crash(
     frail: PostgresServer, never_looks: None
 ) -> None:
