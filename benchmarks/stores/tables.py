@@ -97,14 +97,14 @@ def waiting_table(record: Record) -> str:
     for store in record.waiting[0]:
         rounds = [by[store] for by in record.waiting]
         said = [one.statements for one in rounds if one.statements is not None]
-        wakes = [wake for by in record.wakes for wake in by[store]]
+        wakes = [wake for by in record.wakes for wake in by.get(store, ())]
         lines.append(
             [
                 _heading(store),
                 spread(said, 0) if said else "–",
                 spread([one.client_ms for one in rounds], 2),
                 spread([one.server_ms for one in rounds], 2),
-                spread(wakes, 1),
+                spread(wakes, 1) if wakes else "–",
             ]
         )
     heading = [

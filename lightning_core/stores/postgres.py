@@ -37,22 +37,27 @@ except ImportError as error:
 
 from lightning_core.stores import postgres_news as news
 from lightning_core.stores import postgres_queue as queue
-from lightning_core.stores.postgres_lines import PostgresLines, Write
+from lightning_core.stores import postgres_statements as statements
+from lightning_core.stores.postgres_attempts import finishing, keeping, leasing
+from lightning_core.stores.postgres_lines import PostgresLines
 from lightning_core.stores.postgres_schema import connect, opened
+from lightning_core.stores.postgres_statements import transaction
 from lightning_core.stores.postgres_url import in_words, place_of
 
 T = TypeVar("T")
 
 LOOK_SECONDS = 30.0
 """How often one who waits looks for himself, should a notice ever be missed."""
+FEW = 100
+"""So many rows may be written beside what others do; more would hold those up."""
 OF_LAST_ATTEMPT = (
     " AS item JOIN rollouts ON rollouts.id = item.rollout_id AND rollouts.attempts = item.attempt"
     " WHERE rollouts.id = ANY(%b::text[]) ORDER BY"
 )
-ADD_ROLLOUT = queue.insert("rollouts", rows.ROLLOUT, otherwise="ON CONFLICT (id) DO NOTHING")
-PUT_CALL = queue.upsert("calls", rows.CALL, "rollout_id, attempt, id", "seq")
-PUT_EVENT = queue.upsert("events", rows.EVENT, "rollout_id, attempt, kind, id", "seq")
-ADD_REWARD = queue.insert(
+ADD_ROLLOUT = statements.insert("rollouts", rows.ROLLOUT, otherwise="ON CONFLICT (id) DO NOTHING")
+PUT_CALL = statements.upsert("calls", rows.CALL, "rollout_id, attempt, id", "seq")
+PUT_EVENT = statements.upsert("events", rows.EVENT, "rollout_id, attempt, kind, id", "seq")
+ADD_REWARD = statements.insert(
     "rewards",
     f"{rows.REWARD}, sent",
     otherwise="ON CONFLICT (rollout_id, attempt, id) WHERE id IS NOT NULL DO NOTHING",
@@ -73,8 +78,8 @@ class PostgresStore(RunRecords):
         )
         self._waiters = Waiters()
         self._bells = Bells()
-        self._channel = place.schema
-        self._news = news.PostgresNews(lambda: connect(place), self._channel, self._waiters, self._bells)
+        self._channels = news.Channels(place.schema)
+        self._news = news.PostgresNews(lambda: connect(place), self._channels, self._waiters, self._bells)
 
     async def __aenter__(self) -> PostgresStore:
         await self._lines.open()
@@ -94,34 +99,19 @@ class PostgresStore(RunRecords):
 
     # the queue of rollouts ----------------------------------------------------------------
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
-        def operation(connection: Connection) -> int:
-            new = list(map(rows.rollout_row, rollouts))
-            return queue.write(connection, ADD_ROLLOUT, new, self._channel, [news.queued()])
-
-        return await self._lines.run(operation) if rollouts else 0
+        return await self._write(ADD_ROLLOUT, rows.rollout_row, rollouts, self._channels.queued())
 
     async def lease(
         self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
     ) -> list[Attempt]:
-        name, tries = secrets.token_hex(8), 0
-
-        def operation(connection: Connection) -> list[Attempt]:
-            nonlocal tries
-            tries += 1
-            if tries > 1 and (ours := queue.leased(connection, worker, name)):
-                return ours
-            given = worker, name, limit, seconds, run_id
-            if attempts := queue.lease(connection, *given):
-                return attempts
-            with queue.transaction(connection):
-                queue.expire(connection, self._channel)
-                return queue.lease(connection, *given, in_time=False)
-
-        return await self._lines.run(operation) if limit > 0 else []
+        if limit <= 0:
+            return []
+        return await self._lines.run(leasing(worker, limit, seconds, run_id, self._channels))
 
     async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
         deadline = time.monotonic() + timeout
         with self._bells.listening(QUEUE) as bell:
+            self._news.listen(news.QUEUED)
             while True:
                 found, expiry = await self._lines.run(lambda connection: queue.work(connection, run_id))
                 left = deadline - time.monotonic()
@@ -130,48 +120,30 @@ class PostgresStore(RunRecords):
                 await bell.sleep(min(left, LOOK_SECONDS, math.inf if expiry is None else expiry))
 
     async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
-        if not attempts:
-            return []
-        return await self._lines.run(lambda connection: queue.heartbeat(connection, attempts, seconds))
+        return await self._lines.run(keeping(attempts, seconds)) if attempts else []
 
     async def finish(
         self, attempt: Attempt, *, reward: float | None = None, error: str | None = None
     ) -> Rollout:
-        held, known = attempt.rollout, reward is not None or error is not None
-
-        def operation(connection: Connection) -> Rollout:
-            if known and rules.holds(attempt, held):
-                after, final = _ended(attempt, held, reward, error, None)
-                done = queue.end(connection, attempt, after, final, self._channel)
-                if done is not None:
-                    return done
-            with queue.transaction(connection):
-                before, given = queue.last(connection, attempt)
-                after, final = _ended(attempt, before, reward, error, given)
-                if after is not before:
-                    queue.save(connection, [after], self._channel, queue.ended_notices(after))
-                    if final is not None:
-                        queue.add(connection, ADD_REWARD, [(*rows.reward_row(final), None)])
-                return after
-
-        return await self._lines.run(operation)
+        return await self._lines.run(finishing(attempt, reward, error, self._channels))
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
         def operation(connection: Connection) -> int:
             now = time.time()
-            with queue.transaction(connection):
+            with transaction(connection):
                 found = queue.lock(connection, "id = ANY(%b::text[])", list(rollout_ids))
                 unfinished = [(rollout, worker) for rollout, worker in found if not rollout.status.finished]
                 workers = dict.fromkeys(worker for _, worker in unfinished if worker is not None)
                 ended = [rules.cancelled(rollout, now) for rollout, _ in unfinished]
-                notices = news.finished(rollout.id for rollout in ended) + news.cancelled(workers)
-                queue.save(connection, ended, self._channel, notices)
+                finished = self._channels.finished(rollout.id for rollout in ended)
+                queue.save(connection, ended, finished + self._channels.cancelled(workers))
             return len(ended)
 
         return await self._lines.run(operation) if rollout_ids else 0
 
     async def wait_cancelled(self, worker: str, timeout: float) -> bool:
         with self._bells.listening(cancelled_of(worker)) as bell:
+            self._news.listen(news.CANCELLED)
             return await bell.sleep(timeout)
 
     async def release(self, attempts: Sequence[Attempt]) -> None:
@@ -202,12 +174,15 @@ class PostgresStore(RunRecords):
 
     async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        unfinished = set(rollout_ids)
-        with self._waiters.waiting(rollout_ids) as waiter:
-            while unfinished := await self._unfinished(unfinished):
-                self._waiters.finished(set(rollout_ids) - unfinished)
-                left = deadline - time.monotonic()
-                if left <= 0:
+        pending = set(rollout_ids)
+        if pending:
+            self._news.listen(news.FINISHED)
+        while pending:
+            with self._waiters.waiting(pending) as waiter:  # anew, as a notice may have been wrong
+                unfinished = await self._unfinished(pending)
+                self._waiters.finished(pending - unfinished)
+                pending, left = unfinished, deadline - time.monotonic()
+                if not pending or left <= 0:
                     break
                 await waiter.sleep(min(left, LOOK_SECONDS))
         found = await self._lines.run(lambda connection: queue.find(connection, rollout_ids))
@@ -227,12 +202,12 @@ class PostgresStore(RunRecords):
             tries += 1
             if tries > 1 and queue.was_sent(connection, rewards, name):
                 return
-            with queue.transaction(connection):
+            with transaction(connection):
                 rollouts, known = queue.state(connection, rewards) if running else ({}, set())
                 new = rules.new_rewards(rewards, known)
                 for reward in new if running else ():
                     rules.check_running(reward, rollouts.get(reward.rollout_id))
-                queue.add(connection, ADD_REWARD, [(*rows.reward_row(one), name) for one in new])
+                statements.add(connection, ADD_REWARD, [(*rows.reward_row(one), name) for one in new])
 
         if rewards:
             await self._lines.run(operation)
@@ -263,18 +238,27 @@ class PostgresStore(RunRecords):
         return events
 
     # ways to the lines --------------------------------------------------------------------
-    async def _write(self, statement: str, to_row: Callable[[T], rows.Row], values: Sequence[T]) -> int:
-        """Run the statement for each value; how many rows it changed."""
+    async def _write(
+        self,
+        statement: str,
+        to_row: Callable[[T], rows.Row],
+        values: Sequence[T],
+        notices: Sequence[statements.Notice] = (),
+    ) -> int:
+        """Run the statement for each value and tell of it; how many rows it changed."""
         if not values:
             return 0
-        return await self._lines.run(Write(statement, lambda: list(map(to_row, values))))
+        operation = statements.writing(statement, lambda: list(map(to_row, values)), notices)
+        return await self._lines.run(operation if len(values) <= FEW else operation.alone)
 
     async def _put(self, table: Table, row: rows.Row) -> None:
-        await self._write(queue.upsert(table.name, table.columns, table.key), tuple, [row])
+        await self._write(statements.upsert(table.name, table.columns, table.key), tuple, [row])
 
     async def _add(self, table: Table, new: Sequence[rows.Row]) -> int:
         otherwise = f"ON CONFLICT ({table.key}) DO NOTHING"
-        return await self._write(queue.insert(table.name, table.columns, otherwise=otherwise), tuple, new)
+        return await self._write(
+            statements.insert(table.name, table.columns, otherwise=otherwise), tuple, new
+        )
 
     async def _remove(self, table: Table, key: rows.Row) -> None:
         where = " AND ".join(f"{column} = %b" for column in table.key.split(", "))
@@ -283,17 +267,17 @@ class PostgresStore(RunRecords):
     async def _select(self, to_value: Callable[[rows.Row], T], query: str, *arguments: object) -> list[T]:
         asked = query.replace("?", "%b")
         return await self._lines.run(
-            lambda connection: [to_value(row) for row in queue.select(connection, asked, *arguments)]
+            lambda connection: [to_value(row) for row in statements.select(connection, asked, *arguments)]
         )
 
     async def _release(
         self, where: LiteralString, value: object, given_back: Callable[[Rollout], bool]
     ) -> int:
         def operation(connection: Connection) -> int:
-            with queue.transaction(connection):
+            with transaction(connection):
                 found = [rollout for rollout, _ in queue.lock(connection, where, value)]
                 released = [rules.released(rollout) for rollout in found if given_back(rollout)]
-                queue.save(connection, released, self._channel, [news.queued()] if released else [])
+                queue.save(connection, released, self._channels.queued() if released else [])
             return len(released)
 
         return await self._lines.run(operation) if value else 0
@@ -306,12 +290,3 @@ class PostgresStore(RunRecords):
                 f"no rollout {min(unknown)!r} in {self._place.name!r}: enqueue it before waiting for it"
             )
         return {rollout_id for rollout_id, status in statuses.items() if not status.finished}
-
-
-def _ended(
-    attempt: Attempt, before: Rollout | None, reward: float | None, error: str | None, given: float | None
-) -> tuple[Rollout, Reward | None]:
-    """What becomes of the rollout, and the final reward to record beside it."""
-    now = time.time()
-    after = rules.finished(attempt, before, reward=reward, error=error, given=given, now=now)
-    return after, None if reward is None else rules.final_reward(after, reward, now)

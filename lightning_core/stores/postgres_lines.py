@@ -3,6 +3,7 @@
 Callers on any thread or event loop hand in an operation and await its result. A blocking connection
 in a thread of its own costs a caller half of what an asynchronous one does, and converting big rows
 holds up no event loop. Further threads start when all are busy, so an idle process has few connections.
+A thread that comes free takes all that waits and may share a transaction (`postgres_statements`).
 
 When the server goes away, an operation is run again until it succeeds or its time is up. It may have
 been committed although the answer was lost, so every operation is such that running it twice is
@@ -18,7 +19,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -28,41 +28,27 @@ from psycopg import Connection
 
 from lightning_core.errors import StoreError
 from lightning_core.stores.jobs import Job, answer
+from lightning_core.stores.postgres_statements import Operation, Shared, together
 from lightning_core.stores.postgres_url import Place, in_words, may_pass
-from lightning_core.stores.rows import Row
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Operation = Callable[[Connection], T]
 
 OPEN_SECONDS = 5.0
 """How long to wait at the start for a server that is just starting itself; a wrong URL is told then."""
 LAST_SECONDS = 0.1
 """For how long a job tries when the server has been away for too long already."""
 MOST = 64
-"""How many writes share a transaction."""
+"""How many operations share a transaction."""
 PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 """Seconds between tries; the last for all further ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """An operation that is one statement, run for some rows; its result is how many rows that changed.
-
-    Those that have gathered are carried out in one transaction, so under load they share its price.
-    """
-
-    statement: str
-    rows: Callable[[], Sequence[Row]]
-    """Made in the thread that carries it out, as there may be thousands."""
-
-    def __call__(self, connection: Connection) -> int:
-        return _all(connection, [self])[0]
 
 
 @dataclass(slots=True, eq=False)
 class _Job(Job):
     operation: Operation[Any]
+    shared: Shared[Any] | None
+    """The same, as long as it may go with others."""
     deadline: float
 
 
@@ -125,7 +111,8 @@ class PostgresLines:
 
     async def run(self, operation: Operation[T]) -> T:
         """The operation's result, once it is committed. It is carried out even if the caller is cancelled."""
-        job = _Job(operation, time.monotonic() + self._retry_seconds)
+        shared = operation if isinstance(operation, Shared) else None
+        job = _Job(operation, shared, time.monotonic() + self._retry_seconds)
         with self._gate:
             if not self._open:
                 raise StoreError(
@@ -156,20 +143,22 @@ class PostgresLines:
     def _work(self, connection: Connection | None) -> None:
         job = self._jobs.get()
         while job is not None:
-            jobs, after = self._gather(job)
-            connection = self._carry_out(jobs, connection)
-            with self._gate:
-                self._waiting -= len(jobs)
-            answer(jobs)
+            jobs, after = [job], None
+            if connection is not None:
+                jobs, after = self._gather(job)
+                if len(jobs) > 1:
+                    jobs = self._together(jobs, connection)
+            for one in jobs:
+                connection = self._try(one, connection)
+                self._settle([one])
             job = after or self._jobs.get()
         if connection is not None:
             connection.close()
 
     def _gather(self, job: _Job) -> tuple[list[_Job], _Job | None]:
-        """The job with this line's share of the writes that wait behind it, and one taken too many."""
+        """The job with those that wait behind it and may go with it, and one that may not."""
         jobs = [job]
-        share = 1 + self._jobs.qsize() // len(self._threads)
-        while isinstance(jobs[-1].operation, Write) and len(jobs) < min(share, MOST):
+        while jobs[-1].shared is not None and len(jobs) < MOST:
             try:
                 found = self._jobs.get_nowait()
             except Empty:
@@ -177,26 +166,44 @@ class PostgresLines:
             if found is None:
                 self._jobs.put(None)  # to close, once this is done
                 break
-            if not isinstance(found.operation, Write):
+            if found.shared is None:
                 return jobs, found
             jobs.append(found)
         return jobs, None
 
-    def _carry_out(self, jobs: Sequence[_Job], connection: Connection | None) -> Connection | None:
-        """Settle on an outcome for each job; returns the connection for the next ones."""
-        writes = [job.operation for job in jobs if isinstance(job.operation, Write)]
-        if len(jobs) > 1 and connection is not None:
+    def _together(self, jobs: Sequence[_Job], connection: Connection) -> list[_Job]:
+        """Carry out all in one transaction; returns those that are left to this line."""
+        shared = [job.shared for job in jobs if job.shared is not None]
+        try:
+            answers = together(connection, shared)
+        except Exception:  # one of them, or the connection: each tells by itself
+            log.debug("%d operations in one transaction failed", len(jobs), exc_info=True)
+            return self._hand_back(jobs)
+        self._lost_at = None
+        for job, one, answered in zip(jobs, shared, answers, strict=True):
             try:
-                counts = _all(connection, writes)
-            except Exception:  # one of them, or the connection: each tells by itself
-                log.debug("%d writes in one transaction failed", len(jobs), exc_info=True)
-            else:
-                for job, count in zip(jobs, counts, strict=True):
-                    job.result = count
-                return connection
+                job.result = one.read(answered)
+            except Exception as error:
+                job.error = error
+        left = [job for job in jobs if job.result is None and job.error is None]
+        self._settle([job for job in jobs if job not in left])
+        return self._hand_back(left)
+
+    def _hand_back(self, jobs: Sequence[_Job]) -> list[_Job]:
+        """Let any line carry out each by itself, as it may have to wait; those that are left to this line are
+        all if the others are to close, else one."""
         for job in jobs:
-            connection = self._try(job, connection)
-        return connection
+            job.shared = None
+        with self._gate:
+            kept = len(jobs) if not self._open else 1
+            for job in jobs[kept:]:
+                self._jobs.put(job)
+        return list(jobs[:kept])
+
+    def _settle(self, jobs: Sequence[_Job]) -> None:
+        with self._gate:
+            self._waiting -= len(jobs)
+        answer(jobs)
 
     def _try(self, job: _Job, connection: Connection | None) -> Connection | None:
         """Run the job until it succeeds or its time is up; returns the connection for the next one."""
@@ -236,17 +243,3 @@ class PostgresLines:
         words = in_words(error, self._place)
         words.__cause__ = error
         return words
-
-
-def _all(connection: Connection, writes: Sequence[Write]) -> list[int]:
-    """How many rows each of the writes changed; all in one transaction."""
-    cursors = []
-    with connection.pipeline() if len(writes) > 1 else nullcontext():
-        for write in writes:
-            rows, cursor = write.rows(), connection.cursor()
-            if len(rows) == 1:
-                cursor.execute(write.statement, rows[0])
-            else:
-                cursor.executemany(write.statement, rows)
-            cursors.append(cursor)
-    return [cursor.rowcount for cursor in cursors]

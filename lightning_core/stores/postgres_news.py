@@ -2,47 +2,66 @@
 
 One thread sleeps on one connection until a notice comes, so waiting costs nothing while nothing
 happens. When the connection breaks it makes a new one, and wakes all: they look for what they missed.
+
+Each notice wakes every process that LISTENs to its channel, and a piece of the server for each that
+LISTENs to any. So there is a channel for each kind, and nobody LISTENs before somebody waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import psycopg
 from psycopg import Connection
 from psycopg.sql import SQL, Identifier
 
 from lightning_core.stores.postgres_lines import PAUSES
+from lightning_core.stores.postgres_statements import Notice
+from lightning_core.stores.postgres_url import may_pass
 from lightning_core.stores.waiting import QUEUE, Bells, Waiters, cancelled_of
 
 MOST_BYTES = 7900
 """A notice holds less than 8000."""
+QUEUED, FINISHED, CANCELLED = KINDS = ("queued", "finished", "cancelled")
+LOOK = "look"
+"""In place of names that no notice can hold."""
 
 
-def finished(rollout_ids: Iterable[str]) -> list[str]:
-    """The notices that these rollouts are finished."""
-    return [_notice("finished", *some) for some in _in_parts(rollout_ids)]
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """Where the store in a schema tells its news, and what it tells."""
+
+    schema: str
+
+    def of(self, kind: str) -> str:
+        """The channel of a kind; the name of one has less than 64 bytes."""
+        short = len(self.schema) < 50
+        return f"{self.schema if short else hashlib.sha1(self.schema.encode()).hexdigest()} {kind}"
+
+    def queued(self) -> list[Notice]:
+        """That something may be leased."""
+        return [(self.of(QUEUED), "[]")]
+
+    def finished(self, rollout_ids: Iterable[str]) -> list[Notice]:
+        """That these rollouts are finished."""
+        return [(self.of(FINISHED), _written(some)) for some in _in_parts(rollout_ids)]
+
+    def cancelled(self, workers: Iterable[str]) -> list[Notice]:
+        """That something these workers held was cancelled."""
+        return [(self.of(CANCELLED), _written(some)) for some in _in_parts(workers)]
 
 
-def queued() -> str:
-    """The notice that something may be leased."""
-    return _notice("queued")
-
-
-def cancelled(workers: Iterable[str]) -> list[str]:
-    """The notices that something these workers held was cancelled."""
-    return [_notice("cancelled", *some) for some in _in_parts(workers)]
-
-
-def _notice(*words: str) -> str:
+def _written(words: Sequence[str]) -> str:
     written = json.dumps(words)  # ASCII, whatever the ids are made of
-    return written if len(written) <= MOST_BYTES else json.dumps(["look"])
+    return written if len(written) <= MOST_BYTES else LOOK
 
 
 def _in_parts(words: Iterable[str]) -> Iterator[list[str]]:
@@ -60,23 +79,27 @@ def _in_parts(words: Iterable[str]) -> Iterator[list[str]]:
 
 
 class PostgresNews:
-    """Rings `bells` and wakes `waiters` at the notices on `channel`."""
+    """Rings `bells` and wakes `waiters` at the notices on `channels`."""
 
     def __init__(
-        self, connect: Callable[[], Connection], channel: str, waiters: Waiters, bells: Bells
+        self, connect: Callable[[], Connection], channels: Channels, waiters: Waiters, bells: Bells
     ) -> None:
         self._connect = connect
-        self._channel = channel
+        self._kinds = {channels.of(kind): kind for kind in KINDS}
         self._waiters = waiters
         self._bells = bells
+        self._wanted: set[str] = set()
+        """The kinds that somebody has waited for."""
+        self._heard: set[str] = set()
+        """Those of them that the connection LISTENs to."""
         self._closing = threading.Event()
         self._alarm: socket.socket
         self._ear: socket.socket
         self._thread: threading.Thread
 
     async def open(self) -> None:
-        """Start to listen. Raises psycopg's errors."""
-        connection = await asyncio.to_thread(self._listen)
+        """Connect, now or once a server is back that has just gone. Raises psycopg's other errors."""
+        connection = await asyncio.to_thread(self._first)
         self._alarm, self._ear = socket.socketpair()
         self._thread = threading.Thread(
             target=self._work, args=(connection,), name="store postgresql news", daemon=True
@@ -91,13 +114,24 @@ class PostgresNews:
         self._alarm.close()
         self._ear.close()
 
-    def _listen(self) -> Connection:
-        connection = self._connect()
+    def listen(self, kind: str) -> None:
+        """Hear of this kind from soon on; who waits for work or for an end is then woken to look for it. What
+        is cancelled before is not told."""
+        if kind not in self._wanted:
+            self._wanted.add(kind)
+            self._alarm.send(b"x")
+
+    def _first(self) -> Connection | None:
         try:
-            connection.execute(SQL("LISTEN {}").format(Identifier(self._channel)), prepare=False)
-        except BaseException:
-            connection.close()
+            return self._connected()
+        except psycopg.Error as error:
+            if may_pass(error):
+                return None
             raise
+
+    def _connected(self) -> Connection:
+        connection = self._connect()
+        connection.add_notify_handler(lambda notice: self._take(notice.channel, notice.payload))
         return connection
 
     # in the thread ------------------------------------------------------------------------
@@ -115,12 +149,12 @@ class PostgresNews:
         """A new connection, once there is one; None if the store is closed before."""
         pauses = iter(PAUSES)
         while not self._closing.wait(next(pauses, PAUSES[-1])):
-            try:
-                connection = self._listen()
-            except psycopg.Error:
-                continue
-            self._look()
-            return connection
+            with suppress(psycopg.Error):
+                connection = self._connected()
+                self._heard = set()
+                self._listen(connection)
+                self._look()
+                return connection
         return None
 
     def _hear(self, connection: Connection) -> None:
@@ -129,27 +163,48 @@ class PostgresNews:
             selector.register(connection.fileno(), selectors.EVENT_READ)
             selector.register(self._ear, selectors.EVENT_READ)
             while not self._closing.is_set():
-                selector.select()
+                for kind in self._listen(connection):
+                    self._look_for(kind)
+                if any(key.fileobj is self._ear for key, _ in selector.select()):
+                    self._ear.recv(4096)
                 connection.pgconn.consume_input()
                 while (notice := connection.pgconn.notifies()) is not None:
-                    self._take(notice.extra)
+                    self._take(notice.relname.decode(), notice.extra.decode())
 
-    def _take(self, written: bytes) -> None:
+    def _listen(self, connection: Connection) -> set[str]:
+        """LISTEN to what is wanted; returns the kinds of which nothing was heard before."""
+        new = self._wanted - self._heard
         try:
-            self._tell(*json.loads(written))
+            for channel, kind in self._kinds.items():
+                if kind in new:
+                    connection.execute(SQL("LISTEN {}").format(Identifier(channel)), prepare=False)
+        except BaseException:
+            connection.close()
+            raise
+        self._heard |= new
+        return new
+
+    def _take(self, channel: str, written: str) -> None:
+        try:
+            self._tell(self._kinds[channel], json.loads(written))
         except (ValueError, TypeError):  # another program's: anybody may notify on any channel
             self._look()
 
-    def _tell(self, kind: str, *words: str) -> None:
-        if kind == "finished":
+    def _tell(self, kind: str, words: Sequence[str]) -> None:
+        if kind == FINISHED:
             self._waiters.finished(words)
-        elif kind == "queued":
+        elif kind == QUEUED:
             self._bells.ring(QUEUE)
-        elif kind == "cancelled":
+        else:
             for worker in words:
                 self._bells.ring(cancelled_of(worker))
-        else:
-            self._look()
+
+    def _look_for(self, kind: str) -> None:
+        """Wake who waits for this: it may have happened before it could be heard."""
+        if kind == FINISHED:
+            self._waiters.wake_all()
+        elif kind == QUEUED:
+            self._bells.ring(QUEUE)
 
     def _look(self) -> None:
         """Wake everybody: something may have happened that was not heard."""

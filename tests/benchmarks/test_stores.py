@@ -81,6 +81,16 @@ def test_what_is_measured_anew_replaces_only_its_own_part(tmp_path: Path) -> Non
     assert after.waiting == before.waiting
 
 
+def test_a_table_names_a_store_of_which_not_every_part_was_measured_anew(tmp_path: Path) -> None:
+    path = tmp_path / "stores.json"
+    run(path, SMALL, ["operations", "waiting"], ["memory", "sqlite"], None)
+    record = run(path, SMALL, ["operations"], ["sqlite"], None)
+    waiting = render(record).partition("| waiting for 4,000 |")[2]
+    cells = {line.split(" | ")[0]: line.split(" | ")[-1] for line in waiting.splitlines()}
+    assert cells["| memory"] == "– |"
+    assert cells["| SQLite"] != "– |"
+
+
 def test_growth_is_the_slope_of_the_second_half() -> None:
     assert slope([0, 10, 20], [1.0, 2.0, 3.0]) == pytest.approx(0.1)
     assert slope([0, 10, 20], [5.0, 5.0, 5.0]) == 0

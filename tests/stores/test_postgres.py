@@ -18,6 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.stores import postgres, postgres_schema
 from lightning_core.stores.postgres import PostgresStore
+from lightning_core.stores.postgres_news import KINDS, Channels
 from lightning_core.stores.postgres_text import MARK, escape, unescape
 from lightning_core.stores.postgres_url import may_pass, place_of
 from lightning_core.types import Attempt, Call, Reward, Rollout, Status, Task
@@ -185,6 +186,28 @@ async def test_an_operation_whose_answer_was_lost_is_carried_out_once(
     assert relay.cuts >= 1
 
 
+async def test_a_store_opens_and_hears_whatever_answer_is_lost_meanwhile(
+    frail: PostgresServer, relay: Relay, never_looks: None
+) -> None:
+    """Cut at the first reply to whoever opens it, at the second, and so on, until there is no further one."""
+    url = frail.url(schema="opens")
+    async with PostgresStore(url) as other:
+        for replies in range(1, 30):
+            before = relay.cuts
+            relay.cut_at_reply(replies)
+            async with PostgresStore(url.replace(str(frail.port), str(relay.port))) as store:
+                relay.cut_at_reply(0)
+                waiting = asyncio.create_task(store.wait_queued(PATIENT * 10, run_id=str(replies)))
+                await asyncio.sleep(0.05)
+                (one,) = rollouts(1, run_id=str(replies))
+                await other.enqueue([one.model_copy(update={"id": str(replies)})])
+                async with asyncio.timeout(PATIENT):
+                    assert await waiting
+            if relay.cuts == before:
+                break
+    assert relay.cuts >= 2
+
+
 async def test_one_who_waits_hears_what_happens_after_a_crash(
     frail: PostgresServer, never_looks: None
 ) -> None:
@@ -267,20 +290,40 @@ async def test_another_store_hears_of_work_and_of_cancellations(postgres_url: st
             await worker.lease(name, 1, PATIENT)
             waiting = asyncio.create_task(worker.wait_cancelled(name, PATIENT * 10))
             finishing = asyncio.create_task(worker.wait_finished([name]))
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.05)
             await trainer.cancel([name])
             async with asyncio.timeout(PATIENT):
                 assert await waiting
                 assert [one.status for one in await finishing] == [Status.CANCELLED]
 
 
-@pytest.mark.parametrize("foreign", ["hello", "5", "[]", '["finished", {}]'])
+@pytest.mark.parametrize("foreign", ["hello", "5", "{}", '["r0", {}]'])
 async def test_a_notice_of_another_program_harms_nobody(
     postgres_url: str, never_looks: None, foreign: str
 ) -> None:
+    channels = Channels(place_of(postgres_url).schema)
     async with PostgresStore(postgres_url) as store, PostgresStore(postgres_url) as other:
+        await other.enqueue(rollouts(1))
+        (attempt,) = await other.lease("w", 1, PATIENT)
+        waiting = asyncio.create_task(store.wait_queued(PATIENT * 10))
+        finishing = asyncio.create_task(store.wait_finished(["r0"]))
+        await asyncio.sleep(0.05)
         with connected(postgres_url) as stranger:
-            stranger.execute("SELECT pg_notify(%s, %s)", [place_of(postgres_url).schema, foreign])
+            for kind in KINDS:
+                stranger.execute("SELECT pg_notify(%s, %s)", [channels.of(kind), foreign])
+        await other.finish(attempt, reward=1.0)
+        await other.enqueue(rollouts(2))
+        async with asyncio.timeout(PATIENT / 4):
+            assert await waiting
+            assert [one.status for one in await finishing] == [Status.SUCCEEDED]
+
+
+@pytest.mark.parametrize("length", [63, 49])
+async def test_news_come_through_however_long_the_name_of_the_schema_is(
+    postgres_server: str, never_looks: None, length: int
+) -> None:
+    url = f"{postgres_server}{'&' if '?' in postgres_server else '?'}schema={'s' * length}"
+    async with PostgresStore(url) as store, PostgresStore(url) as other:
         waiting = asyncio.create_task(store.wait_queued(PATIENT * 10))
         await asyncio.sleep(0.05)
         await other.enqueue(rollouts(1))
