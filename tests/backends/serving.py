@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from lightning_core.backends.local import LocalBackend
-from lightning_core.gateway.upstream import ChatRequest, Delta
+from lightning_core.gateway.upstream import ChatRequest, Delta, Upstream
 from lightning_core.types import Trajectory, Transition
 
 
@@ -30,6 +30,13 @@ class Reply:
     deltas: list[Delta] = field(default_factory=list)
 
 
+class Served(Protocol):
+    """What can be asked: a backend or an engine."""
+
+    @property
+    def upstream(self) -> Upstream: ...
+
+
 @asynccontextmanager
 async def serving(folder: Path, **options: Any) -> AsyncIterator[LocalBackend]:
     """A started backend on one thread; closed at the end."""
@@ -46,7 +53,7 @@ def user(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
 
-async def ask_all(backend: LocalBackend, messages: list[dict[str, Any]], **options: Any) -> list[Reply]:
+async def ask_all(backend: Served, messages: list[dict[str, Any]], **options: Any) -> list[Reply]:
     """All choices of a request, read to their end."""
     generation = await backend.upstream.chat(ChatRequest(messages, **options))
     replies = [Reply(generation.prompt_ids) for _ in range(options.get("n", 1))]
@@ -63,7 +70,7 @@ async def ask_all(backend: LocalBackend, messages: list[dict[str, Any]], **optio
     return replies
 
 
-async def ask(backend: LocalBackend, messages: list[dict[str, Any]] | str, **options: Any) -> Reply:
+async def ask(backend: Served, messages: list[dict[str, Any]] | str, **options: Any) -> Reply:
     """The reply to a request of one choice."""
     messages = user(messages) if isinstance(messages, str) else messages
     return (await ask_all(backend, messages, **options))[0]

@@ -44,16 +44,11 @@ class ChatUpstream:
 
     def __init__(self, model: ChatModel, engine: Engine, *, seed: int | None = 0) -> None:
         """`seed` is that of the seeds of requests that have none; None: the engine's own dice are thrown."""
-        self.model = model
+        self.model, self.model_name = model, model.name
         self._engine = engine
         self._tokenizer = model.tokenizer.backend_tokenizer
         self._hidden = hidden_ids(model.tokenizer, model.stop_ids)
         self._seeds = None if seed is None else random.Random(seed)
-
-    @property
-    def model_name(self) -> str:
-        """What the model is served as."""
-        return self.model.name
 
     async def chat(self, request: ChatRequest) -> ChatGeneration:
         """Put the choices in line. Raises ContextLengthError or UnsupportedError before that."""

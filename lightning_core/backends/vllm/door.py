@@ -19,6 +19,11 @@ class Door:
         self._empty.set()
         self._inside = 0
 
+    @property
+    def held(self) -> bool:
+        """Whether it is shut."""
+        return not self._open.is_set()
+
     @asynccontextmanager
     async def inside(self, request: Request) -> AsyncIterator[None]:
         """Wait until it is open. A request of which a choice is being answered already does not wait: its

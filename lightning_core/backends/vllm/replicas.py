@@ -8,7 +8,7 @@ twice. A server that is back takes part again once it has the current weights.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lightning_core.backends.chat.completion import Completion
 from lightning_core.backends.vllm.checking import check_server
@@ -55,6 +55,11 @@ class Replicas:
     def dead(self) -> list[str]:
         """Those that take no requests at present."""
         return [replica.url for replica in self._serving.replicas if replica.lost is not None]
+
+    @property
+    def held(self) -> bool:
+        """Whether new requests wait."""
+        return self._serving.door.held
 
     @property
     def running(self) -> dict[str, int]:
@@ -116,7 +121,7 @@ class Replicas:
         """The server's weights are not what they should be: it is out until they were restored."""
         await self._thread.run(self._drop(url, why))
 
-    async def ask(self, url: str, path: str, body: dict[str, object] | None = None) -> object:
+    async def ask(self, url: str, path: str, body: Mapping[str, object] | None = None) -> object:
         """A request of another kind to one server, and its JSON. Raises EngineError."""
         return await self._thread.run(self._ask(url, path, body))
 
@@ -143,7 +148,7 @@ class Replicas:
     async def _drop(self, url: str, why: str) -> None:
         self._serving.distrust(url, why)
 
-    async def _ask(self, url: str, path: str, body: dict[str, object] | None) -> object:
+    async def _ask(self, url: str, path: str, body: Mapping[str, object] | None) -> object:
         answer: object = await self._serving.wire.ask(url, path, body)
         return answer
 

@@ -70,6 +70,11 @@ class VllmServer:
         """Whether its process is there."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int | None:
+        """The warden's process, beneath which all others are."""
+        return None if self._process is None else self._process.pid
+
     async def start(self) -> None:
         """Start it and wait until it answers. Raises EngineError with the last lines that it wrote."""
         if not self.running:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,7 +110,7 @@ class Wire:
             raise LostError(f"{url} broke off: {_said(error)}") from error
 
     async def ask(
-        self, url: str, path: str, body: dict[str, Any] | None = None, seconds: float | None = None
+        self, url: str, path: str, body: Mapping[str, Any] | None = None, seconds: float | None = None
     ) -> Any:
         """The JSON of a reply (None if it is no JSON): POST where there is a body, GET else.
 

@@ -1,0 +1,95 @@
+"""Servers that were started elsewhere: taken if they can be used, refused by name if not."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+pytest.importorskip("aiohttp")
+
+from lightning_core.backends.chat.completion import Completion, Options, Request
+from lightning_core.backends.chat.folder import tiny_folder
+from lightning_core.backends.vllm import Replicas, ServerOptions, VllmServer, VllmUpstream
+from lightning_core.errors import ConfigError, EngineError, GatewayError
+from lightning_core.gateway.app import Gateway
+from lightning_core.gateway.server import GatewayServer
+from lightning_core.gateway.tokens import Tokens
+from lightning_core.gateway.upstream import ChatRequest
+from lightning_core.stores.memory import MemoryStore
+from tests.backends.serving import serving, user
+
+
+def nobody() -> str:
+    """An address where nothing listens."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{found.getsockname()[1]}"
+
+
+async def test_a_server_that_is_away_is_named() -> None:
+    replicas = Replicas([nobody()], "tiny")
+    with pytest.raises(
+        EngineError, match=rf"{replicas.urls[0]}/v1/models does not answer: .*start vLLM there"
+    ):
+        await VllmUpstream("tiny", replicas).chat(ChatRequest(user("hi")))
+    await replicas.close()
+
+
+async def test_a_reply_waits_for_servers_only_so_long_and_then_names_them() -> None:
+    replicas = Replicas([nobody(), nobody()], "tiny", patience=0.1)
+    completion = Completion([5], Options(max_tokens=3), Request())
+    replicas.submit(completion, frozenset())
+    while not completion.finished:
+        await completion.request.wait()
+    first, second = replicas.urls
+    assert isinstance(completion.error, EngineError)
+    said = str(completion.error)
+    assert said.startswith("no server of model 'tiny' has answered for 0.1 s")
+    assert first in said
+    assert second in said
+    assert replicas.dead == replicas.urls
+    await replicas.close()
+
+
+async def test_after_the_end_nothing_is_taken_and_what_ran_is_told() -> None:
+    replicas = Replicas([nobody()], "tiny")
+    waiting = Completion([5], Options(max_tokens=3), Request())
+    replicas.submit(waiting, frozenset())
+    await replicas.close()
+    await replicas.close()
+    assert isinstance(waiting.error, GatewayError)
+    with pytest.raises(GatewayError, match="was closed"):
+        replicas.submit(Completion([5], Options(max_tokens=3), Request()), frozenset())
+
+
+def test_no_address_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no servers"):
+        Replicas([], "tiny")
+
+
+async def test_another_kind_of_server_is_refused() -> None:
+    async with serving(tiny_folder()) as backend:
+        gateway = Gateway(backend.upstream, MemoryStore(), Tokens(b"0123456789abcdef"), agents=None)
+        async with GatewayServer(gateway) as server:
+            replicas = Replicas([server.url], "tiny")
+            with pytest.raises(EngineError, match=f"{server.url}"):
+                await replicas.check()
+            await replicas.close()
+
+
+async def test_a_server_with_the_model_s_own_logprobs_is_refused() -> None:
+    pytest.importorskip("vllm")
+    raw = ServerOptions(dtype="float32", extra=("--logprobs-mode", "raw_logprobs"))
+    server = VllmServer(tiny_folder(), options=raw)
+    await server.start()
+    replicas = Replicas([server.url], "tiny")
+    other_name = Replicas([server.url], "gpt")
+    try:
+        with pytest.raises(EngineError, match="start it with --logprobs-mode processed_logprobs"):
+            await replicas.check()
+        with pytest.raises(EngineError, match=r"does not serve 'gpt' but \['tiny'\]"):
+            await other_name.check()
+    finally:
+        await asyncio.gather(replicas.close(), other_name.close(), server.close())

@@ -1,0 +1,175 @@
+"""vLLM answers as the local engine does: same prompts, same greedy replies, same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+pytest.importorskip("vllm")
+
+from examples.sql.prompts import write_prompt
+from lightning_core.backends.chat.folder import tiny_folder
+from lightning_core.backends.local import LocalBackend
+from lightning_core.backends.vllm import VllmEngine
+from lightning_core.errors import ContextLengthError, UnsupportedError
+from lightning_core.gateway.app import Gateway
+from lightning_core.gateway.server import GatewayServer
+from lightning_core.gateway.tokens import Tokens
+from lightning_core.gateway.upstream import ChatRequest
+from lightning_core.stores.memory import MemoryStore
+from lightning_core.types import Demonstration, Rollout, Task
+from tests.backends.serving import ask, ask_all, plain_logprobs, serving, user
+from tests.vllm.weights import HOT
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}},
+}
+SQL: Any = write_prompt(
+    "CREATE TABLE boats (id INTEGER, name TEXT, speed REAL);", "How many boats have speed above 12?"
+)
+LONG: dict[str, Any] = {"temperature": HOT, "max_tokens": 400}
+
+
+@pytest.fixture(scope="module")
+def network() -> Any:
+    torch.set_num_threads(1)
+    return AutoModelForCausalLM.from_pretrained(tiny_folder(), dtype=torch.float32)
+
+
+@pytest.fixture
+async def local() -> AsyncIterator[LocalBackend]:
+    async with serving(tiny_folder()) as backend:
+        yield backend
+
+
+@pytest.mark.parametrize(
+    "prompt", [{"messages": SQL}, {"messages": user("hello"), "tools": [TOOL]}, {"prompt": "SELECT"}]
+)
+async def test_greedy_replies_are_the_same(
+    engine: VllmEngine, local: LocalBackend, network: Any, prompt: dict[str, Any]
+) -> None:
+    asked = {"messages": [], "temperature": 0.0, "max_tokens": 60, "top_logprobs": 3, **prompt}
+    (ours,), (theirs,) = await ask_all(local, **asked), await ask_all(engine, **asked)
+    assert (theirs.prompt_ids, theirs.ids, theirs.text) == (ours.prompt_ids, ours.ids, ours.text)
+    assert (theirs.finish_reason, theirs.tool_calls) == (ours.finish_reason, ours.tool_calls)
+    assert theirs.logprobs == pytest.approx(plain_logprobs(network, ours.prompt_ids, ours.ids), abs=1e-3)
+    assert [[i for i, _ in best] for best in theirs.best] == [[i for i, _ in best] for best in ours.best]
+    ours_best, theirs_best = ([p for best in each.best for _, p in best] for each in (ours, theirs))
+    assert theirs_best == pytest.approx(ours_best, abs=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+async def test_logprobs_are_those_at_the_temperature(
+    engine: VllmEngine, network: Any, temperature: float
+) -> None:
+    replies = await ask_all(engine, SQL, n=3, temperature=temperature, max_tokens=40)
+    for reply in replies:
+        plain = plain_logprobs(network, reply.prompt_ids, reply.ids, temperature)
+        assert reply.logprobs == pytest.approx(plain, abs=1e-3)
+    assert {reply.policy_version for reply in replies} == {engine.replicas.policy_version}
+
+
+async def test_equal_seeds_give_equal_replies_and_choices_differ(engine: VllmEngine) -> None:
+    once, again, other = [
+        [reply.ids for reply in await ask_all(engine, user("hi"), n=3, seed=seed, **LONG)]
+        for seed in (7, 7, 8)
+    ]
+    assert once == again != other
+    assert len({tuple(ids) for ids in once}) == 3
+    assert await ask(engine, "hi", **LONG) != await ask(engine, "hi", **LONG)  # unseeded
+
+
+async def test_a_stop_text_ends_a_reply_as_it_does_locally(engine: VllmEngine, local: LocalBackend) -> None:
+    asked: dict[str, Any] = {"messages": SQL, "temperature": 0.0, "max_tokens": 60}
+    (whole,) = await ask_all(local, **asked)
+    stop = whole.text[5:8]
+    (ours,), (theirs,) = [await ask_all(each, stop=(stop,), **asked) for each in (local, engine)]
+    assert (theirs.text, theirs.ids, theirs.finish_reason) == (ours.text, ours.ids, "stop")
+    assert theirs.deltas[-1].stop == stop
+    assert len(theirs.ids) < len(whole.ids)
+
+
+async def test_the_first_token_comes_before_the_last_is_made(engine: VllmEngine) -> None:
+    generation = await engine.upstream.chat(ChatRequest(user("hi"), **LONG))
+    deltas = aiter(generation)
+    first = await anext(deltas)
+    assert first.finish_reason is None
+    assert sum(engine.replicas.running.values()) == 1
+    rest = [delta async for delta in deltas]
+    assert rest[-1].finish_reason
+
+
+async def test_a_reply_that_is_given_up_frees_the_server(engine: VllmEngine) -> None:
+    generation = await engine.upstream.chat(ChatRequest(user("hi"), n=4, temperature=HOT))
+    deltas = aiter(generation)
+    await anext(deltas)
+    await deltas.aclose()
+    while await running(engine):
+        pass
+
+
+async def running(engine: VllmEngine) -> float:
+    """Requests that the servers say are under way."""
+    async with httpx.AsyncClient() as web:
+        pages = [(await web.get(f"{url}/metrics")).text for url in engine.replicas.urls]
+    lines = [line for page in pages for line in page.splitlines()]
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running{"))
+
+
+@pytest.mark.parametrize("options", [{"max_tokens": 2040}, {"prompt": [7] * 3000}])
+async def test_what_does_not_fit_is_refused_in_the_same_words(
+    engine: VllmEngine, local: LocalBackend, options: dict[str, Any]
+) -> None:
+    said = []
+    for each in (local, engine):
+        with pytest.raises(ContextLengthError) as refused:
+            await each.upstream.chat(ChatRequest(user("hi"), **options))
+        said.append(str(refused.value))
+    assert said[0] == said[1]
+
+
+async def test_what_can_not_be_said_is_refused(engine: VllmEngine) -> None:
+    with pytest.raises(UnsupportedError, match="image_url"):
+        await ask(engine, [{"role": "user", "content": [{"type": "image_url"}]}])
+    with pytest.raises(UnsupportedError, match="token id 99999"):
+        await ask(engine, [], prompt=[99999])
+
+
+async def test_a_demonstration_has_the_same_ids(engine: VllmEngine, local: LocalBackend) -> None:
+    shown = Demonstration(messages=SQL, reply="SELECT name FROM boats")
+    assert engine.upstream.encode(shown) == local.encode(shown)
+
+
+@pytest.fixture
+def tokens() -> Tokens:
+    return Tokens(b"0123456789abcdef")
+
+
+async def test_the_gateway_records_what_vllm_sampled(
+    engine: VllmEngine, network: Any, tokens: Tokens
+) -> None:
+    store = MemoryStore()
+    rollout = Rollout(id="r1", run_id="run", task=Task(input={"q": 1}), group_id="g", step=0)
+    await store.enqueue([rollout])
+    await store.lease("worker", 1, 60.0)
+    async with (
+        GatewayServer(Gateway(engine.upstream, store, tokens, agents=None)) as server,
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=tokens.issue(rollout, 1)) as client,
+    ):
+        stream = await client.chat.completions.create(model="tiny", messages=SQL, stream=True, max_tokens=30)
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+    (call,) = (await store.get_calls(["r1"]))["r1"]
+    (choice,) = call.choices
+    assert choice.message["content"] == text
+    assert call.policy_version == engine.replicas.policy_version
+    assert call.prompt_ids
+    assert choice.completion_ids
+    plain = plain_logprobs(network, call.prompt_ids, choice.completion_ids)
+    assert choice.logprobs == pytest.approx(plain, abs=1e-3)
