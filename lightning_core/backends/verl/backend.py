@@ -117,7 +117,8 @@ class VerlBackend(VerlSettings):
                 raise
 
     def _open(self) -> _Parts:
-        from lightning_core.backends.verl.sizes import check_memory, measure
+        from lightning_core.backends.shape import measure
+        from lightning_core.backends.verl.sizes import check_memory
         from lightning_core.backends.vllm.replicas import Replicas
         from lightning_core.backends.vllm.upstream import VllmUpstream
 
