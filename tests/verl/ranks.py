@@ -34,8 +34,9 @@ MICRO_TOKENS = 160
 class Ranks:
     """What `Learner` asks of a cluster, of workers that are one in each process."""
 
-    def __init__(self, settings: VerlSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: VerlSettings, *, packed: bool) -> None:
+        """`packed`: the rows of a micro-batch pass as one sequence, as on GPUs; else padded."""
+        self._settings, self._packed = settings, packed
         self._policy = self._worker("language_model")
         self._reference = self._worker("language_model")
         self._critic = self._worker("value_model")
@@ -45,7 +46,7 @@ class Ranks:
         settings = self._settings
         model = HFModelConfig(
             path=str(settings.model),
-            use_remove_padding=False,
+            use_remove_padding=self._packed,
             enable_gradient_checkpointing=False,
             override_config={"attn_implementation": "sdpa"},
         )
@@ -133,8 +134,8 @@ class Found(TypedDict):
 
 def main(job: Path, result: Path) -> None:
     """Make the updates that are asked for, and tell what came of them."""
-    settings, updates = pickle.loads(job.read_bytes())
-    ranks = Ranks(settings)
+    settings, packed, updates = pickle.loads(job.read_bytes())
+    ranks = Ranks(settings, packed=packed)
     learner = Learner(ranks, settings, parameters=1)  # type: ignore[arg-type]
     before = learner.values(updates[-1][0])
     metrics = [learner.update(batch, algorithm) for batch, algorithm in updates]

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,30 +42,32 @@ Updates = list[tuple[tuple[Trajectory, ...], Algorithm]]
 
 @pytest.fixture
 def updates(qwen: Path) -> Updates:
-    """Five in a row: with a reference, by sequences, in two epochs with a proximal policy, by pairs, and
-    with a critic."""
+    """Six in a row: with a reference, by sequences, in two epochs with a proximal policy, by pairs, of one
+    reply alone, which leaves other ranks nothing but padding, and with a critic."""
     network = AutoModelForCausalLM.from_pretrained(qwen).eval()
-    batches = [recorded_by(network, play(seed)) for seed in range(5)]
+    batches = [recorded_by(network, play(seed)) for seed in range(6)]
     pairs = DPO()
     batches[3] = tuple(assign(batches[3], pairs.credit, pairs.baseline, pairs.scale)[0])
+    one = next(t for t in batches[4][0].transitions if t.trained)
+    batches[4] = (replace(batches[4][0], transitions=(one,)),)
     algorithms: Sequence[Algorithm] = (
         GRPO(kl=0.2),
         PolicyGradient(ratio="sequence", correction=None, clip_low=0.03, clip_high=0.03),
         GRPO(epochs=2),
         pairs,
+        GRPO(),
         PPO(epochs=1, critic=Critic(epochs=1, learning_rate=1e-4)),
     )
     return list(zip(batches, algorithms, strict=True))
 
 
-def by_workers(count: int, settings: VerlSettings, updates: Updates, folder: Path) -> Any:
+def by_workers(count: int, job: tuple[VerlSettings, bool, Updates], folder: Path) -> Any:
     """What the first of so many ranks writes."""
-    job, result = folder / "job", folder / "result"
-    job.write_bytes(pickle.dumps((settings, updates)))
+    (folder / "job").write_bytes(pickle.dumps(job))
     path = os.pathsep.join([str(HERE), str(HERE.parent.parent)])
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(HERE / "ranks.py"), str(job), str(result)],
+            [sys.executable, str(HERE / "ranks.py"), str(folder / "job"), str(folder / "result")],
             env={
                 **os.environ,
                 "PYTHONPATH": path,
@@ -88,15 +91,15 @@ def by_workers(count: int, settings: VerlSettings, updates: Updates, folder: Pat
     ]
     said = [rank.communicate()[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * count, said[0][-4000:]
-    return pickle.loads(result.read_bytes())
+    return pickle.loads((folder / "result").read_bytes())
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("count", "packed"), [(1, True), (2, False)], ids=["one, packed", "two, padded"])
 def test_updates_through_verls_workers_are_the_local_ones(
-    qwen: Path, updates: Updates, tmp_path: Path, count: int
+    qwen: Path, updates: Updates, tmp_path: Path, count: int, packed: bool
 ) -> None:
     settings = VerlSettings(qwen, learning_rate=RATE, warmup_steps=WARMUP)
-    found = by_workers(count, settings, updates, tmp_path)
+    found = by_workers(count, (settings, packed, updates), tmp_path)
     policy = Policy(load_model(qwen, device="cpu"), None)
     options = OptimizerOptions(learning_rate=RATE, warmup_steps=WARMUP)
     optimizer = Optimizer(policy, options, source=str(qwen))
