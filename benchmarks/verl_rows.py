@@ -4,7 +4,8 @@ Rollouts of four calls that go on from one another, eight of a task, about 330 t
 fifth with a history that the app changed. Measured are the rows, their shares for 8 ranks, the tensors, and
 the values read back, in transitions per processor second. The goal is a cost of a transition that does not
 grow with the batch. What grows is the first touch of memory: large arrays get theirs anew from the system
-each time, small ones from the process. Each size runs once before it counts.
+each time, small ones from the process. (With MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 the
+process keeps those too, and hardly anything grows.) Each size runs once before it counts.
 """
 
 from __future__ import annotations
