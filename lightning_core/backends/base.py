@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lightning_core.algorithms.base import Algorithm
+from lightning_core.backends.outline import Outline
 from lightning_core.errors import UnsupportedError
 from lightning_core.gateway.shelf import VersionEngine
 from lightning_core.gateway.upstream import Upstream
@@ -50,6 +51,10 @@ class Backend(Protocol):
     def check(self, algorithm: Algorithm) -> None:
         """Raise UnsupportedError, by name, for anything in the algorithm this backend can't do. What a whole
         method is missing for, `check_backend` finds."""
+
+    def outline(self, algorithms: Sequence[Algorithm]) -> Outline:
+        """What a run with these algorithms would be and need, of a backend that is not started. Needed only
+        for `--dry-run`. Raises ModelError, ConfigError."""
 
     async def start(self) -> None: ...
     async def close(self) -> None: ...

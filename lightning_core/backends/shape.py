@@ -24,7 +24,7 @@ class Shape:
     """What of a model says how much memory it takes. Sizes are numbers of parameters or of features."""
 
     folder: Path
-    """The transformers folder, on this machine."""
+    """The transformers folder on this machine, or the name on the hub."""
     context: int
     """Tokens of prompt and reply together."""
     parameters: int
@@ -63,32 +63,36 @@ class Shape:
 
 
 def measure(model: str | Path, context: int | None, *, most: int | None = None) -> Shape:
-    """Read a model's configuration. Without `context` it is what the model was made for, `most` at most.
+    """Read a model's configuration, also of a name on the hub, without fetching more. Without `context` it is
+    what the model was made for, `most` at most.
 
     Raises ModelError if there is none to read, ConfigError for a context that the model does not have.
     """
     folder = check_folder(model)
-    if not folder.exists():
-        folder = _download(str(model))
-    config, _ = load_config(str(folder))
+    source = folder.absolute() if folder.exists() else Path(str(model))
+    config, _ = load_config(str(source))
     longest = int(getattr(config.get_text_config(), "max_position_embeddings", None) or DEFAULT_CONTEXT)
     if context is not None and context > longest:
         raise ConfigError(
             f"context={context!r} is above what model {str(model)!r} was made for: {longest} tokens"
         )
-    return shape_of(config, folder.absolute(), context or min(longest, most or longest))
+    return shape_of(config, source, context or min(longest, most or longest))
 
 
-def _download(name: str) -> Path:
+def fetch(model: str | Path) -> Path:
+    """The model's folder on this machine; one on the hub is fetched. Raises ModelError."""
+    folder = check_folder(model)
+    if folder.exists():
+        return folder.absolute()
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name))
+        return Path(snapshot_download(str(model)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
-            f"model {name!r} is no folder here and can't be had from the hub: {error}; download it where "
-            "there is a network, and give its folder"
+            f"model {str(model)!r} is no folder here and can't be had from the hub: {error}; download it "
+            "where there is a network, and give its folder"
         ) from error
 
 

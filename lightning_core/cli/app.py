@@ -42,7 +42,13 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Updates to make.")] = None,
     model: Annotated[str | None, typer.Option(help="A transformers folder, or 'tiny'.")] = None,
     agents: Annotated[str | None, typer.Option(help="Names or globs, separated by commas.")] = None,
-    backend: Annotated[str | None, typer.Option(help="Backend to train on.")] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(help="Backend to train on: 'local' or 'verl'; a script keeps its own settings of it."),
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster to train on, such as 'auto'; with verl.")
+    ] = None,
     store: Annotated[str | None, typer.Option(help="URL of the store.")] = None,
     folder: Annotated[
         Path | None, typer.Option(help="Where the run lies (default: runs/<date-time>).")
@@ -70,6 +76,9 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --folder, or with the newest one.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what the run would be, and start and write nothing.")
+    ] = False,
 ) -> None:
     """Run a training script, with these settings in place of its own.
 
@@ -86,6 +95,8 @@ def train(
             "model": model,
             "agents": _names(agents),
             "backend": backend,
+            "ray": ray,
+            "dry_run": dry_run or None,
             "store": store,
             "folder": folder,
             "seed": seed,

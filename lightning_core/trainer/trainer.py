@@ -9,9 +9,11 @@ from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
+
+from rich.console import Console
 
 from lightning_core.air.rules import AIR
 from lightning_core.alerts.rules import Alerts
@@ -23,8 +25,10 @@ from lightning_core.runner import FailurePolicy
 from lightning_core.runner.executor import Executor
 from lightning_core.runner.packing import check_not_loading
 from lightning_core.trackers.base import Tracker
+from lightning_core.trainer.choosing import choose
 from lightning_core.trainer.course import asks_for_rollouts, count_steps
 from lightning_core.trainer.display import Display
+from lightning_core.trainer.dry import outline_run, show_outline
 from lightning_core.trainer.elsewhere import make_elsewhere
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.loop import Loop
@@ -183,14 +187,13 @@ class Trainer:
         call. An exception inside `solve` ends that rollout only.
 
         In a worker (`agentlightning worker`) it runs rollouts of a run that is trained elsewhere, and does
-        not return: the script ends here, once that run is finished.
+        not return: the script ends here, once that run is finished. In a dry run (`agentlightning train
+        --dry-run`) it prints what the run would be, starts and writes nothing, and ends the script.
         """
         check_not_loading()
         chosen = dict(_overrides.get() or {})
-        joining = chosen.pop("joining", None)
-        if self.air and chosen.get("air") is True:  # it is on already, with settings of the script's own
-            del chosen["air"]
-        trainer = replace(self, **chosen)
+        joining, dry = chosen.pop("joining", None), chosen.pop("dry_run", False)
+        trainer = choose(self, chosen)
         if joining is not None:
             _run(work(trainer, joining, solve))
             raise SystemExit(0)
@@ -202,6 +205,9 @@ class Trainer:
         if trainer.resume and trainer.folder is None:
             raise ConfigError("resume=True needs folder=..., the folder of the run to go on with")
         path = Path(trainer.folder or Path("runs") / time.strftime("%Y%m%d-%H%M%S"))
+        if dry:
+            show_outline(outline_run(trainer, path, *tasks), Console())
+            raise SystemExit(0)
         with RunFolder(path, resume=trainer.resume) as folder:
             return _run(_fit(trainer, folder, solve, *tasks))
 

@@ -63,6 +63,15 @@ def test_train_leaves_a_policy_a_summary_and_a_curve(finished):
     assert str(folder / "policy") in said.replace("\n", "")
 
 
+def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
+    told = run("train", SCRIPT, "--dry-run", "--steps", 7, cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert re.search(r"a step\s+│ 8 rollouts: 2 tasks, 4 of each", told.stdout)
+    assert "7 updates" in told.stdout
+    assert "every check that can be made here holds" in told.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_runs_and_show_report_what_training_left(finished):
     folder, _ = finished
     listed = run("runs", folder.parent)
@@ -110,6 +119,7 @@ def test_an_app_that_always_fails_stops_the_run_and_says_why(tmp_path):
         (["train", SCRIPT, "--store", "mysql://x"], "mysql"),
         (["train", SCRIPT, "--resume", "--folder", "nowhere"], "nowhere"),
         (["train", SCRIPT, "--steps", "-1"], "steps"),
+        (["train", SCRIPT, "--ray", "auto"], "backend 'local' does not run on one"),
         (["show", "nowhere"], "nowhere"),
     ],
 )

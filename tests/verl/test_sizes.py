@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,6 +139,23 @@ def test_the_machine_s_own_memory_is_found():
 def test_a_cluster_that_is_not_there_is_named():
     with pytest.raises(BackendError, match=r"address='ray://127\.0\.0\.1:1'"):
         find_supply(VerlSettings("x", address="ray://127.0.0.1:1"))
+
+
+def test_a_cluster_says_what_its_machines_have():
+    """A real one, which says that it has two GPUs; how large they are only they could tell."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import ray
+
+        ray.init(num_cpus=1, num_gpus=2, include_dashboard=False, log_to_driver=False)
+        try:
+            supply = find_supply(VerlSettings("x", address="auto"))
+            assert ray.is_initialized()  # it was there before, so it stays
+        finally:
+            ray.shutdown()
+    assert (supply.count, supply.source) == (2, "Ray at 'auto'")
+    assert supply.smallest is None or supply.smallest > GIB
+    assert supply.memory
 
 
 # reading a model ------------------------------------------------------------------------------

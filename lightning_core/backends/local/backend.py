@@ -17,11 +17,13 @@ from lightning_core.backends.chat.upstream import ChatUpstream
 from lightning_core.backends.local.checkpoint import CRITIC, MOMENTS
 from lightning_core.backends.local.descent import OptimizerOptions
 from lightning_core.backends.local.engine import Engine
+from lightning_core.backends.local.outline import outline
 from lightning_core.backends.local.parts import Parts, build_parts
 from lightning_core.backends.local.reading import Content, compare_versions, export_version
 from lightning_core.backends.local.tuning import Tuning
 from lightning_core.backends.local.versions import EngineSettings, LocalVersion, Speed, open_version
 from lightning_core.backends.lora import LoraOptions
+from lightning_core.backends.outline import Outline
 from lightning_core.errors import ConfigError, UnsupportedError
 from lightning_core.types import Demonstration, Key, Trajectory
 
@@ -144,6 +146,10 @@ class LocalBackend:
                     f"algorithm {getattr(algorithm, 'name', algorithm)!r} has no {part!r}, so the local "
                     "backend has nothing to descend; use one that trains weights, such as GRPO"
                 )
+
+    def outline(self, algorithms: Sequence[Algorithm]) -> Outline:
+        """What a run would be; loads nothing but the model's configuration."""
+        return outline(self.model, self._options, self._engines, self._lora, algorithms)
 
     def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
         """(prompt ids, completion ids) in the model's own chat template."""

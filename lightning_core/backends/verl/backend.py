@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch, TensorChange
 from lightning_core.backends.folders import replacing
+from lightning_core.backends.outline import Outline
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.errors import BackendError, ConfigError, ModelError, TrainingError, UnsupportedError
 from lightning_core.gateway.shelf import VersionEngine
@@ -92,6 +93,13 @@ class VerlBackend(VerlSettings):
                 "both fit into memory"
             )
 
+    def outline(self, algorithms: Sequence[Algorithm]) -> Outline:
+        """What a run would be; starts nothing."""
+        from lightning_core.backends.shape import measure
+        from lightning_core.backends.verl.outline import outline
+
+        return outline(self, measure(self.model, self.context), algorithms)
+
     def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
         """(prompt ids, completion ids) in the model's own chat template."""
         return self._started.upstream.encode(demonstration)
@@ -117,12 +125,12 @@ class VerlBackend(VerlSettings):
                 raise
 
     def _open(self) -> _Parts:
-        from lightning_core.backends.shape import measure
+        from lightning_core.backends.shape import fetch, measure
         from lightning_core.backends.verl.sizes import check_memory
         from lightning_core.backends.vllm.replicas import Replicas
         from lightning_core.backends.vllm.upstream import VllmUpstream
 
-        shape = measure(self.model, self.context)
+        shape = measure(fetch(self.model), self.context)
         check_memory(self, shape)
         from lightning_core.backends.verl.cluster import Cluster
         from lightning_core.backends.verl.learning import Learner

@@ -10,9 +10,10 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Final
+from typing import Any
 
 from lightning_core.backends.lora import LoraOptions
+from lightning_core.backends.outline import gib
 from lightning_core.backends.shape import Shape
 from lightning_core.backends.verl.needs import (
     BASE,
@@ -28,7 +29,6 @@ from lightning_core.backends.verl.supply import Supply, find_supply
 from lightning_core.errors import ConfigError
 
 log = logging.getLogger(__name__)
-GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,28 +168,25 @@ def _changes(settings: VerlSettings, shape: Shape, found: Fit) -> Iterator[tuple
     tokens = max(settings.pack_tokens or 16384, shape.context)
     half = max(256, shape.context // 2)
     parallel = 2 * settings.tensor_parallel
-    tried: list[tuple[str, dict[str, object]]] = [
+    shares: list[tuple[str, dict[str, Any]]] = [
+        (f"gpu_memory={share}", {"gpu_memory": share}) for share in (0.3, 0.4, 0.6, 0.7, 0.8, 0.9)
+    ]
+    tried: list[tuple[str, dict[str, Any]]] = [
         (f"gpus={2 * found.gpus}", {"gpus": 2 * found.gpus}),
         (f"tensor_parallel={parallel}", {"tensor_parallel": parallel}),
         ("offload=True", {"offload": True}),
         ("sleep=True", {"sleep": True}),
         ("lora=LoraOptions()", {"lora": settings.lora or LoraOptions()}),
         ("dtype='bfloat16'", {"dtype": "bfloat16"}),
-        *((f"gpu_memory={share}", {"gpu_memory": share}) for share in (0.3, 0.4, 0.6, 0.7, 0.8, 0.9)),
+        *shares,
         (f"pack_tokens={tokens // 2}", {"pack_tokens": tokens // 2}),
         (f"context={half}", {"context": half, "pack_tokens": min(tokens, settings.pack_tokens or 16384)}),
         (f"max_batch={settings.max_batch // 4}", {"max_batch": settings.max_batch // 4}),
     ]
     plain = {each.name: getattr(settings, each.name) for each in fields(VerlSettings)}
     for text, change in tried:
-        changed = VerlSettings(**{**plain, **change})
         try:
-            changed.check_settings()
+            changed = VerlSettings(**{**plain, **change})
         except ConfigError:
             continue
         yield text, changed
-
-
-def gib(count: float) -> str:
-    """Bytes as people say them."""
-    return f"{count / GIB:.1f} GiB" if count >= GIB / 10 else f"{count / (1 << 20):.0f} MiB"

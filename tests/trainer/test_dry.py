@@ -1,0 +1,139 @@
+"""A dry run tells what a run would be, and neither runs nor writes anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lightning_core as lightning
+from lightning_core.backends.outline import Outline
+from lightning_core.backends.verl.backend import VerlBackend
+from lightning_core.errors import ConfigError
+from lightning_core.trainer.choosing import choose
+from lightning_core.trainer.dry import outline_run
+from lightning_core.trainer.plan import make_tasks
+from lightning_core.trainer.trainer import overrides
+
+TASKS = [{"question": str(n)} for n in range(6)]
+
+
+def tell(folder: Path, **settings: Any) -> Outline:
+    trainer = lightning.Trainer(**{"steps": 9, **settings})
+    return outline_run(trainer, folder, make_tasks(TASKS[:4], "train"), make_tasks(TASKS[4:], "validation"))
+
+
+def facts(found: Outline) -> dict[str, str]:
+    return {fact.name: fact.value for fact in found.facts}
+
+
+def verdicts(found: Outline) -> dict[str, str]:
+    return {check.name: check.verdict for check in found.checks}
+
+
+def test_fit_prints_the_plan_ends_the_script_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def solve(task: lightning.Task) -> float:
+        raise AssertionError("a rollout was run")
+
+    with overrides({"dry_run": True}), pytest.raises(SystemExit) as ended:
+        lightning.Trainer(steps=3).fit(solve, train=TASKS, validation=TASKS)
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert "64 rollouts: 8 tasks, 8 of each" in printed
+    assert "nothing was started or written" in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_numbers_of_a_step_follow_from_the_algorithm(tmp_path):
+    algorithm = lightning.GRPO(group_size=4, tasks_per_step=2, refill=1)
+    found = facts(tell(tmp_path / "run", algorithm=algorithm, evaluate_every=4))
+    assert found["a step"] == "8 rollouts: 2 tasks, 4 of each, up to 1 times as many again"
+    assert "at most 16,384" in found["tokens a step"]  # 8 rollouts of at most 2,048 tokens a call
+    assert found["tasks"] == "4 to train on, each used 4.5 times; 2 held out"
+    assert found["evaluations"].startswith("4 of 4 rollouts")  # before, after steps 4 and 8, after
+    assert found["learning rate"] == "0.0004 after 3 steps"
+    assert "1.5 M parameters" in found["model"]
+
+
+def test_demonstrations_have_no_rollouts_to_count(tmp_path):
+    shown = [{"messages": [{"role": "user", "content": "go"}], "reply": "gone"}] * 3
+    found = facts(tell(tmp_path, algorithm=lightning.SFT(demonstrations=shown, batch_size=2)))
+    assert found["a step"] == "2 of 3 demonstrations"
+    assert "tokens a step" not in found
+
+
+def test_phases_are_told_one_by_one(tmp_path):
+    phases = [lightning.Phase(lightning.GRPO(), 2), lightning.Phase("rloo", 3)]
+    found = [fact.value for fact in tell(tmp_path, algorithm=phases, steps=None).facts]
+    assert any("grpo" in value and "updates 1 to 2" in value for value in found)
+    assert any("rloo" in value and "updates 3 to 5" in value for value in found)
+
+
+def test_what_would_be_refused_is_a_check_that_fails(tmp_path):
+    (tmp_path / "run.json").write_text('{"run": "old", "store": null, "port": null}')
+    found = tell(
+        tmp_path,
+        store="mysql://x",
+        executor="carrier pigeons",
+        algorithm=lightning.GRPO(staleness=1),
+        backend=VerlBackend("tiny"),
+    )
+    assert {name: verdict for name, verdict in verdicts(found).items() if verdict == "fails"}.keys() >= {
+        "options",
+        "store",
+        "executor",
+        "folder",
+    }
+    (options,) = (check.told for check in found.checks if check.name == "options")
+    assert "staleness=1" in options
+
+
+def test_a_store_s_password_is_not_shown(tmp_path):
+    assert "hidden" not in facts(tell(tmp_path, store="postgresql://me:hidden@db/runs"))["store"]
+
+
+def test_a_model_too_large_for_this_machine_fails_its_check(tmp_path, monkeypatch):
+    from lightning_core.backends.local import outline
+
+    monkeypatch.setattr(outline, "memory_bytes", lambda device: 100 << 20)
+    assert verdicts(tell(tmp_path))["memory"] == "fails"
+
+
+def test_a_backend_that_tells_nothing_still_has_a_plan(tmp_path):
+    class Silent(lightning.LocalBackend):
+        name = "silent"
+        outline = None  # type: ignore[assignment]
+
+    found = facts(tell(tmp_path, backend=Silent("tiny")))
+    assert found["backend"] == "silent"
+    assert "model" not in found
+
+
+# choosing a backend -----------------------------------------------------------------------
+def test_a_backend_object_of_the_name_asked_for_keeps_its_settings():
+    own = VerlBackend("tiny", gpus=3)
+    trainer = lightning.Trainer(backend=own)
+    assert choose(trainer, {"backend": "verl"}).backend is own
+    joined = choose(trainer, {"backend": "verl", "ray": "10.0.0.5:6379"}).backend
+    assert (joined.gpus, joined.address, type(joined)) == (3, "10.0.0.5:6379", VerlBackend)
+    assert own.address is None
+
+
+def test_a_backend_s_name_and_an_address_make_one_there():
+    chosen = choose(lightning.Trainer(model="tiny", seed=4), {"backend": "verl", "ray": "auto"}).backend
+    assert (chosen.name, chosen.model, chosen.seed, chosen.address) == ("verl", "tiny", 4, "auto")
+
+
+def test_another_backend_takes_the_model_over(tmp_path):
+    trainer = lightning.Trainer(backend=VerlBackend(str(tmp_path)))
+    assert choose(trainer, {"backend": "local"}).model == str(tmp_path)
+    assert choose(trainer, {"backend": "local", "model": "tiny"}).model == "tiny"
+
+
+@pytest.mark.parametrize("backend", ["local", lightning.LocalBackend("tiny")], ids=["name", "object"])
+def test_an_address_for_a_backend_without_one_is_refused(backend):
+    with pytest.raises(ConfigError, match=r"ray='auto' .* backend 'local' does not run on one"):
+        choose(lightning.Trainer(backend=backend), {"ray": "auto"})
