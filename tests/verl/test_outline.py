@@ -17,6 +17,7 @@ from tests.verl.test_needs import LLAMA_8, QWEN_06, shape
 from tests.verl.test_sizes import graphics, have
 
 __all__ = ["graphics"]
+pytestmark = pytest.mark.filterwarnings("ignore")  # of verl and its dependencies, at their import
 HERE = importlib.util.find_spec("verl") is not None
 
 
