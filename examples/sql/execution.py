@@ -44,6 +44,8 @@ def open_database(path: str | Path) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)) as connection:
         # read-only is the file alone: ATTACH and VACUUM INTO would still write others
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        # some texts of Spider are not UTF-8; its own evaluation reads on, too
+        connection.text_factory = lambda text: text.decode(errors="ignore")
         yield connection
 
 

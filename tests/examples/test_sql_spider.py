@@ -53,6 +53,17 @@ def test_rows_become_tasks_on_their_databases(spider: Path) -> None:
     assert execution_match("SELECT 'rex'", task["gold"], task["database"]) == 1.0
 
 
+def test_a_text_that_is_not_utf_8_can_be_asked_for(spider: Path) -> None:
+    make_database(
+        spider, "tennis", "CREATE TABLE player (name TEXT); INSERT INTO player VALUES (x'c36e6ee9')"
+    )
+    database = spider / "database" / "tennis" / "tennis.sqlite"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("UPDATE player SET name = CAST(name AS TEXT)")
+        connection.commit()
+    assert execution_match("SELECT name FROM player", "SELECT name FROM player", database) == 1.0
+
+
 def test_the_limit_takes_the_first_in_the_order_of_the_seed(spider: Path) -> None:
     assert len(load_spider("train", spider)) == 2
     assert load_spider("train", spider, limit=1, seed=3) == load_spider("train", spider, seed=3)[:1]

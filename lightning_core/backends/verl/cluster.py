@@ -21,12 +21,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-import ray
-from omegaconf import DictConfig, OmegaConf
 from packaging.version import Version
-from ray.exceptions import GetTimeoutError, RayError
 
-from lightning_core.backends.verl.configuration import make_config
 from lightning_core.backends.verl.settings import ROOT, VerlSettings, find_device, verl_values
 from lightning_core.backends.verl.weights import write_weights
 from lightning_core.errors import BackendError, ConfigError
@@ -50,8 +46,11 @@ def _check_version() -> None:
         )
 
 
-_check_version()
+_check_version()  # first, as what follows is missing with it
 
+import ray  # noqa: E402
+from omegaconf import DictConfig, OmegaConf  # noqa: E402
+from ray.exceptions import GetTimeoutError, RayError  # noqa: E402
 from verl.checkpoint_engine import CheckpointEngineManager  # noqa: E402
 from verl.single_controller.base.decorator import Dispatch, register  # noqa: E402
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup  # noqa: E402
@@ -60,6 +59,8 @@ from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
 from verl.workers.config import CriticConfig, TrainingWorkerConfig  # noqa: E402
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker  # noqa: E402
 from verl.workers.rollout.replica import get_rollout_replica_class  # noqa: E402
+
+from lightning_core.backends.verl.configuration import make_config  # noqa: E402
 
 COLOCATED: Final = 3
 """Groups of workers that may share a GPU: policy, reference, critic."""
