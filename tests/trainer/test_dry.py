@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,16 @@ def test_a_backend_that_tells_nothing_still_has_a_plan(tmp_path):
     found = facts(tell(tmp_path, backend=Silent("tiny")))
     assert found["backend"] == "silent"
     assert "model" not in found
+
+
+def test_the_page_explains_every_line_and_check(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "dry-run.md").read_text()
+    for backend in ("local", VerlBackend("tiny")):
+        for fact in tell(tmp_path, backend=backend).facts:
+            name = "machine(s)" if fact.name.startswith("machine") else fact.name
+            assert re.search(rf"[|,] ({re.escape(name)})[,| ]", page) or fact.name in ("backend", "memory"), (
+                fact.name
+            )
 
 
 # choosing a backend -----------------------------------------------------------------------
