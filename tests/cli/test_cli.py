@@ -72,6 +72,16 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_commands_of_the_page_about_dry_runs_work_as_they_stand():
+    page = (ROOT / "docs" / "dry-run.md").read_text()
+    commands = re.findall(r"^\$ agentlightning (.*)$", page, re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        told = run(*command.split(), OPENAI_API_KEY="none")
+        assert told.returncode == 0, told.stderr
+        assert "nothing was started or written" in told.stdout
+
+
 def test_runs_and_show_report_what_training_left(finished):
     folder, _ = finished
     listed = run("runs", folder.parent)
