@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lightning_core.backends.chat.folder import tiny_folder
+from tests.vllm.weights import rambling
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +24,12 @@ def engine() -> Iterator[object]:
     asyncio.run(made.start())
     yield made
     asyncio.run(made.close())
+
+
+@pytest.fixture
+async def rambler(engine: Any, tmp_path: Path) -> AsyncIterator[Any]:
+    """The network by whose weights the servers answer in this test, at length."""
+    network = rambling(tmp_path / "rambling")
+    await engine.refresh(tmp_path / "rambling")
+    yield network
+    await engine.refresh(tiny_folder())

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm")
 
-from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.vllm import Replicas, VllmEngine, VllmUpstream
 from lightning_core.gateway.upstream import ChatRequest
 from lightning_core.runner.warden import descendants
-from tests.backends.serving import Reply, ask, plain_logprobs, user
-from tests.vllm.weights import HOT, agrees, changed, until
+from tests.backends.serving import Reply, ask, plain_logprobs
+from tests.vllm.weights import PROMPT, agrees, until
 
 STREAMS = 32
 
@@ -25,7 +23,7 @@ STREAMS = 32
 async def start(engine: VllmEngine, rollout: str | None, tokens: int) -> Any:
     """A reply of so many tokens that has begun: its generation and deltas."""
     attempt = None if rollout is None else (rollout, 1)
-    request = ChatRequest(user("hi"), temperature=HOT, max_tokens=tokens, attempt=attempt)
+    request = ChatRequest([], prompt=PROMPT, max_tokens=tokens, attempt=attempt)
     generation = await engine.upstream.chat(request)
     deltas = aiter(generation)
     reply = Reply(generation.prompt_ids)
@@ -59,6 +57,7 @@ async def servers_of(engine: VllmEngine, rollouts: list[str | None]) -> list[dic
     return found
 
 
+@pytest.mark.usefixtures("rambler")
 async def test_a_rollout_stays_with_one_server_and_both_are_used(engine: VllmEngine) -> None:
     rollouts: list[str | None] = [f"r{i}" for i in range(8)]
     first, again = await servers_of(engine, rollouts), await servers_of(engine, rollouts)
@@ -66,6 +65,7 @@ async def test_a_rollout_stays_with_one_server_and_both_are_used(engine: VllmEng
     assert {tuple(running.values()) for running in first} == {(0, 1), (1, 0)}
 
 
+@pytest.mark.usefixtures("rambler")
 async def test_without_a_rollout_the_server_with_the_fewest_replies_is_asked(engine: VllmEngine) -> None:
     started = [await start(engine, None, 2000) for _ in range(4)]
     assert [*engine.replicas.running.values()] == [2, 2]
@@ -74,9 +74,8 @@ async def test_without_a_rollout_the_server_with_the_fewest_replies_is_asked(eng
     await until(lambda: not sum(engine.replicas.running.values()))
 
 
-async def test_what_a_killed_server_was_at_goes_on_at_the_other(engine: VllmEngine, tmp_path: Path) -> None:
-    network = changed(tmp_path / "new", 5)
-    version = await engine.refresh(tmp_path / "new")
+async def test_what_a_killed_server_was_at_goes_on_at_the_other(engine: VllmEngine, rambler: Any) -> None:
+    version = engine.replicas.policy_version
     killed = engine.servers[0]
     started = await asyncio.gather(*(start(engine, f"r{i}", 300) for i in range(STREAMS)))
     there = engine.replicas.running[killed.url]
@@ -90,25 +89,23 @@ async def test_what_a_killed_server_was_at_goes_on_at_the_other(engine: VllmEngi
         assert reply.finish_reason in ("stop", "length")
         assert len(reply.ids) == len(reply.logprobs) == 300 or reply.ids[-1] == 2
         assert reply.policy_version == version
-        assert reply.logprobs == pytest.approx(
-            plain_logprobs(network, reply.prompt_ids, reply.ids, HOT), abs=1e-3
-        )
+        assert reply.logprobs == pytest.approx(plain_logprobs(rambler, PROMPT, reply.ids), abs=1e-3)
     assert len({tuple(reply.ids) for reply in replies}) == STREAMS
     # it is started again from the first weights, and takes part with the present ones
     await until(lambda: not engine.replicas.dead)
-    await agrees(engine, killed.url, network)
+    await agrees(engine, killed.url, rambler)
     assert {tuple(running.values()) for running in await servers_of(engine, [f"r{i}" for i in range(8)])} == {
         (0, 1),
         (1, 0),
     }
-    await engine.refresh(tiny_folder())
 
 
+@pytest.mark.usefixtures("rambler")
 async def test_servers_that_are_replaced_answer_no_more(engine: VllmEngine) -> None:
     first, second = engine.replicas.urls
     replicas = Replicas([first], "tiny", policy_version=4)
     upstream = VllmUpstream("tiny", replicas)
-    generation = await upstream.chat(ChatRequest(user("hi"), temperature=HOT, max_tokens=200))
+    generation = await upstream.chat(ChatRequest([], prompt=PROMPT, max_tokens=200))
     deltas = aiter(generation)
     ids = [*(await anext(deltas)).token_ids]
     replicas.replace([second])
@@ -121,5 +118,5 @@ async def test_servers_that_are_replaced_answer_no_more(engine: VllmEngine) -> N
 
 
 async def test_more_choices_than_a_server_takes_at_once_are_all_answered(engine: VllmEngine) -> None:
-    replies = await asyncio.gather(*(ask(engine, f"{i}", temperature=HOT, max_tokens=20) for i in range(200)))
+    replies = await asyncio.gather(*(ask(engine, f"{i}", temperature=2.0, max_tokens=20) for i in range(200)))
     assert all(reply.finish_reason for reply in replies)

@@ -25,7 +25,7 @@ from lightning_core.gateway.upstream import ChatRequest
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.types import Demonstration, Rollout, Task
 from tests.backends.serving import ask, ask_all, plain_logprobs, serving, user
-from tests.vllm.weights import HOT
+from tests.vllm.weights import PROMPT
 
 TOOL = {
     "type": "function",
@@ -34,7 +34,7 @@ TOOL = {
 SQL: Any = write_prompt(
     "CREATE TABLE boats (id INTEGER, name TEXT, speed REAL);", "How many boats have speed above 12?"
 )
-LONG: dict[str, Any] = {"temperature": HOT, "max_tokens": 400}
+LONG: dict[str, Any] = {"messages": [], "prompt": PROMPT, "max_tokens": 400}
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +76,15 @@ async def test_logprobs_are_those_at_the_temperature(
     assert {reply.policy_version for reply in replies} == {engine.replicas.policy_version}
 
 
+@pytest.mark.usefixtures("rambler")
 async def test_equal_seeds_give_equal_replies_and_choices_differ(engine: VllmEngine) -> None:
     once, again, other = [
-        [reply.ids for reply in await ask_all(engine, user("hi"), n=3, seed=seed, **LONG)]
-        for seed in (7, 7, 8)
+        [reply.ids for reply in await ask_all(engine, n=3, seed=seed, **LONG)] for seed in (7, 7, 8)
     ]
     assert once == again != other
     assert len({tuple(ids) for ids in once}) == 3
-    assert await ask(engine, "hi", **LONG) != await ask(engine, "hi", **LONG)  # unseeded
+    first, second = [(await ask(engine, **LONG)).ids for _ in range(2)]  # without a seed of their own
+    assert first != second
 
 
 async def test_a_stop_text_ends_a_reply_as_it_does_locally(engine: VllmEngine, local: LocalBackend) -> None:
@@ -96,8 +97,9 @@ async def test_a_stop_text_ends_a_reply_as_it_does_locally(engine: VllmEngine, l
     assert len(theirs.ids) < len(whole.ids)
 
 
+@pytest.mark.usefixtures("rambler")
 async def test_the_first_token_comes_before_the_last_is_made(engine: VllmEngine) -> None:
-    generation = await engine.upstream.chat(ChatRequest(user("hi"), **LONG))
+    generation = await engine.upstream.chat(ChatRequest(**LONG))
     deltas = aiter(generation)
     first = await anext(deltas)
     assert first.finish_reason is None
@@ -106,11 +108,11 @@ async def test_the_first_token_comes_before_the_last_is_made(engine: VllmEngine)
     assert rest[-1].finish_reason
 
 
+@pytest.mark.usefixtures("rambler")
 async def test_a_reply_that_is_given_up_frees_the_server(engine: VllmEngine) -> None:
-    generation = await engine.upstream.chat(ChatRequest(user("hi"), n=4, temperature=HOT))
-    deltas = aiter(generation)
-    await anext(deltas)
-    await deltas.aclose()
+    generation = await engine.upstream.chat(ChatRequest(**LONG, n=4))
+    await anext(aiter(generation))
+    await generation.aclose()
     while await running(engine):
         pass
 

@@ -16,8 +16,8 @@ from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.vllm import VllmEngine
 from tests.backends.serving import ask, plain_logprobs
 
-HOT = 50.0
-"""A temperature at which all tokens are alike, so that a reply does not come to an end soon."""
+PROMPT = list(range(5, 60))
+"""What `rambling` weights talk about for a thousand tokens or so."""
 
 
 async def until(seen: Callable[[], bool]) -> None:
@@ -28,12 +28,30 @@ async def until(seen: Callable[[], bool]) -> None:
 
 def changed(folder: Path, seed: int) -> Any:
     """The tiny model with other weights, written to the folder."""
-    torch.set_num_threads(1)
     torch.manual_seed(seed)
-    network = AutoModelForCausalLM.from_pretrained(tiny_folder(), dtype=torch.float32)
+    network = tiny()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter += 0.05 * parameter.std() * torch.randn_like(parameter)
+    return write(network, folder)
+
+
+def rambling(folder: Path) -> Any:
+    """The tiny model without a liking for the tokens that end a reply, written to the folder."""
+    network = tiny()
+    with torch.no_grad():
+        network.get_input_embeddings().weight[:3] = 0.0
+    return write(network, folder)
+
+
+def tiny() -> Any:
+    """The network that the servers start with."""
+    torch.set_num_threads(1)
+    return AutoModelForCausalLM.from_pretrained(tiny_folder(), dtype=torch.float32)
+
+
+def write(network: Any, folder: Path) -> Any:
+    """Save it beside the tiny model's tokenizer."""
     shutil.copytree(tiny_folder(), folder)
     network.save_pretrained(folder)
     return network
@@ -46,9 +64,8 @@ async def all_agree(engine: VllmEngine, network: Any, version: int) -> None:
 
 
 async def agrees(engine: VllmEngine, url: str, network: Any) -> None:
-    prompt = list(range(5, 60))
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": 8, "logprobs": 0, "return_token_ids": True}
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 8, "logprobs": 0, "return_token_ids": True}
     said: Any = await engine.replicas.ask(url, "/v1/completions", body)
     choice = said["choices"][0]
-    plain = plain_logprobs(network, prompt, choice["token_ids"])
+    plain = plain_logprobs(network, PROMPT, choice["token_ids"])
     assert choice["logprobs"]["token_logprobs"] == pytest.approx(plain, abs=1e-3)

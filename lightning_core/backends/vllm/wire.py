@@ -22,6 +22,8 @@ from lightning_core.errors import EngineError
 PROBE_SECONDS = 5.0
 """How long a server may take to say that it is well."""
 CONNECT_SECONDS = 10.0
+IDLE_SECONDS = 2.0
+"""How long an idle connection is kept; vLLM closes it after 5, and a request may be sent just then."""
 AS_SAMPLED = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 """What no request here asks for; a generation config may."""
 _ID = "token_id:"
@@ -79,7 +81,7 @@ class Wire:
     def _session(self) -> aiohttp.ClientSession:
         if self._opened is None:
             self._opened = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
             )
         return self._opened
