@@ -46,28 +46,26 @@ async def finish(started: Any) -> Reply:
     return whole
 
 
-async def servers_of(engine: VllmEngine, rollouts: list[str | None]) -> list[dict[str, int]]:
-    """What runs where while each rollout in turn has a reply under way."""
+async def servers_of(engine: VllmEngine, rollouts: list[str]) -> list[list[str]]:
+    """Who was asked for a reply of each rollout in turn."""
     found = []
     for rollout in rollouts:
-        started = await start(engine, rollout, 2000)
-        found.append(engine.replicas.running)
-        await started[1].aclose()
-        await until(lambda: not sum(engine.replicas.running.values()))
+        before = engine.replicas.sent
+        await finish(await start(engine, rollout, 1))
+        found.append([url for url, count in engine.replicas.sent.items() if count > before[url]])
     return found
 
 
-@pytest.mark.usefixtures("rambler")
 async def test_a_rollout_stays_with_one_server_and_both_are_used(engine: VllmEngine) -> None:
-    rollouts: list[str | None] = [f"r{i}" for i in range(8)]
+    rollouts = [f"r{i}" for i in range(12)]
     first, again = await servers_of(engine, rollouts), await servers_of(engine, rollouts)
     assert first == again
-    assert {tuple(running.values()) for running in first} == {(0, 1), (1, 0)}
+    assert sorted({url for (url,) in first}) == sorted(engine.replicas.urls)
 
 
 @pytest.mark.usefixtures("rambler")
 async def test_without_a_rollout_the_server_with_the_fewest_replies_is_asked(engine: VllmEngine) -> None:
-    started = [await start(engine, None, 2000) for _ in range(4)]
+    started = [await start(engine, None, 1900) for _ in range(4)]
     assert [*engine.replicas.running.values()] == [2, 2]
     for _, deltas, _ in started:
         await deltas.aclose()
@@ -94,10 +92,7 @@ async def test_what_a_killed_server_was_at_goes_on_at_the_other(engine: VllmEngi
     # it is started again from the first weights, and takes part with the present ones
     await until(lambda: not engine.replicas.dead)
     await agrees(engine, killed.url, rambler)
-    assert {tuple(running.values()) for running in await servers_of(engine, [f"r{i}" for i in range(8)])} == {
-        (0, 1),
-        (1, 0),
-    }
+    assert [killed.url] in await servers_of(engine, [f"r{i}" for i in range(12)])
 
 
 @pytest.mark.usefixtures("rambler")

@@ -62,6 +62,11 @@ class Replicas:
         return self._serving.door.held
 
     @property
+    def sent(self) -> dict[str, int]:
+        """Replies that each was ever asked for; the rest of one that another had begun counts as one."""
+        return {replica.url: replica.sent for replica in self._serving.replicas}
+
+    @property
     def running(self) -> dict[str, int]:
         """Replies under way at each."""
         return {replica.url: replica.running for replica in self._serving.replicas}

@@ -29,6 +29,8 @@ class Replica:
     """When its process started."""
     lost: str | None = None
     """What was heard when it went; None: it answers."""
+    sent: int = 0
+    """Replies it was ever asked for."""
     running: int = 0
     """Replies under way."""
     heard: float = 0.0

@@ -108,6 +108,7 @@ class VllmServer:
             return ""
 
     def _launch(self) -> None:
+        self._end()  # what is left of a process that has ended by itself
         ours, theirs = socket.socketpair()
         command = arguments(self.source, self.name, self.port, secrets.randbits(31), self.options)
         with theirs, self._log.open("wb") as log:

@@ -130,6 +130,7 @@ class Serving:
     async def _sample(self, replica: Replica, completion: Completion, stop_ids: frozenset[int]) -> None:
         body = sampling_body(completion, self.model, stop_ids)
         now = asyncio.get_running_loop().time
+        replica.sent += 1
         replica.running += 1
         replica.heard = now()
         try:
