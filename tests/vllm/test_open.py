@@ -14,13 +14,26 @@ from transformers import AutoModelForCausalLM
 
 pytest.importorskip("vllm")
 
-from examples.calc.app import SYSTEM
 from examples.calc.tasks import generate_split
 from lightning_core.backends.vllm import ServerOptions, VllmEngine, open_vllm
 from lightning_core.gateway.shelf import Shelf
-from recipes.calc.corpus import TOOLS
 from tests.backends.serving import ask, plain_logprobs, serving
 
+# as the example's app and its framework say them; the framework is not in this environment
+SYSTEM = "Solve the problem. Use the calculator. Reply with the number."
+EXPRESSION = {"description": "expression", "title": "Expression", "type": "string"}
+CALCULATOR = {
+    "name": "calculator",
+    "description": "Evaluate arithmetic, such as (12+3)*4.",
+    "parameters": {
+        "type": "object",
+        "properties": {"expression": EXPRESSION},
+        "required": ["expression"],
+        "additionalProperties": False,
+    },
+    "strict": False,
+}
+TOOLS = [{"type": "function", "function": CALCULATOR}]
 CALC = Path(__file__).parents[2] / "examples/calc/policy"
 
 
