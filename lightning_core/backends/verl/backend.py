@@ -244,7 +244,7 @@ class VerlBackend(VerlSettings):
     async def open_engine(self, source: str, version: int) -> VersionEngine:
         """A vLLM server of its own for one version; also of a backend that is not started."""
         from lightning_core.backends.local.reading import Content
-        from lightning_core.backends.vllm.server import open_vllm
+        from lightning_core.backends.vllm.engine import open_vllm
 
         content = Content(source, str(self.model))
         folder = content.folder

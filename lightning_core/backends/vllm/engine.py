@@ -42,6 +42,7 @@ class VllmEngine:
             self.servers[0].name,
             patience=patience,
             policy_version=policy_version,
+            starts_with=policy_version,
             restore=self._restore,
             revive=self._revive,
         )
@@ -103,7 +104,9 @@ class VllmEngine:
         """Start a server whose process has ended."""
         server = next(server for server in self.servers if server.url == url)
         if not server.running and url not in self._starting:
-            logger.warning("vLLM's server %s has ended and is started again", url)
+            logger.warning(
+                "vLLM's server %s has ended and is started again; it wrote last:\n%s", url, server.tail()
+            )
             starting = self._starting[url] = asyncio.create_task(server.start())
             starting.add_done_callback(lambda ended: self._started(url, ended))
 

@@ -29,18 +29,20 @@ class Replicas:
         patience: float = 60.0,
         probe_seconds: float = 1.0,
         policy_version: int = 0,
+        starts_with: int | None = None,
         restore: Restore | None = None,
         revive: Revive | None = None,
     ) -> None:
-        """`model` is the name it is served under. `policy_version` is that of the weights the servers start
-        with.
+        """`model` is the name it is served under. `policy_version` is that of the weights the servers have,
+        `starts_with` that of the weights they would have after a restart; None: that is not known.
 
         A request waits up to `patience` seconds while no server answers. Those that do not are asked every
         `probe_seconds` whether they are well, and `revive` is told of those that are not. A server that comes
         back without the current weights is handed to `restore`; without one it stays out until `replace`.
         Both functions are called in an event loop of this object's own.
         """
-        replicas = [Replica(url, policy_version, policy_version) for url in _clean(urls)]
+        start = NONE if starts_with is None else starts_with
+        replicas = [Replica(url, start, policy_version) for url in _clean(urls)]
         rules = Rules(patience, probe_seconds, restore, revive)
         self._serving = Serving(replicas, model, policy_version, rules)
         self._thread = LoopThread("lightning-vllm")

@@ -59,7 +59,7 @@ class VllmServer:
         self._start_seconds = start_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._log = Path(tempfile.mkdtemp(prefix="lightning-vllm-")) / "log"
+        self._log: Path | None = None
 
     @property
     def url(self) -> str:
@@ -86,9 +86,10 @@ class VllmServer:
                     self._check_alive()
                     await asyncio.sleep(LOOK_SECONDS)
         except TimeoutError as error:
+            said = self.tail()
             await self.close()
             raise EngineError(
-                f"vLLM did not answer within {self._start_seconds:g} s; it wrote last:\n{self.tail()}"
+                f"vLLM did not answer within {self._start_seconds:g} s; it wrote last:\n{said}"
             ) from error
         except BaseException:
             await self.close()
@@ -102,16 +103,17 @@ class VllmServer:
 
     def tail(self) -> str:
         """The last lines that it wrote."""
-        try:
-            return "\n".join(self._log.read_text(errors="replace").splitlines()[-LAST_LINES:])
-        except FileNotFoundError:
+        if self._log is None:
             return ""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-LAST_LINES:])
 
     def _launch(self) -> None:
         self._end()  # what is left of a process that has ended by itself
         ours, theirs = socket.socketpair()
         command = arguments(self.source, self.name, self.port, secrets.randbits(31), self.options)
-        with theirs, self._log.open("wb") as log:
+        number, path = tempfile.mkstemp(prefix="lightning-vllm-", suffix=".log")
+        self._log = Path(path)
+        with theirs, open(number, "wb") as log:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
@@ -148,4 +150,6 @@ class VllmServer:
         process.wait()
         control.close()
         self._process = self._control = None
-        self._log.unlink(missing_ok=True)
+        if self._log is not None:
+            self._log.unlink(missing_ok=True)
+            self._log = None
