@@ -113,5 +113,9 @@ async def test_servers_that_are_replaced_answer_no_more(engine: VllmEngine) -> N
 
 
 async def test_more_choices_than_a_server_takes_at_once_are_all_answered(engine: VllmEngine) -> None:
-    replies = await asyncio.gather(*(ask(engine, f"{i}", temperature=2.0, max_tokens=20) for i in range(200)))
+    prompts = [[5 + i, *range(5, 105)] for i in range(200)]
+    asked: dict[str, Any] = {"messages": [], "temperature": 2.0, "max_tokens": 10}
+    replies = await asyncio.gather(*(ask(engine, **asked, prompt=prompt) for prompt in prompts))
+    assert [reply.prompt_ids for reply in replies] == prompts
     assert all(reply.finish_reason for reply in replies)
+    assert not engine.replicas.dead

@@ -105,7 +105,8 @@ class VllmServer:
         """The last lines that it wrote."""
         if self._log is None:
             return ""
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-LAST_LINES:])
+        lines = self._log.read_text(errors="replace").splitlines()
+        return "\n".join([line for line in lines if "leaked" not in line][-LAST_LINES:])
 
     def _launch(self) -> None:
         self._end()  # what is left of a process that has ended by itself

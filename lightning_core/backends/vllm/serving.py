@@ -23,6 +23,8 @@ WAKE_SECONDS = 0.03
 """How often the reader of a running reply is woken."""
 TRIES, AGAIN_SECONDS = 3, 0.2
 """Failures in a row of one reply, without a token between them, on servers that say they are well."""
+LOSSES = 5
+"""The same, whatever they say: a request that kills every server it is sent to must come to an end."""
 Restore = Callable[[str, int], Awaitable[None]]
 """Gives the server at an address a version of the weights."""
 Revive = Callable[[str], Awaitable[None]]
@@ -121,9 +123,9 @@ class Serving:
                     ailment = await self._ailment(replica)
                     if ailment is not None:
                         self.lose(replica, f"{error}; {ailment}")
-                    elif failures >= TRIES:
+                    if failures >= (TRIES if ailment is None else LOSSES):
                         raise
-                    else:
+                    if ailment is None:
                         await asyncio.sleep(AGAIN_SECONDS)
                     _end(completion, stop_ids)
 
