@@ -30,7 +30,9 @@ PLUGINS := langgraph autogen openai_agents crewai
 NEW_PLUGINS := $(filter-out crewai,$(PLUGINS))
 NEW     := $(VENV)-new
 VERL    := $(VENV)-verl
-# What is never imported is not compiled, the rest when it is.
+# What is never imported is not compiled, the rest when it is, and then kept whatever the environment says: the
+# tests start some hundred processes.
+unexport PYTHONDONTWRITEBYTECODE
 PIP     := pip install --quiet --disable-pip-version-check --no-compile
 SETUP   := pyproject.toml constraints.txt
 

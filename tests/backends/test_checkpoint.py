@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightning_core.backends.base import Batch
-from lightning_core.backends.local import LoraOptions
+from lightning_core.backends.lora import LoraOptions
 from lightning_core.errors import ConfigError, ModelError
 from tests.backends.serving import ask, sample_batch, serving
 from tests.backends.test_update import Reinforce

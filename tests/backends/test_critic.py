@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 from lightning_core.algorithms.base import Critic
 from lightning_core.algorithms.losses import value_loss
 from lightning_core.backends.base import Batch
-from lightning_core.backends.local import LocalBackend, LoraOptions
+from lightning_core.backends.local import LocalBackend
+from lightning_core.backends.lora import LoraOptions
 from lightning_core.backends.local.critic import LocalCritic
 from lightning_core.backends.local.descent import OptimizerOptions
 from lightning_core.backends.local.model import load_model

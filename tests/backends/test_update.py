@@ -17,7 +17,8 @@ from lightning_core.algorithms.base import Entries
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.algorithms.ppo import PPO
 from lightning_core.backends.base import Batch
-from lightning_core.backends.local import LocalBackend, LoraOptions
+from lightning_core.backends.local import LocalBackend
+from lightning_core.backends.lora import LoraOptions
 from lightning_core.backends.local.descent import OptimizerOptions
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.optimizer import Optimizer

@@ -153,7 +153,7 @@ def verl_values(
         **_engine(settings, float32),
         **_lora(settings.lora),
         **(_separate(settings) if settings.separate else {}),
-        **(_cpu(settings) if device == "cpu" else {}),
+        **(_cpu(context) if device == "cpu" else {}),
     }
     return {**values, **settings.overrides}
 
@@ -207,7 +207,7 @@ def _separate(settings: VerlSettings) -> dict[str, Any]:
     }
 
 
-def _cpu(settings: VerlSettings) -> dict[str, Any]:
+def _cpu(context: int) -> dict[str, Any]:
     """What verl and vLLM take for granted and a CPU has not."""
     return {
         f"{ROOT}.model.use_remove_padding": False,
@@ -216,5 +216,8 @@ def _cpu(settings: VerlSettings) -> dict[str, Any]:
         f"{ROOT}.actor.use_torch_compile": False,
         f"{ROOT}.actor.fsdp_config.use_torch_compile": False,
         f"{ROOT}.rollout.enforce_eager": True,
+        # a seeded request whose prompt is cut in two ends vLLM's CPU engine
+        f"{ROOT}.rollout.enable_chunked_prefill": False,
+        f"{ROOT}.rollout.max_num_batched_tokens": max(8192, context),
         f"{ROOT}.rollout.checkpoint_engine.update_weights_bucket_megabytes": 64,
     }
