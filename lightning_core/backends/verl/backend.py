@@ -123,6 +123,9 @@ class VerlBackend(VerlSettings):
 
         shape = measure(self.model, self.context)
         check_memory(self, shape)
+        from lightning_core.backends.verl.ray_link import check_gpus
+
+        check_gpus(self)
         from lightning_core.backends.verl.cluster import Cluster
         from lightning_core.backends.verl.learning import Learner
 
