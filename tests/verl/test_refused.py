@@ -12,6 +12,7 @@ pytest.importorskip("verl", reason="verl lives in an environment of its own: mak
 import ray
 
 from lightning_core.algorithms.grpo import GRPO
+from lightning_core.backends.lora import LoraOptions
 from lightning_core.backends.verl.backend import VerlBackend
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.errors import BackendError, ConfigError, UnsupportedError
@@ -59,6 +60,21 @@ async def test_an_override_of_verls_own_is_taken_over_ours() -> None:
     values = verl_values(settings, folder=Path("model"), context=64, gpus=1, device="cpu")
     config = make_config(values, "fsdp2")
     assert (config.actor_rollout_ref.rollout.max_num_seqs, config.trainer.nnodes) == (7, 3)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2", "megatron"])
+def test_verl_has_every_setting_of_ours(strategy: Any) -> None:
+    from lightning_core.backends.verl.configuration import make_config
+    from lightning_core.backends.verl.settings import verl_values
+
+    settings = VerlSettings("tiny", strategy=strategy, lora=LoraOptions(rank=8), serving_gpus=1)
+    for device in ("cuda", "cpu") if strategy != "megatron" else ("cuda",):
+        values = verl_values(settings, folder=Path("model"), context=64, gpus=1, device=device)
+        engines = make_config(values, strategy).actor_rollout_ref
+        engine = "megatron" if strategy == "megatron" else "fsdp_config"
+        policy, reference = engines.actor[engine], engines.ref[engine]
+        assert policy.dtype == reference.dtype == ("bfloat16" if device == "cuda" else "float32")
+        assert policy.get("mixed_precision") == reference.get("mixed_precision")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nowhere.invalid:6379"])

@@ -328,6 +328,10 @@ class Cluster:
             self._policy.load_checkpoint(str(folder / "policy"))
             if (folder / "critic").is_dir():
                 self._critic_group().load_checkpoint(str(folder / "critic"))
+            elif self._critic is not None:
+                kill(self._critic.workers)
+                self._critic = None
+                self._loss.pop("critic", None)
 
     def export(self, folder: Path) -> None:
         """The weights as they are served, as safetensors."""
@@ -337,13 +341,16 @@ class Cluster:
 
 def critic_config(config: DictConfig, folder: Path) -> TrainingWorkerConfig:
     """What a worker of the critic is made from: the policy's settings, and a head for values."""
-    own = OmegaConf.merge(config, {"critic": {"model": config[ROOT].model}}).critic
+    whole = config.copy()
+    OmegaConf.set_struct(whole, False)
+    own = OmegaConf.merge(whole, {"critic": {"model": config[ROOT].model}}).critic
     policy = config[ROOT].actor
     own.strategy = policy.strategy
     own.model.path = str(folder)
     own.model.lora_rank = 0
-    # values begin at 0, as the local backend's: the head is not in the folder, and drawn with this spread
-    OmegaConf.update(own, "model.override_config.initializer_range", 0.0, force_add=True)
+    # Values begin at 0, as the local backend's: the head is not in the folder, and drawn with this spread
+    # (with transformers' own if it were 0).
+    own.model.override_config.initializer_range = 1e-9
     if "fsdp" in own and "fsdp_config" in policy:
         own.fsdp = policy.fsdp_config
     own.optim = policy.optim
