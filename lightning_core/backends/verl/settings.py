@@ -159,30 +159,24 @@ def verl_values(
 
 
 def _engine(settings: VerlSettings, float32: bool) -> dict[str, Any]:
-    """Of the training engine, which FSDP and Megatron have under different names."""
-    if settings.strategy == "megatron":
-        own = f"{ROOT}.actor.megatron"
-        return {
-            f"{own}.param_offload": settings.offload,
-            f"{own}.optimizer_offload": settings.offload,
-            f"{own}.grad_offload": settings.offload,
-            f"{own}.dtype": "float32" if float32 else "bfloat16",
-            f"{own}.seed": settings.seed,
-        }
-    own = f"{ROOT}.actor.fsdp_config"
-    precision = "fp32" if float32 else "bf16"
-    return {
+    """Of the training engine, which FSDP and Megatron have under different names. The reference computes as
+    the policy does: else they would differ where they are equal."""
+    part = "megatron" if settings.strategy == "megatron" else "fsdp_config"
+    own, reference = f"{ROOT}.actor.{part}", f"{ROOT}.ref.{part}"
+    values: dict[str, Any] = {
         f"{own}.param_offload": settings.offload,
         f"{own}.optimizer_offload": settings.offload,
-        f"{own}.dtype": "float32" if float32 else "bfloat16",
-        f"{own}.model_dtype": "fp32",
         f"{own}.seed": settings.seed,
-        f"{own}.mixed_precision": {
-            "param_dtype": precision,
-            "reduce_dtype": "fp32",
-            "buffer_dtype": "fp32",
-        },
+        f"{reference}.param_offload": settings.offload,
     }
+    dtypes: dict[str, Any] = {"dtype": "float32" if float32 else "bfloat16"}
+    if part != "megatron":
+        values[f"{own}.model_dtype"] = "fp32"
+        precision = {"param_dtype": "fp32" if float32 else "bf16", "reduce_dtype": "fp32"}
+        dtypes["mixed_precision"] = precision | {"buffer_dtype": "fp32"}
+    for name, value in dtypes.items():
+        values |= {f"{own}.{name}": value, f"{reference}.{name}": value}
+    return values
 
 
 def _lora(lora: LoraOptions | None) -> dict[str, Any]:

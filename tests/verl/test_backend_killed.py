@@ -1,0 +1,122 @@
+"""Servers and workers of the started backend are killed: replies go on, servers come back, errors say so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="verl lives in an environment of its own: make test-verl")
+
+import psutil
+import ray
+
+from lightning_core.algorithms.grpo import GRPO
+from lightning_core.backends.base import Batch
+from lightning_core.errors import BackendError
+from lightning_core.types import Trajectory
+from tests.backends.serving import as_transition, ask
+from tests.verl.test_backend import TOLERANCE, gap, sample
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+LOOK_SECONDS = 0.05
+REPLIES = 16
+
+
+def processes(actors: list[Any]) -> list[tuple[psutil.Process, list[psutil.Process]]]:
+    """The process of each actor, and those beneath it that are not its guard."""
+    pids = ray.get([actor.__ray_call__.remote(lambda actor: os.getpid()) for actor in actors])
+    return [
+        (owner, [each for each in owner.children(recursive=True) if "guard.py" not in str(each.cmdline())])
+        for owner in map(psutil.Process, pids)
+    ]
+
+
+def servers(backend: Any) -> list[tuple[psutil.Process, list[psutil.Process]]]:
+    replicas = backend._started.cluster._replicas
+    return processes([server for replica in replicas for server in replica.servers])
+
+
+async def until(holds: Any) -> None:
+    while not holds():  # noqa: ASYNC110 - processes send no events
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def rollouts(backend: Any, seed: int) -> list[asyncio.Task[Trajectory]]:
+    """So many under way, on all servers."""
+    draw = random.Random(seed)
+
+    async def roll(number: int) -> Trajectory:
+        prompt = [draw.randrange(5, 300) for _ in range(10)]
+        transitions = []
+        for turn in range(3):
+            reply = await ask(backend, [], prompt=prompt, max_tokens=60, attempt=(f"r{seed}-{number}", 1))
+            assert reply.finish_reason in ("stop", "length")
+            transitions.append(as_transition(reply, f"r{number}", f"c{turn}", advantage=1.0))
+            prompt = [*prompt, *reply.ids, 7, 11, 13]
+        return Trajectory(f"r{number}", "g", "t", 0.0, tuple(transitions))
+
+    tasks = [asyncio.create_task(roll(number)) for number in range(REPLIES)]
+    await until(lambda: all(backend._started.replicas.running.values()))
+    return tasks
+
+
+@pytest.mark.parametrize("victim", ["server", "engine"])
+async def test_a_killed_server_loses_no_reply_and_comes_back(
+    backend: Any, tmp_path: Path, victim: str
+) -> None:
+    await backend.update(Batch(0, await sample(backend)), GRPO())
+    await backend.publish()
+    await backend.export(tmp_path / "model")
+    owner, engines = servers(backend)[1]
+    tasks = await rollouts(backend, 1)
+    (owner if victim == "server" else engines[0]).send_signal(signal.SIGKILL)
+    batch = await asyncio.gather(*tasks)
+    assert len({each.rollout_id for each in batch}) == REPLIES
+    assert gap(tmp_path / "model", batch) < TOLERANCE
+    replicas = backend._started.replicas
+    await until(
+        lambda: not replicas.dead and len(set(replicas.running)) == 2 and owner.pid not in _pids(backend)
+    )
+    await until(lambda: not any(map(_runs, [owner, *engines])))
+    again = await asyncio.gather(*await rollouts(backend, 2))
+    assert {t.policy_version for each in again for t in each.transitions} == {1}
+    assert gap(tmp_path / "model", again) < TOLERANCE
+    assert await backend.publish() == 2
+    assert {t.policy_version for t in (await sample(backend))[0].transitions} == {2}
+
+
+async def test_a_killed_worker_is_told_and_a_checkpoint_goes_on_in_another_backend(
+    backend: Any, tmp_path: Path
+) -> None:
+    """The last test of this backend: it is closed here."""
+    batch = await sample(backend)
+    await backend.update(Batch(0, batch), GRPO())
+    await backend.save(tmp_path / "checkpoint")
+    below = psutil.Process().children(recursive=True)
+    (worker, _), _ = processes(backend._started.cluster._policy.workers)
+    worker.suspend()  # so that it is in the midst of it when it is killed
+    updating = asyncio.create_task(backend.update(Batch(1, batch), GRPO()))
+    await asyncio.sleep(LOOK_SECONDS)
+    worker.kill()
+    with pytest.raises(BackendError, match=r"an update was not made: .*resume the run"):
+        await updating
+    await backend.close()
+    await until(lambda: not any(map(_runs, below)))
+    assert not ray.is_initialized()
+
+
+def _pids(backend: Any) -> set[int]:
+    return {owner.pid for owner, _ in servers(backend)}
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

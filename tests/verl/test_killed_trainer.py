@@ -1,0 +1,77 @@
+"""A trainer on a cluster is killed in the midst of its rollouts or of an update, and resumed: no rollout is
+lost, none counted twice, and nothing of Ray or vLLM stays behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl", reason="verl lives in an environment of its own: make test-verl")
+
+import psutil
+
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.types import Status
+from tests.verl.job import GROUP_SIZE, TASKS_PER_STEP
+
+ROLLOUTS = TASKS_PER_STEP * GROUP_SIZE
+STEPS = 3
+END_SECONDS = 60.0
+ROOT = Path(__file__).parents[2]
+
+
+def begin(folder: Path) -> subprocess.Popen[str]:
+    """The job in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(Path(__file__).with_name("job.py")), str(folder), str(STEPS)],
+        stdout=subprocess.PIPE,
+        stderr=(folder.parent / "said").open("a"),
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+    )
+
+
+def kill(job: subprocess.Popen[str], after: int) -> None:
+    """Kill it once so many rollouts have ended, and see that all it has started ends too."""
+    assert job.stdout is not None
+    for _ in range(after):
+        assert job.stdout.readline() == "rollout\n"
+    beneath = psutil.Process(job.pid).children(recursive=True)
+    assert any("EngineCore" in str(each.cmdline()) for each in beneath)
+    job.kill()
+    job.wait()
+    job.stdout.close()
+    _, left = psutil.wait_procs(beneath, END_SECONDS)
+    assert not left
+
+
+async def test_a_killed_trainer_is_resumed_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    # In the second step: at any of its rollouts but the last, or as its update begins.
+    after = ROLLOUTS + random.choice([random.randrange(1, ROLLOUTS), ROLLOUTS])
+    kill(begin(folder), after)
+    resumed = begin(folder)
+    ended = resumed.communicate()[0].count("rollout")
+    assert resumed.returncode == 0, (after, (tmp_path / "said").read_text()[-4000:])
+    assert ended >= ROLLOUTS * STEPS - after
+    async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
+        (run,) = await store.list_runs()
+        assert run.status == "finished"
+        planned = await store.find_rollouts(run.id, split="train")
+        assert Counter(r.step for r in planned) == dict.fromkeys(range(STEPS), ROLLOUTS), after
+        assert {r.status for r in planned} == {Status.SUCCEEDED}, after
+        calls = await store.get_calls([r.id for r in planned])
+        for rollout in planned:
+            done = [call for call in calls[rollout.id] if call.status == "completed"]
+            assert Counter(call.agent for call in done) == {"writer": 1, "critic": 1}, after
+            assert {call.policy_version for call in done} == {rollout.step}, after
+        metrics = await store.list_metrics(run.id)
+        assert [m.values["policy_version"] for m in metrics] == [1, 2, 3], after
+        assert {m.values["rollouts"] for m in metrics} == {ROLLOUTS}, after
+        assert all(m.values["logprob_gap_max"] < 1e-4 for m in metrics), after
