@@ -73,7 +73,8 @@ class Generation(Protocol):
 class Upstream(Protocol):
     """An engine that serves the policy."""
 
-    model_name: str
+    @property
+    def model_name(self) -> str: ...
 
     async def chat(self, request: ChatRequest) -> Generation:
         """Start a completion. Raises ContextLengthError or UnsupportedError before anything is sampled.

@@ -89,8 +89,8 @@ class VerlBackend(VerlSettings):
         if algorithm.staleness and self.sleeps:
             raise UnsupportedError(
                 f"staleness={algorithm.staleness} lets rollouts go on while weights are trained, and these "
-                "GPUs serve and train in turn; give serving_gpus=... of their own to serve, or sleep=False if "
-                "both fit into memory"
+                "GPUs serve and train in turn; give serving_gpus=... of their own to serve, or sleep=False "
+                "if both fit into memory"
             )
 
     def outline(self, algorithms: Sequence[Algorithm]) -> Outline:
@@ -127,11 +127,14 @@ class VerlBackend(VerlSettings):
     def _open(self) -> _Parts:
         from lightning_core.backends.shape import fetch, measure
         from lightning_core.backends.verl.sizes import check_memory
+        from lightning_core.backends.verl.supply import check_supply, find_supply
         from lightning_core.backends.vllm.replicas import Replicas
         from lightning_core.backends.vllm.upstream import VllmUpstream
 
         shape = measure(fetch(self.model), self.context)
-        check_memory(self, shape)
+        supply = find_supply(self)
+        check_supply(self, supply)
+        check_memory(self, shape, supply)
         from lightning_core.backends.verl.cluster import Cluster
         from lightning_core.backends.verl.learning import Learner
 
@@ -224,9 +227,18 @@ class VerlBackend(VerlSettings):
 
     async def load(self, folder: Path) -> None:
         """Go on where `save` was called. Raises ModelError if the folder does not fit."""
-        parts, folder = self._started, Path(folder).absolute()
+        parts = self._started
+        state = await self._work(lambda: self._read(parts, Path(folder).absolute()))
+        parts.learner.steps = state["optimizer_steps"]
+        parts.learner.critic_steps = state["critic_steps"]
+        parts.upstream.load_sampling_state(state["sampling"])
+        self._updates = state["updates"]
+        await self._publish(state["policy_version"])
+
+    def _read(self, parts: _Parts, folder: Path) -> dict[str, Any]:
+        """Load what the workers need to go on; returns the rest."""
         try:
-            state = json.loads((folder / STATE).read_text())
+            state: dict[str, Any] = json.loads((folder / STATE).read_text())
         except (OSError, ValueError) as error:
             raise ModelError(f"can't go on from checkpoint {str(folder)!r}: {error}") from error
         if not (folder / "verl" / "policy").is_dir():
@@ -234,17 +246,13 @@ class VerlBackend(VerlSettings):
                 f"checkpoint {str(folder)!r} was not written by the verl backend, or what is needed to go on "
                 "was deleted; start a new run with model= its folder `model`"
             )
-        await self._work(lambda: parts.cluster.load(folder / "verl"))
-        parts.learner.steps = state["optimizer_steps"]
-        parts.learner.critic_steps = state["critic_steps"]
-        parts.upstream.load_sampling_state(state["sampling"])
-        self._updates = state["updates"]
-        await self._publish(state["policy_version"])
+        parts.cluster.load(folder / "verl")
+        return state
 
     async def open_engine(self, source: str, version: int) -> VersionEngine:
         """A vLLM server of its own for one version; also of a backend that is not started."""
         from lightning_core.backends.local.reading import Content
-        from lightning_core.backends.vllm.server import open_vllm
+        from lightning_core.backends.vllm.engine import open_vllm
 
         content = Content(source, str(self.model))
         folder = content.folder

@@ -14,7 +14,6 @@ All methods block; they belong to one thread.
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -25,7 +24,7 @@ from packaging.version import Version
 
 from lightning_core.backends.verl.settings import ROOT, VerlSettings, find_device, verl_values
 from lightning_core.backends.verl.weights import write_weights
-from lightning_core.errors import BackendError, ConfigError
+from lightning_core.errors import ConfigError
 
 VERSIONS: Final = ("0.9.1", "0.10")
 """From the first, below the second."""
@@ -50,7 +49,6 @@ _check_version()  # first, as what follows is missing with it
 
 import ray  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
-from ray.exceptions import GetTimeoutError, RayError  # noqa: E402
 from verl.checkpoint_engine import CheckpointEngineManager  # noqa: E402
 from verl.single_controller.base.decorator import Dispatch, register  # noqa: E402
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup  # noqa: E402
@@ -61,11 +59,15 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker  #
 from verl.workers.rollout.replica import get_rollout_replica_class  # noqa: E402
 
 from lightning_core.backends.verl.configuration import make_config  # noqa: E402
-
-COLOCATED: Final = 3
-"""Groups of workers that may share a GPU: policy, reference, critic."""
-ALIVE_SECONDS: Final = 10.0
-"""How long a server may take to say that it lives."""
+from lightning_core.backends.verl.ray_link import (  # noqa: E402
+    COLOCATED,
+    RayLink,
+    alive,
+    done,
+    guard_all,
+    kill,
+    told,
+)
 
 
 class Worker(ActorRolloutRefWorker):  # type: ignore[misc]
@@ -111,7 +113,7 @@ class Cluster:
         self.folder = folder
         self._context = context
         self._device = find_device()
-        self._own_ray = False
+        self._ray = RayLink(settings, self._device)
         self._config: Any = None
         self._pool: Any = None
         self._policy: Any = None
@@ -144,12 +146,10 @@ class Cluster:
         Raises ConfigError for settings that verl does not know or GPUs that are not there, BackendError if a
         worker or a server does not come up.
         """
-        gpus = self._connect()
-        values = verl_values(
-            self._settings, folder=self.folder, context=self._context, gpus=gpus, device=self._device
-        )
-        self._config = make_config(values, self._settings.strategy)
-        with _told("the training workers did not start"):
+        self._configure(self._settings.gpus or 1)  # what verl does not know is refused before Ray begins
+        gpus = self._ray.open()
+        self._config = self._configure(gpus)
+        with told("the training workers did not start"):
             self._pool = RayResourcePool(
                 process_on_nodes=[gpus] * self._settings.nodes,
                 use_gpu=True,
@@ -158,52 +158,25 @@ class Cluster:
             )
             self._policy = self._group(Worker, config=self._config[ROOT], role="actor_rollout")
             self._policy.init_model()
-        with _told("the vLLM servers did not start"):
+        with told("the vLLM servers did not start"):
             self._replicas = [self._make_replica(rank) for rank in range(self._replica_count())]
             asyncio.run(self._start_replicas(self._replicas))
             self._manage()
 
     def stop(self) -> None:
         """End the workers and servers, and Ray if it was begun here."""
-        if not ray.is_initialized():
-            return
-        for replica in self._replicas:
-            _kill(replica.servers)
-        for group in (self._policy, self._reference, self._critic):
-            _kill(group.workers if group is not None else [])
-        if self._own_ray:
-            ray.shutdown()
+        if ray.is_initialized():
+            for replica in self._replicas:
+                kill(replica.servers)
+            for group in (self._policy, self._reference, self._critic):
+                kill(group.workers if group is not None else [])
+        self._ray.close()
 
-    def _connect(self) -> int:
-        """GPUs to train on, of each machine."""
-        settings = self._settings
-        asked = settings.gpus
-        if self._device == "cpu" and asked is None:
-            asked = os.cpu_count() or 1
-        if not ray.is_initialized():
-            self._own_ray = True
-            here: dict[str, Any] = {"address": settings.address}
-            if settings.address is None:
-                cpus = max(os.cpu_count() or 1, 2 * COLOCATED * ((asked or 8) + settings.serving_gpus))
-                here = {"address": "local", "num_cpus": cpus, "include_dashboard": False}
-                if self._device == "cpu":
-                    here["num_gpus"] = (asked or 1) + settings.serving_gpus
-            try:
-                ray.init(**here, log_to_driver=settings.log, runtime_env={"env_vars": _environment()})
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                raise BackendError(
-                    f"can't reach a Ray cluster at address={settings.address!r}: {error}; check that it runs "
-                    "(`ray status`), or leave the address away for one on this machine"
-                ) from error
-        found = int(ray.cluster_resources().get("GPU", 0))
-        wanted = ((asked or 1) + settings.serving_gpus) * settings.nodes
-        if found < wanted:
-            raise ConfigError(
-                f"the verl backend needs {wanted} GPUs and Ray knows of {found}; lower gpus, nodes or "
-                "serving_gpus, join a cluster that has them (address=...), or train on this machine's "
-                'processor with backend="local"'
-            )
-        return asked or (found - settings.serving_gpus * settings.nodes) // settings.nodes
+    def _configure(self, gpus: int) -> DictConfig:
+        values = verl_values(
+            self._settings, folder=self.folder, context=self._context, gpus=gpus, device=self._device
+        )
+        return make_config(values, self._settings.strategy)
 
     def _group(self, worker: type, **arguments: Any) -> Any:
         made = RayClassWithInitArgs(cls=ray.remote(worker), **arguments)
@@ -231,6 +204,7 @@ class Cluster:
         await asyncio.gather(
             *(each.init_standalone() if separate else each.init_hybrid(self._policy) for each in replicas)
         )
+        guard_all(server for each in replicas for server in each.servers)
 
     def _manage(self) -> None:
         self._manager = CheckpointEngineManager(
@@ -241,7 +215,7 @@ class Cluster:
 
     def dead(self) -> list[int]:
         """Replicas that don't answer any more."""
-        return [rank for rank, replica in enumerate(self._replicas) if not _alive(replica)]
+        return [rank for rank, replica in enumerate(self._replicas) if not alive(replica.servers)]
 
     def revive(self) -> list[int]:
         """Start those replicas again that are dead; they have the weights of the start until `send_weights`.
@@ -249,9 +223,9 @@ class Cluster:
         dead = self.dead()
         if not dead:
             return []
-        with _told("a vLLM server that had ended did not start again"):
+        with told("a vLLM server that had ended did not start again"):
             for rank in dead:
-                _kill(self._replicas[rank].servers)
+                kill(self._replicas[rank].servers)
             self._policy.forget_server()
             fresh = {rank: self._make_replica(rank) for rank in dead}
             asyncio.run(self._start_replicas(list(fresh.values())))
@@ -262,12 +236,12 @@ class Cluster:
     def send_weights(self, version: int) -> None:
         """Let all servers have the weights under training, by verl's checkpoint engine; no request may be
         under way."""
-        with _told("the weights did not reach the vLLM servers"):
+        with told("the weights did not reach the vLLM servers"):
             self._manager.update_weights(global_steps=version)
 
     def sleep(self) -> None:
         """Free the servers' memory on the GPUs; `send_weights` takes it again."""
-        with _told("a vLLM server did not free its memory"):
+        with told("a vLLM server did not free its memory"):
             self._manager.sleep_replicas()
 
     # training -----------------------------------------------------------------------------
@@ -287,7 +261,7 @@ class Cluster:
             config = self._config[ROOT].copy()
             config.model.path = str(folder or self.folder)
             config.model.lora_rank = 0
-            with _told("the reference policy did not start"):
+            with told("the reference policy did not start"):
                 self._reference = self._group(Worker, config=config, role="ref")
                 self._reference.init_model()
         return self._infer(self._reference.compute_ref_log_prob, batch)["log_probs"]
@@ -295,7 +269,7 @@ class Cluster:
     def drop_reference(self) -> None:
         """Free the reference policy; the next `infer_reference` makes one anew."""
         if self._reference is not None:
-            _kill(self._reference.workers)
+            kill(self._reference.workers)
             self._reference = None
 
     def train_critic(self, batch: Any, loss: Callable[..., Any], rate: float) -> dict[str, Any]:
@@ -310,7 +284,7 @@ class Cluster:
     def _critic_group(self) -> Any:
         """The critic, made when it is first needed from the weights of the start."""
         if self._critic is None:
-            with _told("the critic did not start"):
+            with told("the critic did not start"):
                 self._critic = self._group(CriticWorker, config=critic_config(self._config, self.folder))
                 self._critic.reset()
         return self._critic
@@ -328,12 +302,12 @@ class Cluster:
             seed=self._settings.seed,
             dataloader_kwargs={"shuffle": False},
         )
-        with _told("an update was not made"):
+        with told("an update was not made"):
             if self._loss.get(name) != loss:
                 group.set_loss_fn(loss)
                 self._loss[name] = loss
             group.set_rate(rate)
-            metrics: dict[str, Any] = tensordict_utils.get(_done(step(batch)), "metrics")
+            metrics: dict[str, Any] = tensordict_utils.get(done(step(batch)), "metrics")
         return metrics
 
     def _infer(self, step: Any, batch: Any, **more: Any) -> Any:
@@ -346,37 +320,46 @@ class Cluster:
             global_token_num=batch["input_ids"].offsets().diff().tolist(),
             **more,
         )
-        with _told("log-probabilities were not inferred"):
-            return _done(step(batch))
+        with told("log-probabilities were not inferred"):
+            return done(step(batch))
 
     # keeping ------------------------------------------------------------------------------
     def save(self, folder: Path) -> None:
         """Weights and optimizer state, each worker its part."""
-        with _told(f"no checkpoint was written to {str(folder)!r}"):
+        with told(f"no checkpoint was written to {str(folder)!r}"):
             self._policy.save_checkpoint(str(folder / "policy"))
             if self._critic is not None:
                 self._critic.save_checkpoint(str(folder / "critic"))
 
     def load(self, folder: Path) -> None:
         """Go on from `save`."""
-        with _told(f"the checkpoint in {str(folder)!r} was not read"):
+        with told(f"the checkpoint in {str(folder)!r} was not read"):
             self._policy.load_checkpoint(str(folder / "policy"))
             if (folder / "critic").is_dir():
                 self._critic_group().load_checkpoint(str(folder / "critic"))
+            elif self._critic is not None:
+                kill(self._critic.workers)
+                self._critic = None
+                self._loss.pop("critic", None)
 
     def export(self, folder: Path) -> None:
         """The weights as they are served, as safetensors."""
-        with _told(f"the weights were not written to {str(folder)!r}"):
+        with told(f"the weights were not written to {str(folder)!r}"):
             self._policy.export(str(folder))
 
 
 def critic_config(config: DictConfig, folder: Path) -> TrainingWorkerConfig:
     """What a worker of the critic is made from: the policy's settings, and a head for values."""
-    own = OmegaConf.merge(config, {"critic": {"model": config[ROOT].model}}).critic
+    whole = config.copy()
+    OmegaConf.set_struct(whole, False)
+    own = OmegaConf.merge(whole, {"critic": {"model": config[ROOT].model}}).critic
     policy = config[ROOT].actor
     own.strategy = policy.strategy
     own.model.path = str(folder)
     own.model.lora_rank = 0
+    # Values begin at 0, as the local backend's: the head is not in the folder, and drawn with this spread
+    # (with transformers' own if it were 0).
+    own.model.override_config.initializer_range = 1e-9
     if "fsdp" in own and "fsdp_config" in policy:
         own.fsdp = policy.fsdp_config
     own.optim = policy.optim
@@ -394,51 +377,3 @@ def critic_config(config: DictConfig, folder: Path) -> TrainingWorkerConfig:
         optimizer_config=made.optim,
         checkpoint_config=made.checkpoint,
     )
-
-
-# Ray --------------------------------------------------------------------------------------
-def _environment() -> dict[str, str]:
-    """What workers need of this process's environment; Ray's own are passed on by Ray."""
-    passed = ("VERL_", "VLLM_", "HF_", "NCCL_", "GLOO_", "OMP_", "TOKENIZERS_", "PYTHONPATH", "CUDA_LAUNCH")
-    quiet = {"TOKENIZERS_PARALLELISM": "true", "VLLM_LOGGING_LEVEL": "WARN", "HYDRA_FULL_ERROR": "1"}
-    return quiet | {name: value for name, value in os.environ.items() if name.startswith(passed)}
-
-
-def _done(answer: Any) -> Any:
-    """A worker group gives some answers as promises."""
-    return answer.get() if hasattr(answer, "get") and type(answer).__name__.endswith("Future") else answer
-
-
-def _alive(replica: Any) -> bool:
-    try:
-        ray.get([server.get_server_address.remote() for server in replica.servers], timeout=ALIVE_SECONDS)
-        ray.get(
-            [server.collective_rpc.remote("check_health") for server in replica.servers],
-            timeout=ALIVE_SECONDS,
-        )
-    except (RayError, GetTimeoutError):
-        return False
-    return True
-
-
-def _kill(actors: list[Any]) -> None:
-    for actor in actors:
-        ray.kill(actor)
-
-
-class _told:
-    """A context in which an error of Ray or verl becomes a BackendError that says what it led to."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RayError | OSError | RuntimeError | ValueError | AssertionError):
-            told = str(error).strip().splitlines() or [type(error).__name__]
-            raise BackendError(
-                f"{self._what}: {told[-1]}; what the workers said is in Ray's logs "
-                "(/tmp/ray/session_latest/logs). Mend the cause, then resume the run"
-            ) from error

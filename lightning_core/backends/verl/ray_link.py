@@ -1,0 +1,137 @@
+"""The Ray cluster: joining one or beginning one here, its actors' ends, and its errors in our words.
+
+Nothing of verl is here. A cluster that was begun here is gone when this process is, however it ends: Ray's
+daemons die with it, and then the workers (what these have started: `guard`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any, Final
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from lightning_core.backends.verl.guard import set_guard
+from lightning_core.backends.verl.settings import VerlSettings
+from lightning_core.backends.verl.supply import check_count
+from lightning_core.errors import BackendError
+
+COLOCATED: Final = 3
+"""Groups of workers that may share a GPU: policy, reference, critic."""
+ALIVE_SECONDS: Final = 10.0
+"""How long an actor may take to say that it lives."""
+LOOPBACK: Final = "127.0.0.2"
+"""Ray replaces 127.0.0.1 by the machine's address in the network, where others reach it."""
+
+
+class RayLink:
+    """This process's connection to a Ray cluster."""
+
+    def __init__(self, settings: VerlSettings, device: str) -> None:
+        self._settings = settings
+        self._device = device
+        self._joined = False
+
+    def open(self) -> int:
+        """Join the cluster, or begin one; returns the GPUs to train on, of each machine.
+
+        Raises ConfigError if it has too few GPUs, BackendError if it can't be reached.
+        """
+        settings = self._settings
+        asked = settings.gpus
+        if self._device == "cpu" and asked is None:
+            asked = os.cpu_count() or 1
+        if not ray.is_initialized():
+            self._join(asked)
+        found = int(ray.cluster_resources().get("GPU", 0))
+        check_count(settings, found, "Ray knows of")
+        return asked or (found - settings.serving_gpus * settings.nodes) // settings.nodes
+
+    def close(self) -> None:
+        """Leave it, and end it if it was begun here. A second time does nothing."""
+        if self._joined:
+            ray.shutdown()
+            self._joined = False
+
+    def _join(self, gpus: int | None) -> None:
+        address = self._settings.address
+        where = self._here(gpus) if address is None else {"address": address}
+        environment = {"env_vars": _environment()}
+        try:
+            ray.init(**where, log_to_driver=self._settings.log, runtime_env=environment)
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            raise _unreachable(address, error) from error
+        self._joined = True
+
+    def _here(self, gpus: int | None) -> dict[str, Any]:
+        """A cluster of this machine alone. What speaks HTTP is on loopback; Ray's own services are not to be
+        kept from the network, and ask for a token."""
+        all_gpus = (gpus or 8) + self._settings.serving_gpus
+        where: dict[str, Any] = {
+            "address": "local",
+            "num_cpus": max(os.cpu_count() or 1, 2 * COLOCATED * all_gpus),
+            "include_dashboard": False,
+            "_node_ip_address": LOOPBACK,
+        }
+        return {**where, "num_gpus": all_gpus} if self._device == "cpu" else where
+
+
+def _unreachable(address: str | None, error: BaseException) -> BackendError:
+    return BackendError(
+        f"can't reach a Ray cluster at address={address!r}: {error}; check that it runs (`ray status`), or "
+        "leave the address away for one on this machine"
+    )
+
+
+def _environment() -> dict[str, str]:
+    """What workers need of this process's environment; Ray's own are passed on by Ray."""
+    passed = ("VERL_", "VLLM_", "HF_", "NCCL_", "GLOO_", "OMP_", "TOKENIZERS_", "PYTHONPATH", "CUDA_LAUNCH")
+    quiet = {"TOKENIZERS_PARALLELISM": "true", "VLLM_LOGGING_LEVEL": "WARN", "HYDRA_FULL_ERROR": "1"}
+    return quiet | {name: value for name, value in os.environ.items() if name.startswith(passed)}
+
+
+def done(answer: Any) -> Any:
+    """A worker group gives some answers as promises."""
+    return answer.get() if hasattr(answer, "get") and type(answer).__name__.endswith("Future") else answer
+
+
+def alive(servers: Iterable[Any]) -> bool:
+    """Whether all of a replica's servers, and the engines behind them, say that they live."""
+    try:
+        ray.get([server.get_server_address.remote() for server in servers], timeout=ALIVE_SECONDS)
+        checks = [server.collective_rpc.remote("check_health") for server in servers]
+        ray.get(checks, timeout=ALIVE_SECONDS)
+    except (RayError, GetTimeoutError):
+        return False
+    return True
+
+
+def guard_all(servers: Iterable[Any]) -> None:
+    """See to it that no engine outlives its server."""
+    ray.get([server.__ray_call__.remote(set_guard) for server in servers])
+
+
+def kill(actors: Iterable[Any]) -> None:
+    """End them; what they were doing is lost."""
+    for actor in actors:
+        ray.kill(actor)
+
+
+class told:
+    """A context in which an error of Ray or verl becomes a BackendError that says what it led to."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RayError | OSError | RuntimeError | ValueError | AssertionError):
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            raise BackendError(
+                f"{self._what}: {said[-1]}; what the workers said is in Ray's logs "
+                "(/tmp/ray/session_latest/logs). Mend the cause, then resume the run"
+            ) from error
