@@ -20,6 +20,7 @@ def make_config(values: Mapping[str, Any], strategy: str) -> DictConfig:
         config = compose("ppo_trainer", overrides=[f"model_engine={engine}"])
     for key, value in values.items():
         _check_key(config, key)
+        _check_value(key, OmegaConf.select(config, key, throw_on_missing=False), value)
         try:
             OmegaConf.update(config, key, value, force_add=True)
         except (ValueError, TypeError, AttributeError) as error:
@@ -45,6 +46,20 @@ def _check_key(config: DictConfig, key: str) -> None:
         node = node.get(name) if name in node else None
         if node is None or isinstance(node, ListConfig):
             return
+
+
+def _check_value(key: str, default: Any, value: Any) -> None:
+    """Raise ConfigError if a number or a switch is to become something else: verl would find out late."""
+    number = isinstance(default, int | float) and not isinstance(default, bool)
+    fits = (
+        value is None
+        or (isinstance(value, str) and value.startswith("${"))
+        or not isinstance(default, bool | int | float)
+        or (isinstance(value, int | float) and isinstance(value, bool) != number)
+    )
+    if not fits:
+        kind = "a number" if number else "true or false"
+        raise ConfigError(f"verl does not take {key}={value!r}: it is {kind}, such as {default!r}")
 
 
 def _fields(node: DictConfig) -> set[str]:

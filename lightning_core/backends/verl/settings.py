@@ -64,8 +64,9 @@ class VerlSettings:
     """Of the engine and of the forward pass in training; weights under training are float32."""
     merge: bool = True
     """Train shared prefixes once where they are in one row. Off only to compare: it changes no gradient."""
-    patience: float = 120.0
-    """Seconds that requests wait for a replica when none is alive."""
+    patience: float = 600.0
+    """Seconds that requests wait for a server when none is alive: one that has ended is started again, which
+    takes minutes for a big model."""
     log: bool = False
     """Show here what the workers and servers print."""
     seed: int = 0
@@ -159,30 +160,24 @@ def verl_values(
 
 
 def _engine(settings: VerlSettings, float32: bool) -> dict[str, Any]:
-    """Of the training engine, which FSDP and Megatron have under different names."""
-    if settings.strategy == "megatron":
-        own = f"{ROOT}.actor.megatron"
-        return {
-            f"{own}.param_offload": settings.offload,
-            f"{own}.optimizer_offload": settings.offload,
-            f"{own}.grad_offload": settings.offload,
-            f"{own}.dtype": "float32" if float32 else "bfloat16",
-            f"{own}.seed": settings.seed,
-        }
-    own = f"{ROOT}.actor.fsdp_config"
-    precision = "fp32" if float32 else "bf16"
-    return {
+    """Of the training engine, which FSDP and Megatron have under different names. The reference computes as
+    the policy does: else they would differ where they are equal."""
+    part = "megatron" if settings.strategy == "megatron" else "fsdp_config"
+    own, reference = f"{ROOT}.actor.{part}", f"{ROOT}.ref.{part}"
+    values: dict[str, Any] = {
         f"{own}.param_offload": settings.offload,
         f"{own}.optimizer_offload": settings.offload,
-        f"{own}.dtype": "float32" if float32 else "bfloat16",
-        f"{own}.model_dtype": "fp32",
         f"{own}.seed": settings.seed,
-        f"{own}.mixed_precision": {
-            "param_dtype": precision,
-            "reduce_dtype": "fp32",
-            "buffer_dtype": "fp32",
-        },
+        f"{reference}.param_offload": settings.offload,
     }
+    dtypes: dict[str, Any] = {"dtype": "float32" if float32 else "bfloat16"}
+    if part != "megatron":
+        values[f"{own}.model_dtype"] = "fp32"
+        precision = {"param_dtype": "fp32" if float32 else "bf16", "reduce_dtype": "fp32"}
+        dtypes["mixed_precision"] = precision | {"buffer_dtype": "fp32"}
+    for name, value in dtypes.items():
+        values |= {f"{own}.{name}": value, f"{reference}.{name}": value}
+    return values
 
 
 def _lora(lora: LoraOptions | None) -> dict[str, Any]:
