@@ -1,0 +1,110 @@
+"""What the verl backend refuses, by name, and before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="verl lives in an environment of its own: make test-verl")
+
+import ray
+
+from lightning_core.algorithms.grpo import GRPO
+from lightning_core.backends.lora import LoraOptions
+from lightning_core.backends.verl.backend import VerlBackend
+from lightning_core.backends.verl.settings import VerlSettings
+from lightning_core.errors import BackendError, ConfigError, UnsupportedError
+from tests.verl.conftest import import_verl
+
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def verl() -> None:
+    import_verl()
+
+
+async def refused(error: type[Exception], words: str, **options: Any) -> None:
+    """A start with these options ends in that error, and leaves no Ray behind that was not there."""
+    before = ray.is_initialized()
+    with pytest.raises(error, match=words):
+        await VerlBackend("tiny", **options).start()
+    assert ray.is_initialized() == before
+
+
+async def test_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VERL_PLATFORM")
+    await refused(ConfigError, r"needs 999 GPUs and this machine has \d+; .*backend=\"local\"", gpus=999)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        (f"{ROLLOUT}.max_num_seq", 8, r"rollout has no 'max_num_seq'; did you mean 'max_num_seqs'\?"),
+        ("actor_rollout_ref.rolout.n", 8, r"has no 'rolout'; did you mean 'rollout'\?"),
+        (f"{ROLLOUT}.max_num_seqs", "many", r"max_num_seqs='many': it is a number, such as \d+"),
+        (f"{ROLLOUT}.enforce_eager", 3, "enforce_eager=3: it is true or false"),
+    ],
+)
+async def test_overrides_that_verl_does_not_know(key: str, value: object, words: str) -> None:
+    await refused(ConfigError, words, gpus=1, overrides={key: value})
+
+
+async def test_an_override_of_verls_own_is_taken_over_ours() -> None:
+    from lightning_core.backends.verl.configuration import make_config
+    from lightning_core.backends.verl.settings import verl_values
+
+    settings = VerlSettings("tiny", overrides={f"{ROLLOUT}.max_num_seqs": 7, "trainer.nnodes": 3})
+    values = verl_values(settings, folder=Path("model"), context=64, gpus=1, device="cpu")
+    config = make_config(values, "fsdp2")
+    assert (config.actor_rollout_ref.rollout.max_num_seqs, config.trainer.nnodes) == (7, 3)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2", "megatron"])
+def test_verl_has_every_setting_of_ours(strategy: Any) -> None:
+    from lightning_core.backends.verl.configuration import make_config
+    from lightning_core.backends.verl.settings import verl_values
+
+    settings = VerlSettings("tiny", strategy=strategy, lora=LoraOptions(rank=8), serving_gpus=1)
+    for device in ("cuda", "cpu") if strategy != "megatron" else ("cuda",):
+        values = verl_values(settings, folder=Path("model"), context=64, gpus=1, device=device)
+        engines = make_config(values, strategy).actor_rollout_ref
+        engine = "megatron" if strategy == "megatron" else "fsdp_config"
+        policy, reference = engines.actor[engine], engines.ref[engine]
+        assert policy.dtype == reference.dtype == ("bfloat16" if device == "cuda" else "float32")
+        assert policy.get("mixed_precision") == reference.get("mixed_precision")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nowhere.invalid:6379"])
+async def test_a_ray_cluster_that_is_not_there(address: str) -> None:
+    words = rf"can't reach a Ray cluster at address='{address}': .*ray status"
+    await refused(BackendError, words, gpus=1, address=address)
+
+
+@pytest.mark.parametrize("found", ["0.8.3", "0.10.0"])
+def test_a_verl_outside_the_range(found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning_core.backends.verl.cluster import _check_version
+
+    folder = tmp_path / f"verl-{found}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: verl\nVersion: {found}\n")
+    _check_version()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=rf"verl {found} is outside .*pip install 'verl>=0\.9\.1,<0\.10'"):
+        _check_version()
+
+
+def test_settings_that_do_not_go_together() -> None:
+    with pytest.raises(ConfigError, match="tensor_parallel=3 does not divide the 2 GPUs"):
+        VerlBackend("tiny", gpus=2, tensor_parallel=3)
+    with pytest.raises(ConfigError, match="sleep=True is for GPUs that serve and train in turn"):
+        VerlBackend("tiny", serving_gpus=1, sleep=True)
+    with pytest.raises(UnsupportedError, match=r"staleness=1 .*sleep=False"):
+        VerlBackend("tiny", gpus=1, sleep=True).check(GRPO(staleness=1))
+    VerlBackend("tiny", gpus=1, sleep=False).check(GRPO(staleness=1))
+
+
+async def test_a_model_whose_context_is_too_short() -> None:
+    await refused(ConfigError, r"context=999999 is above what model .* was made for", context=999999)
