@@ -108,6 +108,12 @@ def alive(servers: Iterable[Any]) -> bool:
     return True
 
 
+def give_back(pool: Any) -> None:
+    """Free the GPUs of a pool whose actors have ended."""
+    for group in pool.pgs or ():
+        ray.util.remove_placement_group(group)
+
+
 def guard_all(servers: Iterable[Any]) -> None:
     """See to it that no engine outlives its server."""
     ray.get([server.__ray_call__.remote(set_guard) for server in servers])
