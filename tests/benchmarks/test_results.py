@@ -15,10 +15,11 @@ from benchmarks.plots import plot
 from benchmarks.rewriting import Rewriting
 from benchmarks.studies import STUDIES, Study, Variant
 from benchmarks.tables import MEANING, agent_table, interval, part_table, run_table, spread, study_table
+from benchmarks.verl.study import STUDIES as BACKENDS
 from lightning_core.trainer.summary import AgentScore, AgentSummary, Evaluation, Score, Summary
 
 ROOT = Path(__file__).parents[2]
-ALL = {**EXAMPLES, **STUDIES, **OFF_POLICY}
+ALL = {**EXAMPLES, **STUDIES, **OFF_POLICY, **BACKENDS}
 PUBLISHED = [name for name in ALL if (ROOT / f"benchmarks/results/{name}.json").exists()]
 
 
