@@ -1,15 +1,16 @@
 """What a run's processes use of the machine, noted beside it every second.
 
 Of the trainer's process it tells the threads apart, and of its first thread, which runs the app beside runner
-and trainer, in whose code it was found when looked at. Everything below that process was started for verl or
-vLLM, or is Ray's own. All numbers are sums from the start on, of processor seconds or of looks.
+and trainer, in whose code it is whenever the process has used another hundredth of a second. Everything below
+that process was started for verl or vLLM, or is Ray's own. All numbers are sums from the start on, of
+processor seconds or of looks.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
+import signal
 import threading
 import time
 from collections import Counter, defaultdict
@@ -20,11 +21,14 @@ from types import FrameType
 
 from benchmarks.stores.processes import TICK, children, times
 
-LOOK_SECONDS, NOTE_SECONDS = 0.02, 1.0
+LOOK_SECONDS, NOTE_SECONDS = 0.01, 1.0
 OWN = "lightning-usage"
 HOUSE = ("/lightning_core/", "/lightning_langgraph/")
-APP = ("/examples/", "/langgraph/", "/langchain_core/", "/langchain_openai/", "/openai/", "/sqlglot/")
-WAITING = ("selectors.py", "asyncio/runners.py")
+APP = (
+    "/examples/", "/langgraph/", "/langchain_core/", "/langchain_openai/", "/sqlglot/",
+    "/openai/", "/httpx/", "/httpcore/", "/anyio/", "/h11/",
+)  # fmt: skip
+LOOP = ("asyncio/base_events.py", "asyncio/runners.py")
 THREADS = {
     "MainThread": "runner, trainer and app",
     "lightning-gateway": "gateway",
@@ -49,9 +53,14 @@ def watched(folder: Path) -> Iterator[None]:
     usage = Usage(folder / "usage.jsonl")
     thread = threading.Thread(target=usage.watch, args=(ended,), name=OWN, daemon=True)
     thread.start()
+    before = signal.signal(signal.SIGPROF, lambda number, frame: usage.look(frame))
+    signal.siginterrupt(signal.SIGPROF, False)
+    signal.setitimer(signal.ITIMER_PROF, LOOK_SECONDS, LOOK_SECONDS)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
         ended.set()
         thread.join()
 
@@ -69,13 +78,13 @@ class Usage:
         self._machine = machine_seconds()
 
     def watch(self, ended: threading.Event) -> None:
-        """Look and note until the event is set."""
-        due = time.monotonic()
-        while not ended.wait(LOOK_SECONDS):
-            self._looks[look(threading.main_thread().ident)] += 1
-            if time.monotonic() >= due:
-                self.note()
-                due = time.monotonic() + NOTE_SECONDS
+        """Note until the event is set."""
+        while not ended.wait(NOTE_SECONDS):
+            self.note()
+
+    def look(self, frame: FrameType | None) -> None:
+        """Count in whose code the first thread is."""
+        self._looks[whose(frame)] += 1
 
     def note(self) -> None:
         """Write a line."""
@@ -117,24 +126,17 @@ def begins(name: str, known: dict[str, str]) -> str | None:
     return next((what for beginning, what in known.items() if name.startswith(beginning)), None)
 
 
-def look(thread: int | None) -> str:
-    """Where a thread is: "waiting", or in the code of the "app" or of the "house"; what belongs to neither
-    is its caller's."""
-    frame = sys._current_frames().get(thread or 0)
-    if frame is None or frame.f_code.co_filename.endswith(WAITING):
-        return "waiting"
-    return whose(frame)
-
-
 def whose(frame: FrameType | None) -> str:
-    while frame is not None:
+    """In whose code a frame is: that of the "app" or of the "house", or of neither, which is the "loop". What
+    belongs to neither of the first two is its caller's."""
+    while frame is not None and not frame.f_code.co_filename.endswith(LOOP):
         path = frame.f_code.co_filename
         if any(part in path for part in HOUSE):
             return "house"
         if any(part in path for part in APP):
             return "app"
         frame = frame.f_back
-    return "house"
+    return "loop"
 
 
 def machine_seconds() -> float:

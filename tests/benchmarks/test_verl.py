@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -25,7 +26,7 @@ USED = {
     f"thread/{MEASURING}": 0.1,
     "looks/app": 30.0,
     "looks/house": 10.0,
-    "looks/waiting": 60.0,
+    "looks/loop": 60.0,
     "process/verl": 3.0,
     "process/vLLM": 4.0,
     "process/Ray": 0.5,
@@ -110,11 +111,12 @@ def test_threads_are_told_by_their_names(tmp_path: Path) -> None:
 
 
 def test_a_run_is_watched_until_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "run/usage.jsonl"
     with watched(tmp_path / "run"):
-        while not (tmp_path / "run/usage.jsonl").exists():
-            threading.Event().wait(0.01)
+        while not path.exists() or "looks/loop" not in sums(path)[-1]:
+            json.loads("[1]")
     assert OWN not in [thread.name for thread in threading.enumerate()]
-    assert sums(tmp_path / "run/usage.jsonl")[0]["process"] > 0
+    assert signal.getsignal(signal.SIGPROF) is signal.SIG_DFL
 
 
 def calling(*paths: str) -> str:
@@ -137,7 +139,8 @@ def test_code_that_is_nobody_s_is_its_caller_s() -> None:
     house = "/src/lightning_core/tracing/openai_sdk.py"
     assert calling(house, app) == "app"
     assert calling(app, house) == "house"
-    assert calling(app, f"{site}/httpx/_client.py") == "app"
+    assert calling(app, house, f"{site}/httpx/_client.py") == "app"
+    assert calling(app, "/usr/lib/python3.11/asyncio/base_events.py", "/usr/lib/python3.11/json.py") == "loop"
     assert calling(house, "/usr/lib/python3.11/json/encoder.py") == "house"
 
 
