@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.tables import spread
+from benchmarks.verl.usage import POOL
 from lightning_core.stores.base import Store
 from lightning_core.trainer.summary import Summary
 from lightning_core.types import Metrics
@@ -21,6 +22,9 @@ from lightning_core.types import Metrics
 Figures = dict[str, dict[str, float]]
 WALL = ("step", "backend", "collect", "update", "worker", "publish")
 MAIN, NATIVE, MEASURING = "runner, trainer and app", "native threads", "this measurement"
+TRAINER = "trainer: "
+APART = tuple(TRAINER + part for part in ("the app", POOL, NATIVE))
+"""What the trainer's process does and this project does not."""
 
 
 class Share:
@@ -70,20 +74,25 @@ class Share:
             seconds = [run["processor"].get(part, 0.0) for run in runs]
             shares = [100 * each / total for each, total in zip(seconds, totals, strict=True)]
             lines.append(f"| {part} | {spread(seconds, 2)} | {spread(shares, 1)} % |")
-        ours = [100 * own(run) / total for run, total in zip(runs, totals, strict=True)]
-        return [*lines, "", f"All of the trainer's but the app and what Ray does in it: {spread(ours, 1)} %."]
+        trainer, ours = (
+            spread([100 * own(run, without) / total for run, total in zip(runs, totals, strict=True)], 1)
+            for without in ((), APART)
+        )
+        return [
+            *lines,
+            "",
+            f"The trainer's process has {trainer} % of it; {ours} % without the app and the native threads in "
+            "it, which are Ray's.",
+        ]
 
 
-def own(run: Figures) -> float:
-    """Processor seconds of a step that are this project's."""
+def own(run: Figures, without: Sequence[str] = APART) -> float:
+    """Processor seconds of a step in the trainer's process, `without` some of what it does."""
     return sum(
         seconds
         for part, seconds in run["processor"].items()
-        if part.startswith("trainer: ") and part not in APART
+        if part.startswith(TRAINER) and part not in without
     )
-
-
-APART = ("trainer: the app", f"trainer: {NATIVE}")
 
 
 def spent(steps: Sequence[Metrics], usage: Path) -> dict[str, float]:
@@ -113,7 +122,7 @@ def told_apart(used: Mapping[str, float]) -> dict[str, float]:
         **threads,
     }
     return {
-        **{f"trainer: {name}": seconds for name, seconds in parts.items()},
+        **{f"{TRAINER}{name}": seconds for name, seconds in parts.items()},
         **{n.removeprefix("process/"): v for n, v in used.items() if n.startswith("process/")},
     }
 

@@ -29,6 +29,9 @@ APP = (
     "/openai/", "/httpx/", "/httpcore/", "/anyio/", "/h11/",
 )  # fmt: skip
 LOOP = ("asyncio/base_events.py", "asyncio/runners.py")
+POOL = "the app, in a pool of threads"
+"""LangGraph runs its plain nodes there. The trainer makes trajectories and credit there as well, which none
+of 800 looks met."""
 THREADS = {
     "MainThread": "runner, trainer and app",
     "lightning-gateway": "gateway",
@@ -37,7 +40,7 @@ THREADS = {
     "lightning-engine": "local engine",
     "lightning-optimizer": "local optimizer",
     "store": "store",
-    "asyncio": "reading and credit",
+    "asyncio": POOL,
     OWN: "this measurement",
 }
 """What each thread of the trainer does, by how its name begins."""

@@ -47,6 +47,7 @@ def test_the_first_thread_is_divided_by_where_it_was_seen_at_work() -> None:
         }
     )
     assert own({"processor": found}) == pytest.approx(0.25 + 0.3)
+    assert own({"processor": found}, ()) == pytest.approx(0.75 + 0.25 + 0.3 + 0.6)
 
 
 def test_what_else_the_machine_did_is_what_no_process_of_the_run_did() -> None:
