@@ -81,8 +81,8 @@ class Share:
         return [
             *lines,
             "",
-            f"The trainer's process has {trainer} % of it; {ours} % without the app and the native threads in "
-            "it, which are Ray's.",
+            f"The trainer's process has {trainer} % of it; {ours} % without the app and the native threads "
+            "in it, which are Ray's.",
         ]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -44,6 +46,13 @@ def test_a_published_section_has_its_command_its_plot_and_the_meaning_of_its_sig
     assert rest.lstrip().startswith("![")
     assert f"](results-{name}.png)" in rest
     assert (ROOT / f"docs/results-{name}.png").is_file()
+
+
+def test_what_a_transition_costs_is_what_its_record_says() -> None:
+    record = json.loads((ROOT / "benchmarks/results/verl_rows.json").read_text())
+    speeds = next(row["values"] for row in record["rows"] if row["setting"] == "all")
+    told = " / ".join(f"{1e6 / median(speeds[size]):.0f}" for size in ("1,000", "10,000", "100,000"))
+    assert f"1,000 / 10,000 / 100,000 transitions | {told} µs |" in (ROOT / "docs/results.md").read_text()
 
 
 def test_a_section_is_made_once_and_then_filled_in_place() -> None:
