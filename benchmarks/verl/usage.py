@@ -99,10 +99,9 @@ class Usage:
     def read(self) -> dict[str, float]:
         """The sums of this process and those below it."""
         for thread in threading.enumerate():
-            if thread.native_id is not None:
-                spent = sum(times(f"/proc/self/task/{thread.native_id}/stat")[:2]) / TICK
+            if thread.native_id is not None and (used := times(f"/proc/self/task/{thread.native_id}/stat")):
                 name = begins(thread.name, THREADS) or "other threads"
-                self._threads[thread.native_id] = name, spent
+                self._threads[thread.native_id] = name, sum(used[:2]) / TICK
         self._below(os.getpid(), "Ray")
         sums: defaultdict[str, float] = defaultdict(float)
         sums["machine"] = machine_seconds() - self._machine
@@ -120,7 +119,8 @@ class Usage:
             with suppress(OSError):
                 title = Path(f"/proc/{child}/cmdline").read_bytes().decode(errors="replace")
                 found = begins(title, PROCESSES) or whose
-                self._processes[child] = found, sum(times(f"/proc/{child}/stat")[:2]) / TICK
+                if used := times(f"/proc/{child}/stat"):  # else it has ended meanwhile
+                    self._processes[child] = found, sum(used[:2]) / TICK
                 self._below(child, found)
 
 
