@@ -24,6 +24,7 @@ class Example(Study):
     seeds: int = 3
     steps: int | None = None
     tasks: int = 200
+    extra: Rewriting | None = None
     runs_are: str = "seed"
     """What a run's name says."""
     parts: str = "form of question"

@@ -5,17 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import lightning_core as lightning
 from benchmarks.invalid_queries import invalid_queries
 from benchmarks.outcomes import Outcome
-from benchmarks.rewriting import Rewriting
 from benchmarks.tables import study_table
 from lightning_core.stores.base import Store
+from lightning_core.trainer.summary import Summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,10 @@ class Variant:
     """Of its folder; the name by default. Variants of different studies with the same key are one run."""
     script: str | None = None
     """A training script other than the example's."""
+    seeded: Callable[[int], Mapping[str, Any]] = lambda seed: {}
+    """Settings that the run's seed goes into."""
+    beside: Callable[[Path], AbstractContextManager[Any]] = nullcontext
+    """What goes on beside each run, in its process, given its folder."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.key or self.name.replace(" ", "-"))
@@ -42,6 +47,13 @@ class Start:
     """What the names of its runs begin with."""
     model: Callable[[], str] | None = None
     """Gives the model, when a run is made; None leaves it to the script."""
+
+
+class Extra(Protocol):
+    """What a table of a study's own is made of."""
+
+    async def measure(self, store: Store, summary: Summary) -> dict[str, dict[str, float]]:
+        """Its figures of one run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +79,7 @@ class Study:
     measured: str = ""
     """What that number is."""
     starts: tuple[Start, ...] = (Start(),)
-    extra: Rewriting | None = None
-    """What a table of its own is made of."""
+    extra: Extra | None = None
 
     @property
     def command(self) -> str:

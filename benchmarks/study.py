@@ -96,7 +96,9 @@ def train(study: Study, variant: Variant, seed: int, start: Start) -> None:
     settings |= {"model": start.model()} if start.model is not None else {}
     held_out = ["--held-out", "test", "--held-out-tasks", str(study.tasks)]
     script = Path(variant.script or f"examples/{study.example}/train.py")
-    train_script(script, held_out, {**settings, **variant.settings()}, resume=(folder / "run.json").exists())
+    settings |= {**variant.settings(), **variant.seeded(seed)}
+    with variant.beside(folder):
+        train_script(script, held_out, settings, resume=(folder / "run.json").exists())
 
 
 def read(study: Study, variants: Sequence[Variant], seeds: int) -> dict[str, dict[str, Outcome]]:

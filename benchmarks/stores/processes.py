@@ -13,8 +13,8 @@ def cpu_seconds(pid: int) -> float:
     total, waiting = 0.0, [pid]
     while waiting:
         one = waiting.pop()
-        total += sum(_times(one)) / TICK
-        waiting += _children(one)
+        total += sum(times(f"/proc/{one}/stat")) / TICK
+        waiting += children(one)
     return total
 
 
@@ -25,7 +25,7 @@ def rss_bytes(pid: int) -> int:
 
 
 def parent(pid: int) -> int:
-    return int(_fields(pid)[1])
+    return int(_fields(f"/proc/{pid}/stat")[1])
 
 
 def machine() -> dict[str, object]:
@@ -40,20 +40,22 @@ def machine() -> dict[str, object]:
     }
 
 
-def _fields(pid: int) -> list[str]:
-    """Of /proc/PID/stat, after the name in parentheses, which may hold anything."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+def _fields(stat: str) -> list[str]:
+    """Of a `stat` file, after the name in parentheses, which may hold anything."""
+    return Path(stat).read_text().rpartition(")")[2].split()
 
 
-def _times(pid: int) -> list[int]:
-    """User and system time, its own and that of the children it has waited for."""
+def times(stat: str) -> list[int]:
+    """Of the `stat` file of a process or thread, in ticks: user and system time, its own and that of the
+    children it has waited for. Nothing if it has ended."""
     try:
-        return [int(field) for field in _fields(pid)[11:15]]
+        return [int(field) for field in _fields(stat)[11:15]]
     except OSError:  # it has ended meanwhile: its parent counts it
         return []
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """Processes that it has started, or taken over, and that still run."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:

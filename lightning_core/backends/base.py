@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.outline import Outline
@@ -115,6 +115,15 @@ class Backend(Protocol):
 
     async def compare_versions(self, before: str, after: str) -> list[TensorChange]:
         """How far each tensor moved, the farthest first; also of a backend not started."""
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """A backend whose engine and optimizer are others' programs, and that counts how long those work."""
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds so far in which a reply was being sampled, or weights were trained, moved or saved."""
 
 
 OPTIONAL = (

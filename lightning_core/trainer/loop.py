@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -22,6 +21,7 @@ from lightning_core.trainer.refilling import refill
 from lightning_core.trainer.replay import Replay
 from lightning_core.trainer.session import Session, failures
 from lightning_core.trainer.staleness import describe
+from lightning_core.trainer.stopwatch import Stopwatch
 from lightning_core.trainer.summary import Evaluation, evaluation
 from lightning_core.trainer.updating import Updating
 from lightning_core.trainer.valuing import value, value_numbers
@@ -56,8 +56,8 @@ class Loop:
         self.run_id = session.folder.run_id
         self._referred: int | None = None
         """First step of the phase whose start is the reference; None: the run's."""
-        self._ended = time.perf_counter()
-        """When the step, or the evaluation, before this one ended."""
+        self._stopwatch = Stopwatch(session.backend)
+        """Of the time since the step, or the evaluation, before this one ended."""
 
     async def run(self, first: int) -> None:
         """Steps `first` to the last one, with the evaluations due before, between and after them."""
@@ -91,11 +91,11 @@ class Loop:
         again = await self.replay.recall(step, course)
         self.replay.keep(step, course, credited)
         metrics = {**value_numbers(credited), **await self.updating.update(step, algorithm, credited, again)}
-        seconds = {"collect_seconds": lesson.seconds, "step_seconds": time.perf_counter() - self._ended}
+        seconds = {"collect_seconds": lesson.seconds, **self._stopwatch.read()}
         values = {**_numbers(lesson, report), **self._air_numbers(lesson), **metrics, **seconds}
         entry = Metrics(run_id=self.run_id, step=step, values=values)
         await self.session.store.put_metrics(entry)
-        self._ended = time.perf_counter()
+        self._stopwatch.start()
         await self.versions.sampled(lesson.trajectories)
         await self.checkpoint(step + 1)
         await self.watching.stepped(entry)
@@ -135,7 +135,7 @@ class Loop:
         await self.versions.evaluated(result)
         self.display.evaluated(result)
         self.watching.evaluated(result)  # also one that was finished before a kill: it may not have been told
-        self._ended = time.perf_counter()
+        self._stopwatch.start()
         return result
 
     def _air_numbers(self, lesson: Lesson) -> dict[str, float]:

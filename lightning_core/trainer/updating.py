@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -53,7 +54,9 @@ class Updating:
         if algorithm.teaching is None:  # a demonstration was sampled by nobody
             metrics |= measure(itertools.chain(*made), backend.policy_version)
             metrics["staleness_bound"] = float(algorithm.staleness + algorithm.replay)
-        return {**metrics, "policy_version": float(await backend.publish())}
+        began = time.perf_counter()
+        version = await backend.publish()
+        return {**metrics, "policy_version": float(version), "publish_seconds": time.perf_counter() - began}
 
     async def _update(self, step: int, algorithm: Algorithm, credited: list[Trajectory]) -> dict[str, float]:
         """From the step's own batch. `skipped_updates` says that none was made, `failed_updates` that the

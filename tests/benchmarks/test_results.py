@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -15,10 +17,11 @@ from benchmarks.plots import plot
 from benchmarks.rewriting import Rewriting
 from benchmarks.studies import STUDIES, Study, Variant
 from benchmarks.tables import MEANING, agent_table, interval, part_table, run_table, spread, study_table
+from benchmarks.verl.study import STUDIES as BACKENDS
 from lightning_core.trainer.summary import AgentScore, AgentSummary, Evaluation, Score, Summary
 
 ROOT = Path(__file__).parents[2]
-ALL = {**EXAMPLES, **STUDIES, **OFF_POLICY}
+ALL = {**EXAMPLES, **STUDIES, **OFF_POLICY, **BACKENDS}
 PUBLISHED = [name for name in ALL if (ROOT / f"benchmarks/results/{name}.json").exists()]
 
 
@@ -43,6 +46,13 @@ def test_a_published_section_has_its_command_its_plot_and_the_meaning_of_its_sig
     assert rest.lstrip().startswith("![")
     assert f"](results-{name}.png)" in rest
     assert (ROOT / f"docs/results-{name}.png").is_file()
+
+
+def test_what_a_transition_costs_is_what_its_record_says() -> None:
+    record = json.loads((ROOT / "benchmarks/results/verl_rows.json").read_text())
+    speeds = next(row["values"] for row in record["rows"] if row["setting"] == "all")
+    told = " / ".join(f"{1e6 / median(speeds[size]):.0f}" for size in ("1,000", "10,000", "100,000"))
+    assert f"1,000 / 10,000 / 100,000 transitions | {told} µs |" in (ROOT / "docs/results.md").read_text()
 
 
 def test_a_section_is_made_once_and_then_filled_in_place() -> None:

@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from lightning_core.backends.chat.folder import tiny_folder
+from lightning_core.backends.meter import Meter
 from lightning_core.backends.vllm import Replicas, VllmEngine, VllmUpstream
 from lightning_core.gateway.upstream import ChatRequest
 from lightning_core.runner.warden import descendants
@@ -70,6 +72,24 @@ async def test_without_a_rollout_the_server_with_the_fewest_replies_is_asked(eng
     for _, deltas, _ in started:
         await deltas.aclose()
     await until(lambda: not sum(engine.replicas.running.values()))
+
+
+async def test_a_reply_counts_as_work_while_it_is_sampled_and_not_while_it_waits(engine: VllmEngine) -> None:
+    busy = Meter()
+    replicas = Replicas(engine.replicas.urls, engine.replicas.model, busy=busy)
+    upstream = VllmUpstream(tiny_folder(), replicas)
+    await replicas.check()
+    await replicas.hold()
+    generation = await upstream.chat(ChatRequest([], prompt=PROMPT, max_tokens=20))
+    assert busy.seconds == 0
+    await replicas.release()
+    async for _ in generation:
+        pass
+    await until(lambda: not sum(replicas.running.values()))
+    worked = busy.seconds
+    assert worked > 0
+    await replicas.close()
+    assert busy.seconds == worked
 
 
 async def test_what_a_killed_server_was_at_goes_on_at_the_other(engine: VllmEngine, rambler: Any) -> None:

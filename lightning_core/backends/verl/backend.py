@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch, TensorChange
 from lightning_core.backends.folders import replacing
+from lightning_core.backends.meter import Meter
 from lightning_core.backends.outline import Outline
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.errors import BackendError, ConfigError, ModelError, TrainingError, UnsupportedError
@@ -63,10 +64,16 @@ class VerlBackend(VerlSettings):
         self._updates = 0
         self._parts: _Parts | None = None
         self._worker = ThreadPoolExecutor(1, "lightning-verl")
+        self._busy = Meter()
         self._ahead = False
         """Whether weights were made that are not published."""
         self._asleep = False
         """Whether the servers' memory is freed, and requests wait."""
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds so far in which vLLM sampled a reply or verl had something to do."""
+        return self._busy.seconds
 
     @property
     def upstream(self) -> VllmUpstream:
@@ -144,9 +151,9 @@ class VerlBackend(VerlSettings):
         except BaseException:
             cluster.stop()
             raise
-        replicas = Replicas(cluster.addresses, cluster.served_name, patience=self.patience)
+        replicas = Replicas(cluster.addresses, cluster.served_name, patience=self.patience, busy=self._busy)
         upstream = VllmUpstream(self.model, replicas, seed=self.seed)
-        learner = Learner(cluster, self, shape.parameters)
+        learner = Learner(cluster, self, shape.parameters, self._busy)
         return _Parts(cluster, learner, replicas, upstream)
 
     async def close(self) -> None:
@@ -205,7 +212,8 @@ class VerlBackend(VerlSettings):
     def _write(self, parts: _Parts, folder: Path, state: dict[str, Any]) -> None:
         with replacing(folder) as partial:
             self._write_model(parts, partial / "model")
-            parts.cluster.save(partial / "verl")
+            with self._busy:
+                parts.cluster.save(partial / "verl")
             (partial / STATE).write_text(json.dumps(state))
 
     def _write_model(self, parts: _Parts, folder: Path) -> None:
@@ -213,7 +221,8 @@ class VerlBackend(VerlSettings):
         for file in parts.cluster.folder.iterdir():
             if file.is_file() and not file.name.endswith((".safetensors", ".safetensors.index.json", ".bin")):
                 shutil.copy(file, folder / file.name)
-        parts.cluster.export(folder)
+        with self._busy:
+            parts.cluster.export(folder)
 
     async def export(self, folder: Path) -> None:
         """Write a plain transformers folder, replacing an older one. Raises ModelError if the disk won't."""
@@ -287,14 +296,16 @@ class VerlBackend(VerlSettings):
 
     def _send(self, parts: _Parts, version: int) -> None:
         parts.cluster.revive()
-        parts.cluster.send_weights(version)
+        with self._busy:
+            parts.cluster.send_weights(version)
 
     async def _fall_asleep(self) -> None:
         if self.sleeps and not self._asleep:
             parts = self._started
             await parts.replicas.hold()
             self._asleep = True
-            await self._work(parts.cluster.sleep)
+            with self._busy:
+                await self._work(parts.cluster.sleep)
 
     async def _wake(self) -> None:
         """Go on with the weights as they are."""

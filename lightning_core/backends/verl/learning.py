@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from lightning_core.algorithms.base import Algorithm, Critic
 from lightning_core.backends.lora import SMALL
+from lightning_core.backends.meter import Meter
 from lightning_core.backends.verl.batch import entry_values, to_batch
 from lightning_core.backends.verl.loss import (
     AlgorithmLoss,
@@ -36,7 +38,10 @@ log = logging.getLogger(__name__)
 class Learner:
     """Improves the weights that a cluster trains. One update at a time."""
 
-    def __init__(self, cluster: Cluster, settings: VerlSettings, parameters: int) -> None:
+    def __init__(
+        self, cluster: Cluster, settings: VerlSettings, parameters: int, busy: Meter | None = None
+    ) -> None:
+        """`busy` counts while verl has its hands on something."""
         self._cluster = cluster
         self._settings = settings
         self._parameters = parameters
@@ -46,7 +51,8 @@ class Learner:
         """Those of the critic; None if no critic was ever needed."""
         self.reference: Path | None = None
         """Where the reference policy is, if it is not the start."""
-        self.busy = 0.0
+        self._busy = busy or Meter()
+        self._worker_seconds = 0.0
         """Seconds that verl had its hands on the last update, of all that it took."""
 
     @property
@@ -65,7 +71,7 @@ class Learner:
         Raises TrainingError if its first step can't be made, with the weights as they were. If a later one
         can't, the epochs end there: `epochs_made` says after how many.
         """
-        started, self.busy = time.monotonic(), 0.0
+        started, self._worker_seconds = time.monotonic(), 0.0
         rows = make_rows(
             trajectories,
             algorithm.weigh(trajectories),
@@ -88,7 +94,7 @@ class Learner:
             "unmerged_tokens": float(report.tokens_before),
             "merge_ratio": report.ratio,
             "unmerged_calls": float(len(report.unmerged)),
-            "worker_seconds": self.busy,
+            "worker_seconds": self._worker_seconds,
             "update_seconds": time.monotonic() - started,
         }
 
@@ -129,9 +135,8 @@ class Learner:
 
     def _step(self, batch: Any, loss: Any) -> dict[str, Any]:
         rate = self._settings.rate_at(self.steps + 1, self._parameters)
-        began = time.monotonic()
-        reported = self._cluster.train(batch, loss, rate)
-        self.busy += time.monotonic() - began
+        with self._at_work():
+            reported = self._cluster.train(batch, loss, rate)
         self.steps += 1
         return reported
 
@@ -157,10 +162,20 @@ class Learner:
 
     def _infer(self, rows: list[Row], infer: Any) -> Floats:
         """(E,) of the entries of the rows."""
-        began = time.monotonic()
-        output = infer(to_batch(rows))
-        self.busy += time.monotonic() - began
+        batch = to_batch(rows)
+        with self._at_work():
+            output = infer(batch)
         return entry_values(output, rows)
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Around each call to verl."""
+        began = time.monotonic()
+        try:
+            with self._busy:
+                yield
+        finally:
+            self._worker_seconds += time.monotonic() - began
 
     # the critic ---------------------------------------------------------------------------
     def values(self, trajectories: Iterable[Trajectory]) -> dict[Key, float]:
@@ -193,10 +208,9 @@ class Learner:
         targets = np.array([t.target for t in states], dtype=np.float32)
         values = np.array([t.target if t.value is None else t.value for t in states], dtype=np.float32)
         rate = critic.learning_rate or (1e-3 if self._parameters < SMALL else 10 * self.learning_rate)
-        began = time.monotonic()
         batch = to_batch(rows, targets=targets, values=values)
-        reported = self._cluster.train_critic(batch, ValueLoss(critic.clip), rate)
-        self.busy += time.monotonic() - began
+        with self._at_work():
+            reported = self._cluster.train_critic(batch, ValueLoss(critic.clip), rate)
         self.critic_steps = (self.critic_steps or 0) + 1
         norm = _number(reported["grad_norm"])
         if not math.isfinite(norm):  # the policy's step is made; verl has made none of this

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from lightning_core.backends.chat.completion import Completion
+from lightning_core.backends.meter import Meter
 from lightning_core.backends.vllm.checking import check_server
 from lightning_core.backends.vllm.routing import NONE, Replica
 from lightning_core.backends.vllm.serving import Restore, Revive, Rules, Serving
@@ -32,6 +33,7 @@ class Replicas:
         starts_with: int | None = None,
         restore: Restore | None = None,
         revive: Revive | None = None,
+        busy: Meter | None = None,
     ) -> None:
         """`model` is the name it is served under. `policy_version` is that of the weights the servers have,
         `starts_with` that of the weights they would have after a restart; None: that is not known.
@@ -39,12 +41,13 @@ class Replicas:
         A request waits up to `patience` seconds while no server answers. Those that do not are asked every
         `probe_seconds` whether they are well, and `revive` is told of those that are not. A server that comes
         back without the current weights is handed to `restore`; without one it stays out until `replace`.
-        Both functions are called in an event loop of this object's own.
+        Both functions are called in an event loop of this object's own. `busy` counts while a server has a
+        reply to sample.
         """
         start = NONE if starts_with is None else starts_with
         replicas = [Replica(url, start, policy_version) for url in _clean(urls)]
         rules = Rules(patience, probe_seconds, restore, revive)
-        self._serving = Serving(replicas, model, policy_version, rules)
+        self._serving = Serving(replicas, model, policy_version, rules, busy or Meter())
         self._thread = LoopThread("lightning-vllm")
         self._context: int | None = None
 

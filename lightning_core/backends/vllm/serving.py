@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from lightning_core.backends.chat.completion import Completion, Wakes
+from lightning_core.backends.meter import Meter
 from lightning_core.backends.vllm.door import Door
 from lightning_core.backends.vllm.routing import NONE, Replica, choose
 from lightning_core.backends.vllm.watching import Watch
@@ -45,8 +46,9 @@ class Rules:
 class Serving:
     """The replies under way and the servers that answer them."""
 
-    def __init__(self, replicas: list[Replica], model: str, version: int, rules: Rules) -> None:
+    def __init__(self, replicas: list[Replica], model: str, version: int, rules: Rules, busy: Meter) -> None:
         self.replicas, self.model, self.version, self.rules = replicas, model, version, rules
+        self._busy = busy
         self.wire = Wire()
         self.door = Door()
         self._watch = Watch(self)
@@ -136,12 +138,13 @@ class Serving:
         replica.running += 1
         replica.heard = now()
         try:
-            async with aclosing(self.wire.stream(replica.url, body, replica.responses)) as pieces:
-                async for piece in pieces:
-                    replica.heard = now()
-                    first = not completion.ids
-                    _write(completion, piece)
-                    self._news(completion, at_once=first or completion.finish_reason is not None)
+            with self._busy:
+                async with aclosing(self.wire.stream(replica.url, body, replica.responses)) as pieces:
+                    async for piece in pieces:
+                        replica.heard = now()
+                        first = not completion.ids
+                        _write(completion, piece)
+                        self._news(completion, at_once=first or completion.finish_reason is not None)
         finally:
             replica.running -= 1
 

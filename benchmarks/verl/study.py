@@ -1,0 +1,58 @@
+"""The study of the two backends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from benchmarks.outcomes import Outcome
+from benchmarks.studies import Study, Variant
+from benchmarks.tables import study_table
+from benchmarks.verl.share import Share
+from benchmarks.verl.usage import watched
+
+RANKS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Backends(Study):
+    """A study of backends, with what a step takes."""
+
+    @property
+    def command(self) -> str:
+        return "make bench-verl"
+
+    def render(self, variants: Mapping[str, Mapping[str, Outcome]]) -> str:
+        figures = {
+            name: [(run.extra, run.summary) for run in runs.values()] for name, runs in variants.items()
+        }
+        return f"{study_table(self, variants)}\n\n{Share().table(figures)}"
+
+
+def backend(name: str, seed: int) -> Mapping[str, Any]:
+    """The backend of a run: here verl has as many ranks on any machine."""
+    if name == "local":
+        return {"backend": "local"}
+    from lightning_core.backends.verl.backend import VerlBackend
+
+    return {"backend": VerlBackend("tiny", gpus=RANKS, seed=seed)}
+
+
+STUDIES = MappingProxyType(
+    {
+        "verl": Backends(
+            "verl",
+            "verl and vLLM, beside the local backend",
+            "sql",
+            tuple(
+                Variant(name, key=f"on-{name}", seeded=partial(backend, name), beside=watched)
+                for name in ("local", "verl")
+            ),
+            seeds=3,
+            extra=Share(),
+        )
+    }
+)
