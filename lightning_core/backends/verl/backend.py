@@ -132,7 +132,11 @@ class VerlBackend(VerlSettings):
                 raise
 
     def _open(self) -> _Parts:
+        from lightning_core.backends.verl.cluster import Cluster  # first: it says if verl is missing
+
+        # isort: split
         from lightning_core.backends.shape import fetch, measure
+        from lightning_core.backends.verl.learning import Learner
         from lightning_core.backends.verl.sizes import check_memory
         from lightning_core.backends.verl.supply import check_supply, find_supply
         from lightning_core.backends.vllm.replicas import Replicas
@@ -142,8 +146,6 @@ class VerlBackend(VerlSettings):
         supply = find_supply(self)
         check_supply(self, supply)
         check_memory(self, shape, supply)
-        from lightning_core.backends.verl.cluster import Cluster
-        from lightning_core.backends.verl.learning import Learner
 
         cluster = Cluster(self, shape.folder, shape.context)
         try:
