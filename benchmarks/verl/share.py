@@ -69,9 +69,8 @@ class Share:
             "|---|---|---|",
         ]
         totals = [sum(run["processor"].values()) for run in runs]
-        parts = sorted(runs[0]["processor"], key=lambda part: -runs[0]["processor"][part])
-        for part in parts:
-            seconds = [run["processor"].get(part, 0.0) for run in runs]
+        parts = {part: [run["processor"].get(part, 0.0) for run in runs] for part in runs[0]["processor"]}
+        for part, seconds in sorted(parts.items(), key=lambda item: -sum(item[1])):
             shares = [100 * each / total for each, total in zip(seconds, totals, strict=True)]
             lines.append(f"| {part} | {spread(seconds, 2)} | {spread(shares, 1)} % |")
         trainer, ours = (
