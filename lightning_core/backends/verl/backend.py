@@ -130,14 +130,15 @@ class VerlBackend(VerlSettings):
         # isort: split
         from lightning_core.backends.shape import fetch, measure
         from lightning_core.backends.verl.learning import Learner
-        from lightning_core.backends.verl.ray_link import check_gpus
         from lightning_core.backends.verl.sizes import check_memory
+        from lightning_core.backends.verl.supply import check_supply, find_supply
         from lightning_core.backends.vllm.replicas import Replicas
         from lightning_core.backends.vllm.upstream import VllmUpstream
 
-        check_gpus(self)
         shape = measure(fetch(self.model), self.context)
-        check_memory(self, shape)
+        supply = find_supply(self)
+        check_supply(self, supply)
+        check_memory(self, shape, supply)
 
         cluster = Cluster(self, shape.folder, shape.context)
         try:

@@ -64,6 +64,7 @@ from lightning_core.backends.verl.ray_link import (  # noqa: E402
     RayLink,
     alive,
     done,
+    give_back,
     guard_all,
     kill,
     told,
@@ -224,11 +225,18 @@ class Cluster:
         if not dead:
             return []
         with told("a vLLM server that had ended did not start again"):
-            for rank in dead:
-                kill(self._replicas[rank].servers)
+            for old in (self._replicas[rank] for rank in dead):
+                kill(old.servers)
+                if self._settings.separate:  # where training goes on, its workers are the policy's
+                    kill(old.workers)
+                    give_back(old.resource_pool)
             self._policy.forget_server()
             fresh = {rank: self._make_replica(rank) for rank in dead}
-            asyncio.run(self._start_replicas(list(fresh.values())))
+            try:
+                asyncio.run(self._start_replicas(list(fresh.values())))
+            except BaseException:  # their names must be free for the next try
+                kill(server for each in fresh.values() for server in each.servers)
+                raise
             self._replicas = [fresh.get(rank, old) for rank, old in enumerate(self._replicas)]
             self._manage()
         return dead

@@ -7,24 +7,21 @@ daemons die with it, and then the workers (what these have started: `guard`).
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterable
 from typing import Any, Final
 
 import ray
-import torch
 from ray.exceptions import GetTimeoutError, RayError
 
 from lightning_core.backends.verl.guard import set_guard
-from lightning_core.backends.verl.settings import VerlSettings, find_device
-from lightning_core.errors import BackendError, ConfigError
+from lightning_core.backends.verl.settings import VerlSettings
+from lightning_core.backends.verl.supply import check_count
+from lightning_core.errors import BackendError
 
 COLOCATED: Final = 3
 """Groups of workers that may share a GPU: policy, reference, critic."""
 ALIVE_SECONDS: Final = 10.0
 """How long an actor may take to say that it lives."""
-JOIN_SECONDS: Final = 5.0
-"""How long a cluster's port may take to answer."""
 LOOPBACK: Final = "127.0.0.2"
 """Ray replaces 127.0.0.1 by the machine's address in the network, where others reach it."""
 
@@ -49,8 +46,7 @@ class RayLink:
         if not ray.is_initialized():
             self._join(asked)
         found = int(ray.cluster_resources().get("GPU", 0))
-        if found < _wanted(settings):
-            raise _too_few(settings, found, "Ray knows of")
+        check_count(settings, found, "Ray knows of")
         return asked or (found - settings.serving_gpus * settings.nodes) // settings.nodes
 
     def close(self) -> None:
@@ -61,11 +57,7 @@ class RayLink:
 
     def _join(self, gpus: int | None) -> None:
         address = self._settings.address
-        if address is None:
-            where = self._here(gpus)
-        else:
-            _check_port(address)
-            where = {"address": address}
+        where = self._here(gpus) if address is None else {"address": address}
         environment = {"env_vars": _environment()}
         try:
             ray.init(**where, log_to_driver=self._settings.log, runtime_env=environment)
@@ -84,39 +76,6 @@ class RayLink:
             "_node_ip_address": LOOPBACK,
         }
         return {**where, "num_gpus": all_gpus} if self._device == "cpu" else where
-
-
-def check_gpus(settings: VerlSettings) -> None:
-    """Raise ConfigError if a cluster would be begun here and this machine has too few GPUs for it. Before
-    anything is started, as that takes a while."""
-    if find_device() == "cpu" or settings.address is not None or ray.is_initialized():
-        return
-    found = torch.cuda.device_count()
-    if found < _wanted(settings):
-        raise _too_few(settings, found, "this machine has")
-
-
-def _wanted(settings: VerlSettings) -> int:
-    return ((settings.gpus or 1) + settings.serving_gpus) * settings.nodes
-
-
-def _too_few(settings: VerlSettings, found: int, where: str) -> ConfigError:
-    return ConfigError(
-        f"the verl backend needs {_wanted(settings)} GPUs and {where} {found}; lower gpus, nodes or "
-        "serving_gpus, join a Ray cluster that has them (address=...), or train on this machine's "
-        'processor with backend="local"'
-    )
-
-
-def _check_port(address: str) -> None:
-    """Raise BackendError if nobody listens there; Ray itself would try for a minute."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not (host and port.isdigit()):
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), JOIN_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise _unreachable(address, error) from error
 
 
 def _unreachable(address: str | None, error: BaseException) -> BackendError:
@@ -147,6 +106,12 @@ def alive(servers: Iterable[Any]) -> bool:
     except (RayError, GetTimeoutError):
         return False
     return True
+
+
+def give_back(pool: Any) -> None:
+    """Free the GPUs of a pool whose actors have ended."""
+    for group in pool.pgs or ():
+        ray.util.remove_placement_group(group)
 
 
 def guard_all(servers: Iterable[Any]) -> None:

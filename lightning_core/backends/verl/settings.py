@@ -64,8 +64,9 @@ class VerlSettings:
     """Of the engine and of the forward pass in training; weights under training are float32."""
     merge: bool = True
     """Train shared prefixes once where they are in one row. Off only to compare: it changes no gradient."""
-    patience: float = 120.0
-    """Seconds that requests wait for a replica when none is alive."""
+    patience: float = 600.0
+    """Seconds that requests wait for a server when none is alive: one that has ended is started again, which
+    takes minutes for a big model."""
     log: bool = False
     """Show here what the workers and servers print."""
     seed: int = 0

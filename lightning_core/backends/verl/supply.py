@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 from lightning_core.backends.verl.settings import VerlSettings, find_device
-from lightning_core.errors import BackendError
+from lightning_core.errors import BackendError, ConfigError
 
 SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 KNOCK_SECONDS = 10.0
@@ -59,6 +60,26 @@ def find_supply(settings: VerlSettings) -> Supply:
         here = () if find_device() == "cpu" else _gpus_here()
         return Supply((Machine(here, main_memory()),), "this machine")
     return _ask_ray(settings.address)
+
+
+def check_supply(settings: VerlSettings, supply: Supply) -> None:
+    """Raise ConfigError if a cluster would be begun on this machine, which has too few GPUs for it. Before
+    that is done, as it takes a while."""
+    ray = sys.modules.get("ray")
+    joined = settings.address is not None or (ray is not None and ray.is_initialized())
+    if find_device() != "cpu" and not joined:
+        check_count(settings, supply.count, "this machine has")
+
+
+def check_count(settings: VerlSettings, found: int, where: str) -> None:
+    """Raise ConfigError for fewer GPUs than are asked for."""
+    wanted = ((settings.gpus or 1) + settings.serving_gpus) * settings.nodes
+    if found < wanted:
+        raise ConfigError(
+            f"the verl backend needs {wanted} GPUs and {where} {found}; lower gpus, nodes or serving_gpus, "
+            "join a Ray cluster that has them (address=...), or train on this machine's processor with "
+            'backend="local"'
+        )
 
 
 def main_memory() -> int | None:
