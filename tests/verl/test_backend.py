@@ -47,11 +47,11 @@ DEMONSTRATIONS = [
 
 async def sample(backend: Any) -> tuple[Trajectory, ...]:
     """Rollouts of the present policy in groups of two, of which the first was the better one. The prompts
-    make no sense, so that replies differ."""
+    make no sense, so that replies differ, and begin alike, so that servers remember them."""
     draw = random.Random(0)
-    trajectories = []
+    trajectories, same = [], [draw.randrange(5, 300) for _ in range(300)]
     for r in range(4):
-        prompt, transitions = [draw.randrange(5, 300) for _ in range(12)], []
+        prompt, transitions = [*same, *(draw.randrange(5, 300) for _ in range(12))], []
         for turn in range(2):
             reply = await ask(backend, [], prompt=prompt, max_tokens=12, seed=10 * r + turn)
             transitions.append(as_transition(reply, f"r{r}", f"c{turn}", advantage=1.0 - 2 * (r % 2)))

@@ -107,4 +107,4 @@ def test_settings_that_do_not_go_together() -> None:
 
 
 async def test_a_model_whose_context_is_too_short() -> None:
-    await refused(ConfigError, r"context=999999 is above what model 'tiny' was made for", context=999999)
+    await refused(ConfigError, r"context=999999 is above what model .* was made for", context=999999)
