@@ -64,6 +64,7 @@ from lightning_core.backends.verl.ray_link import (  # noqa: E402
     RayLink,
     alive,
     done,
+    ending_if,
     give_back,
     guard_all,
     kill,
@@ -219,33 +220,42 @@ class Cluster:
         return [rank for rank, replica in enumerate(self._replicas) if not alive(replica.servers)]
 
     def revive(self) -> list[int]:
-        """Start those replicas again that are dead; they have the weights of the start until `send_weights`.
-        Returns which. Raises BackendError if one does not come up."""
-        dead = self.dead()
-        if not dead:
-            return []
+        """Start those replicas again that are dead, until none is; they have the weights of the start until
+        `send_weights`. Returns which. Raises BackendError if one does not come up."""
+        revived: set[int] = set()
         with told("a vLLM server that had ended did not start again"):
-            for old in (self._replicas[rank] for rank in dead):
-                kill(old.servers)
-                if self._settings.separate:  # where training goes on, its workers are the policy's
-                    kill(old.workers)
-                    give_back(old.resource_pool)
-            self._policy.forget_server()
-            fresh = {rank: self._make_replica(rank) for rank in dead}
-            try:
-                asyncio.run(self._start_replicas(list(fresh.values())))
-            except BaseException:  # their names must be free for the next try
-                kill(server for each in fresh.values() for server in each.servers)
-                raise
-            self._replicas = [fresh.get(rank, old) for rank, old in enumerate(self._replicas)]
-            self._manage()
-        return dead
+            while dead := self.dead():
+                self._start_again(dead)
+                revived |= {*dead}
+        return sorted(revived)
+
+    def _start_again(self, dead: list[int]) -> None:
+        for old in (self._replicas[rank] for rank in dead):
+            kill(old.servers)
+            if self._settings.separate:  # where training goes on, its workers are the policy's
+                kill(old.workers)
+                give_back(old.resource_pool)
+        self._policy.forget_server()
+        fresh = {rank: self._make_replica(rank) for rank in dead}
+        try:
+            asyncio.run(self._start_replicas(list(fresh.values())))
+        except BaseException:  # their names must be free for the next try
+            kill(server for each in fresh.values() for server in each.servers)
+            raise
+        self._replicas = [fresh.get(rank, old) for rank, old in enumerate(self._replicas)]
+        self._manage()
 
     def send_weights(self, version: int) -> None:
         """Let all servers have the weights under training, by verl's checkpoint engine; no request may be
-        under way."""
-        with told("the weights did not reach the vLLM servers"):
+        under way. Raises BackendError if one ends meanwhile, and the workers with it."""
+        with (
+            told("the weights did not reach the vLLM servers"),
+            ending_if(self._is_server_gone, self._policy.workers),
+        ):
             self._manager.update_weights(global_steps=version)
+
+    def _is_server_gone(self) -> bool:
+        return not all(alive(replica.servers, busy=True) for replica in self._replicas)
 
     def sleep(self) -> None:
         """Free the servers' memory on the GPUs; `send_weights` takes it again."""

@@ -7,7 +7,9 @@ daemons die with it, and then the workers (what these have started: `guard`).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import ray
@@ -22,6 +24,8 @@ COLOCATED: Final = 3
 """Groups of workers that may share a GPU: policy, reference, critic."""
 ALIVE_SECONDS: Final = 10.0
 """How long an actor may take to say that it lives."""
+LOOK_SECONDS: Final = 5.0
+"""Between two looks at servers to which weights are sent."""
 LOOPBACK: Final = "127.0.0.2"
 """Ray replaces 127.0.0.1 by the machine's address in the network, where others reach it."""
 
@@ -97,15 +101,39 @@ def done(answer: Any) -> Any:
     return answer.get() if hasattr(answer, "get") and type(answer).__name__.endswith("Future") else answer
 
 
-def alive(servers: Iterable[Any]) -> bool:
-    """Whether all of a replica's servers, and the engines behind them, say that they live."""
+def alive(servers: Iterable[Any], *, busy: bool = False) -> bool:
+    """Whether all of a replica's servers, and the engines behind them, say that they live. One that is `busy`
+    may be silent."""
+    servers = list(servers)
     try:
         ray.get([server.get_server_address.remote() for server in servers], timeout=ALIVE_SECONDS)
         checks = [server.collective_rpc.remote("check_health") for server in servers]
         ray.get(checks, timeout=ALIVE_SECONDS)
-    except (RayError, GetTimeoutError):
+    except GetTimeoutError:
+        return busy
+    except RayError:
         return False
     return True
+
+
+@contextmanager
+def ending_if(gone: Callable[[], bool], actors: Sequence[Any]) -> Iterator[None]:
+    """In this context the actors are killed once what they wait for is gone: they would wait for ever."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(LOOK_SECONDS):
+            if gone():
+                kill(actors)
+                return
+
+    watching = threading.Thread(target=watch, name="lightning-verl-watch", daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
 
 
 def give_back(pool: Any) -> None:
