@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -171,7 +172,9 @@ async def test_a_cancelled_rollout_ends_within_a_moment_and_its_slot_serves_the_
     assert [one.reward for one in after] == [float(i) for i in range(2 * WORKERS)]
     ended = await at.store.wait_finished([one.id for one in hanging])
     assert {one.status for one in ended} == {Status.CANCELLED}
-    assert name not in ELSEWHERE or not any(lives(pid) for pid in pids)
+    async with asyncio.timeout(60):  # the other slots may have served all that came after
+        while name in ELSEWHERE and any(lives(pid) for pid in pids):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 async def test_what_hangs_is_ended_at_its_time_out_or_at_a_stop_and_its_slot_serves_the_next(

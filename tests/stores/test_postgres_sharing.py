@@ -104,7 +104,8 @@ async def test_operations_that_shared_a_lost_answer_are_each_carried_out_once(po
             await store.lease("dead", 1, -1.0, run_id=name)
             relay.cut_at_reply(replies)
             leases = await asyncio.gather(*(store.lease(f"w{i}", 1, LONG, run_id=name) for i in range(4)))
-            held = [attempt for lease in leases for attempt in lease]
+            # those that shared a lost answer try again one by one, in any order
+            held = sorted((one for lease in leases for one in lease), key=lambda one: one.rollout.id)
             await asyncio.gather(
                 store.enqueue(rollouts(1, f"{name}new", run_id=name)),
                 store.heartbeat(held[:1], LONG),
