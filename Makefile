@@ -52,9 +52,10 @@ $(NEW)/.ready: $(SETUP) constraints-new.txt $(NEW_PLUGINS:%=plugins/%/pyproject.
 	$(NEW)/bin/$(PIP) -c constraints-new.txt -e ".[frameworks,test]" $(NEW_PLUGINS:%=-e plugins/%)
 	@touch $@
 
-$(VERL)/.ready: requirements-verl.txt pyproject.toml plugins/langgraph/pyproject.toml
+$(VERL)/.ready: requirements-verl.txt requirements-peers.txt pyproject.toml plugins/langgraph/pyproject.toml
 	$(PYTHON) -m venv $(VERL)
 	$(VERL)/bin/$(PIP) --no-deps -r requirements-verl.txt -e . -e plugins/langgraph
+	$(VERL)/bin/$(PIP) --no-deps --target $(VERL)/peers -r requirements-peers.txt
 	@touch $@
 
 demo: $(VENV)/.demo
@@ -83,7 +84,7 @@ test: $(READY) $(NEW)/.ready
 	$(MAKE) faults
 
 peers: $(VERL)/.ready
-	$(VERL)/bin/pytest tests/peers
+	PYTHONPATH=$(VERL)/peers $(VERL)/bin/pytest tests/peers
 
 test-verl: $(VERL)/.ready
 	$(ON_CPU) pytest tests/verl tests/vllm

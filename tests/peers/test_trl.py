@@ -1,4 +1,4 @@
-"""Losses against those of TRL's trainers, as installed (requirements-verl.txt).
+"""Losses against those of TRL's trainers, as installed (requirements-peers.txt).
 
 First compared with TRL 1.16.0. A trainer's loss is a method that runs the model first; here it is called on a
 bare object that holds the method's settings and gives log-probabilities in place of a model.
