@@ -181,16 +181,24 @@ class VerlBackend(VerlSettings):
 
         Raises TrainingError, with the weights as they were, if it can't be made.
         """
-        learner = self._started.learner
+        parts = self._started
         await self._fall_asleep()
         try:
-            metrics = await self._work(lambda: learner.update(batch.trajectories, algorithm))
+            metrics = await self._work(lambda: self._learn(parts, batch, algorithm))
         except TrainingError:
             await self._wake()
             raise
-        self._ahead = True
         self._updates += 1
         return metrics
+
+    def _learn(self, parts: _Parts, batch: Batch, algorithm: Algorithm) -> dict[str, float]:
+        """In the backend's thread: what comes next there must know already that the weights are ahead."""
+        before, self._ahead = self._ahead, True
+        try:
+            return parts.learner.update(batch.trajectories, algorithm)
+        except TrainingError:  # it has changed nothing
+            self._ahead = before
+            raise
 
     async def publish(self) -> int:
         """Answer with the updated weights, once the replies under way have ended; returns their version."""
@@ -257,6 +265,7 @@ class VerlBackend(VerlSettings):
                 f"checkpoint {str(folder)!r} was not written by the verl backend, or what is needed to go on "
                 "was deleted; start a new run with model= its folder `model`"
             )
+        self._ahead = True
         parts.cluster.load(folder / "verl")
         return state
 
@@ -326,7 +335,7 @@ class VerlBackend(VerlSettings):
                     log.error("%s", problem)
 
     def _revive(self, parts: _Parts) -> None:
-        if self._ahead or not (revived := parts.cluster.revive()):
+        if self._ahead or self._asleep or not (revived := parts.cluster.revive()):
             return
         parts.cluster.send_weights(self.policy_version)
         parts.replicas.replace(parts.cluster.addresses)
