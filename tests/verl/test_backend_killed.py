@@ -37,7 +37,7 @@ def processes(actors: list[Any]) -> list[tuple[psutil.Process, list[psutil.Proce
 
 
 def servers(backend: Any) -> list[tuple[psutil.Process, list[psutil.Process]]]:
-    replicas = backend._started.cluster._replicas
+    replicas = backend._started.cluster.servers.replicas
     return processes([server for replica in replicas for server in replica.servers])
 
 

@@ -153,7 +153,9 @@ class VerlBackend(VerlSettings):
         except BaseException:
             cluster.stop()
             raise
-        replicas = Replicas(cluster.addresses, cluster.served_name, patience=self.patience, busy=self._busy)
+        replicas = Replicas(
+            cluster.servers.addresses, cluster.served_name, patience=self.patience, busy=self._busy
+        )
         upstream = VllmUpstream(self.model, replicas, seed=self.seed)
         learner = Learner(cluster, self, shape.parameters, self._busy)
         return _Parts(cluster, learner, replicas, upstream)
@@ -299,16 +301,16 @@ class VerlBackend(VerlSettings):
         try:
             await self._work(lambda: self._send(parts, version))
             self.policy_version = parts.replicas.policy_version = version
-            parts.replicas.replace(parts.cluster.addresses)
+            parts.replicas.replace(parts.cluster.servers.addresses)
             self._ahead = self._asleep = False
         finally:
             if not self._asleep:
                 await parts.replicas.release()
 
     def _send(self, parts: _Parts, version: int) -> None:
-        parts.cluster.revive()
+        parts.cluster.servers.revive()
         with self._busy:
-            parts.cluster.send_weights(version)
+            parts.cluster.servers.send_weights(version)
 
     async def _fall_asleep(self) -> None:
         if self.sleeps and not self._asleep:
@@ -316,7 +318,7 @@ class VerlBackend(VerlSettings):
             await parts.replicas.hold()
             self._asleep = True
             with self._busy:
-                await self._work(parts.cluster.sleep)
+                await self._work(parts.cluster.servers.sleep)
 
     async def _wake(self) -> None:
         """Go on with the weights as they are."""
@@ -335,10 +337,10 @@ class VerlBackend(VerlSettings):
                     log.error("%s", problem)
 
     def _revive(self, parts: _Parts) -> None:
-        if self._ahead or self._asleep or not (revived := parts.cluster.revive()):
+        if self._ahead or self._asleep or not (revived := parts.cluster.servers.revive()):
             return
-        parts.cluster.send_weights(self.policy_version)
-        parts.replicas.replace(parts.cluster.addresses)
+        parts.cluster.servers.send_weights(self.policy_version)
+        parts.replicas.replace(parts.cluster.servers.addresses)
         log.warning("%d of vLLM's servers had ended and serve again", len(revived))
 
     async def _work(self, work: Callable[[], T]) -> T:

@@ -13,7 +13,6 @@ All methods block; they belong to one thread.
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -62,14 +61,11 @@ from lightning_core.backends.verl.configuration import make_config  # noqa: E402
 from lightning_core.backends.verl.ray_link import (  # noqa: E402
     COLOCATED,
     RayLink,
-    alive,
     done,
-    ending_if,
-    give_back,
-    guard_all,
     kill,
     told,
 )
+from lightning_core.backends.verl.servers import Servers  # noqa: E402
 
 
 class Worker(ActorRolloutRefWorker):  # type: ignore[misc]
@@ -123,8 +119,7 @@ class Cluster:
         self._critic: Any = None
         self._loss: dict[str, Any] = {}
         """The loss that a group has, by the group's name."""
-        self._replicas: list[Any] = []
-        self._manager: Any = None
+        self._servers: Servers | None = None
 
     @property
     def ranks(self) -> int:
@@ -132,9 +127,10 @@ class Cluster:
         return int(self._policy.world_size)
 
     @property
-    def addresses(self) -> list[str]:
-        """URLs of the servers."""
-        return [f"http://{replica.server_address}" for replica in self._replicas]
+    def servers(self) -> Servers:
+        """What serves, once it is started."""
+        assert self._servers is not None
+        return self._servers
 
     @property
     def served_name(self) -> str:
@@ -160,16 +156,16 @@ class Cluster:
             )
             self._policy = self._group(Worker, config=self._config[ROOT], role="actor_rollout")
             self._policy.init_model()
-        with told("the vLLM servers did not start"):
-            self._replicas = [self._make_replica(rank) for rank in range(self._replica_count())]
-            asyncio.run(self._start_replicas(self._replicas))
-            self._manage()
+        self._servers = Servers(
+            self._policy, separate=self._settings.separate, make=self._make_replica, manage=self._manage
+        )
+        self._servers.start(self._replica_count())
 
     def stop(self) -> None:
         """End the workers and servers, and Ray if it was begun here."""
         if ray.is_initialized():
-            for replica in self._replicas:
-                kill(replica.servers)
+            if self._servers is not None:
+                self._servers.stop()
             for group in (self._policy, self._reference, self._critic):
                 kill(group.workers if group is not None else [])
         self._ray.close()
@@ -201,66 +197,12 @@ class Cluster:
             gpus_per_node=rollout.n_gpus_per_node,
         )
 
-    async def _start_replicas(self, replicas: list[Any]) -> None:
-        separate = self._settings.separate
-        await asyncio.gather(
-            *(each.init_standalone() if separate else each.init_hybrid(self._policy) for each in replicas)
-        )
-        guard_all(server for each in replicas for server in each.servers)
-
-    def _manage(self) -> None:
-        self._manager = CheckpointEngineManager(
+    def _manage(self, replicas: list[Any]) -> Any:
+        return CheckpointEngineManager(
             config=omega_conf_to_dataclass(self._config[ROOT].rollout.checkpoint_engine),
             actor_wg=self._policy,
-            replicas=self._replicas,
+            replicas=replicas,
         )
-
-    def dead(self) -> list[int]:
-        """Replicas that don't answer any more."""
-        return [rank for rank, replica in enumerate(self._replicas) if not alive(replica.servers)]
-
-    def revive(self) -> list[int]:
-        """Start those replicas again that are dead, until none is; they have the weights of the start until
-        `send_weights`. Returns which. Raises BackendError if one does not come up."""
-        revived: set[int] = set()
-        with told("a vLLM server that had ended did not start again"):
-            while dead := self.dead():
-                self._start_again(dead)
-                revived |= {*dead}
-        return sorted(revived)
-
-    def _start_again(self, dead: list[int]) -> None:
-        for old in (self._replicas[rank] for rank in dead):
-            kill(old.servers)
-            if self._settings.separate:  # where training goes on, its workers are the policy's
-                kill(old.workers)
-                give_back(old.resource_pool)
-        self._policy.forget_server()
-        fresh = {rank: self._make_replica(rank) for rank in dead}
-        try:
-            asyncio.run(self._start_replicas(list(fresh.values())))
-        except BaseException:  # their names must be free for the next try
-            kill(server for each in fresh.values() for server in each.servers)
-            raise
-        self._replicas = [fresh.get(rank, old) for rank, old in enumerate(self._replicas)]
-        self._manage()
-
-    def send_weights(self, version: int) -> None:
-        """Let all servers have the weights under training, by verl's checkpoint engine; no request may be
-        under way. Raises BackendError if one ends meanwhile, and the workers with it."""
-        with (
-            told("the weights did not reach the vLLM servers"),
-            ending_if(self._is_server_gone, self._policy.workers),
-        ):
-            self._manager.update_weights(global_steps=version)
-
-    def _is_server_gone(self) -> bool:
-        return not all(alive(replica.servers, busy=True) for replica in self._replicas)
-
-    def sleep(self) -> None:
-        """Free the servers' memory on the GPUs; `send_weights` takes it again."""
-        with told("a vLLM server did not free its memory"):
-            self._manager.sleep_replicas()
 
     # training -----------------------------------------------------------------------------
     def train(self, batch: Any, loss: Callable[..., Any], rate: float) -> dict[str, Any]:
