@@ -136,10 +136,7 @@ class PostgresNews:
 
     # in the thread ------------------------------------------------------------------------
     def _work(self, connection: Connection | None) -> None:
-        while not self._closing.is_set():
-            if connection is None:
-                connection = self._again()
-                continue
+        while connection is not None or (connection := self._again()) is not None:
             with suppress(psycopg.Error, OSError):  # it broke
                 self._hear(connection)
             connection.close()

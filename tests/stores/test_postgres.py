@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -18,9 +19,10 @@ from psycopg.conninfo import conninfo_to_dict
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.stores import postgres, postgres_schema
 from lightning_core.stores.postgres import PostgresStore
-from lightning_core.stores.postgres_news import KINDS, Channels
+from lightning_core.stores.postgres_news import KINDS, Channels, PostgresNews
 from lightning_core.stores.postgres_text import MARK, escape, unescape
 from lightning_core.stores.postgres_url import may_pass, place_of
+from lightning_core.stores.waiting import Bells, Waiters
 from lightning_core.types import Attempt, Call, Reward, Rollout, Status, Task
 from tests.stores.cutting import Relay, relayed
 from tests.stores.postgres_server import GUARDED, OWN_URL, PostgresServer, free_port, serving
@@ -250,6 +252,29 @@ async def test_a_store_may_be_closed_while_its_server_is_gone(frail: PostgresSer
     with pytest.raises(StoreError, match="is not open"):
         await store.enqueue(rollouts(1))
     await asyncio.to_thread(frail.start)
+
+
+async def test_who_hears_news_hangs_up_if_closed_just_as_the_server_is_back(postgres_url: str) -> None:
+    made: list[psycopg.Connection] = []
+    away, connecting, closing = threading.Event(), threading.Event(), threading.Event()
+
+    def connect() -> psycopg.Connection:
+        if not away.is_set():
+            away.set()
+            psycopg.connect(host="127.0.0.1", port=free_port())
+        connecting.set()
+        closing.wait(PATIENT)
+        made.append(postgres_schema.connect(place_of(postgres_url)))
+        return made[0]
+
+    news = PostgresNews(connect, Channels("news"), Waiters(), Bells())
+    await news.open()
+    assert await asyncio.to_thread(connecting.wait, PATIENT)
+    ending = asyncio.create_task(news.close())
+    await asyncio.sleep(0)
+    closing.set()
+    await ending
+    assert [connection.closed for connection in made] == [True]
 
 
 async def test_what_can_not_be_stored_harms_no_other_of_the_same_moment(store: PostgresStore) -> None:
