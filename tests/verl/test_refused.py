@@ -39,6 +39,11 @@ async def test_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     await refused(ConfigError, r"needs 999 GPUs and this machine has \d+; .*backend=\"local\"", gpus=999)
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", "megatron"])
+async def test_what_does_not_train_on_a_processor(strategy: Any) -> None:
+    await refused(ConfigError, f"strategy='{strategy}' needs GPUs: .*'fsdp2' alone", strategy=strategy)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [

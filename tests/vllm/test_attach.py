@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 pytest.importorskip("aiohttp")
+
+from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.chat.folder import tiny_folder
@@ -79,17 +83,42 @@ async def test_another_kind_of_server_is_refused() -> None:
             await replicas.close()
 
 
-async def test_a_server_with_the_model_s_own_logprobs_is_refused() -> None:
+@asynccontextmanager
+async def without_token_ids(url: str) -> AsyncIterator[str]:
+    """In front of a server, what makes of it one from before there were token ids in replies."""
+
+    async def models(_: web.Request) -> web.Response:
+        async with session.get(f"{url}/v1/models") as reply:
+            return web.json_response(await reply.json())
+
+    async def complete(request: web.Request) -> web.Response:
+        body = await request.json()
+        del body["return_token_ids"]
+        async with session.post(f"{url}/v1/completions", json=body) as reply:
+            return web.json_response(await reply.json())
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/models", models), web.post("/v1/completions", complete)])
+    async with ClientSession() as session, TestServer(app) as old:
+        yield str(old.make_url("")).rstrip("/")
+
+
+async def test_a_server_whose_replies_can_not_be_trained_on_is_refused() -> None:
     pytest.importorskip("vllm")
     raw = ServerOptions(dtype="float32", extra=("--logprobs-mode", "raw_logprobs"))
     server = VllmServer(tiny_folder(), options=raw)
-    await server.start()
-    replicas = Replicas([server.url], "tiny")
-    other_name = Replicas([server.url], "gpt")
     try:
-        with pytest.raises(EngineError, match="start it with --logprobs-mode processed_logprobs"):
-            await replicas.check()
-        with pytest.raises(EngineError, match=r"does not serve 'gpt' but \['tiny'\]"):
-            await other_name.check()
+        await server.start()
+        await refused(server.url, "tiny", "start it with --logprobs-mode processed_logprobs")
+        await refused(server.url, "gpt", r"does not serve 'gpt' but \['tiny'\]")
+        async with without_token_ids(server.url) as old:
+            await refused(old, "tiny", "answers without token ids .*use vLLM 0.10.2 or newer")
     finally:
-        await asyncio.gather(replicas.close(), other_name.close(), server.close())
+        await server.close()
+
+
+async def refused(url: str, model: str, words: str) -> None:
+    replicas = Replicas([url], model)
+    with pytest.raises(EngineError, match=f"{url} .*{words}"):
+        await replicas.check()
+    await replicas.close()

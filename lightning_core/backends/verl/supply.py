@@ -63,8 +63,12 @@ def find_supply(settings: VerlSettings) -> Supply:
 
 
 def check_supply(settings: VerlSettings, supply: Supply) -> None:
-    """Raise ConfigError if a cluster would be begun on this machine, which has too few GPUs for it. Before
-    that is done, as it takes a while."""
+    """Raise ConfigError if a cluster would be begun on this machine, which has too few GPUs for it, or where
+    there are none and this kind of training needs them. Before that is done, as it takes a while."""
+    if find_device() == "cpu" and settings.strategy != "fsdp2":
+        raise ConfigError(
+            f"strategy={settings.strategy!r} needs GPUs: on a processor verl trains with 'fsdp2' alone"
+        )
     ray = sys.modules.get("ray")
     joined = settings.address is not None or (ray is not None and ray.is_initialized())
     if find_device() != "cpu" and not joined:
