@@ -2,6 +2,7 @@
 
     python -m benchmarks.credit                            # every method in every environment
     python -m benchmarks.credit --methods uniform state --environments chain team
+    python -m benchmarks.credit --missing                  # go on where an earlier one ended
     python -m benchmarks.credit --quick                    # a few updates, to see that it runs
 
 Each method is given its own best learning rate, found on other seeds. Writes the tables and a plot into
@@ -36,6 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--algorithm", choices=("grpo", "rloo"), default="grpo")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--missing", action="store_true", help="only what the record does not have yet")
     parser.add_argument("--quick", action="store_true", help="two seeds of five updates at one rate")
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--page", type=Path, default=PAGE)
@@ -48,6 +50,8 @@ def main(arguments: list[str] | None = None) -> None:
         plan = Plan(options.algorithm, seeds=2, trials=1, updates=5, rates=(0.04,))
     cells = [(environment, method) for environment in chosen for method in options.methods]
     record = read(options.record)
+    if options.missing:
+        cells = [cell for cell in cells if not record.has(cell)]
     for cell, comparison in run(cells, plan, options.processes):
         record = record.with_outcome(cell, comparison)
         write(record, options.record, options.page)

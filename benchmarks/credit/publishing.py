@@ -42,6 +42,10 @@ class Record(BaseModel):
         comparisons = {**self.comparisons, cell[0]: merged}
         return Record(comparisons={name: comparisons[name] for name in SUITE if name in comparisons})
 
+    def has(self, cell: Cell) -> bool:
+        """Whether there is an outcome of it."""
+        return cell[0] in self.comparisons and cell[1] in self.comparisons[cell[0]].outcomes
+
     @property
     def methods(self) -> list[str]:
         """Those that have an outcome anywhere; the base first."""

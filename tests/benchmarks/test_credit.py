@@ -19,7 +19,7 @@ from benchmarks.credit.comparing import climb, find_method
 from benchmarks.credit.delegation import Delegation
 from benchmarks.credit.environment import KINDS, Environment
 from benchmarks.credit.playing import Batch
-from benchmarks.credit.publishing import RECORD, Section, read, render
+from benchmarks.credit.publishing import RECORD, Record, Section, read, render
 from benchmarks.credit.suite import SUITE
 from benchmarks.credit.tail import Reading, Waiting
 from benchmarks.credit.team import Team
@@ -246,6 +246,22 @@ def test_a_quick_run_writes_record_page_and_plot(tmp_path: Path) -> None:
     assert "| uniform | 0.04 |" in text
     assert text.endswith("## Benchmarks\n\nThe end.\n")
     assert (tmp_path / "results-credit.png").stat().st_size > 1000
+
+
+def test_what_is_missing_is_added_and_the_rest_left_alone(tmp_path: Path) -> None:
+    page, path = tmp_path / "results.md", tmp_path / "credit.json"
+    page.write_text("# Results\n\n## Benchmarks\n\nThe end.\n")
+    environment = "chain, fifth step decides"
+    where = ["--record", str(path), "--page", str(page), "--environments", environment, "--quick"]
+    main([*where, "--methods", "uniform"])
+    found = read(path).comparisons[environment]
+    marked = found.outcomes["uniform"].model_copy(update={"final": [0.125, 0.25]})
+    record = Record(comparisons={environment: found.model_copy(update={"outcomes": {"uniform": marked}})})
+    path.write_text(record.model_dump_json())
+    main([*where, "--missing", "--methods", "uniform", "turn"])
+    outcomes = read(path).comparisons[environment].outcomes
+    assert outcomes["uniform"] == marked
+    assert outcomes["turn"].final != marked.final
 
 
 @pytest.mark.skipif(not (ROOT / RECORD).exists(), reason="not published yet")
