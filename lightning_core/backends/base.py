@@ -134,6 +134,16 @@ OPTIONAL = (
 """Methods that only some algorithms need: name, which do, and what to use where there is none."""
 
 
+def check_loss(algorithm: Algorithm, who: str) -> None:
+    """Raise UnsupportedError, by name, for an algorithm that trains no weights; `who` would have to."""
+    for part in ("weigh", "units", "loss"):
+        if not callable(getattr(algorithm, part, None)):
+            raise UnsupportedError(
+                f"algorithm {getattr(algorithm, 'name', algorithm)!r} has no {part!r}, so {who} nothing to "
+                "descend; use one that trains weights, such as GRPO"
+            )
+
+
 def check_backend(backend: Backend, algorithm: Algorithm, *, first_phase: bool = True) -> None:
     """Raise UnsupportedError, by name, for anything in the algorithm, or its place in the run, that the
     backend can't do."""

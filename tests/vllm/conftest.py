@@ -17,7 +17,8 @@ from tests.vllm.weights import rambling
 def engine() -> Iterator[object]:
     """Two servers of the shipped tiny model, float32. Tests may change the weights and kill servers."""
     pytest.importorskip("vllm")
-    from lightning_core.backends.vllm import ServerOptions, VllmEngine
+    from lightning_core.backends.vllm.command import ServerOptions
+    from lightning_core.backends.vllm.engine import VllmEngine
 
     options = ServerOptions(dtype="float32", max_num_seqs=64)
     made = VllmEngine(tiny_folder(), servers=2, options=options)

@@ -15,7 +15,10 @@ from aiohttp.test_utils import TestServer
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.chat.folder import tiny_folder
-from lightning_core.backends.vllm import Replicas, ServerOptions, VllmServer, VllmUpstream
+from lightning_core.backends.vllm.command import ServerOptions
+from lightning_core.backends.vllm.replicas import Replicas
+from lightning_core.backends.vllm.server import VllmServer
+from lightning_core.backends.vllm.upstream import VllmUpstream
 from lightning_core.errors import ConfigError, EngineError, GatewayError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer

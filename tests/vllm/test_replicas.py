@@ -13,7 +13,9 @@ pytest.importorskip("vllm")
 
 from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.meter import Meter
-from lightning_core.backends.vllm import Replicas, VllmEngine, VllmUpstream
+from lightning_core.backends.vllm.engine import VllmEngine
+from lightning_core.backends.vllm.replicas import Replicas
+from lightning_core.backends.vllm.upstream import VllmUpstream
 from lightning_core.gateway.upstream import ChatRequest
 from lightning_core.runner.warden import descendants
 from tests.backends.serving import Reply, ask, plain_logprobs

@@ -16,7 +16,7 @@ pytest.importorskip("vllm")
 from examples.sql.prompts import write_prompt
 from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend
-from lightning_core.backends.vllm import VllmEngine
+from lightning_core.backends.vllm.engine import VllmEngine
 from lightning_core.errors import ContextLengthError, UnsupportedError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer

@@ -15,13 +15,14 @@ import pytest
 pytest.importorskip("vllm")
 
 from lightning_core.backends.chat.folder import tiny_folder
-from lightning_core.backends.vllm import ServerOptions, VllmServer
+from lightning_core.backends.vllm.command import ServerOptions
+from lightning_core.backends.vllm.server import VllmServer
 from lightning_core.errors import ConfigError, EngineError, ModelError, UnsupportedError
 from lightning_core.runner.warden import descendants
 
 STARTER = """
 import asyncio, sys
-from lightning_core.backends.vllm import VllmServer
+from lightning_core.backends.vllm.server import VllmServer
 
 async def main():
     server = VllmServer("tiny")

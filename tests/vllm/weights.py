@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lightning_core.backends.chat.folder import tiny_folder
-from lightning_core.backends.vllm import VllmEngine
+from lightning_core.backends.vllm.engine import VllmEngine
 from tests.backends.serving import ask, plain_logprobs
 
 PROMPT = list(range(5, 60))

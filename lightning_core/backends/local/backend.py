@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lightning_core.algorithms.base import Algorithm
-from lightning_core.backends.base import Batch, TensorChange
+from lightning_core.backends.base import Batch, TensorChange, check_loss
 from lightning_core.backends.chat.folder import check_folder
 from lightning_core.backends.chat.upstream import ChatUpstream
 from lightning_core.backends.local.checkpoint import CRITIC, MOMENTS
@@ -24,7 +24,7 @@ from lightning_core.backends.local.tuning import Tuning
 from lightning_core.backends.local.versions import EngineSettings, LocalVersion, Speed, open_version
 from lightning_core.backends.lora import LoraOptions
 from lightning_core.backends.outline import Outline
-from lightning_core.errors import ConfigError, UnsupportedError
+from lightning_core.errors import ConfigError
 from lightning_core.types import Demonstration, Key, Trajectory
 
 T = TypeVar("T")
@@ -140,12 +140,7 @@ class LocalBackend:
 
     def check(self, algorithm: Algorithm) -> None:
         """Any algorithm with a loss can be trained here."""
-        for part in ("weigh", "units", "loss"):
-            if not callable(getattr(algorithm, part, None)):
-                raise UnsupportedError(
-                    f"algorithm {getattr(algorithm, 'name', algorithm)!r} has no {part!r}, so the local "
-                    "backend has nothing to descend; use one that trains weights, such as GRPO"
-                )
+        check_loss(algorithm, "the local backend has")
 
     def outline(self, algorithms: Sequence[Algorithm]) -> Outline:
         """What a run would be; loads nothing but the model's configuration."""

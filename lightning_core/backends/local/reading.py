@@ -1,5 +1,6 @@
 """Reading a version of the weights where it lies: a checkpoint, a transformers folder, or a model's name.
- A checkpoint of training with LoRA holds low-rank adapters; what is read is the plain network that they and
+
+A checkpoint of training with LoRA holds low-rank adapters; what is read is the plain network that they and
 the model they were made on amount to.
 """
 

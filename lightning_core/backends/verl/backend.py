@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from lightning_core.algorithms.base import Algorithm
-from lightning_core.backends.base import Batch, TensorChange
+from lightning_core.backends.base import Batch, TensorChange, check_loss
 from lightning_core.backends.folders import replacing
 from lightning_core.backends.meter import Meter
 from lightning_core.backends.outline import Outline
@@ -87,12 +87,7 @@ class VerlBackend(VerlSettings):
 
     def check(self, algorithm: Algorithm) -> None:
         """Any algorithm with a loss can be trained here."""
-        for part in ("weigh", "units", "loss"):
-            if not callable(getattr(algorithm, part, None)):
-                raise UnsupportedError(
-                    f"algorithm {getattr(algorithm, 'name', algorithm)!r} has no {part!r}, so verl's workers "
-                    "have nothing to descend; use one that trains weights, such as GRPO"
-                )
+        check_loss(algorithm, "verl's workers have")
         if algorithm.staleness and self.sleeps:
             raise UnsupportedError(
                 f"staleness={algorithm.staleness} lets rollouts go on while weights are trained, and these "
