@@ -1,6 +1,7 @@
 """A real training job on a cluster, to be killed: `python tests/verl/job.py FOLDER STEPS`.
 
-A bare OpenAI client plays two turns a rollout. It writes a line for each rollout that ends.
+A bare OpenAI client plays two turns a rollout; rollouts of the next step go on while the update runs. It
+writes a line for each rollout that ends.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import lightning_core as lightning
 from lightning_core.backends.verl.backend import VerlBackend
 from lightning_core.tracing.scope import current_scope
 
-TASKS_PER_STEP, GROUP_SIZE = 2, 4
+TASKS_PER_STEP, GROUP_SIZE, STALENESS = 2, 4, 1
 
 
 def main(folder: Path, steps: int) -> None:
@@ -38,7 +39,9 @@ def main(folder: Path, steps: int) -> None:
     lightning.Trainer(
         model="tiny",
         agents=["writer"],
-        algorithm=lightning.GRPO(group_size=GROUP_SIZE, tasks_per_step=TASKS_PER_STEP, credit="uniform"),
+        algorithm=lightning.GRPO(
+            group_size=GROUP_SIZE, tasks_per_step=TASKS_PER_STEP, credit="uniform", staleness=STALENESS
+        ),
         checkpoint_every=1,
         backend=VerlBackend("tiny", gpus=1),
         steps=steps,
