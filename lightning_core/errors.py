@@ -24,8 +24,15 @@
     ├── TrainingError          an update that can't be made (no data, non-finite gradient)
     └── InstrumentationError   the OpenAI SDK offers no place to tag its requests
 
+    KeyboardInterrupt
+    └── TrainingStopped        Ctrl-C while a run was under way, which can be resumed
+
 A message says what happened, to which thing, and what to do next.
 """
+
+from __future__ import annotations
+
+from pathlib import Path
 
 
 class LightningError(Exception):
@@ -118,3 +125,11 @@ class TrainingError(LightningError):
 
 class InstrumentationError(LightningError):
     """The OpenAI SDK offers no place to tag its requests."""
+
+
+class TrainingStopped(KeyboardInterrupt):
+    """Ctrl-C while a run was under way. Its `folder` is whole, and the run can be resumed."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"the run in {str(folder)!r} was stopped; go on with it: resume=True and its folder")
+        self.folder = folder

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, TrainingStopped
 from lightning_core.trainer.joining import Joining
 from lightning_core.trainer.trainer import overrides
 
@@ -21,18 +21,15 @@ def train_script(
     script: Path, arguments: Sequence[str], settings: Mapping[str, Any], *, resume: bool
 ) -> None:
     """Run `script` as its own main program; every trainer it makes takes `settings` over its own."""
-    chosen = dict(settings)
-    if resume:
-        chosen["resume"] = True
-        chosen["folder"] = chosen.get("folder") or newest_run(Path("runs"))
-    with overrides(chosen):
+    with overrides({**settings, "resume": resume or None}):
         try:
             run_script(script, arguments)
-        except KeyboardInterrupt:
-            folder = chosen.get("folder") or newest_run(Path("runs"))
+        except TrainingStopped as stop:
             Console(stderr=True).print(
-                f"stopped; go on with the same settings and --resume --folder {folder}", soft_wrap=True
+                f"stopped; go on with the same settings and --resume --folder {stop.folder}", soft_wrap=True
             )
+            raise typer.Exit(130) from None
+        except KeyboardInterrupt:  # before a run was begun, or after it
             raise typer.Exit(130) from None
 
 
@@ -58,11 +55,3 @@ def run_script(script: Path, arguments: Sequence[str]) -> None:
     for name in ("no_proxy", "NO_PROXY"):  # the gateway is on this machine, whatever proxy leads outside
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
     runpy.run_path(str(script), run_name="__main__")
-
-
-def newest_run(folder: Path) -> Path:
-    """The run last written to among those of a folder."""
-    stores = sorted(folder.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
-    if not stores:
-        raise ConfigError(f"there is no run to resume in {str(folder)!r}; give one with --folder")
-    return stores[-1].parent

@@ -6,12 +6,28 @@ import fcntl
 import json
 import os
 import re
+import time
 from pathlib import Path
 from typing import IO, Any
 
 from lightning_core.errors import ConfigError, StoreError
 
 CHECKPOINT = re.compile(r"step-(\d{6})")
+RUNS = Path("runs")
+"""Where runs lie that are given no folder."""
+
+
+def choose_folder(folder: str | Path | None, *, resume: bool) -> Path:
+    """The one given; else a new one in `runs/`, or to resume, the one of the run there last begun or gone on
+    with. Raises ConfigError if there is none."""
+    if folder is not None:
+        return Path(folder)
+    if not resume:
+        return RUNS / time.strftime("%Y%m%d-%H%M%S")
+    stores = sorted(RUNS.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
+    if not stores:
+        raise ConfigError(f"there is no run to resume in {str(RUNS)!r}; give one with folder=... (--folder)")
+    return stores[-1].parent
 
 
 class RunFolder:

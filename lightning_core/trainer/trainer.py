@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from lightning_core.air.rules import AIR
 from lightning_core.alerts.rules import Alerts
 from lightning_core.algorithms.base import Algorithm, Phase
 from lightning_core.algorithms.grpo import GRPO
-from lightning_core.errors import ConfigError, StoreError
+from lightning_core.errors import ConfigError, StoreError, TrainingStopped
 from lightning_core.judge.judge import Judge
 from lightning_core.runner import FailurePolicy
 from lightning_core.runner.executor import Executor
@@ -30,7 +29,7 @@ from lightning_core.trainer.course import asks_for_rollouts, count_steps
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.dry import outline_run, show_outline
 from lightning_core.trainer.elsewhere import make_elsewhere
-from lightning_core.trainer.folder import RunFolder
+from lightning_core.trainer.folder import RunFolder, choose_folder
 from lightning_core.trainer.loop import Loop
 from lightning_core.trainer.opening import open_run
 from lightning_core.trainer.plan import make_tasks
@@ -75,7 +74,7 @@ class Trainer:
     folder: str | Path | None = None
     """Where the run lies; by default `runs/<date-time>`."""
     resume: bool = False
-    """Go on with the run in `folder`."""
+    """Go on with the run in `folder`; if none is given, with the newest in `runs/`."""
     seed: int = 0
     elsewhere: Sequence[str] | str = ()
     """Roles that other processes play: "runner" (`agentlightning worker`), "gateway" (`agentlightning
@@ -184,7 +183,8 @@ class Trainer:
         Afterwards the folder holds the trained policy (`policy/`, a transformers folder),
         `summary.json`, `curve.png` and everything recorded. Raises UnknownAgentError, before anything
         is learnt from it, for a pattern in `agents` that is misspelt, or if none of them matches any
-        call. An exception inside `solve` ends that rollout only.
+        call. An exception inside `solve` ends that rollout only; Ctrl-C ends as TrainingStopped, and the run
+        can be resumed.
 
         In a worker (`agentlightning worker`) it runs rollouts of a run that is trained elsewhere, and does
         not return: the script ends here, once that run is finished. In a dry run (`agentlightning train
@@ -202,14 +202,15 @@ class Trainer:
             raise ConfigError("train is empty: give at least one task")
         if trainer.breakdown is not None and not all(trainer.breakdown in task.input for task in tasks[1]):
             raise ConfigError(f"breakdown={trainer.breakdown!r} is not a field of every validation task")
-        if trainer.resume and trainer.folder is None:
-            raise ConfigError("resume=True needs folder=..., the folder of the run to go on with")
-        path = Path(trainer.folder or Path("runs") / time.strftime("%Y%m%d-%H%M%S"))
+        path = choose_folder(trainer.folder, resume=trainer.resume)
         if dry:
             show_outline(outline_run(trainer, path, *tasks), Console())
             raise SystemExit(0)
         with RunFolder(path, resume=trainer.resume) as folder:
-            return _run(_fit(trainer, folder, solve, *tasks))
+            try:
+                return _run(_fit(trainer, folder, solve, *tasks))
+            except KeyboardInterrupt:
+                raise TrainingStopped(path) from None
 
 
 async def _fit(

@@ -20,13 +20,14 @@ from lightning_core.cli import main
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "small_job.py"
 COMMAND = [sys.executable, "-m", "lightning_core.cli"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160"}
 
 
 def run(*arguments: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, *map(str, arguments)],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160", **environment},
+        env={**ENVIRONMENT, **environment},
         capture_output=True,
         text=True,
         timeout=240,
@@ -144,21 +145,24 @@ def test_bad_input_is_one_message_that_names_it(arguments, words, tmp_path, monk
 
 
 def test_ctrl_c_is_clean_and_resume_goes_on(tmp_path):
-    folder = tmp_path / "run"
-    arguments = [*COMMAND, "train", str(SCRIPT), "--folder", str(folder), "--steps", "300"]
+    script, folder = tmp_path / "job.py", tmp_path / "out" / "mine"
+    script.write_text(SCRIPT.read_text().replace("Trainer(", "Trainer(folder='out/mine', ", 1))
+    arguments = [*COMMAND, "train", str(script), "--steps", "300"]
     # a shell that starts the tests in the background lets them ignore Ctrl-C, and what they start as well
     heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=heed) as process:
+    with subprocess.Popen(
+        arguments, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, preexec_fn=heed
+    ) as process:
         while not list((folder / "checkpoints").glob("step-*")):
             assert process.poll() is None, process.stderr.read() if process.stderr else ""
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert "--resume" in said
+    assert "--resume --folder out/mine" in said
     assert "Traceback" not in said
     made = max(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))
-    resumed = run("train", SCRIPT, "--folder", folder, "--resume", "--steps", made + 2)
+    resumed = run("train", script, "--resume", "--steps", made + 2, cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert f"resuming after step {made}" in resumed.stderr
     assert json.loads((folder / "summary.json").read_text())["steps"] == made + 2

@@ -1,9 +1,12 @@
 """A run's folder has one owner and is never half written."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from lightning_core.errors import ConfigError, StoreError
-from lightning_core.trainer.folder import RunFolder, write_atomically
+from lightning_core.trainer.folder import RunFolder, choose_folder, write_atomically
 
 
 def test_a_second_trainer_on_the_same_folder_is_refused(tmp_path):
@@ -27,6 +30,20 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
 def test_resuming_what_is_not_there_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="no run to resume"), RunFolder(tmp_path / "none", resume=True):
         pass
+
+
+def test_the_folder_of_a_run_is_the_one_given_or_a_new_one_or_the_newest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"no run to resume in 'runs'.*--folder"):
+        choose_folder(None, resume=True)
+    for age, name in enumerate(("new", "old", "oldest")):
+        with RunFolder(Path("runs") / name, resume=False) as folder:
+            folder.write_address(None, None)
+            os.utime(folder.address_file, (1000 - age, 1000 - age))
+    assert choose_folder(None, resume=True) == Path("runs/new")
+    assert choose_folder(None, resume=False).parent == Path("runs")
+    assert not choose_folder(None, resume=False).exists()
+    assert choose_folder("mine", resume=True) == choose_folder("mine", resume=False) == Path("mine")
 
 
 def test_a_folder_that_can_not_be_made_is_an_error_that_names_it(tmp_path):
