@@ -36,7 +36,7 @@ def machine() -> dict[str, object]:
         "processor": model[0].partition(": ")[2] if model else os.uname().machine,
         "cores": os.cpu_count(),
         "memory_gib": round(memory / 2**30),
-        "kernel": f"{os.uname().sysname} {os.uname().release}",
+        "kernel": f"{os.uname().sysname} {'.'.join(os.uname().release.split('.')[:2])}",
     }
 
 

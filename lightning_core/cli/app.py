@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from lightning_core import __version__
 from lightning_core.cli import model_verbs, serving
 from lightning_core.cli import runs as run_views
 from lightning_core.cli.export import export_run, export_tensorboard
@@ -24,10 +25,10 @@ from lightning_core.gateway.versions import ENGINES
 from lightning_core.trainer.hosting import Hosting, host_gateway
 from lightning_core.trainer.joining import Joining
 
+_MODEL = "A transformers folder, a name on the hub, or 'tiny'; a Llama- or Qwen-like model."
 _ROLLOUT = "A rollout: its id, how the id begins or ends, 'best' or 'worst'"
 app = typer.Typer(
     name="agentlightning",
-    help="Train the agents you already have.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -35,12 +36,28 @@ app = typer.Typer(
 app.add_typer(model_verbs.app, name="models")
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def command(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_say_version, help="Say the version, and end."),
+    ] = False,
+) -> None:
+    """Train the agents you already have."""
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
 def train(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="A Python script that calls Trainer(...).fit(...).")],
     steps: Annotated[int | None, typer.Option(help="Updates to make.")] = None,
-    model: Annotated[str | None, typer.Option(help="A transformers folder, or 'tiny'.")] = None,
+    model: Annotated[str | None, typer.Option(help=_MODEL)] = None,
     agents: Annotated[str | None, typer.Option(help="Names or globs, separated by commas.")] = None,
     backend: Annotated[
         str | None,

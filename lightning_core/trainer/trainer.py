@@ -60,7 +60,8 @@ class Trainer:
     """Trains the model behind the named agents of an app from the app's own rewards."""
 
     model: str | Path = "tiny"
-    """A transformers folder, or "tiny", the small model that ships with the package."""
+    """A transformers folder, a name on the hub, or "tiny", the small model that ships with the package. The
+    local backend takes architectures like Llama's and Qwen's."""
     agents: Sequence[str] | str | None = None
     """Names or globs of the agents to train; None trains all."""
     algorithm: Algorithm | str | Sequence[Phase] = field(default_factory=GRPO)

@@ -15,6 +15,7 @@ from pathlib import Path
 import openai
 import pytest
 
+import lightning_core
 from lightning_core.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -186,6 +187,18 @@ def test_serve_answers_any_openai_client(tmp_path):
             assert reply.usage.completion_tokens <= 4
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0
+
+
+def test_it_says_its_version():
+    assert run("--version").stdout == f"{lightning_core.__version__}\n"
+
+
+def test_a_package_that_training_here_needs_is_named_with_what_to_install(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(f"import sys\nsys.modules['safetensors'] = None\n{SCRIPT.read_text()}")
+    without = run("train", script, cwd=tmp_path)
+    assert without.returncode == 1
+    assert "needs the package 'safetensors': pip install 'agent-lightning-core[local]'" in without.stderr
 
 
 def test_plugins_lists_what_is_installed():
