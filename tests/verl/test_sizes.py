@@ -153,7 +153,7 @@ def test_a_cluster_says_what_its_machines_have():
             assert ray.is_initialized()  # it was there before, so it stays
         finally:
             ray.shutdown()
-    assert (supply.count, supply.source) == (2, "Ray at 'auto'")
+    assert (supply.counts, supply.source) == ((2,), "Ray at 'auto'")
     assert supply.smallest is None or supply.smallest > GIB
     assert supply.memory
 

@@ -14,7 +14,7 @@ from lightning_core.backends.shape import Shape
 from lightning_core.backends.verl.needs import Serving, Training
 from lightning_core.backends.verl.settings import VerlSettings, find_device, verl_values
 from lightning_core.backends.verl.sizes import Fit, fit, shortage
-from lightning_core.backends.verl.supply import Supply, find_supply
+from lightning_core.backends.verl.supply import Supply, enough, find_supply, told_counts, wanted
 from lightning_core.errors import BackendError
 
 
@@ -125,11 +125,12 @@ def _packages(settings: VerlSettings, shape: Shape, gpus: int) -> tuple[Check, .
 
 
 def _gpus(settings: VerlSettings, found: Fit, supply: Supply) -> Check:
-    needed = (found.gpus + settings.serving_gpus) * settings.nodes
+    needed = wanted(settings, supply.counts)
     if find_device() == "cpu":
-        return Check("GPUs", True, f"{needed} processes in their place, as the environment says")
-    told = f"{needed} needed, {supply.source} has {supply.count}"
-    if supply.count >= needed:
+        asked = (found.gpus + settings.serving_gpus) * settings.nodes
+        return Check("GPUs", True, f"{asked} processes in their place, as the environment says")
+    told = f"{needed} needed, {supply.source} has {told_counts(supply.counts)}"
+    if enough(settings, supply.counts):
         return Check("GPUs", True, told)
     if not supply.machines:
         return Check("GPUs", None, f"{needed} needed")

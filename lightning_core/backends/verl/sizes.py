@@ -7,7 +7,6 @@ share of it that vLLM takes; a GPU that serves, with what training leaves there;
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -25,7 +24,7 @@ from lightning_core.backends.verl.needs import (
     training_need,
 )
 from lightning_core.backends.verl.settings import VerlSettings, find_device
-from lightning_core.backends.verl.supply import Supply, find_supply
+from lightning_core.backends.verl.supply import Supply, count_gpus, find_supply
 from lightning_core.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -68,7 +67,7 @@ def fit(
 ) -> Fit:
     """Lay the needs beside the supply."""
     device = find_device()
-    gpus = count_gpus(settings, supply)
+    gpus = count_gpus(settings, supply.counts)
     training = training_need(settings, shape, gpus * settings.nodes, device)
     serving = serving_need(settings, shape, device)
     valuing = critic_need(training, settings, shape, gpus * settings.nodes, device) if critic else None
@@ -113,16 +112,6 @@ def _main_memory(settings: VerlSettings, gpus: int, offloaded: int, critic: bool
     """Of each machine: its processes, and what was moved there from the GPUs."""
     servers = (settings.serving_gpus or gpus) // settings.tensor_parallel
     return PROCESS * (gpus * (1 + critic + reference) + servers) + gpus * offloaded
-
-
-def count_gpus(settings: VerlSettings, supply: Supply) -> int:
-    """GPUs of each machine that trains: as asked, else all that do not serve."""
-    if settings.gpus is not None:
-        return settings.gpus
-    if find_device() == "cpu":
-        return os.cpu_count() or 1
-    found = max((len(machine.gpus) for machine in supply.machines), default=0)
-    return max(1, found - settings.serving_gpus)
 
 
 def check_memory(
