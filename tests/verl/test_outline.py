@@ -40,7 +40,7 @@ def test_a_plan_tells_model_machines_memory_and_rate():
     assert told(found, "learning rate") == "1e-06 after 3 steps"
     assert "weights 1.9 GiB, gradients 1.9 GiB, Adam 3.7 GiB" in told(found, "memory to train")
     assert "weights 7.5 GiB" in told(found, "memory to serve")
-    assert verdict(found, "GPUs") == ("ok", "16 needed, Ray at 'auto' has 16")
+    assert verdict(found, "GPUs") == ("ok", "8 GPUs on each of 2 machines needed, Ray at 'auto' has 8 + 8")
     assert verdict(found, "memory")[0] == "ok"
     assert found.context == 8192
 
@@ -55,7 +55,7 @@ def test_gpus_that_serve_apart_and_lora_are_told():
 def test_too_few_gpus_and_too_little_memory_fail_and_say_what_to_do():
     found = outline(VerlSettings("x", gpus=2), shape(LLAMA_8), [lightning.GRPO()], have(1, 80))
     assert verdict(found, "GPUs")[0] == verdict(found, "memory")[0] == "fails"
-    assert "2 needed, this machine has 1; lower gpus" in verdict(found, "GPUs")[1]
+    assert "2 GPUs needed, this machine has 1; lower gpus" in verdict(found, "GPUs")[1]
     assert "enough would be gpus=4" in verdict(found, "memory")[1]
 
 

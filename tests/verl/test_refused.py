@@ -12,9 +12,13 @@ pytest.importorskip("verl", reason="verl lives in an environment of its own: mak
 import ray
 
 from lightning_core.algorithms.grpo import GRPO
+from lightning_core.algorithms.ppo import PPO
 from lightning_core.backends.lora import LoraOptions
+from lightning_core.backends.shape import measure
 from lightning_core.backends.verl.backend import VerlBackend
 from lightning_core.backends.verl.settings import VerlSettings
+from lightning_core.backends.verl.sizes import fit
+from lightning_core.backends.verl.supply import find_supply
 from lightning_core.errors import BackendError, ConfigError, UnsupportedError
 from tests.verl.conftest import import_verl
 
@@ -37,6 +41,16 @@ async def refused(error: type[Exception], words: str, **options: Any) -> None:
 async def test_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VERL_PLATFORM")
     await refused(ConfigError, r"needs 999 GPUs and this machine has \d+; .*backend=\"local\"", gpus=999)
+
+
+async def test_a_critic_that_does_not_fit_beside_the_policy() -> None:
+    """As many processes as main memory holds without one; the critic takes one more for each."""
+    shape, supply = measure("tiny", None), find_supply(VerlSettings("tiny"))
+    most = max(n for n in range(1, 999) if not fit(VerlSettings("tiny", gpus=n), shape, supply).short)
+    backend = VerlBackend("tiny", gpus=most)
+    backend.check(PPO())
+    with pytest.raises(ConfigError, match="does not fit on this machine: main memory needs"):
+        await backend.start()
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "megatron"])

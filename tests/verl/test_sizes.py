@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import lightning_core as lightning
 from lightning_core.backends.lora import LoraOptions
 from lightning_core.backends.shape import measure
 from lightning_core.backends.verl.backend import VerlBackend
 from lightning_core.backends.verl.settings import VerlSettings
-from lightning_core.backends.verl.sizes import check_memory, fit
+from lightning_core.backends.verl.sizes import check_memory, fit, networks_beside
 from lightning_core.backends.verl.supply import Machine, Supply, find_supply
 from lightning_core.errors import BackendError, ConfigError, ModelError
 from tests.verl.test_needs import LLAMA_8, QWEN_06, QWEN_8, shape
@@ -93,6 +94,38 @@ def test_a_critic_is_counted():
         check_memory(settings, shape(LLAMA_8), have(4, 80), critic=True)
 
 
+def test_a_critic_that_tells_values_while_servers_answer_is_counted_there():
+    """Its state of 12 bytes a parameter, and a pass: what is gathered of it, and one layer's activations."""
+    plain, valued = (
+        fit(VerlSettings("x", gpus=1), shape(QWEN_06), have(1, 80), critic=critic) for critic in (False, True)
+    )
+    layer = 16384 * (2 * (6 * 1024 + 4 * 3072 + 4 * 3072) + 8 * 1024 + 4 * 3072)
+    assert plain.uses[2].what == "each GPU while it serves"
+    beside = 12 * 596_049_920 + plain.training.gathered + layer
+    assert valued.uses[2].need - plain.uses[2].need == beside
+    moved = VerlSettings("x", gpus=1, offload=True)
+    plain, valued = (fit(moved, shape(QWEN_06), have(1, 80), critic=critic) for critic in (False, True))
+    assert valued.uses[2].need - plain.uses[2].need == beside - 8 * 596_049_920
+
+
+def test_a_reference_is_counted_in_main_memory_and_in_the_advice():
+    """Four bytes of 8 B parameters are 30 GiB, and four processes more."""
+    settings, supply = VerlSettings("x", gpus=4), have(4, 80, memory=30)
+    check_memory(settings, shape(LLAMA_8), supply)
+    with pytest.raises(ConfigError, match="main memory of each machine needs") as refused:
+        check_memory(settings, shape(LLAMA_8), supply, reference=True)
+    assert "enough would be" not in str(refused.value)
+
+
+def test_what_a_run_needs_beside_the_policy_is_that_of_all_its_phases():
+    plain, with_lora = VerlSettings("x"), VerlSettings("x", lora=LoraOptions())
+    grpo, held, ppo = lightning.GRPO(), lightning.GRPO(kl=0.1), lightning.PPO()
+    assert networks_beside(plain, [grpo]) == (False, False)
+    assert networks_beside(plain, [held, ppo]) == networks_beside(plain, [ppo, held]) == (True, True)
+    assert networks_beside(with_lora, [held, grpo]) == (False, False)
+    assert networks_beside(with_lora, [grpo, held]) == (False, True)
+
+
 def test_without_sleep_serving_and_training_share_a_gpu_all_the_time():
     size = have(1, 40)
     turns = fit(VerlSettings("x", gpus=1), shape(QWEN_06), size)
@@ -153,7 +186,7 @@ def test_a_cluster_says_what_its_machines_have():
             assert ray.is_initialized()  # it was there before, so it stays
         finally:
             ray.shutdown()
-    assert (supply.count, supply.source) == (2, "Ray at 'auto'")
+    assert (supply.counts, supply.source) == ((2,), "Ray at 'auto'")
     assert supply.smallest is None or supply.smallest > GIB
     assert supply.memory
 

@@ -69,6 +69,8 @@ class VerlBackend(VerlSettings):
         """Whether weights were made that are not published."""
         self._asleep = False
         """Whether the servers' memory is freed, and requests wait."""
+        self._checked: list[Algorithm] = []
+        """Those of the run to come."""
 
     @property
     def busy_seconds(self) -> float:
@@ -86,7 +88,7 @@ class VerlBackend(VerlSettings):
         return self._parts
 
     def check(self, algorithm: Algorithm) -> None:
-        """Any algorithm with a loss can be trained here."""
+        """Any algorithm with a loss can be trained here. The next start counts what it needs."""
         check_loss(algorithm, "verl's workers have")
         if algorithm.staleness and self.sleeps:
             raise UnsupportedError(
@@ -94,6 +96,7 @@ class VerlBackend(VerlSettings):
                 "GPUs serve and train in turn; give serving_gpus=... of their own to serve, or sleep=False "
                 "if both fit into memory"
             )
+        self._checked.append(algorithm)
 
     def outline(self, algorithms: Sequence[Algorithm]) -> Outline:
         """What a run would be; starts nothing."""
@@ -132,7 +135,7 @@ class VerlBackend(VerlSettings):
         # isort: split
         from lightning_core.backends.shape import fetch, measure
         from lightning_core.backends.verl.learning import Learner
-        from lightning_core.backends.verl.sizes import check_memory
+        from lightning_core.backends.verl.sizes import check_memory, networks_beside
         from lightning_core.backends.verl.supply import check_supply, find_supply
         from lightning_core.backends.vllm.replicas import Replicas
         from lightning_core.backends.vllm.upstream import VllmUpstream
@@ -140,7 +143,9 @@ class VerlBackend(VerlSettings):
         shape = measure(fetch(self.model), self.context)
         supply = find_supply(self)
         check_supply(self, supply)
-        check_memory(self, shape, supply)
+        algorithms, self._checked = self._checked, []
+        critic, reference = networks_beside(self, algorithms)
+        check_memory(self, shape, supply, critic=critic, reference=reference)
 
         cluster = Cluster(self, shape.folder, shape.context)
         try:

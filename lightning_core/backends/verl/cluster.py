@@ -58,13 +58,8 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker  #
 from verl.workers.rollout.replica import get_rollout_replica_class  # noqa: E402
 
 from lightning_core.backends.verl.configuration import make_config  # noqa: E402
-from lightning_core.backends.verl.ray_link import (  # noqa: E402
-    COLOCATED,
-    RayLink,
-    done,
-    kill,
-    told,
-)
+from lightning_core.backends.verl.ray_link import RayLink, done, kill, told  # noqa: E402
+from lightning_core.backends.verl.room import COLOCATED  # noqa: E402
 from lightning_core.backends.verl.servers import Servers  # noqa: E402
 
 

@@ -19,6 +19,8 @@ number in the forward pass (2 for bfloat16, 4 for float32), t tokens of a pass, 
     logits        3 b t V           as they are, normalised, and their gradient
     step          4 T / n           Adam works on all tensors at once; when activations are gone
 
+A pass without gradients keeps one layer's activations at a time, the second line of them, and no more.
+
 Attention takes no memory of its own: it is fused, and a pass has no scores of t * t. The second line of
 activations and the logits are what torch keeps for Qwen3's and Llama's layers, found by counting (see
 tests/verl/test_needs.py); other architectures differ a little.
@@ -60,6 +62,8 @@ class Training:
     optimizer: int
     gathered: int
     activations: int
+    layer: int
+    """Of the activations, those of the layer that is worked on."""
     logits: int
     step: int
 
@@ -73,6 +77,11 @@ class Training:
         """The most at any moment of an update."""
         working = self.gathered + self.activations + self.logits
         return self.state + self.gradients + max(working, self.step)
+
+    @property
+    def forward(self) -> int:
+        """Of a pass without gradients, beside the weights: no layer's activations outlast it."""
+        return self.gathered + self.layer + self.logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +125,7 @@ def training_need(settings: VerlSettings, shape: Shape, ranks: int, device: str)
         optimizer=_share(8 * trained, ranks),
         gathered=2 * b * (shape.layer + shape.outside) + 4 * max(shape.layer, shape.outside),
         activations=shape.layers * whole if device == "cpu" else inputs + whole,
+        layer=whole,
         logits=3 * b * tokens * shape.vocabulary,
         step=_share(4 * trained, ranks),
     )

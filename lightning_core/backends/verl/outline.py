@@ -13,8 +13,8 @@ from lightning_core.backends.outline import Check, Fact, Outline, gib, many, tri
 from lightning_core.backends.shape import Shape
 from lightning_core.backends.verl.needs import Serving, Training
 from lightning_core.backends.verl.settings import VerlSettings, find_device, verl_values
-from lightning_core.backends.verl.sizes import Fit, fit, shortage
-from lightning_core.backends.verl.supply import Supply, find_supply
+from lightning_core.backends.verl.sizes import Fit, fit, networks_beside, shortage
+from lightning_core.backends.verl.supply import Supply, enough, find_supply, told_counts, wanted
 from lightning_core.errors import BackendError
 
 
@@ -27,8 +27,7 @@ def outline(
     settings: VerlSettings, shape: Shape, algorithms: Sequence[Algorithm], supply: Supply | None = None
 ) -> Outline:
     """The same as facts and checks, for the algorithms of all phases."""
-    critic = any(algorithm.critic is not None for algorithm in algorithms)
-    reference = settings.lora is None and any(algorithm.needs_reference for algorithm in algorithms)
+    critic, reference = networks_beside(settings, algorithms)
     lost: tuple[Check, ...] = ()
     if supply is None:
         try:
@@ -48,7 +47,7 @@ def outline(
         Fact("a pass", f"{max(settings.pack_tokens or 16384, shape.context):,} tokens on each GPU"),
     )
     checks = (*_packages(settings, shape, found.gpus), *lost, _gpus(settings, found, supply))
-    checks = (*checks, *_memory(settings, shape, supply, found, critic=critic))
+    checks = (*checks, *_memory(settings, shape, supply, found, critic=critic, reference=reference))
     return Outline(facts, checks, shape.context)
 
 
@@ -125,11 +124,12 @@ def _packages(settings: VerlSettings, shape: Shape, gpus: int) -> tuple[Check, .
 
 
 def _gpus(settings: VerlSettings, found: Fit, supply: Supply) -> Check:
-    needed = (found.gpus + settings.serving_gpus) * settings.nodes
+    needed = wanted(settings, supply.counts)
     if find_device() == "cpu":
-        return Check("GPUs", True, f"{needed} processes in their place, as the environment says")
-    told = f"{needed} needed, {supply.source} has {supply.count}"
-    if supply.count >= needed:
+        asked = (found.gpus + settings.serving_gpus) * settings.nodes
+        return Check("GPUs", True, f"{asked} processes in their place, as the environment says")
+    told = f"{needed} needed, {supply.source} has {told_counts(supply.counts)}"
+    if enough(settings, supply.counts):
         return Check("GPUs", True, told)
     if not supply.machines:
         return Check("GPUs", None, f"{needed} needed")
@@ -142,10 +142,14 @@ def _gpus(settings: VerlSettings, found: Fit, supply: Supply) -> Check:
 
 
 def _memory(
-    settings: VerlSettings, shape: Shape, supply: Supply, found: Fit, *, critic: bool
+    settings: VerlSettings, shape: Shape, supply: Supply, found: Fit, *, critic: bool, reference: bool
 ) -> tuple[Check, ...]:
     if found.short:
-        return (Check("memory", False, shortage(settings, shape, supply, found, critic=critic)),)
+        return (
+            Check(
+                "memory", False, shortage(settings, shape, supply, found, critic=critic, reference=reference)
+            ),
+        )
     unknown = [use for use in found.uses if use.there is None]
     if unknown:
         return (Check("memory", None, f"{unknown[0].what} needs {gib(unknown[0].need)}"),)

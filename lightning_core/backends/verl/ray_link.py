@@ -16,12 +16,11 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from lightning_core.backends.verl.guard import set_guard
+from lightning_core.backends.verl.room import COLOCATED, check_room, groups
 from lightning_core.backends.verl.settings import VerlSettings
-from lightning_core.backends.verl.supply import check_count
+from lightning_core.backends.verl.supply import check_count, count_gpus, ray_counts
 from lightning_core.errors import BackendError
 
-COLOCATED: Final = 3
-"""Groups of workers that may share a GPU: policy, reference, critic."""
 ALIVE_SECONDS: Final = 10.0
 """How long an actor may take to say that it lives."""
 LOOK_SECONDS: Final = 5.0
@@ -41,7 +40,7 @@ class RayLink:
     def open(self) -> int:
         """Join the cluster, or begin one; returns the GPUs to train on, of each machine.
 
-        Raises ConfigError if it has too few GPUs, BackendError if it can't be reached.
+        Raises ConfigError if it has too few GPUs, BackendError if it can't be reached or others use them.
         """
         settings = self._settings
         asked = settings.gpus
@@ -49,9 +48,11 @@ class RayLink:
             asked = os.cpu_count() or 1
         if not ray.is_initialized():
             self._join(asked)
-        found = int(ray.cluster_resources().get("GPU", 0))
-        check_count(settings, found, "Ray knows of")
-        return asked or (found - settings.serving_gpus * settings.nodes) // settings.nodes
+        counts = ray_counts()
+        check_count(settings, counts, "Ray's machines have")
+        gpus = count_gpus(settings, counts)
+        check_room(groups(settings, gpus))
+        return gpus
 
     def close(self) -> None:
         """Leave it, and end it if it was begun here. A second time does nothing."""

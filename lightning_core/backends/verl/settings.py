@@ -28,7 +28,8 @@ class VerlSettings:
     model: str | Path = field(kw_only=False)
     """A transformers folder that all machines see at the same path, a name on the hub, or "tiny"."""
     gpus: int | None = None
-    """GPUs of each machine that train; None: all that Ray knows of on the first."""
+    """GPUs of each machine that train; None: all that each of the largest `nodes` machines has, but those
+    that serve."""
     nodes: int = 1
     """Machines that train."""
     address: str | None = None

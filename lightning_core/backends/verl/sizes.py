@@ -7,11 +7,11 @@ share of it that vLLM takes; a GPU that serves, with what training leaves there;
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.lora import LoraOptions
 from lightning_core.backends.outline import gib
 from lightning_core.backends.shape import Shape
@@ -25,7 +25,7 @@ from lightning_core.backends.verl.needs import (
     training_need,
 )
 from lightning_core.backends.verl.settings import VerlSettings, find_device
-from lightning_core.backends.verl.supply import Supply, find_supply
+from lightning_core.backends.verl.supply import Supply, count_gpus, find_supply
 from lightning_core.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -63,12 +63,20 @@ class Fit:
         return sum(use.short for use in self.uses)
 
 
+def networks_beside(settings: VerlSettings, algorithms: Sequence[Algorithm]) -> tuple[bool, bool]:
+    """Whether the algorithms of a run's phases need a critic and a reference policy. With LoRA the start is
+    at hand, without its adapters; what a later phase begins with is not."""
+    later = algorithms if settings.lora is None else algorithms[1:]
+    critic = any(algorithm.critic is not None for algorithm in algorithms)
+    return critic, any(algorithm.needs_reference for algorithm in later)
+
+
 def fit(
     settings: VerlSettings, shape: Shape, supply: Supply, *, critic: bool = False, reference: bool = False
 ) -> Fit:
     """Lay the needs beside the supply."""
     device = find_device()
-    gpus = count_gpus(settings, supply)
+    gpus = count_gpus(settings, supply.counts)
     training = training_need(settings, shape, gpus * settings.nodes, device)
     serving = serving_need(settings, shape, device)
     valuing = critic_need(training, settings, shape, gpus * settings.nodes, device) if critic else None
@@ -80,12 +88,16 @@ def fit(
         serve = (settings.serving_gpus or gpus) // settings.tensor_parallel * serving.least
         uses = (Use("main memory", memory + gpus * peak + serve, supply.memory),)
         return Fit(training, serving, gpus, uses)
-    return Fit(training, serving, gpus, _gpu_uses(settings, serving, peak, kept, memory, supply))
+    beside = 0 if settings.offload else kept
+    if valuing is not None:  # it tells values before the servers' memory is freed
+        beside += valuing.forward + (valuing.weights if settings.offload else 0)
+    return Fit(training, serving, gpus, _gpu_uses(settings, serving, peak, beside, memory, supply))
 
 
 def _gpu_uses(
-    settings: VerlSettings, serving: Serving, peak: int, kept: int, memory: int, supply: Supply
+    settings: VerlSettings, serving: Serving, peak: int, beside: int, memory: int, supply: Supply
 ) -> tuple[Use, ...]:
+    """`peak` is the most of an update, `beside` the most while the servers answer."""
     size = supply.smallest
     share = None if size is None else int(size * settings.gpu_memory)
     awake = 0 if settings.separate or settings.sleeps else share or serving.least
@@ -94,7 +106,6 @@ def _gpu_uses(
         Use("vLLM's share of each GPU", serving.least, share),
     ]
     if not settings.separate:
-        beside = 0 if settings.offload else kept
         uses.append(Use("each GPU while it serves", BASE + beside + (share or serving.least), size))
     return (*uses, Use("main memory of each machine", memory, supply.memory))
 
@@ -115,32 +126,29 @@ def _main_memory(settings: VerlSettings, gpus: int, offloaded: int, critic: bool
     return PROCESS * (gpus * (1 + critic + reference) + servers) + gpus * offloaded
 
 
-def count_gpus(settings: VerlSettings, supply: Supply) -> int:
-    """GPUs of each machine that trains: as asked, else all that do not serve."""
-    if settings.gpus is not None:
-        return settings.gpus
-    if find_device() == "cpu":
-        return os.cpu_count() or 1
-    found = max((len(machine.gpus) for machine in supply.machines), default=0)
-    return max(1, found - settings.serving_gpus)
-
-
 def check_memory(
-    settings: VerlSettings, shape: Shape, supply: Supply | None = None, *, critic: bool = False
+    settings: VerlSettings,
+    shape: Shape,
+    supply: Supply | None = None,
+    *,
+    critic: bool = False,
+    reference: bool = False,
 ) -> None:
     """Raise ConfigError, with what would help, if the model can't fit.
 
     Where nothing is known of the GPUs, as on a machine that only starts the run, that is noted in the log.
     """
     supply = find_supply(settings) if supply is None else supply
-    found = fit(settings, shape, supply, critic=critic)
+    found = fit(settings, shape, supply, critic=critic, reference=reference)
     if supply.smallest is None and find_device() != "cpu":
         log.info("nothing is known of GPUs on %s, so whether the model fits was not checked", supply.source)
     if found.short:
-        raise ConfigError(shortage(settings, shape, supply, found, critic=critic))
+        raise ConfigError(shortage(settings, shape, supply, found, critic=critic, reference=reference))
 
 
-def shortage(settings: VerlSettings, shape: Shape, supply: Supply, found: Fit, *, critic: bool) -> str:
+def shortage(
+    settings: VerlSettings, shape: Shape, supply: Supply, found: Fit, *, critic: bool, reference: bool
+) -> str:
     """What is needed, what there is, by how much it is too little, and which settings would help."""
     told = "; ".join(
         f"{use.what} needs {gib(use.need)} and has {gib(use.there or 0)}, {gib(use.short)} too little"
@@ -150,7 +158,7 @@ def shortage(settings: VerlSettings, shape: Shape, supply: Supply, found: Fit, *
     enough, helps = [], []
     for text, changed in _changes(settings, shape, found):
         context = min(shape.context, changed.context or shape.context)
-        tried = fit(changed, replace(shape, context=context), supply, critic=critic)
+        tried = fit(changed, replace(shape, context=context), supply, critic=critic, reference=reference)
         if not tried.short:
             enough.append(text)
         elif tried.short < 0.98 * found.short:

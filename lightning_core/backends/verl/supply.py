@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +38,9 @@ class Supply:
     """Where they are: "this machine", "Ray at 'auto'"."""
 
     @property
-    def count(self) -> int:
-        """GPUs in all."""
-        return sum(len(machine.gpus) for machine in self.machines)
+    def counts(self) -> tuple[int, ...]:
+        """GPUs of each machine."""
+        return tuple(len(machine.gpus) for machine in self.machines)
 
     @property
     def smallest(self) -> int | None:
@@ -55,37 +56,83 @@ class Supply:
 
 
 def find_supply(settings: VerlSettings) -> Supply:
-    """Of the cluster at `address`, else of this machine. Raises BackendError if there is no such cluster."""
-    if settings.address is None:
+    """Of the cluster that a start would join, else of this machine. Raises BackendError if there is no such
+    cluster."""
+    if settings.address is None and not _joined():
         here = () if find_device() == "cpu" else _gpus_here()
         return Supply((Machine(here, main_memory()),), "this machine")
     return _ask_ray(settings.address)
 
 
+def _joined() -> bool:
+    """Whether the app has joined a cluster by itself, which is then taken."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
+
+
 def check_supply(settings: VerlSettings, supply: Supply) -> None:
-    """Raise ConfigError if a cluster would be begun on this machine, which has too few GPUs for it, or where
-    there are none and this kind of training needs them. Before that is done, as it takes a while."""
-    if find_device() == "cpu" and settings.strategy != "fsdp2":
+    """Raise ConfigError if there are too few GPUs, or none and this kind of training needs them: before
+    anything is begun, as that takes a while."""
+    if find_device() != "cpu":
+        check_count(settings, supply.counts, f"{supply.source} has")
+    elif settings.strategy != "fsdp2":
         raise ConfigError(
             f"strategy={settings.strategy!r} needs GPUs: on a processor verl trains with 'fsdp2' alone"
         )
-    ray = sys.modules.get("ray")
-    joined = settings.address is not None or (ray is not None and ray.is_initialized())
-    if find_device() != "cpu" and not joined:
-        check_count(settings, supply.count, "this machine has")
 
 
-def check_count(settings: VerlSettings, found: int, where: str) -> None:
-    """Raise ConfigError for fewer GPUs than are asked for."""
-    wanted = ((settings.gpus or 1) + settings.serving_gpus) * settings.nodes
-    if found < wanted:
+# counting: `counts` has the GPUs of each machine ----------------------------------------------
+def count_gpus(settings: VerlSettings, counts: Sequence[int]) -> int:
+    """GPUs of each machine that train: as asked, else all that do not serve on the largest `nodes` machines,
+    as many on each. verl wants those of a machine together."""
+    if settings.gpus is not None:
+        return settings.gpus
+    if find_device() == "cpu":
+        return os.cpu_count() or 1
+    found = sorted(counts, reverse=True)[: settings.nodes]
+    return max(1, min(found, default=0) - settings.serving_gpus)
+
+
+def enough(settings: VerlSettings, counts: Sequence[int]) -> bool:
+    """Whether so many machines as are asked for have the GPUs that each needs."""
+    each = count_gpus(settings, counts) + settings.serving_gpus
+    return sum(count >= each for count in counts) >= settings.nodes
+
+
+def check_count(settings: VerlSettings, counts: Sequence[int], where: str) -> None:
+    """Raise ConfigError for fewer GPUs than are asked for; `where` is as in "this machine has"."""
+    if not enough(settings, counts):
         raise ConfigError(
-            f"the verl backend needs {wanted} GPUs and {where} {found}; lower gpus, nodes or serving_gpus, "
-            "join a Ray cluster that has them (address=...), or train on this machine's processor with "
-            'backend="local"'
+            f"the verl backend needs {wanted(settings, counts)} and {where} {told_counts(counts)}; lower "
+            "gpus, nodes or serving_gpus, join a Ray cluster that has them (address=...), or train on this "
+            'machine\'s processor with backend="local"'
         )
 
 
+def wanted(settings: VerlSettings, counts: Sequence[int]) -> str:
+    """ "8 GPUs", "8 GPUs on each of 2 machines"."""
+    each = count_gpus(settings, counts) + settings.serving_gpus
+    where = f" on each of {settings.nodes} machines" if settings.nodes > 1 else ""
+    return f"{each} GPU{'s' * (each > 1)}{where or ' on one machine' * (len(counts) > 1)}"
+
+
+def told_counts(counts: Sequence[int]) -> str:
+    """ "8", "8 + 4": the machines without are left out."""
+    return " + ".join(str(count) for count in sorted(counts, reverse=True) if count) or "0"
+
+
+def ray_counts() -> tuple[int, ...]:
+    """Of the cluster that this process has joined."""
+    import ray
+
+    return tuple(_count(node) for node in ray.nodes() if node["Alive"])
+
+
+def _count(node: dict[str, Any]) -> int:
+    return int(node["Resources"].get("GPU", 0))
+
+
+# asking ---------------------------------------------------------------------------------------
 def main_memory() -> int | None:
     """Main memory of this machine, no more than a container may use."""
     try:
@@ -117,12 +164,14 @@ def told_gpus() -> list[int]:
     return [int(line) << 20 for line in told.stdout.split() if line.isdigit()]
 
 
-def _ask_ray(address: str) -> Supply:
+def _ask_ray(address: str | None) -> Supply:
+    """Of the cluster at the address, or of the one that was joined."""
     import ray
     from ray.exceptions import RayError
 
-    begun = not ray.is_initialized()
-    if begun:
+    source = "the Ray that was joined" if address is None else f"Ray at {address!r}"
+    before = ray.is_initialized()
+    if address is not None and not before:
         try:
             _knock(address)
             ray.init(address=address, log_to_driver=False)
@@ -133,14 +182,13 @@ def _ask_ray(address: str) -> Supply:
             ) from error
     try:
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        return Supply(tuple(_machine(node, ray) for node in nodes), f"Ray at {address!r}")
+        return Supply(tuple(_machine(node, ray) for node in nodes), source)
     except RayError as error:
         raise BackendError(
-            f"the Ray cluster at address={address!r} does not say what it has: {error}; check it with "
-            "`ray status`"
+            f"{source} does not say what its machines have: {error}; check it with `ray status`"
         ) from error
     finally:
-        if begun:
+        if not before:
             ray.shutdown()
 
 
@@ -156,7 +204,7 @@ def _machine(node: dict[str, Any], ray: Any) -> Machine:
     """Ray counts GPUs and main memory; how large a GPU is only the machine itself knows."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    count = int(node["Resources"].get("GPU", 0))
+    count = _count(node)
     sizes: list[int] = []
     if count and find_device() != "cpu":
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)

@@ -1,0 +1,85 @@
+"""GPUs are counted by machine, and asked for before verl does, on a real Ray cluster of two machines that say
+that they have four GPUs each."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import ray
+from ray.util import placement_group, remove_placement_group
+
+from lightning_core.backends.verl.ray_link import RayLink
+from lightning_core.backends.verl.room import check_room, groups
+from lightning_core.backends.verl.settings import VerlSettings
+from lightning_core.backends.verl.sizes import fit
+from lightning_core.backends.verl.supply import check_supply, find_supply
+from lightning_core.errors import BackendError, ConfigError
+from tests.verl.test_needs import QWEN_06, shape
+from tests.verl.test_sizes import graphics
+
+__all__ = ["graphics"]
+GPUS, CPUS = 4, 12
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray, at its start
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """Its address; this process has joined it."""
+    from ray.cluster_utils import Cluster
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        each = {"num_cpus": CPUS, "num_gpus": GPUS}
+        made = Cluster(initialize_head=True, head_node_args=each | {"include_dashboard": False})
+        try:
+            made.add_node(**each)
+            ray.init(address=made.address, log_to_driver=False)
+            yield made.address
+        finally:
+            ray.shutdown()
+            made.shutdown()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_all_gpus_are_those_of_each_machine_for_the_estimate_as_for_the_start(cluster, nodes):
+    settings = VerlSettings("x", nodes=nodes, address=cluster)
+    supply = find_supply(settings)
+    assert supply.counts == (GPUS, GPUS)
+    assert fit(settings, shape(QWEN_06), supply).gpus == RayLink(settings, "cuda").open() == GPUS
+
+
+@pytest.mark.parametrize(
+    ("options", "needs"),
+    [
+        ({"gpus": 8}, "8 GPUs on one machine"),
+        ({"gpus": 3, "serving_gpus": 2}, "5 GPUs on one machine"),
+        ({"gpus": 1, "nodes": 3}, "1 GPU on each of 3 machines"),
+    ],
+)
+def test_gpus_that_are_there_on_no_machine_are_refused(cluster, options, needs):
+    """There are eight in all; verl would wait for ever for eight that are together."""
+    settings = VerlSettings("x", address=cluster, **options)
+    with pytest.raises(ConfigError, match=rf"needs {needs} and Ray's machines have 4 \+ 4; lower gpus"):
+        RayLink(settings, "cuda").open()
+    with pytest.raises(ConfigError, match=rf"needs {needs} and Ray at .* has 4 \+ 4"):
+        check_supply(settings, find_supply(settings))
+
+
+def test_gpus_in_use_end_the_wait_and_nothing_stays_asked_for(cluster):
+    taken = placement_group([{"GPU": 2, "CPU": 2}])
+    ray.get(taken.ready())
+    wanted = groups(VerlSettings("x", nodes=2, gpus=4), 4)
+    needs = r"needs 4 GPUs with 12 CPUs \+ 4 GPUs with 12 CPUs, each together on one machine"
+    with pytest.raises(BackendError, match=needs + ", and of all machines 6 GPUs and 22 CPUs were free"):
+        check_room(wanted, seconds=0.5)
+    remove_placement_group(taken)
+    check_room(wanted)
+
+
+def test_servers_of_their_own_are_counted_with_the_cpus_that_verl_asks_for(cluster):
+    apart = VerlSettings("x", gpus=2, serving_gpus=2, nodes=2, tensor_parallel=2)
+    found = groups(apart, 2)
+    assert found == [[{"CPU": 3, "GPU": 1}] * 2] * 2 + [[{"CPU": 2, "GPU": 1}] * 2] * 2
+    check_room(found)
