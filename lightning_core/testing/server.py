@@ -86,6 +86,9 @@ class GatewayDouble:
     async def answer(self, request: Request) -> Response:
         body = await request.json() if request.method == "POST" else {}
         path = request.url.path
+        if path.endswith("/input_tokens"):  # how long a prompt would be: no call of a model, and not served
+            error = {"error": {"message": "not served", "type": "invalid_request_error"}}
+            return JSONResponse(error, 404)
         chat = as_chat(path, body)
         marks = read_marks(chat)
         attempt = self._attempt(marks)

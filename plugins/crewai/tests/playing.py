@@ -11,7 +11,7 @@ from crewai import Crew
 from crewai.types.streaming import CrewStreamingOutput
 from lightning_crewai import attach
 
-from lightning_core.testing.server import GatewayDouble, Seen
+from lightning_core.testing.server import GatewayDouble
 from lightning_core.testing.truth import mistakes
 from lightning_core.tracing.scope import Scope, rollout_scope
 from plugins.crewai.tests.apps import Api, App, Build, Kit, arguments
@@ -81,18 +81,12 @@ def _given(app: App) -> dict[str, Any]:
     return {"inputs": {"topic": "bird", "template": "{topic}"}} if isinstance(app, Crew) else arguments(app)
 
 
-def calls(server: GatewayDouble) -> list[Seen]:
-    """The calls of the model, without the questions about the length of a prompt that CrewAI asks before."""
-    return [request for request in server.seen if not request.path.endswith("/input_tokens")]
-
-
 def expect(server: GatewayDouble, per_rollout: dict[str, int], rollouts: int = ROLLOUTS) -> None:
     """Every tag is right, and each agent made just as many calls as it should have."""
-    made = calls(server)
-    tagged = [request.tagged() for request in made]
+    tagged = server.tagged()
     assert mistakes(tagged) == []
     assert Counter(tag.agent for tag in tagged) == Counter(
         {name: count * rollouts for name, count in per_rollout.items()}
     )
-    answered = Counter(request.tagged().call for request in made if request.status == 200)
+    answered = Counter(request.tagged().call for request in server.seen if request.status == 200)
     assert set(answered.values()) == {1}

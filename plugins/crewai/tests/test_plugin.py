@@ -26,7 +26,7 @@ from lightning_core.testing.server import GatewayDouble
 from lightning_core.tracing.scope import rollout_scope
 from plugins.crewai.tests import apps
 from plugins.crewai.tests.apps import Kit
-from plugins.crewai.tests.playing import calls, expect, scope_at
+from plugins.crewai.tests.playing import expect, scope_at
 
 TOUCHED: tuple[Any, ...] = (
     *(Task, Agent, lite_agent.LiteAgent, agent_executor.AgentExecutor, CrewAIEventsBus),
@@ -172,4 +172,4 @@ async def test_the_readmes_example_runs(gateway: GatewayDouble) -> None:
     with rollout_scope(scope_at(gateway)):
         assert await example["solve"](task) == 1.0
     assert tuple(example["trainer"].agents) == ("writer",)
-    assert Counter(request.tagged().agent for request in calls(gateway)) == {"writer": 1, "checker": 1}
+    assert Counter(request.tagged().agent for request in gateway.seen) == {"writer": 1, "checker": 1}

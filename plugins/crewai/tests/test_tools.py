@@ -22,7 +22,7 @@ from lightning_core.tracing.scope import Scope, rollout_scope
 from lightning_core.types import ToolEvent
 from plugins.crewai.tests import apps
 from plugins.crewai.tests.apps import Kit
-from plugins.crewai.tests.playing import ENTRANCES, ROLLOUTS, Entrance, calls, play, scope_at
+from plugins.crewai.tests.playing import ENTRANCES, ROLLOUTS, Entrance, play, scope_at
 
 SCRIPT = "draw+draw+shatter+count+garble,draw+nothing+draw,wait"
 RUNS = {
@@ -81,7 +81,7 @@ def runs(scope: Scope) -> list[ToolEvent]:
 def asked(server: GatewayDouble) -> dict[str, dict[str, str]]:
     """What each id stands for, as the next requests tell the model: the truth about every run."""
     found: dict[str, dict[str, str]] = {}
-    for request in calls(server):
+    for request in server.seen:
         truth = request.tagged().marks
         for item in _items(request.body):
             found.setdefault(item.pop("id"), {**truth}).update(item)
@@ -344,4 +344,4 @@ def test_the_manager_that_crewai_makes_itself_has_a_name_too(gateway: GatewayDou
     )
     with rollout_scope(scope_at(gateway)):
         attach(crew).kickoff()
-    assert {request.headers["x-lightning-agent"] for request in calls(gateway)} == {"Crew%20Manager"}
+    assert {request.headers["x-lightning-agent"] for request in gateway.seen} == {"Crew%20Manager"}

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_core.testing.server import GatewayDouble
 from plugins.crewai.tests import apps
-from plugins.crewai.tests.playing import ENTRANCES, ROLLOUTS, Entrance, calls, expect, play
+from plugins.crewai.tests.playing import ENTRANCES, ROLLOUTS, Entrance, expect, play
 
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
@@ -61,4 +61,4 @@ async def test_the_sdks_retries_keep_the_call_id(gateway: GatewayDouble, entranc
 
     await play(build, gateway, entrance)
     expect(gateway, {"solo": 3})
-    assert len({request.tagged().call for request in calls(gateway)}) == ROLLOUTS
+    assert len({request.tagged().call for request in gateway.seen}) == ROLLOUTS
