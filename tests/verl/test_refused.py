@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 pytest.importorskip("verl", reason="verl lives in an environment of its own: make test-verl")
 
 import ray
+from omegaconf import OmegaConf
 
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.algorithms.ppo import PPO
 from lightning_core.backends.lora import LoraOptions
 from lightning_core.backends.shape import measure
 from lightning_core.backends.verl.backend import VerlBackend
+from lightning_core.backends.verl.overrides import INSTEAD, PARTS, flat_keys
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.backends.verl.sizes import fit
 from lightning_core.backends.verl.supply import find_supply
@@ -75,10 +78,20 @@ async def test_an_override_of_verls_own_is_taken_over_ours() -> None:
     from lightning_core.backends.verl.configuration import make_config
     from lightning_core.backends.verl.settings import verl_values
 
-    settings = VerlSettings("tiny", overrides={f"{ROLLOUT}.max_num_seqs": 7, "trainer.nnodes": 3})
+    settings = VerlSettings("tiny", overrides={f"{ROLLOUT}.max_num_seqs": 7})
     values = verl_values(settings, folder=Path("model"), context=64, gpus=1, device="cpu")
     config = make_config(values, "fsdp2")
-    assert (config.actor_rollout_ref.rollout.max_num_seqs, config.trainer.nnodes) == (7, 3)
+    assert config.actor_rollout_ref.rollout.max_num_seqs == 7
+
+
+def test_what_is_refused_among_overrides_is_verl_s() -> None:
+    """Each pattern meets a key that verl has, so that no refusal outlives what it is about."""
+    from lightning_core.backends.verl.configuration import make_config
+
+    config = make_config({f"{ROLLOUT}.enable_sleep_mode": False}, "fsdp2")  # a field that no file has
+    assert set(PARTS) < set(config)
+    known = list(flat_keys(OmegaConf.to_container(config.actor_rollout_ref)))
+    assert [like for like in INSTEAD if not fnmatch.filter(known, like)] == []
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "fsdp2", "megatron"])

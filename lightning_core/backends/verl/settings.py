@@ -1,7 +1,8 @@
 """What can be set of the verl backend, and what that means in verl's own configuration.
 
-A dozen settings are those that people turn. Everything else of verl keeps its default and can be reached by
-its own name through `overrides`, which the cluster checks against verl's configuration at the start.
+A dozen settings are those that people turn. What else of verl's workers and of vLLM is used keeps its default
+and can be reached by its own name through `overrides`, which the cluster checks against verl's configuration
+at the start.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from lightning_core.backends.lora import LoraOptions, default_learning_rate
+from lightning_core.backends.verl.overrides import check_overrides
 from lightning_core.errors import ConfigError
 
 Strategy = Literal["fsdp", "fsdp2", "megatron"]
@@ -23,7 +25,7 @@ ROOT: Final = "actor_rollout_ref"
 
 @dataclass(kw_only=True)
 class VerlSettings:
-    """What people turn. The rest of verl's configuration is reached through `overrides`."""
+    """What people turn. More of verl's configuration is reached through `overrides`."""
 
     model: str | Path = field(kw_only=False)
     """A transformers folder that all machines see at the same path, a name on the hub, or "tiny"."""
@@ -73,7 +75,7 @@ class VerlSettings:
     seed: int = 0
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Keys of verl's own configuration: {"actor_rollout_ref.rollout.max_num_batched_tokens": 16384}. They
-    come last, so they win."""
+    come last, so they win. What verl would not be asked for is refused (`overrides.INSTEAD`)."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for what can't be meant."""
@@ -96,6 +98,7 @@ class VerlSettings:
                 f"tensor_parallel={self.tensor_parallel} does not divide the {self.gpus * self.nodes} GPUs "
                 "that serve"
             )
+        check_overrides(self.overrides, ROOT)
 
     @property
     def separate(self) -> bool:
