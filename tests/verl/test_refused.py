@@ -22,7 +22,7 @@ from lightning_core.backends.verl.overrides import INSTEAD, PARTS, flat_keys
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.backends.verl.sizes import fit
 from lightning_core.backends.verl.supply import find_supply
-from lightning_core.errors import BackendError, ConfigError, UnsupportedError
+from lightning_core.errors import BackendError, ConfigError, TrainingError, UnsupportedError
 from tests.verl.conftest import import_verl
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -99,7 +99,8 @@ def test_verl_has_every_setting_of_ours(strategy: Any) -> None:
     from lightning_core.backends.verl.configuration import make_config
     from lightning_core.backends.verl.settings import verl_values
 
-    settings = VerlSettings("tiny", strategy=strategy, lora=LoraOptions(rank=8), serving_gpus=1)
+    lora = LoraOptions(rank=8) if strategy != "megatron" else None
+    settings = VerlSettings("tiny", strategy=strategy, lora=lora, serving_gpus=1)
     for device in ("cuda", "cpu") if strategy != "megatron" else ("cuda",):
         values = verl_values(settings, folder=Path("model"), context=64, gpus=1, device=device)
         engines = make_config(values, strategy).actor_rollout_ref
@@ -136,6 +137,30 @@ def test_settings_that_do_not_go_together() -> None:
     with pytest.raises(UnsupportedError, match=r"staleness=1 .*sleep=False"):
         VerlBackend("tiny", gpus=1, sleep=True).check(GRPO(staleness=1))
     VerlBackend("tiny", gpus=1, sleep=False).check(GRPO(staleness=1))
+
+
+def test_what_is_not_passed_on_to_megatron() -> None:
+    with pytest.raises(
+        UnsupportedError, match=r"lora=\.\.\. with strategy='megatron' .*'fsdp2', or leave lora"
+    ):
+        VerlBackend("tiny", strategy="megatron", lora=LoraOptions())
+    backend = VerlBackend("tiny", gpus=1, strategy="megatron")
+    backend.check(GRPO())
+    with pytest.raises(UnsupportedError, match=r"'ppo' has a critic, .*'fsdp2', or an algorithm without"):
+        backend.check(PPO())
+
+
+@pytest.mark.parametrize(("strategy", "error"), [("fsdp2", TrainingError), ("megatron", BackendError)])
+def test_a_gradient_that_is_not_finite_ends_the_run_where_its_step_was_made(
+    strategy: Any, error: type[Exception]
+) -> None:
+    from lightning_core.backends.verl.cluster import Cluster
+    from lightning_core.backends.verl.learning import Learner
+
+    settings = VerlSettings("tiny", strategy=strategy)
+    learner = Learner(Cluster(settings, Path("model"), 64), settings, 1000)
+    with pytest.raises(error, match=r"the gradient is not finite \(norm nan"):
+        learner._refuse({"grad_norm": float("nan"), "loss": 0.5}, 0)
 
 
 async def test_a_model_whose_context_is_too_short() -> None:

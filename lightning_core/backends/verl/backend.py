@@ -88,13 +88,19 @@ class VerlBackend(VerlSettings):
         return self._parts
 
     def check(self, algorithm: Algorithm) -> None:
-        """Any algorithm with a loss can be trained here. The next start counts what it needs."""
+        """Any algorithm with a loss can be trained here, on Megatron without a critic. The next start counts
+        what it needs."""
         check_loss(algorithm, "verl's workers have")
         if algorithm.staleness and self.sleeps:
             raise UnsupportedError(
                 f"staleness={algorithm.staleness} lets rollouts go on while weights are trained, and these "
                 "GPUs serve and train in turn; give serving_gpus=... of their own to serve, or sleep=False "
                 "if both fit into memory"
+            )
+        if algorithm.critic is not None and self.strategy == "megatron":
+            raise UnsupportedError(
+                f"algorithm {algorithm.name!r} has a critic, and the settings of a Megatron engine are not "
+                "passed on to one; use strategy='fsdp2', or an algorithm without a critic, such as GRPO"
             )
         self._checked.append(algorithm)
 

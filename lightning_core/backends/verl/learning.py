@@ -25,7 +25,7 @@ from lightning_core.backends.verl.loss import (
 )
 from lightning_core.backends.verl.rows import Row, make_rows, make_state_rows, report_rows, share
 from lightning_core.backends.verl.settings import VerlSettings
-from lightning_core.errors import TrainingError
+from lightning_core.errors import BackendError, TrainingError
 from lightning_core.trajectories import Floats
 from lightning_core.types import Key, Trajectory, Transition
 
@@ -150,12 +150,18 @@ class Learner:
         return said
 
     def _refuse(self, done: dict[str, float], epoch: int) -> None:
-        """Raise TrainingError if nothing was changed yet; verl makes no step of such a gradient."""
+        """Raise TrainingError if nothing was changed yet: verl makes no step of such a gradient with FSDP.
+        Raise BackendError where it did, and the weights are lost."""
         self.steps -= 1
         told = (
             f"the gradient is not finite (norm {done['grad_norm']}, loss {done['loss']}); look for "
             "non-finite rewards or advantages, or lower the learning rate"
         )
+        if self._settings.strategy == "megatron":
+            raise BackendError(
+                f"the weights may be lost, as Megatron makes its step of any gradient: {told}, and resume "
+                "the run, which goes on from its last checkpoint"
+            )
         if not epoch:
             raise TrainingError(f"the weights were left as they were: {told}")
         log.warning("the update ended after %d of its epochs: %s", epoch, told)

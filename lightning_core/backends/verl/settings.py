@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from lightning_core.backends.lora import LoraOptions, default_learning_rate
 from lightning_core.backends.verl.overrides import check_overrides
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, UnsupportedError
 
 Strategy = Literal["fsdp", "fsdp2", "megatron"]
 STRATEGIES: Final = ("fsdp", "fsdp2", "megatron")
@@ -97,6 +97,11 @@ class VerlSettings:
             raise ConfigError(
                 f"tensor_parallel={self.tensor_parallel} does not divide the {self.gpus * self.nodes} GPUs "
                 "that serve"
+            )
+        if self.strategy == "megatron" and self.lora is not None:
+            raise UnsupportedError(
+                "lora=... with strategy='megatron' is not passed on: verl's Megatron engine has adapters of "
+                "its own kind, and all weights would be trained; use strategy='fsdp2', or leave lora"
             )
         check_overrides(self.overrides, ROOT)
 
