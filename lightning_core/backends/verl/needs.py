@@ -107,8 +107,7 @@ class Serving:
 
 def number_bytes(settings: VerlSettings, device: str) -> int:
     """Bytes of a number in the forward pass and in the engine."""
-    full = settings.dtype == "float32" or (settings.dtype == "auto" and device == "cpu")
-    return 4 if full else 2
+    return 4 if settings.number_format(device) == "float32" else 2
 
 
 def training_need(settings: VerlSettings, shape: Shape, ranks: int, device: str) -> Training:

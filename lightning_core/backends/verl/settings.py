@@ -115,6 +115,10 @@ class VerlSettings:
         """Whether the engine's memory is freed while weights are trained."""
         return (not self.separate and find_device() != "cpu") if self.sleep is None else self.sleep
 
+    def number_format(self, device: str) -> str:
+        """Of the engine and of the forward pass: "float32" or "bfloat16"."""
+        return ("float32" if device == "cpu" else "bfloat16") if self.dtype == "auto" else self.dtype
+
     def rate(self, parameters: int) -> float:
         """The learning rate after warm-up, for a model of so many parameters."""
         return self.learning_rate or default_learning_rate(parameters, self.lora)
@@ -136,7 +140,7 @@ def verl_values(
 
     The optimizer is AdamW at a rate that is told with each update, so verl's own schedule is constant.
     """
-    float32 = settings.dtype == "float32" or (settings.dtype == "auto" and device == "cpu")
+    float32 = settings.number_format(device) == "float32"
     tokens = max(settings.pack_tokens or 16384, context)
     values: dict[str, Any] = {
         "trainer.device": device,
@@ -157,7 +161,7 @@ def verl_values(
         f"{ROOT}.rollout.max_model_len": context,
         f"{ROOT}.rollout.max_num_seqs": settings.max_batch,
         f"{ROOT}.rollout.gpu_memory_utilization": settings.gpu_memory,
-        f"{ROOT}.rollout.dtype": "float32" if float32 else "bfloat16",
+        f"{ROOT}.rollout.dtype": settings.number_format(device),
         f"{ROOT}.rollout.free_cache_engine": settings.sleeps,
         f"{ROOT}.rollout.enable_sleep_mode": settings.sleeps,
         **_engine(settings, float32),
