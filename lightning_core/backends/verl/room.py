@@ -52,7 +52,8 @@ def check_room(wanted: Sequence[Group], seconds: float = ROOM_SECONDS) -> None:
 
 def _told(wanted: Sequence[Group], free: dict[str, float], seconds: float) -> str:
     each = " + ".join(
-        f"{len(group)} GPUs with {sum(worker['CPU'] for worker in group):g} CPUs" for group in wanted
+        f"{len(group)} GPU{'s' * (len(group) > 1)} with {sum(worker['CPU'] for worker in group):g} CPUs"
+        for group in wanted
     )
     return (
         f"the Ray cluster did not have the room within {seconds:g} s: the run needs {each}, each together on "
