@@ -3,12 +3,14 @@ that they have four GPUs each."""
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator
 
 import pytest
 import ray
 from ray.util import placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 
 from lightning_core.backends.verl.ray_link import RayLink
 from lightning_core.backends.verl.room import check_room, groups
@@ -67,9 +69,18 @@ def test_gpus_that_are_there_on_no_machine_are_refused(cluster, options, needs):
         check_supply(settings, find_supply(settings))
 
 
-def test_gpus_in_use_end_the_wait_and_nothing_stays_asked_for(cluster):
-    taken = placement_group([{"GPU": 2, "CPU": 2}])
-    ray.get(taken.ready())
+@pytest.fixture
+def taken(cluster: str) -> Iterator[PlacementGroup]:
+    """Two GPUs and two CPUs that another run uses, and Ray says so: it is told of changes a little later."""
+    group = placement_group([{"GPU": 2, "CPU": 2}])
+    assert group.wait(60)
+    while (free := ray.available_resources())["GPU"] != 2 * GPUS - 2 or free["CPU"] != 2 * CPUS - 2:
+        time.sleep(0.05)
+    yield group
+    remove_placement_group(group)
+
+
+def test_gpus_in_use_end_the_wait_and_nothing_stays_asked_for(taken):
     wanted = groups(VerlSettings("x", nodes=2, gpus=4), 4)
     needs = r"needs 4 GPUs with 12 CPUs \+ 4 GPUs with 12 CPUs, each together on one machine"
     with pytest.raises(BackendError, match=needs + ", and of all machines 6 GPUs and 22 CPUs were free"):
