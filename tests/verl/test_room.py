@@ -8,6 +8,9 @@ import warnings
 from collections.abc import Iterator
 
 import pytest
+
+pytest.importorskip("verl", reason="verl lives in an environment of its own: make test-verl")
+
 import ray
 from ray.util import placement_group, remove_placement_group
 from ray.util.placement_group import PlacementGroup
