@@ -6,9 +6,7 @@ The gateway speaks to the servers as it does to the local engine, and the traine
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch, TensorChange, check_loss
-from lightning_core.backends.folders import replacing
 from lightning_core.backends.meter import Meter
 from lightning_core.backends.outline import Outline
+from lightning_core.backends.verl.checkpoint import read_state, write_checkpoint, write_model
 from lightning_core.backends.verl.settings import VerlSettings
-from lightning_core.errors import BackendError, ConfigError, ModelError, TrainingError, UnsupportedError
+from lightning_core.errors import BackendError, ConfigError, TrainingError, UnsupportedError
 from lightning_core.gateway.shelf import VersionEngine
 from lightning_core.types import Demonstration, Key, Trajectory
 
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-STATE: Final = "state.json"
 WATCH_SECONDS: Final = 1.0
 """Between two looks whether a server has ended."""
 
@@ -219,30 +216,20 @@ class VerlBackend(VerlSettings):
             "context": parts.upstream.model.context,
             "sampling": parts.upstream.sampling_state(),
         }
-        await self._work(lambda: self._write(parts, Path(folder), state))
 
-    def _write(self, parts: _Parts, folder: Path, state: dict[str, Any]) -> None:
-        with replacing(folder) as partial:
-            self._write_model(parts, partial / "model")
+        def write() -> None:
             with self._busy:
-                parts.cluster.save(partial / "verl")
-            (partial / STATE).write_text(json.dumps(state))
+                write_checkpoint(parts.cluster, Path(folder), state)
 
-    def _write_model(self, parts: _Parts, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in parts.cluster.folder.iterdir():
-            if file.is_file() and not file.name.endswith((".safetensors", ".safetensors.index.json", ".bin")):
-                shutil.copy(file, folder / file.name)
-        with self._busy:
-            parts.cluster.export(folder)
+        await self._work(write)
 
     async def export(self, folder: Path) -> None:
         """Write a plain transformers folder, replacing an older one. Raises ModelError if the disk won't."""
         parts = self._started
 
         def write() -> None:
-            with replacing(Path(folder)) as partial:
-                self._write_model(parts, partial)
+            with self._busy:
+                write_model(parts.cluster, Path(folder))
 
         await self._work(write)
 
@@ -258,15 +245,7 @@ class VerlBackend(VerlSettings):
 
     def _read(self, parts: _Parts, folder: Path) -> dict[str, Any]:
         """Load what the workers need to go on; returns the rest."""
-        try:
-            state: dict[str, Any] = json.loads((folder / STATE).read_text())
-        except (OSError, ValueError) as error:
-            raise ModelError(f"can't go on from checkpoint {str(folder)!r}: {error}") from error
-        if not (folder / "verl" / "policy").is_dir():
-            raise ModelError(
-                f"checkpoint {str(folder)!r} was not written by the verl backend, or what is needed to go on "
-                "was deleted; start a new run with model= its folder `model`"
-            )
+        state = read_state(folder)
         self._ahead = True
         parts.cluster.load(folder / "verl")
         return state
