@@ -296,12 +296,16 @@ class VerlBackend(VerlSettings):
             parts = self._started
             await parts.replicas.hold()
             self._asleep = True
-            with self._busy:
-                await self._work(parts.cluster.servers.sleep)
+            await self._work(lambda: self._sleep(parts))
+
+    def _sleep(self, parts: _Parts) -> None:
+        parts.cluster.servers.revive()  # one may have ended of which no request has heard
+        with self._busy:
+            parts.cluster.servers.sleep()
 
     async def _wake(self) -> None:
-        """Go on with the weights as they are."""
-        if self._asleep:
+        """Go on with the weights as they are; those of an earlier update wait for `publish`."""
+        if self._asleep and not self._ahead:
             await self._publish(self.policy_version)
 
     async def _watching(self, parts: _Parts) -> None:
