@@ -51,5 +51,16 @@ async def test_replies_go_on_during_an_update_and_a_server_that_is_killed_comes_
         fresh = await sample(backend)
         assert gap(tmp_path / "model", fresh) < TOLERANCE
         await until(lambda: not any(map(runs, [server, *beneath])))
+        await backend.update(Batch(1, batch), GRPO())
+        ((server, _),) = servers(backend)
+        server.kill()
+        server.wait()
+        asking = asyncio.create_task(sample(backend))
+        await until(lambda: backend._started.replicas.dead)
+        assert await backend.publish() == 2  # it does not wait for whom nobody can answer before it
+        await backend.export(tmp_path / "next")
+        fresh = await asking
+        assert {t.policy_version for each in fresh for t in each.transitions} == {2}
+        assert gap(tmp_path / "next", fresh) < TOLERANCE
     finally:
         await backend.close()

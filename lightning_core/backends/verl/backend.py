@@ -276,7 +276,7 @@ class VerlBackend(VerlSettings):
     async def _publish(self, version: int) -> None:
         parts = self._started
         if not self._asleep:
-            await parts.replicas.hold()
+            await parts.replicas.hold(last=self._ahead)
         try:
             await self._work(lambda: self._send(parts, version))
             self.policy_version = parts.replicas.policy_version = version
