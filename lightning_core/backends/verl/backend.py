@@ -33,6 +33,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 WATCH_SECONDS: Final = 1.0
 """Between two looks whether a server has ended."""
+KILL_SECONDS: Final = 1.0
+"""What is under way at `close` may take so long to end by itself."""
 
 
 @dataclass(slots=True)
@@ -59,6 +61,8 @@ class VerlBackend(VerlSettings):
         self.model = str(self.model)
         self.policy_version = 0
         self._updates = 0
+        self._cluster: Cluster | None = None
+        """From the moment that it begins to start."""
         self._parts: _Parts | None = None
         self._worker = ThreadPoolExecutor(1, "lightning-verl")
         self._busy = Meter()
@@ -118,9 +122,9 @@ class VerlBackend(VerlSettings):
         does not come up.
         """
         if self._parts is None:
-            self._parts = await self._work(self._open)
             try:
-                await self._parts.replicas.check()
+                self._parts = await self._work(self._open)
+                await self._parts.upstream.check()
                 self._parts.watch = asyncio.create_task(self._watching(self._parts))
             except BaseException:
                 await self.close()
@@ -144,12 +148,8 @@ class VerlBackend(VerlSettings):
         critic, reference = networks_beside(self, algorithms)
         check_memory(self, shape, supply, critic=critic, reference=reference)
 
-        cluster = Cluster(self, shape.folder, shape.context)
-        try:
-            cluster.start()
-        except BaseException:
-            cluster.stop()
-            raise
+        cluster = self._cluster = Cluster(self, shape.folder, shape.context)
+        cluster.start()
         replicas = Replicas(
             cluster.servers.addresses, cluster.served_name, patience=self.patience, busy=self._busy
         )
@@ -158,17 +158,28 @@ class VerlBackend(VerlSettings):
         return _Parts(cluster, learner, replicas, upstream)
 
     async def close(self) -> None:
-        """End servers, workers and Ray; requests under way end with an error."""
+        """End servers, workers and Ray; requests and work under way end with an error."""
         parts, self._parts = self._parts, None
         if parts is not None:
             if parts.watch is not None:
                 parts.watch.cancel()
                 await asyncio.gather(parts.watch, return_exceptions=True)
             await parts.replicas.close()
-            await self._work(parts.cluster.stop)
-        self._worker.shutdown()
+        await self._end_work()
+        if self._cluster is not None:  # Ray's daemons end with the thread that began them: not before this
+            await self._work(self._cluster.stop)
+        await asyncio.to_thread(self._worker.shutdown)
+        self._cluster = None
         self._worker = ThreadPoolExecutor(1, "lightning-verl")
         self.policy_version, self._updates, self._ahead, self._asleep = 0, 0, False, False
+
+    async def _end_work(self) -> None:
+        """Returns once the backend's thread has nothing to do. What it waits for is killed; again and again,
+        as a start makes more."""
+        idle = asyncio.ensure_future(self._work(lambda: None))
+        while not (await asyncio.wait([idle], timeout=KILL_SECONDS))[0]:
+            if self._cluster is not None:
+                await asyncio.to_thread(self._cluster.kill)
 
     async def values(self, trajectories: Sequence[Trajectory]) -> dict[Key, float]:
         """The critic's values; the first call makes it."""
