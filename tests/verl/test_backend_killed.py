@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import ray
 
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.backends.base import Batch
-from lightning_core.errors import BackendError
+from lightning_core.errors import BackendError, TrainingError
 from lightning_core.types import Trajectory
 from tests.backends.serving import as_transition, ask
 from tests.verl.test_backend import TOLERANCE, gap, sample
@@ -85,6 +86,43 @@ async def test_killed_servers_lose_no_reply_and_come_back(backend: Any, tmp_path
     assert gap(tmp_path / "model", again) < TOLERANCE
     assert await backend.publish() == 2
     assert {t.policy_version for t in (await sample(backend))[0].transitions} == {2}
+
+
+async def test_a_server_that_ends_while_idle_is_started_again_before_it_is_to_sleep(
+    backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU verl's servers take the word to sleep and keep their memory; who says it can't tell."""
+    monkeypatch.setattr(backend, "sleep", True)
+    batch = await sample(backend)
+    (first, _), _ = servers(backend)
+    first.kill()
+    first.wait()
+    await backend.update(Batch(0, batch), GRPO())
+    assert await backend.publish() == 1
+    await backend.export(tmp_path / "model")
+    assert gap(tmp_path / "model", await sample(backend)) < TOLERANCE
+
+
+async def test_weights_of_a_step_are_not_served_before_they_are_published_if_a_replay_fails(
+    backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "sleep", True)
+    batch = await sample(backend)
+    spoilt = replace(
+        batch[0], transitions=tuple(replace(t, advantage=float("nan")) for t in batch[0].transitions)
+    )
+    with pytest.raises(TrainingError):  # nothing was learnt: the servers go on as they were
+        await backend.update(Batch(0, (spoilt, *batch[1:])), GRPO())
+    assert (await ask(backend, "List the boats", max_tokens=4)).policy_version == 0
+    await backend.update(Batch(0, batch), GRPO())
+    with pytest.raises(TrainingError):
+        await backend.update(Batch(0, (spoilt, *batch[1:])), GRPO())
+    asking = asyncio.create_task(sample(backend))
+    assert await backend.publish() == 1
+    await backend.export(tmp_path / "model")
+    fresh = await asking
+    assert {t.policy_version for each in fresh for t in each.transitions} == {1}
+    assert gap(tmp_path / "model", fresh) < TOLERANCE
 
 
 async def test_a_killed_worker_is_told_and_a_checkpoint_goes_on_in_another_backend(

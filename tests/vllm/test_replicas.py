@@ -16,9 +16,11 @@ from lightning_core.backends.meter import Meter
 from lightning_core.backends.vllm.engine import VllmEngine
 from lightning_core.backends.vllm.replicas import Replicas
 from lightning_core.backends.vllm.upstream import VllmUpstream
+from lightning_core.errors import EngineError
 from lightning_core.gateway.upstream import ChatRequest
 from lightning_core.runner.warden import descendants
 from tests.backends.serving import Reply, ask, plain_logprobs
+from tests.vllm.network import Network
 from tests.vllm.weights import PROMPT, agrees, until
 
 STREAMS = 32
@@ -132,6 +134,52 @@ async def test_servers_that_are_replaced_answer_no_more(engine: VllmEngine) -> N
     assert (replicas.urls, replicas.dead) == ([second], [])
     await until(lambda: replicas.running == {second: 0})
     await replicas.close()
+
+
+@pytest.mark.usefixtures("rambler")
+async def test_who_waits_for_the_last_server_does_not_keep_new_weights_waiting(engine: VllmEngine) -> None:
+    """What was begun ends with an error, as no server has its weights; the rest is answered by new ones."""
+    first, second = engine.replicas.urls
+    replicas = Replicas([first], "tiny", policy_version=4)
+    upstream = VllmUpstream("tiny", replicas)
+    begun = await upstream.chat(ChatRequest([], prompt=PROMPT, max_tokens=1900))
+    deltas = aiter(begun)
+    await anext(deltas)
+    await replicas.drop(first, "it is gone")
+    waiting = await upstream.chat(ChatRequest([], prompt=PROMPT, max_tokens=5, n=2))
+    await replicas.hold(last=True)
+    with pytest.raises(EngineError, match="the last server with version 4 of the weights was lost"):
+        async for _ in deltas:
+            pass
+    replicas.policy_version = 5
+    replicas.replace([second])
+    await replicas.release()
+    replies = [delta.token_ids async for delta in waiting]
+    assert sum(map(len, replies)) == 10
+    assert waiting.policy_version == 5
+    await replicas.close()
+
+
+@pytest.mark.usefixtures("rambler")
+async def test_a_server_in_anothers_place_is_taken_back_after_a_moment_away(engine: VllmEngine) -> None:
+    first, second = engine.replicas.urls
+    replicas = Replicas([first], "tiny", policy_version=4)
+    upstream = VllmUpstream("tiny", replicas)
+    await upstream.check()
+    async with Network(second) as network:
+        replicas.replace([network.url])
+        async for _ in await upstream.chat(ChatRequest([], prompt=PROMPT, max_tokens=1)):
+            pass
+        await until(lambda: all(each.born for each in replicas._serving.replicas))
+        generation = await upstream.chat(ChatRequest([], prompt=PROMPT, max_tokens=1900))
+        deltas = aiter(generation)
+        await anext(deltas)
+        network.cut()
+        await until(lambda: bool(replicas.dead))
+        network.up = True
+        await until(lambda: not replicas.dead)
+        await generation.aclose()
+        await replicas.close()
 
 
 async def test_more_choices_than_a_server_takes_at_once_are_all_answered(engine: VllmEngine) -> None:

@@ -6,9 +6,7 @@ The gateway speaks to the servers as it does to the local engine, and the traine
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch, TensorChange, check_loss
-from lightning_core.backends.folders import replacing
 from lightning_core.backends.meter import Meter
 from lightning_core.backends.outline import Outline
+from lightning_core.backends.verl.checkpoint import read_state, write_checkpoint, write_model
 from lightning_core.backends.verl.settings import VerlSettings, find_device
-from lightning_core.errors import BackendError, ConfigError, ModelError, TrainingError, UnsupportedError
+from lightning_core.errors import BackendError, ConfigError, TrainingError, UnsupportedError
 from lightning_core.gateway.shelf import VersionEngine
 from lightning_core.types import Demonstration, Key, Trajectory
 
@@ -33,9 +31,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-STATE: Final = "state.json"
 WATCH_SECONDS: Final = 1.0
 """Between two looks whether a server has ended."""
+KILL_SECONDS: Final = 1.0
+"""What is under way at `close` may take so long to end by itself."""
 
 
 @dataclass(slots=True)
@@ -62,6 +61,8 @@ class VerlBackend(VerlSettings):
         self.model = str(self.model)
         self.policy_version = 0
         self._updates = 0
+        self._cluster: Cluster | None = None
+        """From the moment that it begins to start."""
         self._parts: _Parts | None = None
         self._worker = ThreadPoolExecutor(1, "lightning-verl")
         self._busy = Meter()
@@ -127,9 +128,9 @@ class VerlBackend(VerlSettings):
         does not come up.
         """
         if self._parts is None:
-            self._parts = await self._work(self._open)
             try:
-                await self._parts.replicas.check()
+                self._parts = await self._work(self._open)
+                await self._parts.upstream.check()
                 self._parts.watch = asyncio.create_task(self._watching(self._parts))
             except BaseException:
                 await self.close()
@@ -153,12 +154,8 @@ class VerlBackend(VerlSettings):
         critic, reference = networks_beside(self, algorithms)
         check_memory(self, shape, supply, critic=critic, reference=reference)
 
-        cluster = Cluster(self, shape.folder, shape.context)
-        try:
-            cluster.start()
-        except BaseException:
-            cluster.stop()
-            raise
+        cluster = self._cluster = Cluster(self, shape.folder, shape.context)
+        cluster.start()
         replicas = Replicas(
             cluster.servers.addresses, cluster.served_name, patience=self.patience, busy=self._busy
         )
@@ -167,17 +164,28 @@ class VerlBackend(VerlSettings):
         return _Parts(cluster, learner, replicas, upstream)
 
     async def close(self) -> None:
-        """End servers, workers and Ray; requests under way end with an error."""
+        """End servers, workers and Ray; requests and work under way end with an error."""
         parts, self._parts = self._parts, None
         if parts is not None:
             if parts.watch is not None:
                 parts.watch.cancel()
                 await asyncio.gather(parts.watch, return_exceptions=True)
             await parts.replicas.close()
-            await self._work(parts.cluster.stop)
-        self._worker.shutdown()
+        await self._end_work()
+        if self._cluster is not None:  # Ray's daemons end with the thread that began them: not before this
+            await self._work(self._cluster.stop)
+        await asyncio.to_thread(self._worker.shutdown)
+        self._cluster = None
         self._worker = ThreadPoolExecutor(1, "lightning-verl")
         self.policy_version, self._updates, self._ahead, self._asleep = 0, 0, False, False
+
+    async def _end_work(self) -> None:
+        """Returns once the backend's thread has nothing to do. What it waits for is killed; again and again,
+        as a start makes more."""
+        idle = asyncio.ensure_future(self._work(lambda: None))
+        while not (await asyncio.wait([idle], timeout=KILL_SECONDS))[0]:
+            if self._cluster is not None:
+                await asyncio.to_thread(self._cluster.kill)
 
     async def values(self, trajectories: Sequence[Trajectory]) -> dict[Key, float]:
         """The critic's values; the first call makes it."""
@@ -225,30 +233,20 @@ class VerlBackend(VerlSettings):
             "context": parts.upstream.model.context,
             "sampling": parts.upstream.sampling_state(),
         }
-        await self._work(lambda: self._write(parts, Path(folder), state))
 
-    def _write(self, parts: _Parts, folder: Path, state: dict[str, Any]) -> None:
-        with replacing(folder) as partial:
-            self._write_model(parts, partial / "model")
+        def write() -> None:
             with self._busy:
-                parts.cluster.save(partial / "verl")
-            (partial / STATE).write_text(json.dumps(state))
+                write_checkpoint(parts.cluster, Path(folder), state)
 
-    def _write_model(self, parts: _Parts, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in parts.cluster.folder.iterdir():
-            if file.is_file() and not file.name.endswith((".safetensors", ".safetensors.index.json", ".bin")):
-                shutil.copy(file, folder / file.name)
-        with self._busy:
-            parts.cluster.export(folder)
+        await self._work(write)
 
     async def export(self, folder: Path) -> None:
         """Write a plain transformers folder, replacing an older one. Raises ModelError if the disk won't."""
         parts = self._started
 
         def write() -> None:
-            with replacing(Path(folder)) as partial:
-                self._write_model(parts, partial)
+            with self._busy:
+                write_model(parts.cluster, Path(folder))
 
         await self._work(write)
 
@@ -264,15 +262,7 @@ class VerlBackend(VerlSettings):
 
     def _read(self, parts: _Parts, folder: Path) -> dict[str, Any]:
         """Load what the workers need to go on; returns the rest."""
-        try:
-            state: dict[str, Any] = json.loads((folder / STATE).read_text())
-        except (OSError, ValueError) as error:
-            raise ModelError(f"can't go on from checkpoint {str(folder)!r}: {error}") from error
-        if not (folder / "verl" / "policy").is_dir():
-            raise ModelError(
-                f"checkpoint {str(folder)!r} was not written by the verl backend, or what is needed to go on "
-                "was deleted; start a new run with model= its folder `model`"
-            )
+        state = read_state(folder)
         self._ahead = True
         parts.cluster.load(folder / "verl")
         return state
@@ -312,7 +302,7 @@ class VerlBackend(VerlSettings):
     async def _publish(self, version: int) -> None:
         parts = self._started
         if not self._asleep:
-            await parts.replicas.hold()
+            await parts.replicas.hold(last=self._ahead)
         try:
             await self._work(lambda: self._send(parts, version))
             self.policy_version = parts.replicas.policy_version = version
@@ -332,12 +322,16 @@ class VerlBackend(VerlSettings):
             parts = self._started
             await parts.replicas.hold()
             self._asleep = True
-            with self._busy:
-                await self._work(parts.cluster.servers.sleep)
+            await self._work(lambda: self._sleep(parts))
+
+    def _sleep(self, parts: _Parts) -> None:
+        parts.cluster.servers.revive()  # one may have ended of which no request has heard
+        with self._busy:
+            parts.cluster.servers.sleep()
 
     async def _wake(self) -> None:
-        """Go on with the weights as they are."""
-        if self._asleep:
+        """Go on with the weights as they are; those of an earlier update wait for `publish`."""
+        if self._asleep and not self._ahead:
             await self._publish(self.policy_version)
 
     async def _watching(self, parts: _Parts) -> None:

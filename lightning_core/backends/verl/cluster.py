@@ -8,7 +8,7 @@ more on the worker.
 Versions: from 0.9.1, whose worker layer this is written to (0.9.0 moved it, and 0.8 has another); below 0.10,
 as names move between releases. `tests/verl/test_names.py` lists every name that is used.
 
-All methods block; they belong to one thread.
+All methods block; they belong to one thread, but for `kill`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker  #
 from verl.workers.rollout.replica import get_rollout_replica_class  # noqa: E402
 
 from lightning_core.backends.verl.configuration import make_config  # noqa: E402
-from lightning_core.backends.verl.ray_link import RayLink, done, kill, told  # noqa: E402
+from lightning_core.backends.verl.ray_link import RayLink, done, give_back, kill, told  # noqa: E402
 from lightning_core.backends.verl.room import COLOCATED  # noqa: E402
 from lightning_core.backends.verl.servers import Servers  # noqa: E402
 
@@ -157,13 +157,19 @@ class Cluster:
         self._servers.start(self._replica_count())
 
     def stop(self) -> None:
-        """End the workers and servers, and Ray if it was begun here."""
+        """End the workers and servers, and Ray if it was begun here. A second time does nothing."""
+        self.kill()
+        self._ray.close()
+
+    def kill(self) -> None:
+        """End workers and servers, from any thread: who waits for them there gets a BackendError."""
         if ray.is_initialized():
             if self._servers is not None:
                 self._servers.stop()
             for group in (self._policy, self._reference, self._critic):
                 kill(group.workers if group is not None else [])
-        self._ray.close()
+            if self._pool is not None:
+                give_back(self._pool)
 
     def _configure(self, gpus: int) -> DictConfig:
         values = verl_values(

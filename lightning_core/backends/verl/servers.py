@@ -50,9 +50,9 @@ class Servers:
             self._manager = self._manage(self._replicas)
 
     def stop(self) -> None:
-        """End them."""
+        """End them, from any thread. A second time does nothing."""
         for replica in self._replicas:
-            kill(replica.servers)
+            self._end(replica)
 
     def revive(self) -> list[int]:
         """Start those again that are dead, until none is; they have the weights of the start until
@@ -87,25 +87,32 @@ class Servers:
         )
         guard_all(server for each in replicas for server in each.servers)
 
+    def _end(self, replica: Any) -> None:
+        kill(replica.servers)
+        if self._separate:  # where training goes on, its workers are the policy's
+            kill(replica.workers)
+            if replica.resource_pool is not None:
+                give_back(replica.resource_pool)
+
     def _dead(self) -> list[int]:
-        """Those that don't answer any more."""
-        return [rank for rank, replica in enumerate(self._replicas) if not alive(replica.servers)]
+        """Those that don't answer any more, or never did."""
+        return [
+            rank for rank, each in enumerate(self._replicas) if not each.servers or not alive(each.servers)
+        ]
 
     def _is_one_gone(self) -> bool:
         return not all(alive(replica.servers, busy=True) for replica in self._replicas)
 
     def _start_again(self, dead: list[int]) -> None:
-        for old in (self._replicas[rank] for rank in dead):
-            kill(old.servers)
-            if self._separate:  # where training goes on, its workers are the policy's
-                kill(old.workers)
-                give_back(old.resource_pool)
+        for rank in dead:
+            self._end(self._replicas[rank])
         self._policy.forget_server()
         fresh = {rank: self._make(rank) for rank in dead}
+        self._replicas = [fresh.get(rank, old) for rank, old in enumerate(self._replicas)]
         try:
             asyncio.run(self._start(list(fresh.values())))
-        except BaseException:  # their names must be free for the next try
-            kill(server for each in fresh.values() for server in each.servers)
+        except BaseException:  # their names and GPUs must be free for the next try
+            for each in fresh.values():
+                self._end(each)
             raise
-        self._replicas = [fresh.get(rank, old) for rank, old in enumerate(self._replicas)]
         self._manager = self._manage(self._replicas)

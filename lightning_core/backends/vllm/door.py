@@ -18,18 +18,24 @@ class Door:
         self._empty = asyncio.Event()
         self._empty.set()
         self._inside = 0
+        self._last = False
 
     @property
     def held(self) -> bool:
         """Whether it is shut."""
         return not self._open.is_set()
 
+    @property
+    def last(self) -> bool:
+        """Whether it is shut and the present weights will be nowhere again but where they are now."""
+        return self.held and self._last
+
     @asynccontextmanager
     async def inside(self, request: Request) -> AsyncIterator[None]:
         """Wait until it is open. A request of which a choice is being answered already does not wait: its
         choices are answered by one version."""
-        while request.policy_version is None and not self._open.is_set():
-            await self._open.wait()
+        while request.policy_version is None and self.held:
+            await self.opened()
         self._inside += 1
         self._empty.clear()
         try:
@@ -39,10 +45,15 @@ class Door:
             if not self._inside:
                 self._empty.set()
 
-    async def hold(self) -> None:
+    async def hold(self, *, last: bool = False) -> None:
         """Shut it; returns once nobody is inside."""
+        self._last = last
         self._open.clear()
         await self._empty.wait()
+
+    async def opened(self) -> None:
+        """Wait until it is open."""
+        await self._open.wait()
 
     async def release(self) -> None:
         """Open it."""

@@ -57,7 +57,7 @@ class VllmEngine:
             async with asyncio.TaskGroup() as starting:
                 for server in self.servers:
                     starting.create_task(server.start())
-            await self.replicas.check()
+            await self.upstream.check()
         except BaseException as error:
             await self.close()
             if isinstance(error, BaseExceptionGroup):

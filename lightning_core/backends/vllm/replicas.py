@@ -119,9 +119,13 @@ class Replicas:
         self._context = await self._thread.run(self._check())
         return self._context
 
-    async def hold(self) -> None:
-        """Keep new requests waiting; returns once those under way have ended."""
-        await self._thread.run(self._serving.door.hold())
+    async def hold(self, *, last: bool = False) -> None:
+        """Keep new requests waiting; returns once those under way have ended.
+
+        `last`: no server will be given the present weights any more. Where none is left that has them, a
+        reply without a token waits as new requests do, and one that has some ends with an error.
+        """
+        await self._thread.run(self._serving.hold(last))
 
     async def release(self) -> None:
         """Serve again what `hold` kept waiting."""

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from lightning_core.backends.chat.completion import Completion, Wakes
+from lightning_core.backends.chat.completion import Completion, Request, Wakes
 from lightning_core.backends.meter import Meter
 from lightning_core.backends.vllm.door import Door
 from lightning_core.backends.vllm.routing import NONE, Replica, choose
@@ -30,6 +30,10 @@ Restore = Callable[[str, int], Awaitable[None]]
 """Gives the server at an address a version of the weights."""
 Revive = Callable[[str], Awaitable[None]]
 """Sees to it that the server at an address is started again, if it can. May be called again and again."""
+
+
+class _NoneLeftError(EngineError):
+    """No server has the weights by which a reply is to be answered, and none will have them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,28 +112,50 @@ class Serving:
             completion.error = error
         self._news(completion, at_once=True)
 
+    async def hold(self, last: bool) -> None:
+        """Shut the door; see `Replicas.hold`."""
+        self._watch.tell()  # who waits for a server that will not come looks again, once the door is shut
+        await self.door.hold(last=last)
+
     async def _serve(self, completion: Completion, stop_ids: frozenset[int]) -> None:
         """One reply, from the line to its end."""
         request = completion.request
-        async with self.door.inside(request):
-            if request.policy_version is None:
-                request.policy_version = self.version
-            failures = 0
-            while completion.finish_reason is None:
-                had = len(completion.ids)
-                replica = await self._choose(request.rollout)
-                try:
-                    await self._sample(replica, completion, stop_ids)
-                except LostError as error:
-                    failures = 1 if len(completion.ids) > had else failures + 1
-                    ailment = await self._ailment(replica)
-                    if ailment is not None:
-                        self.lose(replica, f"{error}; {ailment}")
-                    if failures >= (TRIES if ailment is None else LOSSES):
-                        raise
-                    if ailment is None:
-                        await asyncio.sleep(AGAIN_SECONDS)
-                    _end(completion, stop_ids)
+        while completion.finish_reason is None:
+            try:
+                async with self.door.inside(request):
+                    self._set_version(request)
+                    await self._answer(completion, stop_ids)
+            except _NoneLeftError:
+                if request.begun:
+                    raise
+                await self.door.opened()
+                if not request.begun:  # nor by another choice since
+                    request.policy_version = None
+
+    def _set_version(self, request: Request) -> None:
+        """What is sampled of it from now on is by the present weights."""
+        if request.begun and request.policy_version != self.version:
+            raise _none_left(request)
+        request.policy_version = self.version
+
+    async def _answer(self, completion: Completion, stop_ids: frozenset[int]) -> None:
+        """One reply, at one server after the other. Raises _NoneLeftError if no server has its weights."""
+        failures = 0
+        while completion.finish_reason is None:
+            had = len(completion.ids)
+            replica = await self._choose(completion.request)
+            try:
+                await self._sample(replica, completion, stop_ids)
+            except LostError as error:
+                failures = 1 if len(completion.ids) > had else failures + 1
+                ailment = await self._ailment(replica)
+                if ailment is not None:
+                    self.lose(replica, f"{error}; {ailment}")
+                if failures >= (TRIES if ailment is None else LOSSES):
+                    raise
+                if ailment is None:
+                    await asyncio.sleep(AGAIN_SECONDS)
+                _end(completion, stop_ids)
 
     async def _sample(self, replica: Replica, completion: Completion, stop_ids: frozenset[int]) -> None:
         body = sampling_body(completion, self.model, stop_ids)
@@ -155,14 +181,16 @@ class Serving:
             return "it was started anew"
         return ailment
 
-    async def _choose(self, rollout: str | None) -> Replica:
+    async def _choose(self, request: Request) -> Replica:
         """The server to ask, waited for while there is none. Raises EngineError, naming each."""
-        patience = self.rules.patience
+        patience, rollout = self.rules.patience, request.rollout
         replica = choose(self.replicas, rollout)
         if replica is None:
             try:
                 async with asyncio.timeout(patience):
                     while (replica := choose(self.replicas, rollout)) is None:
+                        if self.door.last:
+                            raise _none_left(request)
                         await self._watch.wait()
             except TimeoutError as error:
                 said = "; ".join(f"{each.url}: {each.lost}" for each in self.replicas)
@@ -181,11 +209,19 @@ class Serving:
             self._wakes.send()
 
 
+def _none_left(request: Request) -> _NoneLeftError:
+    return _NoneLeftError(
+        f"the last server with version {request.policy_version} of the weights was lost in the midst of this "
+        "reply, and none will have that version again; ask again"
+    )
+
+
 def _write(completion: Completion, piece: Piece) -> None:
     """Append what came; the ids last, so that they are never the longer ones."""
     completion.logprobs += piece.logprobs
     completion.best += piece.best
     completion.ids += piece.ids
+    completion.request.begun = completion.request.begun or bool(piece.ids)
     if piece.finish_reason in ("stop", "length"):
         completion.finish_reason = piece.finish_reason
     elif piece.finish_reason is not None:  # "abort": a server that shuts down, or was told to drop it

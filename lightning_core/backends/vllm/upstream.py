@@ -49,12 +49,16 @@ class VllmUpstream(ChatUpstream):
         self.replicas = replicas
 
     async def chat(self, request: ChatRequest) -> ChatGeneration:
-        """Put the choices in line; the first request has the servers checked.
+        """Put the choices in line; the first request has the servers checked, if `check` was not called.
 
         Raises ContextLengthError or UnsupportedError before anything is sampled, EngineError for servers
         that can't be used.
         """
+        await self.check()
+        return await super().chat(request)
+
+    async def check(self) -> None:
+        """Know from now on how long a prompt the servers take; those that can't be used raise EngineError."""
         context = self.replicas.context or await self.replicas.check()
         if context != self.model.context:
             self.model = replace(self.model, context=context)
-        return await super().chat(request)

@@ -59,6 +59,8 @@ class Watch:
 
     async def _look(self, replica: Replica) -> None:
         if replica.lost is None:
+            if replica.born is None:  # it has taken another's place since all were checked
+                replica.born = await self._serving.wire.born(replica.url)
             await self._look_at_running(replica)
         elif (ailment := await self._serving.wire.ailment(replica.url)) is not None:
             replica.lost = ailment
