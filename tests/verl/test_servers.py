@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason="Ray comes with verl: make test-verl")
+pytest.importorskip("verl", reason="verl lives in an environment of its own: make test-verl")
 
 import ray
 
