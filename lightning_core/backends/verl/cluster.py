@@ -159,17 +159,21 @@ class Cluster:
     def stop(self) -> None:
         """End the workers and servers, and Ray if it was begun here. A second time does nothing."""
         self.kill()
-        self._ray.close()
-
-    def kill(self) -> None:
-        """End workers and servers, from any thread: who waits for them there gets a BackendError."""
         if ray.is_initialized():
             if self._servers is not None:
                 self._servers.stop()
-            for group in (self._policy, self._reference, self._critic):
-                kill(group.workers if group is not None else [])
             if self._pool is not None:
                 give_back(self._pool)
+        self._ray.close()
+
+    def kill(self) -> None:
+        """End workers and servers, from any thread: who waits for them there gets a BackendError. Their GPUs
+        stay theirs until `stop`, as who waits for something to be started on GPUs that are gone waits on."""
+        if ray.is_initialized():
+            if self._servers is not None:
+                self._servers.kill()
+            for group in (self._policy, self._reference, self._critic):
+                kill(group.workers if group is not None else [])
 
     def _configure(self, gpus: int) -> DictConfig:
         values = verl_values(

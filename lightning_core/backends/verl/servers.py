@@ -50,9 +50,14 @@ class Servers:
             self._manager = self._manage(self._replicas)
 
     def stop(self) -> None:
-        """End them, from any thread. A second time does nothing."""
+        """End them, and give back their GPUs. A second time does nothing."""
         for replica in self._replicas:
             self._end(replica)
+
+    def kill(self) -> None:
+        """End them, from any thread. They keep their GPUs: who is starting one there would wait for ever."""
+        for replica in self._replicas:
+            self._kill(replica)
 
     def revive(self) -> list[int]:
         """Start those again that are dead, until none is; they have the weights of the start until
@@ -88,11 +93,14 @@ class Servers:
         guard_all(server for each in replicas for server in each.servers)
 
     def _end(self, replica: Any) -> None:
+        self._kill(replica)
+        if self._separate and replica.resource_pool is not None:
+            give_back(replica.resource_pool)
+
+    def _kill(self, replica: Any) -> None:
         kill(replica.servers)
-        if self._separate:  # where training goes on, its workers are the policy's
+        if self._separate:  # else its workers are the policy's
             kill(replica.workers)
-            if replica.resource_pool is not None:
-                give_back(replica.resource_pool)
 
     def _dead(self) -> list[int]:
         """Those that don't answer any more, or never did."""
