@@ -56,13 +56,15 @@ class Pool:
 class Replica:
     """What is used of verl's. One that is `broken` ends when it has its GPU and is about to serve."""
 
-    def __init__(self, broken: bool) -> None:
-        self.broken = broken
+    def __init__(self, broken: bool, looks: bool) -> None:
+        self.broken, self.looks = broken, looks
         self.servers: list[Any] = []
         self.workers: list[Any] = []
         self.resource_pool: Any = None
 
     async def init_standalone(self) -> None:
+        if self.looks and not ray.available_resources().get("GPU"):
+            raise RuntimeError("no GPU is free")  # verl looks once
         self.resource_pool = Pool()
         (group,) = self.resource_pool.pgs
         place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group)
@@ -83,17 +85,20 @@ class Policy:
         """They have none."""
 
 
-def make_servers(broken: list[bool]) -> Servers:
-    """Whose replicas are broken or not, in the order in which they are made."""
+def make_servers(broken: list[bool], *, looks: bool = False) -> Servers:
+    """Whose replicas are broken or not, in the order they are made; each may look for its GPU first."""
     waiting = iter(broken)
     return Servers(
-        Policy(), separate=True, make=lambda rank: Replica(next(waiting)), manage=lambda replicas: None
+        Policy(),
+        separate=True,
+        make=lambda rank: Replica(next(waiting), looks),
+        manage=lambda replicas: None,
     )
 
 
 @pytest.mark.usefixtures("cluster")
 def test_a_server_is_started_again_after_a_try_that_failed_and_gives_its_gpu_back_at_the_end() -> None:
-    servers = make_servers([False, True, False])
+    servers = make_servers([False, True, False], looks=True)
     servers.start(1)
     (first,) = servers.replicas[0].servers
     ray.kill(first)

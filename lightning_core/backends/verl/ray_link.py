@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -23,6 +24,8 @@ from lightning_core.errors import BackendError
 
 ALIVE_SECONDS: Final = 10.0
 """How long an actor may take to say that it lives."""
+FREE_SECONDS: Final = 30.0
+"""How long what was given back may take to be seen."""
 LOOK_SECONDS: Final = 5.0
 """Between two looks at servers to which weights are sent."""
 LOOPBACK: Final = "127.0.0.2"
@@ -141,6 +144,16 @@ def give_back(pool: Any) -> None:
     """Free the GPUs of a pool whose actors have ended."""
     for group in pool.pgs or ():
         ray.util.remove_placement_group(group)
+
+
+def wait_until_free(pools: Iterable[Any]) -> None:
+    """Return once Ray tells that the GPUs are free which these pools gave back: a moment later than they are,
+    and verl looks once."""
+    bundles = [bundle for pool in pools for group in pool.pgs or () for bundle in group.bundle_specs]
+    gpus = sum(bundle.get("GPU", 0) for bundle in bundles)
+    end = time.monotonic() + FREE_SECONDS
+    while ray.available_resources().get("GPU", 0) < gpus and time.monotonic() < end:
+        time.sleep(0.1)
 
 
 def guard_all(servers: Iterable[Any]) -> None:

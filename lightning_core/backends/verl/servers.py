@@ -9,7 +9,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from lightning_core.backends.verl.ray_link import alive, ending_if, give_back, guard_all, kill, told
+from lightning_core.backends.verl.ray_link import (
+    alive,
+    ending_if,
+    give_back,
+    guard_all,
+    kill,
+    told,
+    wait_until_free,
+)
 
 
 class Servers:
@@ -112,8 +120,11 @@ class Servers:
         return not all(alive(replica.servers, busy=True) for replica in self._replicas)
 
     def _start_again(self, dead: list[int]) -> None:
-        for rank in dead:
-            self._end(self._replicas[rank])
+        gone = [self._replicas[rank] for rank in dead]
+        for each in gone:
+            self._end(each)
+        if self._separate:
+            wait_until_free(each.resource_pool for each in gone if each.resource_pool is not None)
         self._policy.forget_server()
         fresh = {rank: self._make(rank) for rank in dead}
         self._replicas = [fresh.get(rank, old) for rank, old in enumerate(self._replicas)]
