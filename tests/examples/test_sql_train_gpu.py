@@ -60,7 +60,7 @@ def test_its_plan_is_what_was_published(folder, spider, tmp_path):
     assert facts["learning rate"] == "1e-06 after 3 steps"
     assert facts["machines"].startswith("1 x 1 GPU train (fsdp2) and serve in turn")
     assert "GPUs" in told.stdout
-    assert "1 needed, this machine has 0" in told.stdout
+    assert "1 GPU needed, this machine has 0" in told.stdout
     assert not (tmp_path / "runs").exists()
 
 

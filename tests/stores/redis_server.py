@@ -89,9 +89,11 @@ def serving(**settings: str) -> Iterator[RedisServer]:
 
 
 def free_port() -> int:
-    """A port nobody listens on, below those that systems give to clients: it stays free over a restart."""
+    """A port nobody listens on, below those that systems give to clients: it stays free over a restart. So
+    does the one by 10,000 higher, where a server of a cluster listens too."""
     while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe, suppress(OSError):
+        port = random.randrange(10_000, 22_000)
+        with socket.socket() as probe, socket.socket() as other, suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            other.bind(("127.0.0.1", port + 10_000))
             return port
