@@ -1,22 +1,20 @@
 """What handing a batch to verl costs the driver: `python -m benchmarks.verl_rows`.
 
 Rollouts of four calls that go on from one another, eight of a task, about 330 tokens to a transition, every
-fifth with a history that the app changed. Measured are the rows, their shares for 8 ranks, the tensors, and
-the values read back, in transitions per processor second. The goal is a cost of a transition that does not
-grow with the batch. What grows is the first touch of memory: large arrays get theirs anew from the system
-each time, small ones from the process. So "own" is counted too, which is "all" without the kernel's time.
-(With MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 the process keeps those too, and hardly anything
-grows.) Each size runs once before it counts.
+fifth with a history that the app changed. Measured are the arrays of what was read from a store, the rows,
+their shares for 8 ranks, the tensors, and the values read back, in transitions per processor second. The goal
+is a cost of a transition that does not grow with the batch. Each size runs once before it counts, as the
+memory of a batch is kept for the next.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import numpy as np
@@ -25,8 +23,9 @@ import torch
 from benchmarks.report import Row as Measured
 from benchmarks.report import publish
 from lightning_core.algorithms.grpo import GRPO
-from lightning_core.backends.verl.batch import entry_values, fields
+from lightning_core.backends.verl.batch import Memory, entry_values, fields
 from lightning_core.backends.verl.rows import make_rows, report_rows, share
+from lightning_core.sequences import as_ids, as_logprobs
 from lightning_core.types import Trajectory, Transition
 
 PROMPT, SAMPLED, OBSERVED, TURNS, GROUP, RANKS = 100, 80, 20, 4, 8, 8
@@ -34,7 +33,6 @@ VOCABULARY = 150_000
 
 
 def make_batch(transitions: int) -> tuple[Trajectory, ...]:
-    """Every number is an object of its own, as after reading from a store."""
     draw = np.random.default_rng(0)
     batch = []
     prompt = draw.integers(0, VOCABULARY, PROMPT)
@@ -51,9 +49,9 @@ def make_batch(transitions: int) -> tuple[Trajectory, ...]:
                     0,
                     "agent",
                     True,
-                    history.tolist(),
-                    sampled.tolist(),
-                    (-draw.random(SAMPLED)).tolist(),
+                    as_ids(history.tolist()),
+                    as_ids(sampled.tolist()),
+                    as_logprobs((-draw.random(SAMPLED)).tolist()),
                     0,
                     advantage=(-1.0) ** r,
                 )
@@ -65,11 +63,24 @@ def make_batch(transitions: int) -> tuple[Trajectory, ...]:
     return tuple(batch)
 
 
-def hand_over(batch: tuple[Trajectory, ...]) -> tuple[dict[str, float], float]:
-    """Processor seconds of each step, of all, and of all without the kernel's; and the token ratio."""
-    seconds: dict[str, float] = {}
+def collect(batch: tuple[Trajectory, ...]) -> float:
+    """Processor seconds of making arrays of what was read from a store, a rollout at a time."""
+    spent = 0.0
+    for trajectory in batch:
+        read = [
+            (list(t.prompt_ids), list(t.completion_ids), list(t.logprobs)) for t in trajectory.transitions
+        ]
+        started = time.process_time()
+        for prompt, completion, logprobs in read:
+            as_ids(prompt), as_ids(completion), as_logprobs(logprobs)
+        spent += time.process_time() - started
+    return spent
+
+
+def hand_over(batch: tuple[Trajectory, ...], memory: Memory) -> tuple[dict[str, float], float]:
+    """Processor seconds of each step and of all, and the token ratio."""
+    seconds = {"arrays": collect(batch)}
     gc.collect()
-    before = getrusage(RUSAGE_SELF).ru_utime
 
     def timed(name: str, step: Callable[[], Any]) -> Any:
         started = time.process_time()
@@ -81,11 +92,10 @@ def hand_over(batch: tuple[Trajectory, ...]) -> tuple[dict[str, float], float]:
     rows = timed("rows", lambda: make_rows(batch, weights))
     rows = timed("shares", lambda: share(rows, RANKS))
     report = timed("report", lambda: report_rows(batch, rows))
-    data = timed("tensors", lambda: fields(rows))
+    data = timed("tensors", lambda: fields(rows, memory))
     output = data["input_ids"].float()  # as large as what a worker gives back
     timed("values back", lambda: entry_values(output, rows))
-    own = getrusage(RUSAGE_SELF).ru_utime - before
-    return {"all": sum(seconds.values()), "own": own, **seconds}, report.ratio
+    return {"all": sum(seconds.values()), **seconds}, report.ratio
 
 
 def main() -> None:
@@ -97,9 +107,9 @@ def main() -> None:
     speeds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     notes: dict[str, Any] = {}
     for transitions in asked.transitions:
-        batch, size = make_batch(transitions), f"{transitions:,}"
+        batch, size, memory = make_batch(transitions), f"{transitions:,}", Memory()
         for repeat in range(asked.repeats + 1):
-            seconds, ratio = hand_over(batch)
+            seconds, ratio = hand_over(batch, memory)
             for step, spent in seconds.items() if repeat else ():
                 speeds[step][size].append(transitions / spent)
         notes[size] = {"token_ratio": ratio}
@@ -107,9 +117,8 @@ def main() -> None:
     rows = [Measured(step, baseline, dict(values), "transitions/s") for step, values in speeds.items()]
     publish("verl_rows", "Handing a batch to verl, by its size", rows, notes)
     for size in notes:
-        every, own = (sorted(1e6 / v for v in speeds[of][size])[asked.repeats // 2] for of in ("all", "own"))
-        ratio = notes[size]["token_ratio"]
-        print(f"{size} transitions: {every:.1f} µs each, {own:.1f} not the kernel's, token ratio {ratio:.2f}")
+        each = 1e6 / statistics.median(speeds["all"][size])
+        print(f"{size} transitions: {each:.1f} µs each, token ratio {notes[size]['token_ratio']:.2f}")
 
 
 if __name__ == "__main__":

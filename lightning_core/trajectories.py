@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_core.errors import TrainingError
+from lightning_core.sequences import common, join, spell
 from lightning_core.types import Key, Trajectory, Transition
 
 Ints = NDArray[np.int64]
@@ -160,32 +160,39 @@ def find_unmerged(trajectory: Trajectory) -> list[Unmerged]:
     The earlier call is the one with the longest such prompt. A call with the very same prompt is a retry or
     another choice, not a continuation. `index` counts in tokens of the later call's prompt.
     """
-    calls = trained_transitions([trajectory])
+    calls = [
+        _Spelt(t, spell(t.prompt_ids), spell(t.completion_ids)) for t in trained_transitions([trajectory])
+    ]
     return [u for i, call in enumerate(calls) if (u := _find_unmerged(call, calls[:i])) is not None]
 
 
-def _find_unmerged(call: Transition, earlier: Sequence[Transition]) -> Unmerged | None:
-    prompt = list(call.prompt_ids)
-    continued = [
-        e
-        for e in earlier
-        if len(e.prompt_ids) < len(prompt) and list(e.prompt_ids) == prompt[: len(e.prompt_ids)]
-    ]
+@dataclass(frozen=True, slots=True)
+class _Spelt:
+    """A transition, and both of its parts as bytes."""
+
+    transition: Transition
+    prompt: bytes
+    reply: bytes
+
+
+def _find_unmerged(call: _Spelt, earlier: Sequence[_Spelt]) -> Unmerged | None:
+    continued = [e for e in earlier if len(e.prompt) < len(call.prompt) and call.prompt.startswith(e.prompt)]
     if not continued:
         return None
-    longest = max(len(e.prompt_ids) for e in continued)
+    longest = max(len(e.prompt) for e in continued)
+    rest = call.prompt[longest:]
     leaves = []
-    for e in (e for e in continued if len(e.prompt_ids) == longest):
-        rest = prompt[longest : longest + len(e.completion_ids)]
-        at = next((i for i, (a, b) in enumerate(zip(e.completion_ids, rest, strict=False)) if a != b), None)
-        if at is None:
+    for e in (e for e in continued if len(e.prompt) == longest):
+        at = common(e.reply, rest)
+        if 4 * at == min(len(e.reply), len(rest)):
             return None
-        leaves.append((at, e))
+        leaves.append((at, e.transition))
     at, last = max(leaves, key=lambda leaf: leaf[0])
     reason = ABSENT if at == 0 else STOP_CHANGED if at == len(last.completion_ids) - 1 else CHANGED
-    index = longest + at
+    index = longest // 4 + at
+    sampled, found = last.completion_ids[at], call.transition.prompt_ids[index]
     return Unmerged(
-        call.rollout_id, call.call_id, last.call_id, reason, index, last.completion_ids[at], prompt[index]
+        call.transition.rollout_id, call.transition.call_id, last.call_id, reason, index, sampled, found
     )
 
 
@@ -196,7 +203,7 @@ class _Row:
     transition: Transition
     ids: Ints
     order: bytes
-    """Sorts like the ids: big-endian bytes compare as the numbers do."""
+    """The ids as spelt, which sort as they do."""
 
 
 def check_tokens(t: Transition) -> None:
@@ -214,8 +221,8 @@ def check_tokens(t: Transition) -> None:
 
 def _row(t: Transition) -> _Row:
     check_tokens(t)
-    ids = np.array([*t.prompt_ids, *t.completion_ids[:-1]], dtype=np.int64)
-    return _Row(t, ids, ids.astype(">u4").tobytes())
+    order = spell(t.prompt_ids, t.completion_ids[:-1])
+    return _Row(t, np.frombuffer(order, ">u4").astype(np.int64), order)
 
 
 def _blocks(rows: Sequence[_Row], units: Mapping[Key, int]) -> list[list[_Row]]:
@@ -227,13 +234,6 @@ def _blocks(rows: Sequence[_Row], units: Mapping[Key, int]) -> list[list[_Row]]:
     return list(blocks.values())
 
 
-def _common(first: Ints, second: Ints) -> int:
-    """Length of the shared prefix."""
-    n = min(len(first), len(second))
-    differs = first[:n] != second[:n]
-    return int(differs.argmax()) if differs.any() else n
-
-
 class _Walk:
     """A pack being written: the tokens so far, and the path to the last one."""
 
@@ -242,7 +242,7 @@ class _Walk:
         self._merge = merge
         self._runs: list[Ints] = []
         self._positions: list[Ints] = []
-        self._last: Ints = np.empty(0, dtype=np.int64)
+        self._last = b""
         self._path: Ints = np.empty(0, dtype=np.int64)
         """Index in the pack of each token of the last sequence."""
         self._ended: list[tuple[Ints, int]] = []
@@ -250,7 +250,7 @@ class _Walk:
 
     def cost(self, block: Sequence[_Row]) -> int:
         """Tokens that adding these rows would take."""
-        before = [self._last, *(row.ids for row in block)]
+        before = [self._last, *(row.order for row in block)]
         return sum(len(row.ids) - self._shared(last, row) for last, row in zip(before, block, strict=False))
 
     def add(self, row: _Row) -> None:
@@ -260,14 +260,14 @@ class _Walk:
         self._path = np.concatenate((self._path[:shared], np.arange(self.size, self.size + len(new))))
         self._runs.append(new)
         self._positions.append(np.arange(shared, len(row.ids)))
-        self._last = row.ids
+        self._last = row.order
         self.size += len(new)
         start = len(row.transition.prompt_ids) - 1
         self._rows.append((row.transition, self._path[start:].copy()))
 
-    def _shared(self, last: Ints, row: _Row) -> int:
+    def _shared(self, last: bytes, row: _Row) -> int:
         """Tokens shared with the last sequence; among sorted rows, no other shares more."""
-        return _common(last, row.ids) if self._merge else 0
+        return common(last, row.order) if self._merge else 0
 
     def pack(self, weights: Mapping[Key, float], units: Mapping[Key, int]) -> Pack:
         ends = np.full(self.size, self.size, dtype=np.int64)
@@ -284,8 +284,8 @@ class _Walk:
             positions=np.concatenate(self._positions),
             ends=ends,
             parents=np.concatenate([parents for _, parents in self._rows]),
-            targets=_join([t.completion_ids for t in transitions], np.int64),
-            logprobs=_join([t.logprobs for t in transitions], np.float32),
+            targets=np.frombuffer(spell(*(t.completion_ids for t in transitions)), ">u4").astype(np.int64),
+            logprobs=join(*(t.logprobs for t in transitions)),
             advantages=spread([t.advantage or 0.0 for t in transitions]),
             weights=spread([weights[t.key] for t in transitions]),
             temperatures=spread([t.temperature or 1.0 for t in transitions]),
@@ -293,7 +293,3 @@ class _Walk:
             units=np.repeat(np.array([units.get(t.key, -1) for t in transitions], dtype=np.int64), lengths),
             keys=tuple(t.key for t in transitions),
         )
-
-
-def _join(parts: Sequence[Sequence[float]], dtype: type[np.generic]) -> NDArray[Any]:
-    return np.concatenate([np.asarray(part, dtype=dtype) for part in parts])

@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from lightning_core.sequences import common, spell
 from lightning_core.types import Key, Trajectory, Transition
 
 
@@ -49,7 +48,8 @@ def find_parents(transitions: Sequence[Transition]) -> list[int | None]:
 
     Among sorted prompts those that begin a prompt are a stack, so that each is compared with few others.
     """
-    prompts, replies = ([_bytes(ids) for ids in column] for column in _columns(transitions))
+    prompts = [spell(t.prompt_ids) for t in transitions]
+    replies = [spell(t.completion_ids) for t in transitions]
     parents: list[int | None] = [None] * len(transitions)
     stack: list[tuple[bytes, list[int]]] = []
     for place in sorted(range(len(transitions)), key=lambda place: (prompts[place], place)):
@@ -62,16 +62,11 @@ def find_parents(transitions: Sequence[Transition]) -> list[int | None]:
         for before, places in reversed(stack[:-1]):
             for other in places:
                 if before and other < place and len(before) + len(replies[other]) >= best[0]:
-                    shared = len(before) + _common(replies[other], prompt[len(before) :])
+                    shared = len(before) + 4 * common(replies[other], prompt[len(before) :])
                     best = max(best, (shared, len(before), other))
         parents[place] = best[2] if best[0] else None
         stack[-1][1].append(place)
     return parents
-
-
-def common_tokens(ids: Sequence[int], others: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    return _common(_bytes(ids), _bytes(others)) // 4
 
 
 def returns_to_go(trajectory: Trajectory, discount: float = 1.0) -> dict[Key, float]:
@@ -100,21 +95,3 @@ def reward_without_call(trajectory: Trajectory) -> float:
     """The intermediate rewards that are addressed to no transition; they count like the final one."""
     addressed = {t.call_id: t.reward for t in trajectory.transitions}
     return trajectory.intermediate - sum(addressed.values())
-
-
-def _columns(transitions: Sequence[Transition]) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
-    return [t.prompt_ids for t in transitions], [t.completion_ids for t in transitions]
-
-
-def _bytes(ids: Sequence[int]) -> bytes:
-    """Big-endian, so that bytes sort and begin one another as the ids do."""
-    return np.asarray(ids, dtype=">u4").tobytes()
-
-
-def _common(reply: bytes, rest: bytes) -> int:
-    """Bytes of whole tokens at the beginning of both."""
-    if rest.startswith(reply):
-        return len(reply)
-    size = min(len(reply), len(rest)) // 4
-    differs = np.frombuffer(reply, ">u4", size) != np.frombuffer(rest, ">u4", size)
-    return 4 * (int(differs.argmax()) if differs.any() else size)

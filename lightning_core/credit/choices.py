@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lightning_core.credit.branches import common_tokens, find_parents
+from lightning_core.credit.branches import find_parents
+from lightning_core.sequences import common, spell
 from lightning_core.types import Trajectory, Transition
 
 
@@ -36,5 +37,5 @@ def without_dropped(trajectory: Trajectory) -> Trajectory:
 
 def _repeated(choices: list[Transition], later: Transition) -> Transition:
     """The choice whose reply is repeated furthest in a later prompt; the first of equals."""
-    rest = later.prompt_ids[len(choices[0].prompt_ids) :]
-    return max(choices, key=lambda choice: common_tokens(choice.completion_ids, rest))
+    rest = spell(later.prompt_ids[len(choices[0].prompt_ids) :])
+    return max(choices, key=lambda choice: common(spell(choice.completion_ids), rest))

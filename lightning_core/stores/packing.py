@@ -15,7 +15,8 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from lightning_core.errors import StoreError
+from lightning_core.errors import StoreError, TokenIdsError
+from lightning_core.sequences import as_ids, as_logprobs
 from lightning_core.types import Choice
 
 
@@ -43,10 +44,9 @@ def pack_ids(ids: Sequence[int] | None) -> bytes | None:
     if ids is None:
         return None
     try:
-        return _to_bytes(array("I", ids))
-    except (OverflowError, TypeError) as error:
-        wrong = next(i for i in ids if not isinstance(i, int) or not 0 <= i < 2**32)
-        raise StoreError(f"{wrong!r} is not a token id: ids are integers from 0 to 2**32 - 1") from error
+        return _to_bytes(as_ids(ids))
+    except TokenIdsError as error:
+        raise StoreError(str(error)) from error
 
 
 def unpack_ids(packed: bytes | None) -> list[int] | None:
@@ -55,7 +55,7 @@ def unpack_ids(packed: bytes | None) -> list[int] | None:
 
 def pack_logprobs(logprobs: Sequence[float] | None) -> bytes | None:
     """Log-probabilities as float32; None stays None."""
-    return None if logprobs is None else _to_bytes(array("f", logprobs))
+    return None if logprobs is None else _to_bytes(as_logprobs(logprobs))
 
 
 def unpack_logprobs(packed: bytes | None) -> list[float] | None:

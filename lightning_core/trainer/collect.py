@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from lightning_core.errors import TokenIdsError
 from lightning_core.linking import final_rewards, in_order, link_rewards
+from lightning_core.sequences import as_ids, as_logprobs
 from lightning_core.transcript import observation
 from lightning_core.types import Call, Reward, Rollout, Status, Trajectory, Transition
 
@@ -76,8 +77,9 @@ def to_trajectory(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Rew
 
 def _transitions(rollout: Rollout, call: Call, reward: float) -> Iterable[Transition]:
     shown = observation(call)
+    prompt = None if call.prompt_ids is None else as_ids(call.prompt_ids)
     for choice in call.choices:
-        if call.prompt_ids is None or choice.completion_ids is None or choice.logprobs is None:
+        if prompt is None or choice.completion_ids is None or choice.logprobs is None:
             if call.trained:
                 raise TokenIdsError(
                     f"call {call.id!r} of agent {call.agent!r} in rollout {rollout.id!r} has no token ids "
@@ -90,9 +92,9 @@ def _transitions(rollout: Rollout, call: Call, reward: float) -> Iterable[Transi
             choice=choice.index,
             agent=call.agent,
             trained=call.trained,
-            prompt_ids=call.prompt_ids,
-            completion_ids=choice.completion_ids,
-            logprobs=choice.logprobs,
+            prompt_ids=prompt,
+            completion_ids=as_ids(choice.completion_ids),
+            logprobs=as_logprobs(choice.logprobs),
             policy_version=call.policy_version,
             temperature=call.temperature,
             observation=shown,

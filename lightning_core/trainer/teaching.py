@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from lightning_core.algorithms.base import Teaching
 from lightning_core.backends.base import Backend
 from lightning_core.errors import GatewayError, TaskError, UnsupportedError
+from lightning_core.sequences import as_ids, as_logprobs
 from lightning_core.tracing.scope import matches
 from lightning_core.types import UNNAMED, Demonstration, Trajectory, Transition
 
@@ -41,9 +42,9 @@ def _encode(index: int, row: Demonstration, backend: Backend, agents: tuple[str,
         choice=0,
         agent=row.agent or UNNAMED,
         trained=True,
-        prompt_ids=prompt,
-        completion_ids=reply,
-        logprobs=[math.nan] * len(reply),
+        prompt_ids=as_ids(prompt),
+        completion_ids=as_ids(reply),
+        logprobs=as_logprobs([math.nan] * len(reply)),
         policy_version=None,
     )
     return Trajectory(name, group_id=name, task_id=name, reward=math.nan, transitions=(transition,))

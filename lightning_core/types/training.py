@@ -11,7 +11,10 @@ Key = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A call as an MDP step: state `prompt_ids`, action `completion_ids`."""
+    """A call as an MDP step: state `prompt_ids`, action `completion_ids`.
+
+    Any sequence will do. The trainer's are arrays, which equal no list: compare `list(t.prompt_ids)`.
+    """
 
     rollout_id: str
     call_id: str

@@ -94,7 +94,7 @@ async def test_it_leases_runs_rewards_and_finishes(worker: Path, tmp_path: Path)
     for one in finished:
         [call] = calls[one.id]
         [transition] = to_trajectory(one, calls[one.id], rewards[one.id]).transitions
-        assert (call.agent, call.trained, transition.completion_ids) == (
+        assert (call.agent, call.trained, list(transition.completion_ids)) == (
             "answerer",
             True,
             call.choices[0].completion_ids,

@@ -49,6 +49,15 @@ def play(seed: int, rollouts: int = 4, calls: int = 6) -> tuple[Trajectory, ...]
     return tuple(batch)
 
 
+def parents(row: Row) -> list[int]:
+    """The index of each entry's parent in its row, told from the spans one by one."""
+    return [
+        first + i
+        for first, count in zip(row.spans["first"].tolist(), row.spans["count"].tolist(), strict=True)
+        for i in range(count)
+    ]
+
+
 @torch.no_grad()
 def score(network: torch.nn.Module, batch: Sequence[Trajectory]) -> dict[Key, list[float]]:
     """The logprobs of each reply under that network, each by itself."""

@@ -18,7 +18,7 @@ from verl.utils.seqlen_balancing import rearrange_micro_batches, restore_dynamic
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.backends.verl.batch import entry_values, to_batch
 from lightning_core.backends.verl.rows import Row, make_rows, share
-from tests.verl.recorded import play
+from tests.verl.recorded import parents, play
 
 RANKS = 3
 
@@ -34,7 +34,7 @@ def rows() -> list[Row]:
 @pytest.fixture
 def batch(rows: list[Row]) -> TensorDict:
     """With a number of each entry, counted through."""
-    count = sum(len(row.parents) for row in rows)
+    count = sum(len(row.logprobs) for row in rows)
     return to_batch(rows, proximal=np.arange(count, dtype=np.float32))
 
 
@@ -43,7 +43,7 @@ def read(parts: Iterable[TensorDict]) -> list[tuple[object, ...]]:
     found = []
     for part in parts:
         names = sorted(name for name, value in part.items() if getattr(value, "is_nested", False))
-        assert set(names) >= {"input_ids", "position_ids", "loss_mask", "entry_parents", "entry_proximal"}
+        assert set(names) >= {"input_ids", "position_ids", "loss_mask", "span_first", "entry_proximal"}
         columns = [[tuple(each.tolist()) for each in part[name].unbind()] for name in names]
         found += list(zip(*columns, part["temperature"].tolist(), strict=True))
     return found
@@ -82,7 +82,7 @@ def test_micro_batches_by_tokens_keep_each_row_whole_and_give_values_back_in_ord
     assert sorted(read(parts)) == sorted(read([batch]))
     output = tensordict_utils.concat_nested_tensors([part["input_ids"].float() for part in parts])
     found = entry_values(restore_dynamic_batch(output, places), rows)
-    assert found.tolist() == [float(row.tokens[p]) for row in rows for p in row.parents.tolist()]
+    assert found.tolist() == [float(row.tokens[p]) for row in rows for p in parents(row)]
 
 
 def test_a_batch_comes_whole_to_another_process(batch: TensorDict) -> None:

@@ -181,7 +181,7 @@ def test_units_torn_apart_have_the_gradient_of_whole_ones(case: Case, algorithm:
     network = load(case.folder)
     weights, units = algorithm.weigh(case.batch), algorithm.units(case.batch)
     rows = share(make_rows(case.batch, weights, units=units), RANKS)
-    ranks = np.array_split(np.array([set(row.units.tolist()) for row in rows], dtype=object), RANKS)
+    ranks = np.array_split(np.array([set(row.spans["unit"].tolist()) for row in rows], dtype=object), RANKS)
     assert set.union(*ranks[0]) & set.union(*ranks[1]), "no unit is on two ranks"
     with torch.no_grad():
         logprobs = entry_values(run(network, fields(rows)), rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from lightning_core.backends.verl.rows import Row, make_rows, make_state_rows, r
 from lightning_core.errors import TrainingError
 from lightning_core.trajectories import CHANGED
 from lightning_core.types import Key, Trajectory, Transition
+from tests.verl.recorded import parents
 
 
 def call(
@@ -42,15 +44,16 @@ def read(rows: list[Row]) -> dict[Key, list[tuple[list[int], int, float, float, 
     """Of each transition its entries: what was before them, and all that is known of them."""
     found: dict[Key, list[Any]] = {}
     for row in rows:
-        numbers = dict(zip(dict.fromkeys(row.sequences.tolist()), row.keys, strict=True))
-        for e, parent in enumerate(row.parents.tolist()):
-            found.setdefault(numbers[int(row.sequences[e])], []).append(
-                (
-                    row.tokens[: parent + 1].tolist(), int(row.tokens[parent + 1]),
-                    *(float(each[e]) for each in (row.logprobs, row.advantages, row.weights)),
-                    row.temperature, int(row.sequences[e]), int(row.units[e]),
-                )
-            )  # fmt: skip
+        places = iter(zip(parents(row), row.logprobs.tolist(), strict=True))
+        for key, span in zip(row.keys, row.spans, strict=True):
+            for parent, logprob in islice(places, span["count"]):
+                found.setdefault(key, []).append(
+                    (
+                        row.tokens[: parent + 1].tolist(), int(row.tokens[parent + 1]), logprob,
+                        float(span["advantage"]), float(span["weight"]), row.temperature,
+                        int(span["sequence"]), int(span["unit"]),
+                    )
+                )  # fmt: skip
     return found
 
 
@@ -59,19 +62,16 @@ def test_a_turn_goes_on_in_the_row_of_the_one_before_by_hand() -> None:
     second = call("2", [1, 2, 3, 4, 5], [6, 7], logprobs=[-0.3, -0.4], advantage=-2.0)
     (row,) = rows_of(first, second)
     assert row.tokens.tolist() == [1, 2, 3, 4, 5, 6, 7]
-    assert row.parents.tolist() == [1, 2, 4, 5]
+    assert parents(row) == [1, 2, 4, 5]
     assert row.logprobs.tolist() == pytest.approx([-0.1, -0.2, -0.3, -0.4])
-    assert row.advantages.tolist() == [1.0, 1.0, -2.0, -2.0]
-    assert row.weights.tolist() == [0.5] * 4
-    assert row.sequences.tolist() == [0, 0, 1, 1]
-    assert row.units.tolist() == [-1] * 4
+    assert row.spans.tolist() == [(-1, 1, 2, 0, 1.0, 0.5), (-1, 4, 2, 1, -2.0, 0.5)]
     assert row.keys == (first.key, second.key)
 
 
 def test_a_branch_has_a_row_of_its_own_and_what_it_left_carries_loss_once() -> None:
     rows = rows_of(call("1", [1], [2]), call("2", [1, 2, 3], [4]), call("3", [1, 2, 5], [6]))
     assert spell(rows) == [[1, 2, 3, 4], [1, 2, 5, 6]]
-    assert [row.parents.tolist() for row in rows] == [[0, 2], [2]]
+    assert [parents(row) for row in rows] == [[0, 2], [2]]
 
 
 def test_a_changed_history_another_temperature_and_merge_off_begin_rows() -> None:
@@ -156,17 +156,17 @@ def test_a_state_is_read_at_the_last_token_of_its_prompt(drawn: list[Any]) -> No
     found = {
         key: row.tokens[: parent + 1].tolist()
         for row in rows
-        for key, parent in zip(row.keys, row.parents.tolist(), strict=True)
+        for key, parent in zip(row.keys, parents(row), strict=True)
     }
     assert found == {t.key: t.prompt_ids for t in states}
-    assert sum(float(row.weights.sum()) for row in rows) == pytest.approx(1.0 if states else 0.0)
+    assert sum(float(row.spans["weight"].sum()) for row in rows) == pytest.approx(1.0 if states else 0.0)
     assert len(make_state_rows(states, merge=False)) == len(states)
 
 
 def test_equal_states_share_a_row() -> None:
     rows = make_state_rows([call("1", [1, 2], [3]), call("2", [1, 2], [4]), call("3", [1, 2, 5], [6])])
     assert spell(rows) == [[1, 2, 5]]
-    assert rows[0].parents.tolist() == [1, 1, 2]
+    assert parents(rows[0]) == [1, 1, 2]
 
 
 def long_rows(lengths: list[int]) -> list[Row]:
@@ -184,7 +184,7 @@ def test_shares_have_as_many_rows_and_no_rank_is_a_row_ahead(lengths: list[int],
     if not rows:
         return
     assert len(shared) - len(rows) < ranks
-    assert all(len(row.tokens) == 1 and not len(row.weights) for row in shared if row.is_padding)
+    assert all(len(row.tokens) == 1 and not len(row.spans) for row in shared if row.is_padding)
     sizes = np.array([len(row.tokens) for row in shared], dtype=float)
     work = sizes / sizes.sum() + sizes**2 / (sizes**2).sum()
     loads = work.reshape(ranks, -1).sum(1)

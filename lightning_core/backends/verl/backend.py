@@ -18,7 +18,7 @@ from lightning_core.backends.base import Batch, TensorChange, check_loss
 from lightning_core.backends.meter import Meter
 from lightning_core.backends.outline import Outline
 from lightning_core.backends.verl.checkpoint import read_state, write_checkpoint, write_model
-from lightning_core.backends.verl.settings import VerlSettings, find_device
+from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.errors import BackendError, ConfigError, TrainingError, UnsupportedError
 from lightning_core.gateway.shelf import VersionEngine
 from lightning_core.types import Demonstration, Key, Trajectory
@@ -270,20 +270,9 @@ class VerlBackend(VerlSettings):
     async def open_engine(self, source: str, version: int) -> VersionEngine:
         """A vLLM server of its own for one version, by the settings of those that serve while training; also
         of a backend that is not started. The context is the checkpoint's where the backend has none."""
-        from lightning_core.backends.local.reading import Content
-        from lightning_core.backends.vllm.command import ServerOptions
-        from lightning_core.backends.vllm.engine import open_vllm
+        from lightning_core.backends.verl.version import open_version
 
-        content = Content(source, str(self.model))
-        folder = content.folder
-        options = ServerOptions(
-            dtype=self.number_format(find_device()),
-            context=self.context or content.context,
-            max_num_seqs=self.max_batch,
-            gpu_memory_utilization=self.gpu_memory,
-            tensor_parallel_size=self.tensor_parallel,
-        )
-        return await open_vllm(folder if folder is not None else content.source, version, options=options)
+        return await open_version(self, source, version)
 
     async def export_version(self, source: str, folder: Path) -> None:
         """Write a version as a plain transformers folder."""

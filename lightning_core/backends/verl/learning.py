@@ -15,7 +15,7 @@ import numpy as np
 from lightning_core.algorithms.base import Algorithm, Critic
 from lightning_core.backends.lora import SMALL
 from lightning_core.backends.meter import Meter
-from lightning_core.backends.verl.batch import entry_values, to_batch
+from lightning_core.backends.verl.batch import Memory, entry_values, to_batch
 from lightning_core.backends.verl.loss import (
     AlgorithmLoss,
     LinearLoss,
@@ -52,6 +52,7 @@ class Learner:
         self.reference: Path | None = None
         """Where the reference policy is, if it is not the start."""
         self._busy = busy or Meter()
+        self._memory = Memory()
         self._worker_seconds = 0.0
         """Seconds that verl had its hands on the last update, of all that it took."""
 
@@ -89,7 +90,7 @@ class Learner:
         report = report_rows(trajectories, rows)
         return {
             **metrics,
-            "tokens": float(sum(len(row.parents) for row in rows)),
+            "tokens": float(sum(len(row.logprobs) for row in rows)),
             "forward_tokens": float(report.tokens_after),
             "unmerged_tokens": float(report.tokens_before),
             "merge_ratio": report.ratio,
@@ -104,7 +105,7 @@ class Learner:
             reference = self._infer(rows, lambda batch: self._cluster.infer_reference(batch, self.reference))
         if algorithm.needs_proximal and algorithm.epochs > 1:
             proximal = self._infer(rows, self._cluster.infer)
-        units = any((row.units >= 0).any() for row in rows)
+        units = any((row.spans["unit"] >= 0).any() for row in rows)
         metrics: dict[str, float] = {}
         for epoch in range(algorithm.epochs):
             step = self._by_units if units else self._by_tokens
@@ -120,7 +121,7 @@ class Learner:
     def _by_tokens(
         self, rows: list[Row], algorithm: Algorithm, proximal: Floats | None, reference: Floats | None
     ) -> dict[str, float]:
-        batch = to_batch(rows, proximal=proximal, reference=reference)
+        batch = to_batch(rows, memory=self._memory, proximal=proximal, reference=reference)
         reported = self._step(batch, AlgorithmLoss(algorithm))
         return {**finish_metrics(reported), **self._said(reported)}
 
@@ -130,7 +131,8 @@ class Learner:
         """The loss is taken here, where all tokens of a unit are together."""
         logprobs = self._infer(rows, self._cluster.infer)
         slopes, metrics = coefficients(algorithm, rows, logprobs, proximal=proximal, reference=reference)
-        reported = self._step(to_batch(rows, coefficients=slopes), LinearLoss())
+        batch = to_batch(rows, memory=self._memory, coefficients=slopes)
+        reported = self._step(batch, LinearLoss())
         return {**metrics, **self._said(reported)}
 
     def _step(self, batch: Any, loss: Any) -> dict[str, Any]:
@@ -168,7 +170,7 @@ class Learner:
 
     def _infer(self, rows: list[Row], infer: Any) -> Floats:
         """(E,) of the entries of the rows."""
-        batch = to_batch(rows)
+        batch = to_batch(rows, memory=self._memory)
         with self._at_work():
             output = infer(batch)
         return entry_values(output, rows)
@@ -214,7 +216,7 @@ class Learner:
         targets = np.array([t.target for t in states], dtype=np.float32)
         values = np.array([t.target if t.value is None else t.value for t in states], dtype=np.float32)
         rate = critic.learning_rate or (1e-3 if self._parameters < SMALL else 10 * self.learning_rate)
-        batch = to_batch(rows, targets=targets, values=values)
+        batch = to_batch(rows, memory=self._memory, targets=targets, values=values)
         with self._at_work():
             reported = self._cluster.train_critic(batch, ValueLoss(critic.clip), rate)
         self.critic_steps = (self.critic_steps or 0) + 1

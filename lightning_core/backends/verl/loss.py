@@ -21,7 +21,7 @@ import torch
 
 from lightning_core.algorithms import losses
 from lightning_core.algorithms.base import Algorithm, Entries
-from lightning_core.backends.verl.batch import fields, flat
+from lightning_core.backends.verl.batch import fields, flat, parents_of
 from lightning_core.backends.verl.rows import Row
 from lightning_core.errors import TrainingError
 from lightning_core.trajectories import Floats
@@ -76,7 +76,7 @@ class ValueLoss:
     ) -> Reported:
         values = at_parents(model_output["values"], data)
         loss, clipped = losses.value_loss(values, _given(data, "targets"), _given(data, "values"), self.clip)
-        weights = _given(data, "weights")
+        weights = _given(data, "weight")
         total = (weights * loss).sum()
         metrics = {"value_loss": total, "value_clip_share": (weights * clipped).sum()}
         return total * data["dp_size"], {METRICS: _numbers(SUM, metrics)}
@@ -105,9 +105,10 @@ def coefficients(
 
 def at_parents(output: Any, data: Mapping[str, Any]) -> torch.Tensor:
     """(E,) float32: what the model gave at the parent of each entry of a micro-batch."""
-    parents = data["entry_parents"]
-    starts = output.offsets()[:-1].repeat_interleave(parents.offsets().diff())
-    found: torch.Tensor = output.values()[starts + parents.values()].float()
+    first, count, entries = (data[name] for name in ("span_first", "span_count", "entry_logprobs"))
+    starts = output.offsets()[:-1].repeat_interleave(first.offsets().diff(), output_size=len(first.values()))
+    parents = parents_of(first.values(), count.values(), starts, len(entries.values()))
+    found: torch.Tensor = output.values()[parents].float()
     return found
 
 
@@ -119,13 +120,15 @@ def make_entries(algorithm: Algorithm, logprobs: torch.Tensor, data: Mapping[str
     proximal = flat(data, "proximal")
     if algorithm.needs_proximal and proximal is None:
         proximal = logprobs.detach()
+    sequences = torch.unique(_given(data, "sequence"), return_inverse=True)[1]
+    units = flat(data, "unit")
     return Entries(
         logprobs=logprobs,
         old_logprobs=_given(data, "logprobs"),
-        advantages=_given(data, "advantages"),
-        weights=_given(data, "weights"),
-        sequences=torch.unique(_given(data, "sequences"), return_inverse=True)[1],
-        units=_given(data, "units"),
+        advantages=_given(data, "advantage"),
+        weights=_given(data, "weight"),
+        sequences=sequences,
+        units=torch.full_like(sequences, -1) if units is None else units,
         proximal_logprobs=proximal,
         ref_logprobs=_given(data, "reference") if algorithm.needs_reference else None,
     )

@@ -2,26 +2,29 @@
 
 Their attention knows plain sequences, not trees. So a row is one path through the token tree: a transition
 whose tokens begin with all of an earlier one's (its prompt and what was sampled) goes on in that one's row,
-and branches get rows of their own, with their prefix repeated. However it is cut, each sampled token carries
-loss once, as an entry: "after token `parent` of this row, the next one was sampled, with this log-probability
-and advantage". verl gives the log-probability of every token of a row, and the loss reads it at the parents.
+and branches get rows of their own, with their prefix repeated. However it is cut, each transition is a span
+of one row: its sampled tokens, one after another, each of which is a loss entry and carries loss once. verl
+gives the log-probability of every token of a row, and the loss reads it at the entries' parents.
 
 A chain of transitions is found as the tree is: sorted, a sequence stands right before those that begin with
-it. What entries say is laid out for the whole batch at once and then cut, so that the cost of a transition is
-that of its numbers. Only numpy here: the driver needs no tensors for this.
+it. What is one number for a transition stays one, so that the cost of a transition is that of its tokens.
+Only numpy here: the driver needs no tensors for this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from lightning_core.sequences import join, spell
 from lightning_core.trajectories import (
     Floats,
-    Ints,
     MergeReport,
     check_tokens,
     find_unmerged,
@@ -29,29 +32,44 @@ from lightning_core.trajectories import (
 )
 from lightning_core.types import Key, Trajectory, Transition
 
+Tokens = NDArray[np.uint32]
+Spans = NDArray[np.void]
+SPAN: Final = np.dtype(
+    [
+        ("unit", "i8"),
+        ("first", "i4"),
+        ("count", "i4"),
+        ("sequence", "i4"),
+        ("advantage", "f4"),
+        ("weight", "f4"),
+    ],
+    align=True,
+)
+"""What a row says of each of its transitions:
+
+    unit        unit of the transition; -1 where it has none
+    first       index of the token after which its first token was sampled
+    count       how many tokens were sampled, one after another
+    sequence    number of the transition in the batch
+    advantage   of each of the tokens
+    weight      of each of them: share of the batch's loss
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence of L tokens for one forward pass, and the E loss entries that hang on it."""
+    """One sequence of L tokens for one forward pass, and the S transitions with E loss entries in it."""
 
-    tokens: Ints
-    """(L,) token ids."""
-    parents: Ints
-    """(E,) index of the token after which the entry's token was sampled, which is the next one."""
+    tokens: Tokens
+    """(L,) token ids, big-endian as they were spelt."""
+    spans: Spans
+    """(S,) of `SPAN`."""
     logprobs: Floats
-    """(E,) as recorded when it was sampled."""
-    advantages: Floats
-    """(E,)"""
-    weights: Floats
-    """(E,) share of the batch's loss."""
-    sequences: Ints
-    """(E,) the number of the entry's transition in the batch."""
-    units: Ints
-    """(E,) the unit of each entry's transition; -1 where it has none."""
+    """(E,) as recorded when they were sampled, span after span."""
     temperature: float
     """Sampled with; 1 where it was greedy."""
     keys: tuple[Key, ...]
-    """The transitions in this row, in the order of their entries."""
+    """(S,) the transitions."""
 
     @property
     def is_padding(self) -> bool:
@@ -76,7 +94,7 @@ def make_rows(
     replies = [t for t in trained_transitions(trajectories) if t.key in weights]
     for reply in replies:
         check_tokens(reply)
-    spelt = [_spell(t.prompt_ids, t.completion_ids) for t in replies]
+    spelt = [spell(t.prompt_ids, t.completion_ids) for t in replies]
     temperatures = [t.temperature or 1.0 for t in replies]
     chains = _chains(spelt, temperatures, merge)
     order = list(chain.from_iterable(chains))
@@ -88,7 +106,7 @@ def make_rows(
         [t.key for t in replies],
         firsts=[len(t.prompt_ids) - 1 for t in ordered],
         counts=[len(t.completion_ids) for t in ordered],
-        logprobs=np.fromiter(chain.from_iterable(t.logprobs for t in ordered), np.float32),
+        logprobs=join(*(t.logprobs for t in ordered)),
         advantages=[t.advantage or 0.0 for t in ordered],
         weights=[weights[t.key] for t in ordered],
         units=[units.get(t.key, -1) for t in ordered],
@@ -103,7 +121,7 @@ def make_state_rows(states: Sequence[Transition], *, merge: bool = True) -> list
     """
     for state in states:
         check_tokens(replace(state, completion_ids=(), logprobs=()))
-    spelt = [_spell(t.prompt_ids) for t in states]
+    spelt = [spell(t.prompt_ids) for t in states]
     temperatures = [1.0] * len(states)
     chains = _chains(spelt, temperatures, merge)
     return _cut(
@@ -118,6 +136,11 @@ def make_state_rows(states: Sequence[Transition], *, merge: bool = True) -> list
         weights=[1 / max(len(states), 1)] * len(states),
         units=[-1] * len(states),
     )
+
+
+def join_spans(rows: Iterable[Row]) -> Spans:
+    """(S,) the spans of all rows, one row after another."""
+    return np.frombuffer(bytearray().join(row.spans.data for row in rows), SPAN)
 
 
 def share(rows: Sequence[Row], ranks: int) -> list[Row]:
@@ -154,26 +177,36 @@ def report_rows(trajectories: Sequence[Trajectory], rows: Sequence[Row]) -> Merg
 
 def _padding(like: Row) -> Row:
     """One token, and nothing learnt from it."""
-    ints, floats = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
-    return Row(like.tokens[:1], ints, floats, floats, floats, ints, ints, like.temperature, ())
-
-
-def _spell(*parts: Sequence[int]) -> bytes:
-    """The token ids as big-endian bytes, which compare as the numbers do."""
-    return np.fromiter(chain(*parts), ">u4", sum(map(len, parts))).tobytes()
+    return Row(like.tokens[:1], np.empty(0, SPAN), np.empty(0, np.float32), like.temperature, ())
 
 
 def _chains(spelt: Sequence[bytes], temperatures: Sequence[float], merge: bool) -> list[list[int]]:
     """The numbers of the sequences, those together of which each begins with the one before."""
+    if not merge:
+        return [[number] for number in range(len(spelt))]
     chains: list[list[int]] = []
-    for number in sorted(range(len(spelt)), key=lambda i: (temperatures[i], spelt[i])):
-        last = chains[-1][-1] if chains else number
-        goes_on = temperatures[number] == temperatures[last] and spelt[number].startswith(spelt[last])
-        if merge and chains and goes_on:
-            chains[-1].append(number)
-        else:
-            chains.append([number])
+    for alike in _alike(spelt, temperatures):
+        alike.sort(key=spelt.__getitem__)
+        chains.append(alike[:1])
+        for number in alike[1:]:
+            if spelt[number].startswith(spelt[chains[-1][-1]]):
+                chains[-1].append(number)
+            else:
+                chains.append([number])
     return chains
+
+
+def _alike(spelt: Sequence[bytes], temperatures: Sequence[float]) -> Iterable[list[int]]:
+    """The numbers of the sequences that begin alike, as far as the shortest of all goes.
+
+    Of others, none begins another. Where tasks differ from their beginnings, these are few and lie close
+    together, so that sorting them costs the same in a batch of any size.
+    """
+    shortest = min(map(len, spelt), default=0)
+    alike: defaultdict[tuple[float, int], list[int]] = defaultdict(list)
+    for number, (sequence, temperature) in enumerate(zip(spelt, temperatures, strict=True)):
+        alike[temperature, hash(sequence[:shortest])].append(number)  # equal hashes do no harm
+    return alike.values()
 
 
 def _cut(
@@ -194,24 +227,22 @@ def _cut(
     What has a name is in the order of the chains: of each sequence the parent of its first entry, and how
     many follow, one token after the other; `logprobs` has one for each entry.
     """
-    ends = np.cumsum(np.array(counts, dtype=np.int64))
-    starts = ends - counts
-    parents = np.arange(len(logprobs)) + np.repeat(np.array(firsts, dtype=np.int64) - starts, counts)
-    advantage, weight = (np.repeat(np.array(x, dtype=np.float32), counts) for x in (advantages, weights))
-    numbers = list(chain.from_iterable(chains))
-    sequence, unit = (np.repeat(np.array(x, dtype=np.int64), counts) for x in (numbers, units))
-    edges = [0, *ends[np.cumsum([len(each) for each in chains]) - 1].tolist()] if chains else []
-    return [
-        Row(
-            np.frombuffer(spelt[each[-1]], ">u4").astype(np.int64),
-            parents[start:end],
-            logprobs[start:end],
-            advantage[start:end],
-            weight[start:end],
-            sequence[start:end],
-            unit[start:end],
-            temperatures[each[-1]],
-            tuple(keys[number] for number in each),
+    spans = np.empty(len(counts), SPAN)
+    spans["first"], spans["count"] = firsts, counts
+    spans["advantage"], spans["weight"], spans["unit"] = advantages, weights, units
+    spans["sequence"] = list(chain.from_iterable(chains))
+    entries = [0, *np.cumsum(spans["count"], dtype=np.int64).tolist()]
+    rows, at = [], 0
+    for each in chains:
+        end = at + len(each)
+        rows.append(
+            Row(
+                np.frombuffer(spelt[each[-1]], ">u4"),
+                spans[at:end],
+                logprobs[entries[at] : entries[end]],
+                temperatures[each[-1]],
+                tuple(keys[number] for number in each),
+            )
         )
-        for each, (start, end) in zip(chains, pairwise(edges), strict=True)
-    ]
+        at = end
+    return rows

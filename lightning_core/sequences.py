@@ -1,0 +1,64 @@
+"""Sequences of token ids, and of their log-probabilities, as training holds them.
+
+Arrays, four bytes a number: in a list each number is an object somewhere in memory, and going there is what
+a large batch would wait for. Where sequences are sorted, or searched for what they begin with, they are spelt
+as bytes, in which both are as fast as memory.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_core.errors import TokenIdsError
+
+
+def as_ids(ids: Sequence[int]) -> array[int]:
+    """Token ids as uint32. Raises TokenIdsError if one is none."""
+    try:
+        return array("I", ids)
+    except (OverflowError, TypeError) as error:
+        wrong = next(each for each in ids if not _is_id(each))
+        raise TokenIdsError(f"{wrong!r} is not a token id: ids are integers from 0 to 2**32 - 1") from error
+
+
+def _is_id(each: object) -> bool:
+    return isinstance(each, SupportsIndex) and 0 <= operator.index(each) < 2**32
+
+
+def as_logprobs(logprobs: Sequence[float]) -> array[float]:
+    """Log-probabilities as float32."""
+    return array("f", logprobs)
+
+
+def spell(*parts: Sequence[int]) -> bytes:
+    """The ids of all parts, four big-endian bytes each. They sort, and begin one another, as the ids do."""
+    spelt = array("I")
+    for part in parts:
+        spelt += as_ids(part)
+    if sys.byteorder == "little":
+        spelt.byteswap()
+    return spelt.tobytes()
+
+
+def join(*parts: Sequence[float]) -> NDArray[np.float32]:
+    """The log-probabilities of all parts, one after another."""
+    joined = array("f")
+    for part in parts:
+        joined += as_logprobs(part)
+    return np.frombuffer(joined, np.float32)
+
+
+def common(first: bytes, second: bytes) -> int:
+    """How many tokens both begin with, as `spell` wrote them."""
+    size = min(len(first), len(second))
+    if first[:size] == second[:size]:
+        return size // 4
+    differs = np.frombuffer(first, ">u4", size // 4) != np.frombuffer(second, ">u4", size // 4)
+    return int(differs.argmax())
