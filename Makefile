@@ -71,8 +71,8 @@ demo-verl: $(VERL)/.ready
 environments: $(READY) $(NEW)/.ready $(VERL)/.ready
 
 # A file stays with one worker, as its runs are made once for all its tests; tests/conftest.py says which files
-# come first. Two workers on two cores have a thread each.
-PYTEST  := pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 30
+# come first. Three workers keep two cores busy, as tests wait now and then; each has one thread.
+PYTEST  := pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 30
 test: export OMP_NUM_THREADS := 1
 
 test: $(READY) $(NEW)/.ready
