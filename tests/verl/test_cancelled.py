@@ -36,7 +36,7 @@ def free() -> bool:
 @pytest.mark.usefixtures("cluster")
 async def test_a_start_that_is_cancelled_gives_its_gpus_back() -> None:
     starting = asyncio.create_task(VerlBackend("tiny", gpus=1).start())
-    await until(lambda: not free())
+    await until(lambda: starting.done() or not free())
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting

@@ -74,14 +74,18 @@ async def test_overrides_that_verl_does_not_know(key: str, value: object, words:
     await refused(ConfigError, words, gpus=1, overrides={key: value})
 
 
-async def test_an_override_of_verls_own_is_taken_over_ours() -> None:
+async def test_overrides_of_verls_own_are_taken_over_ours_and_engine_options_as_they_are() -> None:
     from lightning_core.backends.verl.configuration import make_config
     from lightning_core.backends.verl.settings import verl_values
 
-    settings = VerlSettings("tiny", overrides={f"{ROLLOUT}.max_num_seqs": 7})
-    values = verl_values(settings, folder=Path("model"), context=64, gpus=1, device="cpu")
-    config = make_config(values, "fsdp2")
-    assert config.actor_rollout_ref.rollout.max_num_seqs == 7
+    engine = f"{ROLLOUT}.engine_kwargs.vllm"
+    overrides = {f"{ROLLOUT}.max_num_seqs": 7, f"{engine}.swap_space": 2, f"{engine}.block_size": 32}
+    settings = VerlSettings("tiny", overrides=overrides)
+    for device in ("cpu", "cuda"):
+        values = verl_values(settings, folder=Path("model"), context=64, gpus=1, device=device)
+        rollout = make_config(values, "fsdp2").actor_rollout_ref.rollout
+        assert rollout.max_num_seqs == 7
+        assert rollout.engine_kwargs.vllm.items() >= {"swap_space": 2, "block_size": 32}.items()
 
 
 def test_what_is_refused_among_overrides_is_verl_s() -> None:

@@ -12,6 +12,9 @@ import pytest
 from lightning_core.backends.chat.folder import tiny_folder
 from tests.vllm.weights import rambling
 
+LITTLE_MEMORY = ("--kv-cache-memory-bytes", str(256 << 20))
+"""For keys and values; the tiny model has room for 100,000 tokens in it."""
+
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[object]:
@@ -20,7 +23,7 @@ def engine() -> Iterator[object]:
     from lightning_core.backends.vllm.command import ServerOptions
     from lightning_core.backends.vllm.engine import VllmEngine
 
-    options = ServerOptions(dtype="float32", max_num_seqs=64)
+    options = ServerOptions(dtype="float32", max_num_seqs=64, extra=LITTLE_MEMORY)
     made = VllmEngine(tiny_folder(), servers=2, options=options)
     asyncio.run(made.start())
     yield made

@@ -24,6 +24,7 @@ from tests.vllm.network import Network
 from tests.vllm.weights import PROMPT, agrees, until
 
 STREAMS = 32
+TOKENS = 600
 
 
 async def start(engine: VllmEngine, rollout: str | None, tokens: int) -> Any:
@@ -63,7 +64,7 @@ async def servers_of(engine: VllmEngine, rollouts: list[str]) -> list[list[str]]
 
 
 async def test_a_rollout_stays_with_one_server_and_both_are_used(engine: VllmEngine) -> None:
-    rollouts = [f"r{i}" for i in range(12)]
+    rollouts = [f"r{i}" for i in range(24)]
     first, again = await servers_of(engine, rollouts), await servers_of(engine, rollouts)
     assert first == again
     assert sorted({url for (url,) in first}) == sorted(engine.replicas.urls)
@@ -103,24 +104,29 @@ async def test_a_reply_counts_as_work_while_it_is_sampled_and_not_while_it_waits
 async def test_what_a_killed_server_was_at_goes_on_at_the_other(engine: VllmEngine, rambler: Any) -> None:
     version = engine.replicas.policy_version
     killed = engine.servers[0]
-    started = await asyncio.gather(*(start(engine, f"r{i}", 300) for i in range(STREAMS)))
-    there = engine.replicas.running[killed.url]
-    assert 0 < there < STREAMS
+    rollouts = [f"r{i}" for i in range(STREAMS)]
+    asked_there = [asked == [killed.url] for asked in await servers_of(engine, rollouts)]
+    assert 0 < sum(asked_there) < STREAMS
+    before = sum(engine.replicas.sent.values())
+    starts = [asyncio.create_task(start(engine, rollout, TOKENS)) for rollout in rollouts]
+    there = [each for each, is_there in zip(starts, asked_there, strict=True) if is_there]
+    await asyncio.wait(there, return_when=asyncio.FIRST_COMPLETED)
     assert killed.pid
     for pid in descendants(killed.pid):
         os.kill(pid, signal.SIGKILL)
-    replies = await asyncio.gather(*map(finish, started))
+    replies = await asyncio.gather(*[finish(await each) for each in starts])
     assert engine.replicas.dead == [killed.url]
+    assert sum(engine.replicas.sent.values()) - before > STREAMS, "no reply was broken off"
     for reply in replies:
         assert reply.finish_reason in ("stop", "length")
-        assert len(reply.ids) == len(reply.logprobs) == 300 or reply.ids[-1] == 2
+        assert len(reply.ids) == len(reply.logprobs) == TOKENS or reply.ids[-1] == 2
         assert reply.policy_version == version
         assert reply.logprobs == pytest.approx(plain_logprobs(rambler, PROMPT, reply.ids), abs=1e-3)
     assert len({tuple(reply.ids) for reply in replies}) == STREAMS
     # it is started again from the first weights, and takes part with the present ones
     await until(lambda: not engine.replicas.dead)
     await agrees(engine, killed.url, rambler)
-    assert [killed.url] in await servers_of(engine, [f"r{i}" for i in range(12)])
+    assert [killed.url] in await servers_of(engine, [f"r{i}" for i in range(24)])
 
 
 @pytest.mark.usefixtures("rambler")

@@ -18,9 +18,10 @@ def make_config(values: Mapping[str, Any], strategy: str) -> DictConfig:
     engine = "megatron" if strategy == "megatron" else "dp"
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides=[f"model_engine={engine}"])
-    for key, value in values.items():
+    for key, value in values.items():  # all before the first is set: what is empty now takes anything
         _check_key(config, key)
         _check_value(key, OmegaConf.select(config, key, throw_on_missing=False), value)
+    for key, value in values.items():
         try:
             OmegaConf.update(config, key, value, force_add=True)
         except (ValueError, TypeError, AttributeError) as error:

@@ -167,7 +167,7 @@ def verl_values(
         **_engine(settings, float32),
         **_lora(settings.lora),
         **(_separate(settings) if settings.separate else {}),
-        **(_cpu(context) if device == "cpu" else {}),
+        **(_cpu(context, settings.tensor_parallel > 1) if device == "cpu" else {}),
     }
     return {**values, **settings.overrides}
 
@@ -215,8 +215,8 @@ def _separate(settings: VerlSettings) -> dict[str, Any]:
     }
 
 
-def _cpu(context: int) -> dict[str, Any]:
-    """What verl and vLLM take for granted and a CPU has not."""
+def _cpu(context: int, spread: bool) -> dict[str, Any]:
+    """What verl and vLLM take for granted and a CPU has not; `spread`: a server takes several processes."""
     return {
         f"{ROOT}.model.use_remove_padding": False,
         f"{ROOT}.model.enable_gradient_checkpointing": False,
@@ -224,6 +224,10 @@ def _cpu(context: int) -> dict[str, Any]:
         f"{ROOT}.actor.use_torch_compile": False,
         f"{ROOT}.actor.fsdp_config.use_torch_compile": False,
         f"{ROOT}.rollout.enforce_eager": True,
+        # the engine computes by itself (see `backends.vllm.cpu`), where VLLM_ENABLE_V1_MULTIPROCESSING is 0
+        f"{ROOT}.rollout.engine_kwargs.vllm.distributed_executor_backend": "mp" if spread else "uni",
+        # in main memory; vLLM would take nearly all that is free
+        f"{ROOT}.rollout.engine_kwargs.vllm.kv_cache_memory_bytes": 256 << 20,
         # a seeded request whose prompt is cut in two ends vLLM's CPU engine
         f"{ROOT}.rollout.enable_chunked_prefill": False,
         f"{ROOT}.rollout.max_num_batched_tokens": max(8192, context),

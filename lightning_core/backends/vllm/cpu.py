@@ -1,14 +1,18 @@
 """What vLLM's CPU build needs beyond what a GPU's does. Nothing here is used on a GPU.
 
-The CPU build is for tests, small models and machines without a GPU. It differs in four ways that matter:
+The CPU build is for tests, small models and machines without a GPU. It differs in five ways that matter:
 
 1. It packs the weights of linear layers into a form of its own when it has loaded them, and drops the plain
    ones. Weights loaded later would change nothing. `keep_weights_plain` has it multiply by the plain weights.
 2. It binds its threads to the first cores, so that two servers on one machine share a core while others idle.
    `ENVIRONMENT` leaves that to the system.
-3. It keeps keys and values in main memory, as many GiB as VLLM_CPU_KVCACHE_SPACE says.
+3. It keeps keys and values in main memory, by default in nearly all that is free. `ARGUMENTS` say 1 GiB;
+   VLLM_CPU_KVCACHE_SPACE, in GiB, goes before them.
 4. Its engine dies of a request with a seed whose prompt does not fit one step ("CPU Generator does not use
    offset", vLLM 0.28). `ARGUMENTS` has every prompt computed in one step; so must any other who starts it.
+5. It computes in a process beside the engine's, so that the threads of both can be bound. As they are not
+   (see 2), `ENVIRONMENT` has the engine compute by itself: measured on two cores it starts in 17 s, not 24,
+   samples a quarter to a half more tokens a second, and takes .7 GB less.
 """
 
 from __future__ import annotations
@@ -17,9 +21,9 @@ from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import Any
 
-ENVIRONMENT = MappingProxyType({"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"})
+ENVIRONMENT = MappingProxyType({"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
 """Set where the user has not set it."""
-ARGUMENTS = ("--enforce-eager", "--no-enable-chunked-prefill")
+ARGUMENTS = ("--enforce-eager", "--no-enable-chunked-prefill", "--kv-cache-memory-bytes", str(1 << 30))
 """Compiling takes a minute at every start and gains little here; for the second see above."""
 
 
