@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?= runs/demo
 
-.PHONY: help demo demo-verl environments test test-verl peers proof proof-2 proof-3 faults check bench bench-verl results policies clean
+.PHONY: help demo demo-verl environments test test-new test-verl test-workers test-servers peers proof proof-2 proof-3 faults check bench bench-verl results policies clean
 
 help:
 	@echo "make demo      train the SQL agent's writer and rewriter on this machine (minutes)"
@@ -72,22 +72,30 @@ environments: $(READY) $(NEW)/.ready $(VERL)/.ready
 
 # A file stays with one worker, as its runs are made once for all its tests; tests/conftest.py says which files
 # come first. Three workers keep two cores busy, as tests wait now and then; each has one thread.
-PYTEST  := pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 30
+PYTEST  := pytest -n 3 --dist loadfile --no-loadscope-reorder
 test: export OMP_NUM_THREADS := 1
 
-test: $(READY) $(NEW)/.ready
-	$(BIN)/$(PYTEST)
-	$(NEW)/bin/$(PYTEST) tests/tracing tests/gateway $(NEW_PLUGINS:%=plugins/%)
-	$(MAKE) peers
-	$(MAKE) test-verl
+test: environments
+	$(BIN)/$(PYTEST) --durations 30
+	$(MAKE) test-new peers
+	$(MAKE) -j2 --output-sync test-verl
 	$(MAKE) -j2 proof
 	$(MAKE) faults
 
 peers: $(VERL)/.ready
 	PYTHONPATH=$(VERL)/peers $(VERL)/bin/pytest tests/peers
 
-test-verl: $(VERL)/.ready
-	$(ON_CPU) pytest tests/verl tests/vllm
+test-new: $(NEW)/.ready
+	$(NEW)/bin/$(PYTEST) tests/tracing tests/gateway $(NEW_PLUGINS:%=plugins/%)
+
+# Clusters and servers take their time to start, in which others may be tested: `make -j2 test-verl`.
+test-verl: test-workers test-servers
+
+test-workers: $(VERL)/.ready
+	$(ON_CPU) pytest tests/verl
+
+test-servers: $(VERL)/.ready
+	$(ON_CPU) pytest tests/vllm
 
 # Of every run, at least; .ci/run makes fewer, by as many rollouts at once.
 CALLS ?= 10000
