@@ -38,8 +38,10 @@ END_SECONDS = 2.0
 """How long an actor that is to be killed may take to end what it has started and say what it has noticed."""
 PATIENCE_SECONDS = 30.0
 """After which an actor that has not started is worth a warning."""
-DEATH_SECONDS = 10.0
+DEATH_SECONDS = 30.0
 """How long the cluster may take to say that a killed actor is dead."""
+LOOK_SECONDS = 0.1
+"""Between two questions whether it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +209,26 @@ class RayPlace:
         if not ray.is_initialized():
             return True
         ray.kill(self._actor)
-        # An answer of a dead actor is an error, which comes when the cluster has noted its death.
-        dead = self._ask("node")
-        dead.add_done_callback(_unheard)
-        await asyncio.wait({dead}, timeout=DEATH_SECONDS)
-        return dead.done() and dead.exception() is not None
+        try:
+            async with asyncio.timeout(DEATH_SECONDS):
+                # the question may come before the kill
+                while not await self._is_dead():  # noqa: ASYNC110 - Ray sends no event
+                    await asyncio.sleep(LOOK_SECONDS)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _is_dead(self) -> bool:
+        """A dead actor's answer is an error, which comes when the cluster has noted its death."""
+        import ray
+
+        answer = self._ask("node")
+        answer.add_done_callback(_unheard)
+        try:
+            await answer
+        except ray.exceptions.RayError:
+            return True
+        return False
 
 
 def _unheard(future: asyncio.Future[Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import nullcontext
@@ -16,8 +17,10 @@ import pytest_asyncio
 from lightning_core.errors import ExecutorError
 from lightning_core.runner.executor import Executor
 from lightning_core.runner.in_process import InProcess
+from lightning_core.runner.packing import pack
 from lightning_core.runner.processes import Processes
-from lightning_core.runner.ray_actors import RayActors
+from lightning_core.runner.ray_actor import RolloutActor
+from lightning_core.runner.ray_actors import CONTROL, RayActors, RayPlace
 from lightning_core.testing.server import serving
 from lightning_core.types import Call, Rollout, Status
 from tests.runner import playing
@@ -206,6 +209,22 @@ async def test_what_hangs_is_ended_at_its_time_out_or_at_a_stop_and_its_slot_ser
     assert [one.reward for one in after] == [float(i) for i in range(2 * WORKERS)]
     assert given_back.id == stopped[0].id
     assert name not in ELSEWHERE or not any(lives(pid) for pid in [last, *map(written, began)])
+
+
+async def test_an_actor_that_answers_between_its_kill_and_its_end_is_ended(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name != "ray":
+        pytest.skip("no actor")
+    import ray
+
+    actor = ray.remote(num_cpus=0, concurrency_groups={CONTROL: 1})(RolloutActor)
+    place = await RayPlace.start(actor, pack(playing.play, "ray"))
+    kill = ray.kill
+    monkeypatch.setattr(ray, "kill", lambda actor: threading.Timer(0.5, kill, (actor,)).start())
+    assert await place.end()
+    with pytest.raises(ray.exceptions.RayActorError):
+        await place._ask("node")
 
 
 def hung(plays: list[str], folder: Path) -> tuple[list[Rollout], list[Path]]:
