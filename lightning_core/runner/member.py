@@ -18,7 +18,7 @@ from lightning_core.runner.worker import boot
 from lightning_core.tracing.scope import Scope
 from lightning_core.types import Task
 
-TELL_SECONDS = 1.0
+TELL_SECONDS = 3.0
 """How long a process that is to be ended may take to say what it has noticed."""
 GONE = (asyncio.IncompleteReadError, ConnectionError)
 

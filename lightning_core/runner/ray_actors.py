@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 CONTROL = "control"
 """The concurrency group of what is said to an actor beside its attempt."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-END_SECONDS = 2.0
+END_SECONDS = 5.0
 """How long an actor that is to be killed may take to end what it has started and say what it has noticed."""
 PATIENCE_SECONDS = 30.0
 """After which an actor that has not started is worth a warning."""
