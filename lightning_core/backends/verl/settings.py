@@ -226,7 +226,7 @@ def _cpu(context: int, spread: bool) -> dict[str, Any]:
         f"{ROOT}.rollout.enforce_eager": True,
         # the engine computes by itself (see `backends.vllm.cpu`), where VLLM_ENABLE_V1_MULTIPROCESSING is 0
         f"{ROOT}.rollout.engine_kwargs.vllm.distributed_executor_backend": "mp" if spread else "uni",
-        # in main memory; vLLM would take nearly all that is free
+        # in main memory, of which vLLM would take a large share
         f"{ROOT}.rollout.engine_kwargs.vllm.kv_cache_memory_bytes": 256 << 20,
         # a seeded request whose prompt is cut in two ends vLLM's CPU engine
         f"{ROOT}.rollout.enable_chunked_prefill": False,
