@@ -96,12 +96,19 @@ def make_servers(broken: list[bool], *, looks: bool = False) -> Servers:
     )
 
 
+def end(actor: Any) -> None:
+    """Kill it, and return once it is dead: it may answer between the two."""
+    ray.kill(actor)
+    with pytest.raises(ray.exceptions.RayActorError):
+        while True:
+            ray.get(actor.get_server_address.remote(), timeout=GPU_SECONDS)
+
+
 @pytest.mark.usefixtures("cluster")
 def test_a_server_is_started_again_after_a_try_that_failed_and_gives_its_gpu_back_at_the_end() -> None:
     servers = make_servers([False, True, False], looks=True)
     servers.start(1)
-    (first,) = servers.replicas[0].servers
-    ray.kill(first)
+    end(servers.replicas[0].servers[0])
     with pytest.raises(BackendError, match="did not start again: no memory is left"):
         servers.revive()
     assert servers.revive() == [0]
