@@ -59,7 +59,11 @@ def test_all_gpus_are_those_of_each_machine_for_the_estimate_as_for_the_start(cl
     ("options", "needs"),
     [
         ({"gpus": 8}, "8 GPUs on one machine"),
-        ({"gpus": 3, "serving_gpus": 2}, "5 GPUs on one machine"),
+        ({"gpus": 4, "serving_gpus": 5}, "4 GPUs on one machine to train and 5 to serve"),
+        (
+            {"gpus": 2, "nodes": 2, "serving_gpus": 3, "tensor_parallel": 3},
+            r"2 GPUs on each of 2 machines to train and 6 to serve \(3 together\)",
+        ),
         ({"gpus": 1, "nodes": 3}, "1 GPU on each of 3 machines"),
     ],
 )
@@ -70,6 +74,15 @@ def test_gpus_that_are_there_on_no_machine_are_refused(cluster, options, needs):
         RayLink(settings, "cuda").open()
     with pytest.raises(ConfigError, match=rf"needs {needs} and Ray at .* has 4 \+ 4"):
         check_supply(settings, find_supply(settings))
+
+
+@pytest.mark.parametrize(
+    "options", [{"gpus": 4, "serving_gpus": 4, "tensor_parallel": 4}, {"gpus": 3, "serving_gpus": 5}]
+)
+def test_gpus_that_serve_may_be_of_another_machine(cluster, options):
+    settings = VerlSettings("x", address=cluster, **options)
+    assert RayLink(settings, "cuda").open() == options["gpus"]  # Ray had room for all groups at once
+    check_supply(settings, find_supply(settings))
 
 
 @pytest.fixture

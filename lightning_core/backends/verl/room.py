@@ -32,9 +32,8 @@ def groups(settings: VerlSettings, gpus: int) -> list[Group]:
     training: list[Group] = [[{"CPU": COLOCATED, "GPU": 1}] * gpus] * settings.nodes
     if not settings.separate:
         return training
-    together = min(settings.tensor_parallel, settings.serving_gpus)
-    serving: Group = [{"CPU": SERVING_CPUS, "GPU": 1}] * together
-    return training + [serving] * (settings.serving_gpus * settings.nodes // together)
+    serving: Group = [{"CPU": SERVING_CPUS, "GPU": 1}] * settings.together
+    return training + [serving] * (settings.serving_gpus * settings.nodes // settings.together)
 
 
 def check_room(wanted: Sequence[Group], seconds: float = ROOM_SECONDS) -> None:

@@ -37,7 +37,8 @@ class VerlSettings:
     address: str | None = None
     """A Ray cluster that runs already: "auto", "10.0.0.5:6379" or "ray://…". None: a new one, here."""
     serving_gpus: int = 0
-    """GPUs of each machine that serve and do not train; 0: those that train serve as well, in turn."""
+    """GPUs that serve and do not train, for each machine that trains, on it or another; 0: those that train
+    serve as well, in turn."""
     tensor_parallel: int = 1
     """GPUs that serve one copy of the model together."""
     strategy: Strategy = "fsdp2"
@@ -109,6 +110,11 @@ class VerlSettings:
     def separate(self) -> bool:
         """Whether other GPUs serve than train."""
         return self.serving_gpus > 0
+
+    @property
+    def together(self) -> int:
+        """GPUs that serve which must be on one machine."""
+        return min(self.tensor_parallel, self.serving_gpus) if self.separate else self.tensor_parallel
 
     @property
     def sleeps(self) -> bool:

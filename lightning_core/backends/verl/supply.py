@@ -94,9 +94,17 @@ def count_gpus(settings: VerlSettings, counts: Sequence[int]) -> int:
 
 
 def enough(settings: VerlSettings, counts: Sequence[int]) -> bool:
-    """Whether so many machines as are asked for have the GPUs that each needs."""
-    each = count_gpus(settings, counts) + settings.serving_gpus
-    return sum(count >= each for count in counts) >= settings.nodes
+    """Whether so many machines as are asked for have the GPUs that train, and these or others beside them
+    those that serve."""
+    gpus, together = count_gpus(settings, counts), settings.together
+
+    def lost(count: int) -> int:
+        """Groups that can't serve on such a machine if it trains."""
+        return count // together - (count - gpus) // together
+
+    training = sorted((count for count in counts if count >= gpus), key=lost)[: settings.nodes]
+    serving = sum(count // together for count in counts) - sum(map(lost, training))
+    return len(training) == settings.nodes and serving * together >= settings.serving_gpus * settings.nodes
 
 
 def check_count(settings: VerlSettings, counts: Sequence[int], where: str) -> None:
@@ -110,10 +118,20 @@ def check_count(settings: VerlSettings, counts: Sequence[int], where: str) -> No
 
 
 def wanted(settings: VerlSettings, counts: Sequence[int]) -> str:
-    """ "8 GPUs", "8 GPUs on each of 2 machines"."""
-    each = count_gpus(settings, counts) + settings.serving_gpus
-    where = f" on each of {settings.nodes} machines" if settings.nodes > 1 else ""
-    return f"{each} GPU{'s' * (each > 1)}{where or ' on one machine' * (len(counts) > 1)}"
+    """ "8 GPUs", "8 GPUs on each of 2 machines", "8 GPUs on one machine to train and 4 to serve"."""
+    train = _gpus(count_gpus(settings, counts))
+    if settings.nodes > 1:
+        train += f" on each of {settings.nodes} machines"
+    elif len(counts) > 1:
+        train += " on one machine"
+    if not settings.separate:
+        return train
+    together = f" ({settings.together} together)" if settings.together > 1 else ""
+    return f"{train} to train and {settings.serving_gpus * settings.nodes} to serve{together}"
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' * (count > 1)}"
 
 
 def told_counts(counts: Sequence[int]) -> str:
