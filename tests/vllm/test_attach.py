@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 
@@ -28,14 +28,20 @@ from lightning_core.stores.memory import MemoryStore
 from tests.backends.serving import serving, user
 
 
-def nobody() -> str:
-    """An address where nothing listens."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{found.getsockname()[1]}"
+@pytest.fixture
+def nobody() -> Iterator[Callable[[], str]]:
+    """Gives addresses where nothing listens, and nothing can."""
+    with ExitStack() as held:
+
+        def address() -> str:
+            found = held.enter_context(socket.socket())
+            found.bind(("127.0.0.1", 0))
+            return f"http://127.0.0.1:{found.getsockname()[1]}"
+
+        yield address
 
 
-async def test_a_server_that_is_away_is_named() -> None:
+async def test_a_server_that_is_away_is_named(nobody: Callable[[], str]) -> None:
     replicas = Replicas([nobody()], "tiny")
     with pytest.raises(
         EngineError, match=rf"{replicas.urls[0]}/v1/models does not answer: .*start vLLM there"
@@ -44,7 +50,7 @@ async def test_a_server_that_is_away_is_named() -> None:
     await replicas.close()
 
 
-async def test_a_reply_waits_for_servers_only_so_long_and_then_names_them() -> None:
+async def test_a_reply_waits_for_servers_only_so_long_and_then_names_them(nobody: Callable[[], str]) -> None:
     replicas = Replicas([nobody(), nobody()], "tiny", patience=0.1)
     completion = Completion([5], Options(max_tokens=3), Request())
     replicas.submit(completion, frozenset())
@@ -60,7 +66,7 @@ async def test_a_reply_waits_for_servers_only_so_long_and_then_names_them() -> N
     await replicas.close()
 
 
-async def test_after_the_end_nothing_is_taken_and_what_ran_is_told() -> None:
+async def test_after_the_end_nothing_is_taken_and_what_ran_is_told(nobody: Callable[[], str]) -> None:
     replicas = Replicas([nobody()], "tiny")
     waiting = Completion([5], Options(max_tokens=3), Request())
     replicas.submit(waiting, frozenset())
@@ -69,6 +75,17 @@ async def test_after_the_end_nothing_is_taken_and_what_ran_is_told() -> None:
     assert isinstance(waiting.error, GatewayError)
     with pytest.raises(GatewayError, match="was closed"):
         replicas.submit(Completion([5], Options(max_tokens=3), Request()), frozenset())
+
+
+async def test_who_came_back_while_weights_were_changed_does_not_answer_by_the_old_ones(
+    nobody: Callable[[], str],
+) -> None:
+    given, back, lost = nobody(), nobody(), nobody()
+    replicas = Replicas([given, back, lost], "tiny", policy_version=4)
+    await replicas.drop(lost, "it is gone")
+    await replicas.set_version(5, [given])
+    assert (replicas.policy_version, replicas.dead) == (5, [back, lost])
+    await replicas.close()
 
 
 def test_no_address_is_refused() -> None:

@@ -294,8 +294,10 @@ class VerlBackend(VerlSettings):
             await parts.replicas.hold(last=self._ahead)
         try:
             await self._work(lambda: self._send(parts, version))
-            self.policy_version = parts.replicas.policy_version = version
-            parts.replicas.replace(parts.cluster.servers.addresses)
+            addresses = parts.cluster.servers.addresses
+            await parts.replicas.set_version(version, addresses)
+            parts.replicas.replace(addresses)
+            self.policy_version = version
             self._ahead = self._asleep = False
         finally:
             if not self._asleep:

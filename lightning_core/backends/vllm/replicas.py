@@ -8,7 +8,7 @@ twice. A server that is back takes part again once it has the current weights.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from lightning_core.backends.chat.completion import Completion
 from lightning_core.backends.meter import Meter
@@ -95,13 +95,10 @@ class Replicas:
         """The version that answers what comes now."""
         return self._serving.version
 
-    @policy_version.setter
-    def policy_version(self, version: int) -> None:
-        """To be set by who has given these weights to every server that is not among the dead."""
-        self._serving.version = version
-        for replica in self._serving.replicas:
-            if replica.lost is None:
-                replica.version = version
+    async def set_version(self, version: int, given: Collection[str]) -> None:
+        """What comes now is answered by this version, which was given to the servers at these addresses. One
+        that came back meanwhile is out again, until it was restored."""
+        await self._thread.run(self._set_version(version, given))
 
     def replace(self, urls: Sequence[str]) -> None:
         """The servers are these from now on, with the current weights. Replies at others go on at these."""
@@ -158,6 +155,9 @@ class Replicas:
         for replica in replicas:
             replica.born = await wire.born(replica.url)
         return min(contexts)
+
+    async def _set_version(self, version: int, given: Collection[str]) -> None:
+        self._serving.set_version(version, given)
 
     async def _drop(self, url: str, why: str) -> None:
         self._serving.distrust(url, why)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -97,6 +97,15 @@ class Serving:
                 replica.version = replica.started_with = NONE
                 self.lose(replica, why)
 
+    def set_version(self, version: int, given: Collection[str]) -> None:
+        """The servers at these addresses have the version that answers from now on."""
+        self.version = version
+        for replica in self.replicas:
+            if replica.lost is None and replica.url in given:
+                replica.version = version
+            elif replica.lost is None:
+                self.lose(replica, f"{replica.url}: it came back while weights were changed")
+
     def part(self, gone: Sequence[Replica]) -> None:
         """Others have taken the place of these."""
         for replica in gone:
@@ -177,8 +186,10 @@ class Serving:
     async def _ailment(self, replica: Replica) -> str | None:
         """What is wrong with a server that broke off; None if it is well, and still the same process."""
         ailment = await self.wire.ailment(replica.url)
-        if ailment is None and replica.born is not None and await self.wire.born(replica.url) != replica.born:
-            return "it was started anew"
+        if ailment is None and replica.born is not None:
+            born = await self.wire.born(replica.url)
+            if born is not None and born != replica.born:
+                return "it was started anew"
         return ailment
 
     async def _choose(self, request: Request) -> Replica:

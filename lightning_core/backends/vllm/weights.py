@@ -43,7 +43,7 @@ async def publish(replicas: Replicas, give: Give, policy_version: int) -> None:
                 f"no server took version {policy_version} of the weights: "
                 f"{'; '.join(map(str, failed.values())) or 'none answers'}"
             )
-        replicas.policy_version = policy_version
+        await replicas.set_version(policy_version, {*living} - {*failed})
     finally:
         await replicas.release()
 
