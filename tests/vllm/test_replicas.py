@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -113,9 +114,10 @@ async def test_what_a_killed_server_was_at_goes_on_at_the_other(engine: VllmEngi
     await asyncio.wait(there, return_when=asyncio.FIRST_COMPLETED)
     assert killed.pid
     for pid in descendants(killed.pid):
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended with its parent
+            os.kill(pid, signal.SIGKILL)
+    await until(lambda: killed.url in engine.replicas.dead)
     replies = await asyncio.gather(*[finish(await each) for each in starts])
-    assert engine.replicas.dead == [killed.url]
     assert sum(engine.replicas.sent.values()) - before > STREAMS, "no reply was broken off"
     for reply in replies:
         assert reply.finish_reason in ("stop", "length")
@@ -161,12 +163,31 @@ async def test_who_waits_for_the_last_server_does_not_keep_new_weights_waiting(e
     with pytest.raises(EngineError, match="the last server with version 4 of the weights was lost"):
         async for _ in deltas:
             pass
-    replicas.policy_version = 5
+    await replicas.set_version(5, [second])
     replicas.replace([second])
     await replicas.release()
     replies = [delta.token_ids async for delta in waiting]
     assert sum(map(len, replies)) == 10
     assert waiting.policy_version == 5
+    await replicas.close()
+
+
+@pytest.mark.usefixtures("rambler")
+async def test_weights_that_could_not_be_restored_are_given_again(engine: VllmEngine) -> None:
+    first = engine.replicas.urls[0]
+    tries: list[tuple[str, int]] = []
+
+    async def restore(url: str, version: int) -> None:
+        tries.append((url, version))
+        if len(tries) == 1:
+            raise ValueError("what nobody has thought of")
+
+    replicas = Replicas([first], "tiny", policy_version=4, probe_seconds=0.1, restore=restore)
+    generation = await VllmUpstream("tiny", replicas).chat(ChatRequest([], prompt=PROMPT, max_tokens=5))
+    assert [delta async for delta in generation]
+    await replicas.drop(first, "it is gone")
+    await until(lambda: not replicas.dead)
+    assert tries == [(first, 4)] * 2
     await replicas.close()
 
 

@@ -55,7 +55,14 @@ class Watch:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._serving.rules.probe_seconds)
-            await asyncio.gather(*map(self._look, self._serving.replicas))
+            await asyncio.gather(*map(self._look_at, self._serving.replicas))
+
+    async def _look_at(self, replica: Replica) -> None:
+        """Boundary: what goes wrong with one server is told, and the next look may do better."""
+        try:
+            await self._look(replica)
+        except Exception:
+            logger.exception("vLLM's server %s could not be looked after", replica.url)
 
     async def _look(self, replica: Replica) -> None:
         if replica.lost is None:
