@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from lightning_core.backends.vllm import cpu
 from lightning_core.errors import ConfigError, UnsupportedError
 
 HOST = "127.0.0.1"
+OWN_PORTS = (20_000, 32_768)
+"""Below those from which Linux gives a port to who asks for any."""
 DEVICES = ("auto", "cuda", "cpu")
 MOST_LOGPROBS = 20
 """The most alternatives that OpenAI's API lets an app ask for."""
@@ -87,11 +91,14 @@ def _check_port(port: int) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody uses at the moment."""
-    with socket.socket() as found:
-        found.bind((HOST, 0))
-        port: int = found.getsockname()[1]
-        return port
+    """A port that nobody uses, of those that systems give to nobody by themselves: vLLM takes it only when it
+    has loaded all its code."""
+    draw = random.SystemRandom()
+    while True:
+        port = draw.randrange(*OWN_PORTS)
+        with socket.socket() as found, suppress(OSError):
+            found.bind((HOST, port))
+            return port
 
 
 def arguments(source: str, name: str, port: int, seed: int, options: ServerOptions) -> list[str]:
