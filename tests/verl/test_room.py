@@ -37,8 +37,9 @@ def cluster() -> Iterator[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         each = {"num_cpus": CPUS, "num_gpus": GPUS}
-        made = Cluster(initialize_head=True, head_node_args=each | {"include_dashboard": False})
+        made = Cluster()
         try:
+            made.add_node(**each, include_dashboard=False)
             made.add_node(**each)
             ray.init(address=made.address, log_to_driver=False)
             yield made.address
@@ -47,12 +48,21 @@ def cluster() -> Iterator[str]:
             made.shutdown()
 
 
+def opened(settings: VerlSettings) -> int:
+    """The GPUs of each machine that would train."""
+    link = RayLink(settings, "cuda")
+    try:
+        return link.open()
+    finally:
+        link.close()
+
+
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_all_gpus_are_those_of_each_machine_for_the_estimate_as_for_the_start(cluster, nodes):
     settings = VerlSettings("x", nodes=nodes, address=cluster)
     supply = find_supply(settings)
     assert supply.counts == (GPUS, GPUS)
-    assert fit(settings, shape(QWEN_06), supply).gpus == RayLink(settings, "cuda").open() == GPUS
+    assert fit(settings, shape(QWEN_06), supply).gpus == opened(settings) == GPUS
 
 
 @pytest.mark.parametrize(
@@ -71,7 +81,7 @@ def test_gpus_that_are_there_on_no_machine_are_refused(cluster, options, needs):
     """There are eight in all; verl would wait for ever for eight that are together."""
     settings = VerlSettings("x", address=cluster, **options)
     with pytest.raises(ConfigError, match=rf"needs {needs} and Ray's machines have 4 \+ 4; lower gpus"):
-        RayLink(settings, "cuda").open()
+        opened(settings)
     with pytest.raises(ConfigError, match=rf"needs {needs} and Ray at .* has 4 \+ 4"):
         check_supply(settings, find_supply(settings))
 
@@ -81,8 +91,20 @@ def test_gpus_that_are_there_on_no_machine_are_refused(cluster, options, needs):
 )
 def test_gpus_that_serve_may_be_of_another_machine(cluster, options):
     settings = VerlSettings("x", address=cluster, **options)
-    assert RayLink(settings, "cuda").open() == options["gpus"]  # Ray had room for all groups at once
+    assert opened(settings) == options["gpus"]  # Ray had room for all groups at once
     check_supply(settings, find_supply(settings))
+
+
+def test_two_runs_of_one_number_in_ray_are_kept_apart(cluster):
+    """As two are which each have a Ray of their own: both are the first there."""
+    settings = VerlSettings("x", gpus=1, address=cluster)
+    first = RayLink(settings, "cuda")
+    first.open()
+    words = r"another run on this machine .* the number that this one is here, \w+: .*--ray auto"
+    with pytest.raises(BackendError, match=words):
+        opened(settings)
+    first.close()
+    assert opened(settings) == 1
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ daemons die with it, and then the workers (what these have started: `guard`).
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 import time
@@ -22,7 +23,7 @@ from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.backends.verl.supply import check_count, count_gpus, ray_counts
 from lightning_core.errors import BackendError
 
-ALIVE_SECONDS: Final = 10.0
+ALIVE_SECONDS: Final = 30.0
 """How long an actor may take to say that it lives."""
 FREE_SECONDS: Final = 30.0
 """How long what was given back may take to be seen."""
@@ -39,11 +40,13 @@ class RayLink:
         self._settings = settings
         self._device = device
         self._joined = False
+        self._claim: int | None = None
 
     def open(self) -> int:
         """Join the cluster, or begin one; returns the GPUs to train on, of each machine.
 
-        Raises ConfigError if it has too few GPUs, BackendError if it can't be reached or others use them.
+        Raises ConfigError if it has too few GPUs, BackendError if it can't be reached, if others use them, or
+        if another run is in the way.
         """
         settings = self._settings
         asked = settings.gpus
@@ -55,10 +58,14 @@ class RayLink:
         check_count(settings, counts, "Ray's machines have")
         gpus = count_gpus(settings, counts)
         check_room(groups(settings, gpus))
+        self._claim = _claim()
         return gpus
 
     def close(self) -> None:
         """Leave it, and end it if it was begun here. A second time does nothing."""
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
         if self._joined:
             ray.shutdown()
             self._joined = False
@@ -91,6 +98,32 @@ def _unreachable(address: str | None, error: BaseException) -> BackendError:
         f"can't reach a Ray cluster at address={address!r}: {error}; check that it runs (`ray status`), or "
         "leave the address away for one on this machine"
     )
+
+
+def _claim() -> int:
+    """Keep other runs of the same number in Ray from this machine, until the file that is returned is closed.
+
+    verl's workers hand weights to the servers through sockets in /tmp that have Ray's number of the run for
+    their names, and each cluster counts from 1: with another run's workers the weights would go astray.
+    Raises BackendError if there is another.
+    """
+    number = ray.get_runtime_context().get_job_id()
+    path = f"/tmp/rl-colocate-zmq-{number}.lock"
+    try:
+        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o666)
+        os.fchmod(file, 0o666)  # the next run may be another user's
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        raise BackendError(
+            "another run on this machine trains with verl in a Ray cluster of its own, and is there the "
+            f"number that this one is here, {number}: weights of one would reach servers of the other. Let "
+            'both join one cluster: `ray start --head`, then address="auto" (--ray auto)'
+        ) from error
+    return file
 
 
 def _environment() -> dict[str, str]:
