@@ -14,8 +14,9 @@ from lightning_core.backends.verl.settings import VerlSettings, find_device
 from lightning_core.errors import BackendError, ConfigError
 
 SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+SMI_SECONDS = 30.0
 KNOCK_SECONDS = 10.0
-ASK_SECONDS = 60.0
+ASK_SECONDS = 300.0
 """How long a machine of the cluster may take to say what it has; Ray starts a process on it for that."""
 
 
@@ -176,7 +177,7 @@ def told_gpus() -> list[int]:
     """Bytes of each GPU, as the driver's own tool says; empty where there is no such tool. Unlike torch it
     also tells in a task of Ray's that was given no GPU."""
     try:
-        told = subprocess.run(SMI, capture_output=True, text=True, check=True, timeout=ASK_SECONDS / 2)
+        told = subprocess.run(SMI, capture_output=True, text=True, check=True, timeout=SMI_SECONDS)
     except (OSError, subprocess.SubprocessError):
         return []
     return [int(line) << 20 for line in told.stdout.split() if line.isdigit()]
