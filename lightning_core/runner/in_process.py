@@ -17,6 +17,7 @@ from lightning_core.runner.command import Command
 from lightning_core.runner.executor import Outcome, Solve
 from lightning_core.runner.failure import describe
 from lightning_core.runner.reward import to_reward
+from lightning_core.runner.warded import PATIENCE_SECONDS
 from lightning_core.tracing.scope import Scope, rollout_scope
 from lightning_core.types import Task
 
@@ -43,7 +44,8 @@ class InProcessCrew:
 
     def __init__(self, solve: Solve) -> None:
         self._solve = solve
-        self._grace = GRACE_SECONDS + (solve.grace if isinstance(solve, Command) else 0.0)
+        ending = solve.grace + PATIENCE_SECONDS if isinstance(solve, Command) else 0.0
+        self._grace = GRACE_SECONDS + ending
         self._stubborn: set[asyncio.Task[Ended]] = set()
         """Functions that ignored their cancellation; kept so that they aren't collected midway."""
 

@@ -9,7 +9,7 @@ from typing import TextIO
 MOST_BYTES = 64 * 1024
 """That are kept of a stream."""
 PIECE = 64 * 1024
-CLOSE_SECONDS = 1.0
+CLOSE_SECONDS = 10.0
 """For what is still in the pipe when the program has ended."""
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lightning_core.runner import warden
 
-PATIENCE_SECONDS = 5.0
+PATIENCE_SECONDS = 30.0
 """How long, beyond its grace, a program may take to be gone for good before that is said to have failed."""
 OUT_OF_MEMORY = " (as the kernel does when memory runs out)"
 
