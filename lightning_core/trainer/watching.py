@@ -70,7 +70,8 @@ class Watching:
             status = "stopped"
             raise
         finally:
-            beat.cancel()
+            async with self._looking:  # what is stored is told as well
+                beat.cancel()
             await asyncio.wait({beat})
             await self._end_telling()
             await self.tracking.finish(status)
