@@ -8,7 +8,7 @@ from rich.console import Console
 
 from lightning_core.api.app import BASE, Api
 from lightning_core.api.scopes import SECRET_NAME, server_secret
-from lightning_core.cli.serving import interrupted
+from lightning_core.cli.serving import interruption
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.plugins import load_plugins
 from lightning_core.trainer.session import open_store
@@ -21,8 +21,8 @@ async def serve_api(store_url: str, host: str, port: int) -> None:
         open_store(store_url, load_plugins()) as store,
         GatewayServer(Api(store, secret=secret), host, port, name="lightning-api") as server,
     ):
-        console = Console(stderr=True)
+        stop, console = interruption(), Console(stderr=True)
         console.print(f"serving {server.url}{BASE} (Ctrl-C ends)", soft_wrap=True, highlight=False)
         if secret is None:
             console.print(f"no {SECRET_NAME}: only tokens of one run are taken", highlight=False)
-        await interrupted()
+        await stop.wait()

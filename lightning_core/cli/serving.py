@@ -31,9 +31,10 @@ async def serve(
         raise ConfigError("--run has a model and a store of its own; leave --model and --store away")
     making = _of_model(model or "tiny", backend, store) if run is None else _of_run(run, backend)
     async with making as (gateway, what), GatewayServer(gateway, host, port) as server:
+        stop = interruption()
         variables = f"OPENAI_BASE_URL={server.url}/v1 OPENAI_API_KEY=none"
         Console(stderr=True).print(f"serving {what}; set {variables} (Ctrl-C ends)", soft_wrap=True)
-        await interrupted()
+        await stop.wait()
 
 
 @asynccontextmanager
@@ -64,10 +65,10 @@ async def _of_run(folder: Path, backend: str) -> AsyncIterator[tuple[Gateway, st
             yield gateway, f"the current version of run {run_id!r} as {upstream.model_name!r}"
 
 
-async def interrupted() -> None:
-    """Return at the first SIGINT or SIGTERM."""
+def interruption() -> asyncio.Event:
+    """Set at the first SIGINT or SIGTERM from now on."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, stop.set)
-    await stop.wait()
+    return stop
