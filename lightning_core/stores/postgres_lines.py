@@ -34,7 +34,7 @@ from lightning_core.stores.postgres_url import Place, in_words, may_pass
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-OPEN_SECONDS = 5.0
+OPEN_SECONDS = 10.0
 """How long to wait at the start for a server that is just starting itself; a wrong URL is told then."""
 LAST_SECONDS = 0.1
 """For how long a job tries when the server has been away for too long already."""
@@ -235,8 +235,8 @@ class PostgresLines:
     def _deadline(self, job: _Job) -> float:
         """A server is waited for once, not anew by each job: whoever ends because it stays away has more to
         ask of it, and is to end soon."""
-        if self._lost_at is None:
-            return job.deadline
+        if self._lost_at is None:  # a job that has waited for long in the queue still may try again
+            return max(job.deadline, time.monotonic() + LAST_SECONDS)
         return min(job.deadline, max(self._lost_at + self._retry_seconds, time.monotonic() + LAST_SECONDS))
 
     def _explain(self, error: psycopg.Error) -> StoreError:
