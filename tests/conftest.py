@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 
 LONG = (
     "tests/trainer/test_crash.py",
@@ -21,6 +22,9 @@ LONG = (
     "tests/backends/",
 )
 """In this order; then all others."""
+
+settings.register_profile("any machine", deadline=None)  # a test asserts no time
+settings.load_profile("any machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

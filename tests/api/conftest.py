@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from lightning_core.stores.base import Store
 from lightning_core.types import Member, Run
 from tests.gateway.scripted import ScriptedEngine
 from tests.stores import conftest as stores
+from tests.stores import redis_server as servers
 
 make_store = stores.make_store
 postgres_server, postgres_url = stores.postgres_server, stores.postgres_url
@@ -143,10 +143,7 @@ async def store(request: pytest.FixtureRequest, make_store: Callable[[str], Stor
 @pytest.fixture
 def free_port() -> int:
     """A port on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    return servers.free_port()
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from lightning_core.stores.memory import MemoryStore
 from lightning_core.types import Member, Rollout, Status
 from tests.api.conftest import RUN, Desk, error, every_kind, open_desk, rollout
 from tests.gateway.scripted import ScriptedEngine, until
+from tests.stores.hearing import TRIES, cancel_until_heard
 
 
 @pytest.fixture
@@ -130,15 +131,16 @@ async def test_a_heartbeat_says_what_is_held_and_what_was_lost(desk: Desk) -> No
 
 @every_kind
 async def test_a_heartbeat_that_waits_hears_of_a_cancellation_at_once(desk: Desk) -> None:
-    await enqueue(desk, "a", "b")
-    a, b = [one["key"] for one in await desk.lease(limit=2)]
-    body = {"keys": [a, b], "wait": 60}
+    names = [f"r{number}" for number in range(TRIES)]
+    await enqueue(desk, *names)
+    keys = {one["attempt"]["rollout"]["id"]: one["key"] for one in await desk.lease(limit=TRIES)}
+    body = {"keys": [keys[name] for name in names], "wait": 60}
     waiting = asyncio.create_task(desk.post("/leases/heartbeat", body, scope="worker"))
-    while not waiting.done():  # one that is missed shows in the next heartbeat; here it is to be heard
-        await asyncio.sleep(0.05)
-        await desk.post("/rollouts/cancel", {"rollout_ids": ["b"]})
-        await enqueue(desk, "more")
-    assert await waiting == {"held": [a], "lost": [b]}
+    cancelled = await cancel_until_heard(
+        waiting, names, lambda name: desk.post("/rollouts/cancel", {"rollout_ids": [name]})
+    )
+    lost = [keys[name] for name in cancelled]
+    assert await waiting == {"held": [key for key in keys.values() if key not in lost], "lost": lost}
 
 
 async def test_a_heartbeat_does_not_wait_until_its_leases_are_lost(desk: Desk) -> None:

@@ -44,7 +44,7 @@ def test_the_page_s_commands_run_as_they_stand(tmp_path: Path, free_port: int) -
         },
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\nTrue\n" in done.stdout.replace("}", "}\n"), done.stdout

@@ -286,11 +286,24 @@ async def test_readers_on_several_event_loops_are_all_served(qwen: Path) -> None
 
 
 async def test_a_closed_engine_ends_its_requests_and_refuses_new_ones(qwen: Path) -> None:
-    engine = start_engine(qwen)
+    engine, told = start_engine(qwen), threading.Event()
+    step = engine._step
+
+    def step_on() -> None:
+        """Once a token is there it goes on when it was told to close, so that the reply is under way then."""
+        if completion.ids:
+            told.wait(60)
+        step()
+
     completion = submit(engine, [5, 6], 500)
+    engine._step = step_on  # type: ignore[method-assign]
     while not completion.ids:
         await completion.request.wait()
-    await asyncio.to_thread(engine.close)
+    closing = asyncio.create_task(asyncio.to_thread(engine.close))
+    while engine._inbox.empty():  # noqa: ASYNC110 - nothing tells of it
+        await asyncio.sleep(0.001)
+    told.set()
+    await closing
     with pytest.raises(GatewayError, match="closed"):
         await read(completion)
     with pytest.raises(GatewayError, match="not running"):

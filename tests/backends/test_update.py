@@ -206,9 +206,10 @@ async def test_requests_are_answered_by_the_published_weights_during_an_update(q
 async def test_requests_are_held_while_weights_change_and_answered_by_the_new_version(qwen: Path) -> None:
     async with serving(qwen) as backend:
         await backend.update(Batch(0, await sample_batch(backend)), Reinforce())
-        running = asyncio.create_task(ask(backend, "before", max_tokens=30, seed=1))
-        while not backend.engine.running:  # noqa: ASYNC110
+        running = asyncio.create_task(ask(backend, "before", max_tokens=400, seed=1))
+        while not backend.engine.running:
             await asyncio.sleep(0)
+            assert not running.done()
         publish = asyncio.create_task(backend.publish())
         await asyncio.sleep(0)
         held = asyncio.create_task(ask(backend, "meanwhile", max_tokens=4))

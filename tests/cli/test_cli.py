@@ -31,7 +31,7 @@ def run(*arguments: object, cwd: Path = ROOT, **environment: str) -> subprocess.
         env={**ENVIRONMENT, **environment},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
     )
 
 

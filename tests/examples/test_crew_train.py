@@ -71,7 +71,7 @@ def test_importing_the_script_starts_no_thread_and_leaves_ctrl_c_alone(tmp_path:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CREWAI_")}
     env = {**kept, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "HOME": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", look], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", look], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=800
     )
     assert done.returncode == 0, done.stderr
 

@@ -23,7 +23,7 @@ def test_the_script_asks_the_questions_of_a_folder_in_musique_s_layout(musique, 
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads((folder / "summary.json").read_text())

@@ -23,7 +23,7 @@ def test_the_script_trains_on_a_folder_in_spider_s_layout(spider, tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT), "OPENAI_API_KEY": "none"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads((folder / "summary.json").read_text())

@@ -29,7 +29,7 @@ def start(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
         | {"OPENAI_API_KEY": "none", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "400"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
     )
 
 

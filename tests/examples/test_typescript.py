@@ -48,7 +48,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*command: str, cwd: Path) -> None:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

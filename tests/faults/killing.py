@@ -117,3 +117,5 @@ class Killing:
             code = role.ended()
             if code not in (None, 0):
                 raise Fault(f"seed {self.seed}: {role.name} ended by itself with {code}:\n{role.tail()}")
+            if code == 0 and role is not roles["trainer"] and roles["trainer"].alive:
+                self._start(role, steps)  # it saw an end after which the trainer has gone on

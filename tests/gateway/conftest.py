@@ -62,12 +62,12 @@ class House:
 
     async def one_call(self, name: str = "r1") -> Call:
         """The only call of a rollout, waited for."""
-        for _ in range(500):
+        for _ in range(6000):
             if calls := await self.calls(name):
                 assert len(calls) == 1
                 return calls[0]
             await asyncio.sleep(0.01)
-        raise AssertionError(f"rollout {name!r} has no call after five seconds")
+        raise AssertionError(f"rollout {name!r} has no call after a minute")
 
 
 @asynccontextmanager
@@ -102,5 +102,5 @@ async def house() -> AsyncIterator[House]:
 
 @pytest.fixture
 async def web(house: House) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=house.url, timeout=10) as client:
+    async with httpx.AsyncClient(base_url=house.url, timeout=60) as client:
         yield client

@@ -25,7 +25,7 @@ class Line:
     """The stop text that ends it."""
 
 
-async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Return once the condition holds; it may be about another thread."""
     for _ in range(int(seconds / 0.002)):
         if condition():

@@ -27,7 +27,7 @@ async def post(house: House, token: str, **fields: Any) -> httpx.Response:
     """Ask for a message, as Anthropic's clients do."""
     body = {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "where"}], **fields}
     headers = {"x-api-key": token, "anthropic-version": "2023-06-01"}
-    async with httpx.AsyncClient(base_url=house.url, timeout=10) as web:
+    async with httpx.AsyncClient(base_url=house.url, timeout=60) as web:
         return await web.post("/v1/messages", json=body, headers=headers)
 
 

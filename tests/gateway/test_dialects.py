@@ -80,7 +80,7 @@ async def ask(
     """Say SAID, and read the answer to its end."""
     speaker = SPEAKERS[dialect]
     headers = {"authorization": f"Bearer {token}", **({"x-lightning-call": call} if call else {})}
-    async with httpx.AsyncClient(base_url=house.url, timeout=10) as web:
+    async with httpx.AsyncClient(base_url=house.url, timeout=60) as web:
         return await web.post(base + speaker.path, json={**speaker.body(SAID), **fields}, headers=headers)
 
 
@@ -130,7 +130,7 @@ async def test_the_first_token_leaves_before_the_last_is_made(dialect: str) -> N
     speaker = SPEAKERS[dialect]
     async with (
         open_house(ScriptedEngine(pause_after=2)) as house,
-        httpx.AsyncClient(base_url=house.url, timeout=10) as web,
+        httpx.AsyncClient(base_url=house.url, timeout=60) as web,
     ):
         headers = {"authorization": f"Bearer {await house.rollout()}"}
         body = {**speaker.body(SAID), "stream": True}

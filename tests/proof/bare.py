@@ -16,7 +16,7 @@ from tests.proof.http import open_http
 from tests.proof.play import Play, prompt
 
 NAMES = ("planner", "write query", "relecteur-éà", "检查/员")
-LATE_SECONDS = 0.5
+LATE_SECONDS = 5.0
 _numbers = itertools.count()
 
 

@@ -39,7 +39,7 @@ def test_the_recipe_writes_a_folder_that_loads(tmp_path: Path) -> None:
     out = tmp_path / "policy"
     command = [sys.executable, "-m", "recipes.calc", "--out", str(out), "--steps", "1", "--limit", "1"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OPENAI_API_KEY": "none"}
-    subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True, timeout=240)
+    subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True, timeout=800)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     assert model.dtype is torch.bfloat16
     assert model.config.vocab_size == len(tokenizer)

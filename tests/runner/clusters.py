@@ -16,7 +16,7 @@ def cluster() -> Iterator[None]:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
 
-        ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
+        ray.init("local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
     try:
         yield
     finally:

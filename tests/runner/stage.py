@@ -41,8 +41,8 @@ class Stage:
     async def play(self, asked: Sequence[Rollout]) -> list[Rollout]:
         """The rollouts, once all are finished."""
         await self.store.enqueue(asked)
-        finished = await self.store.wait_finished([one.id for one in asked], timeout=60)
-        assert len(finished) == len(asked), "not all rollouts have ended within a minute"
+        finished = await self.store.wait_finished([one.id for one in asked], timeout=300)
+        assert len(finished) == len(asked), "not all rollouts have ended within five minutes"
         return finished
 
 

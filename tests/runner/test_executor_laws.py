@@ -186,7 +186,7 @@ async def test_what_hangs_is_ended_at_its_time_out_or_at_a_stop_and_its_slot_ser
     """In this process a function that does not give way can't be ended: there only the sleeper is played."""
     plays, solve, timeout = ["sleeper", "sleeper"], playing.play, 1.5
     if name in ELSEWHERE:  # where a grandchild must have started by then
-        plays, solve, timeout = ["spinner", "with_grandchild"], playing.play_in_thread, 3.0
+        plays, solve, timeout = ["spinner", "with_grandchild"], playing.play_in_thread, 8.0
     hanging, began = hung(plays, tmp_path)
     async with stage(executor, solve, concurrency=WORKERS, timeout=timeout) as at:
         finished = await at.play([*hanging, *rollouts("reward", 2 * WORKERS)])

@@ -11,7 +11,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import tempfile
@@ -21,6 +20,8 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from tests.stores.redis_server import free_port
 
 OWN_URL = "LIGHTNING_TEST_POSTGRES_URL"
 """Names a server to use in place of one that is started: a URL of a database that may be written."""
@@ -63,6 +64,10 @@ class PostgresServer:
         query = "&".join(f"{name}={value}" for name, value in options.items())
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}" + (f"?{query}" if query else "")
 
+    @property
+    def runs(self) -> bool:
+        return self._process is not None
+
     def start(self) -> None:
         """Start, or start again after a crash; ready when this returns."""
         settings = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
@@ -80,6 +85,7 @@ class PostgresServer:
     def crash(self) -> None:
         """End it as a crash would, with all its processes: no warning, no last write."""
         assert self._process is not None
+        os.kill(self._process.pid, signal.SIGSTOP)  # from here on it has no further children
         children = _children(self._process.pid)
         for pid in (self._process.pid, *children):
             with suppress(ProcessLookupError):
@@ -121,12 +127,6 @@ def serving() -> Iterator[PostgresServer]:
             server.stop()
     finally:
         shutil.rmtree(folder)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def unprivileged() -> int | None:

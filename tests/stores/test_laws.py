@@ -30,6 +30,7 @@ from lightning_core.types import (
     Task,
     ToolEvent,
 )
+from tests.stores.hearing import TRIES, cancel_until_heard
 
 LONG = 60.0
 GONE = -1.0
@@ -99,15 +100,15 @@ async def test_an_idle_worker_is_told_of_a_lease_that_ran_out(store: Store) -> N
 
 
 async def test_a_worker_is_told_of_a_cancellation(store: Store) -> None:
-    await store.enqueue([rollout("a"), rollout("b")])
-    mine, theirs = await lease_one(store, "mine"), await lease_one(store, "theirs")
+    await store.enqueue([rollout(f"r{number}") for number in range(1 + TRIES)])
+    theirs = await lease_one(store, "theirs")
+    mine = await store.lease("mine", TRIES, LONG)
     waiting = {name: asyncio.create_task(store.wait_cancelled(name, LONG)) for name in ("mine", "theirs")}
-    await asyncio.sleep(0.05)
-    await store.cancel([mine.rollout.id])
-    async with asyncio.timeout(LONG / 2):
-        assert await waiting["mine"]
+    cancelled = await cancel_until_heard(waiting["mine"], names(mine), lambda name: store.cancel([name]))
+    assert await waiting["mine"]
     assert not waiting["theirs"].done()
-    assert names(await store.heartbeat([mine, theirs], LONG)) == [theirs.rollout.id]
+    held = names(await store.heartbeat([*mine, theirs], LONG))
+    assert {*held} == {theirs.rollout.id, *names(mine)} - {*cancelled}
     waiting["theirs"].cancel()
     assert not await store.wait_cancelled("theirs", 0.0)
 

@@ -25,10 +25,12 @@ from lightning_core.stores.postgres_url import may_pass, place_of
 from lightning_core.stores.waiting import Bells, Waiters
 from lightning_core.types import Attempt, Call, Reward, Rollout, Status, Task
 from tests.stores.cutting import Relay, relayed
-from tests.stores.postgres_server import GUARDED, OWN_URL, PostgresServer, free_port, serving
+from tests.stores.hearing import TRIES, cancel_until_heard
+from tests.stores.postgres_server import GUARDED, OWN_URL, PostgresServer, serving
+from tests.stores.redis_server import free_port
 
 ROOT = Path(__file__).parents[2]
-PATIENT = 60.0
+PATIENT = 300.0
 ours = pytest.mark.skipif(OWN_URL in os.environ, reason="needs a server that the test may set up")
 
 
@@ -72,10 +74,17 @@ async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
 
 
 @pytest.fixture(scope="module")
-def frail() -> Iterator[PostgresServer]:
-    """A server to crash."""
+def crashable() -> Iterator[PostgresServer]:
     with serving() as server:
         yield server
+
+
+@pytest.fixture
+def frail(crashable: PostgresServer) -> Iterator[PostgresServer]:
+    """A server to crash, which is there again for the next test."""
+    yield crashable
+    if not crashable.runs:
+        crashable.start()
 
 
 @pytest.fixture
@@ -232,7 +241,7 @@ async def test_one_who_waits_hears_what_happens_after_a_crash(
 async def test_a_server_that_stays_away_is_told_in_words_and_the_store_works_again_when_it_is_back(
     frail: PostgresServer,
 ) -> None:
-    async with PostgresStore(frail.url(schema="away"), retry_seconds=0.2) as store:
+    async with PostgresStore(frail.url(schema="away"), retry_seconds=2) as store:
         await store.enqueue(rollouts(1))
         await asyncio.to_thread(frail.crash)
         with pytest.raises(StoreError, match=r"can't be reached: check that the server runs.*refused"):
@@ -307,16 +316,16 @@ async def test_processes_never_share_a_rollout_and_wake_who_waits_for_them(
 
 async def test_another_store_hears_of_work_and_of_cancellations(postgres_url: str, never_looks: None) -> None:
     async with PostgresStore(postgres_url) as trainer, PostgresStore(postgres_url) as worker:
-        for name in ("r0", "ü" * 5000):  # a notice can't hold the second one
+        for more in ("", "ü" * 5000):  # a notice can't hold the second one
+            names = [f"r{number}{more}" for number in range(TRIES)]
             waiting = asyncio.create_task(worker.wait_queued(PATIENT * 10))
-            await trainer.enqueue([rollouts(1)[0].model_copy(update={"id": name})])
+            await trainer.enqueue([rollouts(1)[0].model_copy(update={"id": name}) for name in names])
             async with asyncio.timeout(PATIENT):
                 assert await waiting
-            await worker.lease(name, 1, PATIENT)
-            waiting = asyncio.create_task(worker.wait_cancelled(name, PATIENT * 10))
-            finishing = asyncio.create_task(worker.wait_finished([name]))
-            await asyncio.sleep(0.05)
-            await trainer.cancel([name])
+            await worker.lease(f"w{more}", TRIES, PATIENT * 10)
+            waiting = asyncio.create_task(worker.wait_cancelled(f"w{more}", PATIENT * 10))
+            finishing = asyncio.create_task(worker.wait_finished(names[:1]))
+            await cancel_until_heard(waiting, names, lambda name: trainer.cancel([name]))
             async with asyncio.timeout(PATIENT):
                 assert await waiting
                 assert [one.status for one in await finishing] == [Status.CANCELLED]

@@ -157,7 +157,7 @@ async def test_many_may_make_the_same_new_file_at_once(url: str) -> None:
 async def test_another_store_on_the_file_hears_of_a_finish(url: str) -> None:
     async with SqliteStore(url) as trainer, SqliteStore(url) as worker:
         await trainer.enqueue(rollouts(1))
-        waiting = asyncio.create_task(trainer.wait_finished(["r0"], timeout=10))
+        waiting = asyncio.create_task(trainer.wait_finished(["r0"], timeout=60))
         (attempt,) = await worker.lease("w", 1, 60)
         done = await worker.finish(attempt, reward=1.0)
         assert await waiting == [done]

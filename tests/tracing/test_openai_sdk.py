@@ -217,9 +217,9 @@ def test_retries_share_a_call_id_and_equal_prompts_do_not(gateway: GatewayDouble
 
 @pytest.mark.usefixtures("tagging")
 def test_a_timed_out_attempt_and_its_retry_are_one_call(gateway: GatewayDouble) -> None:
-    client = OpenAI(api_key="none", max_retries=1, timeout=0.2)
+    client = OpenAI(api_key="none", max_retries=1, timeout=1)
     with client, rollout_scope(scope_at(gateway)), pytest.raises(openai.APITimeoutError):
-        ask(client, rollout="r1", agent=UNNAMED, nonce="a", slow=0.5)
+        ask(client, rollout="r1", agent=UNNAMED, nonce="a", slow=60)
     assert len(gateway.seen) == 2
     assert gateway.mistakes() == []
 

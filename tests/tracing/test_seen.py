@@ -326,7 +326,7 @@ async def test_what_was_under_way_when_the_attempt_ended_is_stored_as_cancelled(
         async with MemoryStore() as store:
             await store.enqueue([rollout])
             running = asyncio.create_task(Runner(solve, store, run_id="run", scope_for=scope_for).serve(stop))
-            await store.wait_finished(["r1"], timeout=10)
+            await store.wait_finished(["r1"], timeout=60)
             stop.set()
             await running
             [call] = (await store.get_calls(["r1"]))["r1"]

@@ -19,7 +19,7 @@ SLOW = Answer(STREAMED.content, EVENTS, waits=True)
 
 
 def test_chunks_reach_the_app_as_they_come() -> None:
-    with replaying(SLOW) as server, seeing(server, timeout=5) as (client, scope):
+    with replaying(SLOW) as server, seeing(server, timeout=60) as (client, scope):
         stream = client.chat.completions.create(model="m", messages=HELLO, stream=True)
         for number, _ in enumerate(stream):
             assert one(scope).status == ("cancelled" if number < 2 else "completed")
@@ -29,7 +29,7 @@ def test_chunks_reach_the_app_as_they_come() -> None:
 
 async def test_chunks_reach_an_async_app_as_they_come() -> None:
     with replaying(SLOW) as server:
-        async with AsyncOpenAI(api_key="sk-mine", base_url=server.url, timeout=5) as client:
+        async with AsyncOpenAI(api_key="sk-mine", base_url=server.url, timeout=60) as client:
             with rollout_scope(scope_of()) as scope, agent("checker"):
                 stream = await client.chat.completions.create(model="m", messages=HELLO, stream=True)
                 async for _ in stream:
@@ -38,7 +38,7 @@ async def test_chunks_reach_an_async_app_as_they_come() -> None:
 
 
 def test_a_stream_that_the_app_leaves_is_cancelled_with_what_was_said() -> None:
-    with replaying(SLOW) as server, seeing(server, timeout=5) as (client, scope):
+    with replaying(SLOW) as server, seeing(server, timeout=60) as (client, scope):
         stream = client.chat.completions.create(model="m", messages=HELLO, stream=True)
         next(stream)
         server.go_on()
@@ -57,10 +57,11 @@ async def test_a_task_that_is_cancelled_in_its_stream_or_before_leaves_a_cancell
                 async for _ in await client.chat.completions.create(model="m", messages=HELLO, stream=True):
                     pass
 
-            for _ in range(2):
+            for number in (1, 2):
                 with rollout_scope(scope_of()) as scope, agent("checker"):
                     task = asyncio.create_task(read())
-                    await asyncio.sleep(0.2)
+                    while len(server.arrived) < number:  # noqa: ASYNC110 - nothing tells of it
+                        await asyncio.sleep(0.01)
                     task.cancel()
                     with pytest.raises(asyncio.CancelledError):
                         await task
@@ -70,7 +71,7 @@ async def test_a_task_that_is_cancelled_in_its_stream_or_before_leaves_a_cancell
 
 def test_a_stream_that_is_over_is_complete_though_the_app_never_reads_its_end() -> None:
     unfinished = Answer((*STREAMED.content, b"data: [DONE]\n\n"), EVENTS, hangs=True)
-    with replaying(unfinished) as server, seeing(server, timeout=5) as (client, scope):
+    with replaying(unfinished) as server, seeing(server, timeout=60) as (client, scope):
         list(client.chat.completions.create(model="m", messages=HELLO, stream=True))
     assert (one(scope).status, said(one(scope))) == ("completed", "it is done")
 

@@ -73,7 +73,7 @@ async def test_a_stream_left_open_whatever_it_holds_does_not_end_the_run() -> No
                 [Rollout(id="r1", run_id="run", task=Task(input={}), group_id="g", step=0)],
             )
             running = asyncio.create_task(Runner(solve, store, run_id="run", scope_for=scope_for).serve(stop))
-            [finished] = await store.wait_finished(["r1"], timeout=10)
+            [finished] = await store.wait_finished(["r1"], timeout=60)
             stop.set()
             await running
             [call] = (await store.get_calls(["r1"]))["r1"]
@@ -110,7 +110,7 @@ def test_a_zstd_stream_that_the_app_leaves_early_is_cancelled_with_what_was_said
     begun = squeeze.compress(STREAMED.content[1]) + squeeze.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
     rest = squeeze.compress(STREAMED.content[2]) + squeeze.flush()
     answer = Answer((begun, rest), EVENTS, headers={"content-encoding": "zstd"}, waits=True)
-    with replaying(answer) as server, seeing(server, timeout=5) as (client, scope):
+    with replaying(answer) as server, seeing(server, timeout=60) as (client, scope):
         if "zstd" not in client._client.headers["accept-encoding"]:
             pytest.skip("the SDK's HTTP library does not read zstd here")
         stream = client.chat.completions.create(model="m", messages=HELLO, stream=True)

@@ -88,7 +88,7 @@ def test_a_run_that_collapses_says_so_once_with_what_to_do(collapsed):
     folder, told = collapsed
     _, alerts, metrics = read(folder)
     rewards = [entry.values["reward"] for entry in metrics]
-    assert min(rewards[:GOOD]) > 0.5 > max(rewards[GOOD + 1 :]), rewards
+    assert min(rewards[:GOOD]) > 0.5 > max(rewards[GOOD + 3 :]), rewards
     collapse = [alert for alert in alerts if alert.rule == "reward_collapse"]
     assert [(alert.level, alert.run_id) for alert in collapse] == [("critical", "collapsed")]
     assert "learning rate" in collapse[0].message

@@ -66,7 +66,7 @@ DIALECTS: dict[str, tuple[str, Callable[..., Body]]] = {
 
 async def shown(path: str, *bodies: Body) -> list[str]:
     """The observation of each request's transition, through the gateway and the store."""
-    async with open_house() as house, httpx.AsyncClient(base_url=house.url, timeout=10) as web:
+    async with open_house() as house, httpx.AsyncClient(base_url=house.url, timeout=60) as web:
         headers = {"authorization": f"Bearer {await house.rollout()}"}
         for body in bodies:
             reply = await web.post(path, json={"model": "m", **body}, headers=headers)
@@ -116,7 +116,7 @@ async def test_before_the_first_reply_all_was_shown(dialect: str) -> None:
 
 
 async def test_a_response_that_goes_on_by_id_was_shown_its_own_input() -> None:
-    async with open_house() as house, httpx.AsyncClient(base_url=house.url, timeout=10) as web:
+    async with open_house() as house, httpx.AsyncClient(base_url=house.url, timeout=60) as web:
         headers = {"authorization": f"Bearer {await house.rollout()}"}
         asked = {"model": "m", "input": "where is it"}
         before = await web.post("/v1/responses", json=asked, headers=headers)

@@ -163,7 +163,7 @@ async def until(condition: object) -> None:
 
 def test_trainer_here_and_two_gateways_elsewhere_train_on_the_weights_of_each_step(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path / 'store.db'}"
-    command = [sys.executable, "-m", "lightning_core.cli", "gateway", "--store", store]
+    command = [sys.executable, "-m", "lightning_core.cli", "gateway", "--store", store, "--run", "run"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     gateways = [
         subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
@@ -172,7 +172,7 @@ def test_trainer_here_and_two_gateways_elsewhere_train_on_the_weights_of_each_st
     try:
         backend = LocalBackend("tiny", threads=1)
         fit(tmp_path / "run", steps=2, store=store, elsewhere=["gateway"], backend=backend)
-        ends = [gateway.communicate(timeout=60)[1] for gateway in gateways]
+        ends = [gateway.communicate(timeout=300)[1] for gateway in gateways]
     finally:
         for gateway in gateways:
             if gateway.poll() is None:

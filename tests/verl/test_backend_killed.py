@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,16 +26,24 @@ from tests.verl.test_backend import TOLERANCE, gap, sample
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 LOOK_SECONDS = 0.05
-REPLIES = 16
+REPLIES, TURNS = 16, 12
 
 
 def processes(actors: list[Any]) -> list[tuple[psutil.Process, list[psutil.Process]]]:
     """The process of each actor, and those beneath it that are not its guard."""
     pids = ray.get([actor.__ray_call__.remote(lambda actor: os.getpid()) for actor in actors])
     return [
-        (owner, [each for each in owner.children(recursive=True) if "guard.py" not in str(each.cmdline())])
+        (owner, [each for each in owner.children(recursive=True) if "guard.py" not in command_of(each)])
         for owner in map(psutil.Process, pids)
     ]
+
+
+def command_of(process: psutil.Process) -> str:
+    """Its command line; empty if it has ended meanwhile."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def servers(backend: Any) -> list[tuple[psutil.Process, list[psutil.Process]]]:
@@ -54,7 +63,7 @@ async def rollouts(backend: Any, seed: int) -> list[asyncio.Task[Trajectory]]:
     async def roll(number: int) -> Trajectory:
         prompt = [draw.randrange(5, 300) for _ in range(10)]
         transitions = []
-        for turn in range(3):
+        for turn in range(TURNS):
             reply = await ask(backend, [], prompt=prompt, max_tokens=60, attempt=(f"r{seed}-{number}", 1))
             assert reply.finish_reason in ("stop", "length")
             transitions.append(as_transition(reply, f"r{number}", f"c{turn}", advantage=1.0))
@@ -62,10 +71,13 @@ async def rollouts(backend: Any, seed: int) -> list[asyncio.Task[Trajectory]]:
         return Trajectory(f"r{number}", "g", "t", 0.0, tuple(transitions))
 
     tasks = [asyncio.create_task(roll(number)) for number in range(REPLIES)]
-    await until(lambda: all(backend._started.replicas.running.values()))
+    replicas = backend._started.replicas
+    await until(lambda: all(replicas.running.values()) or any(task.done() for task in tasks))
+    assert not any(task.done() for task in tasks), "one has ended before all servers were at work"
     return tasks
 
 
+@pytest.mark.timeout(2700)
 async def test_killed_servers_lose_no_reply_and_come_back(backend: Any, tmp_path: Path) -> None:
     """Of one the process that answers, of the other the engine behind it."""
     await backend.update(Batch(0, await sample(backend)), GRPO())
@@ -135,12 +147,16 @@ async def test_a_killed_worker_is_told_and_a_checkpoint_goes_on_in_another_backe
     below = psutil.Process().children(recursive=True)
     (worker, _), _ = processes(backend._started.cluster._policy.workers)
     worker.suspend()  # so that it is in the midst of it when it is killed
-    updating = asyncio.create_task(backend.update(Batch(1, batch), GRPO()))
-    await asyncio.sleep(LOOK_SECONDS)
-    worker.kill()
-    with pytest.raises(BackendError, match=r"an update was not made: .*resume the run"):
-        await updating
-    await backend.close()
+    try:
+        updating = asyncio.create_task(backend.update(Batch(1, batch), GRPO()))
+        await asyncio.sleep(LOOK_SECONDS)
+        worker.kill()
+        with pytest.raises(BackendError, match=r"an update was not made: .*resume the run"):
+            await updating
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            worker.kill()
+        await backend.close()
     await until(lambda: not any(map(runs, below)))
     assert not ray.is_initialized()
 

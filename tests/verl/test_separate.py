@@ -36,6 +36,7 @@ async def cancel_a_start(backend: Any) -> None:
     await until(lambda: not any(map(runs, [*below, *psutil.Process().children(recursive=True)])))
 
 
+@pytest.mark.timeout(2700)
 async def test_replies_go_on_during_an_update_and_a_server_that_is_killed_comes_back(tmp_path: Path) -> None:
     from lightning_core.backends.verl.backend import VerlBackend
 

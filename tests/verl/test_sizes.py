@@ -180,7 +180,7 @@ def test_a_cluster_says_what_its_machines_have():
         warnings.simplefilter("ignore")
         import ray
 
-        ray.init(num_cpus=1, num_gpus=2, include_dashboard=False, log_to_driver=False)
+        ray.init("local", num_cpus=1, num_gpus=2, include_dashboard=False, log_to_driver=False)
         try:
             supply = find_supply(VerlSettings("x", address="auto"))
             assert ray.is_initialized()  # it was there before, so it stays

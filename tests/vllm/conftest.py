@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lightning_core.backends.chat.folder import tiny_folder
-from tests.vllm.weights import rambling
+from tests.vllm.weights import rambling, until
 
 LITTLE_MEMORY = ("--kv-cache-memory-bytes", str(256 << 20))
 """For keys and values; the tiny model has room for 100,000 tokens in it."""
@@ -33,6 +33,7 @@ def engine() -> Iterator[object]:
 @pytest.fixture
 async def rambler(engine: Any, tmp_path: Path) -> AsyncIterator[Any]:
     """The network by whose weights the servers answer in this test, at length."""
+    await until(lambda: not engine.replicas.dead)  # a test before this one may have killed one
     network = rambling(tmp_path / "rambling")
     await engine.refresh(tmp_path / "rambling")
     yield network
