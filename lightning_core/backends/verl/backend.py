@@ -295,8 +295,8 @@ class VerlBackend(VerlSettings):
         try:
             await self._work(lambda: self._send(parts, version))
             addresses = parts.cluster.servers.addresses
-            await parts.replicas.set_version(version, addresses)
             parts.replicas.replace(addresses)
+            await parts.replicas.set_version(version, addresses)
             self.policy_version = version
             self._ahead = self._asleep = False
         finally:
