@@ -286,23 +286,22 @@ async def test_readers_on_several_event_loops_are_all_served(qwen: Path) -> None
 
 
 async def test_a_closed_engine_ends_its_requests_and_refuses_new_ones(qwen: Path) -> None:
-    engine, told = start_engine(qwen), threading.Event()
+    engine, steps = start_engine(qwen), threading.Semaphore(3)
     step = engine._step
 
-    def step_on() -> None:
-        """Once a token is there it goes on when it was told to close, so that the reply is under way then."""
-        if completion.ids:
-            told.wait(60)
+    def allowed_step() -> None:
+        """One of those that the test allows, so that the reply is under way when the engine is closed."""
+        steps.acquire()
         step()
 
+    engine._step = allowed_step  # type: ignore[method-assign]
     completion = submit(engine, [5, 6], 500)
-    engine._step = step_on  # type: ignore[method-assign]
     while not completion.ids:
         await completion.request.wait()
     closing = asyncio.create_task(asyncio.to_thread(engine.close))
-    while engine._inbox.empty():  # noqa: ASYNC110 - nothing tells of it
-        await asyncio.sleep(0.001)
-    told.set()
+    while not closing.done():
+        steps.release()
+        await asyncio.sleep(0.01)
     await closing
     with pytest.raises(GatewayError, match="closed"):
         await read(completion)
