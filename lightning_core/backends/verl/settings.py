@@ -113,8 +113,8 @@ class VerlSettings:
 
     @property
     def together(self) -> int:
-        """GPUs that serve which must be on one machine."""
-        return min(self.tensor_parallel, self.serving_gpus) if self.separate else self.tensor_parallel
+        """GPUs of a machine that serve one copy of the model together, where others train."""
+        return min(self.tensor_parallel, self.serving_gpus or self.tensor_parallel)
 
     @property
     def sleeps(self) -> bool:
