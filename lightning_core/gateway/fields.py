@@ -10,12 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from lightning_core.gateway.refusals import Refusal, invalid, unsupported
 from lightning_core.types import Sampling
+
+COLDEST: Final = 0.01
+"""The lowest temperature above 0 that is sampled at, as by vLLM. What is lower means greedy to those who ask for
+it, and its quotients may leave float32."""
+MOST_STOPS: Final = 64
+LONGEST_STOP: Final = 256
+"""Characters. Stop strings are looked for after every token, on the gateway's event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +69,15 @@ def _object(content: bytes) -> dict[str, Any]:
 def temperature_and_top_p(
     body: dict[str, Any], sampling: Sampling | None, hottest: float = 2.0
 ) -> tuple[float, float]:
-    """How to sample: as the app asks, or as `sampling` says where it is given."""
+    """How to sample: as the app asks, or as `sampling` says where it is given. Below COLDEST it is greedy."""
     temperature = number(body, "temperature", 0.0, hottest)
     top_p = number(body, "top_p", 0.0, 1.0)
     if top_p == 0.0:
         raise invalid("top_p", "top_p must be above 0")
     if sampling is not None:
-        return sampling.temperature, sampling.top_p
-    return 1.0 if temperature is None else temperature, 1.0 if top_p is None else top_p
+        temperature, top_p = sampling.temperature, sampling.top_p
+    temperature = 1.0 if temperature is None else temperature
+    return temperature if temperature >= COLDEST else 0.0, 1.0 if top_p is None else top_p
 
 
 def seed(body: dict[str, Any], sampling: Sampling | None) -> int | None:
@@ -84,6 +92,11 @@ def stop_texts(body: dict[str, Any], name: str) -> tuple[str, ...]:
     stop = [value] if isinstance(value, str) else (value or [])
     if not isinstance(stop, list) or not all(isinstance(text, str) and text for text in stop):
         raise invalid(name, f"{name} must be a string or a list of non-empty strings, not {short(value)}")
+    if len(stop) > MOST_STOPS:
+        raise invalid(name, f"{name} has {len(stop)} strings; give at most {MOST_STOPS}")
+    longest = max(map(len, stop), default=0)
+    if longest > LONGEST_STOP:
+        raise invalid(name, f"{name} has a string of {longest} characters; give at most {LONGEST_STOP}")
     return tuple(stop)
 
 

@@ -15,7 +15,7 @@ from lightning_core.types.tasks import Split, Task
 class Sampling(Record):
     """Sampling settings that a rollout imposes on the calls of trained agents."""
 
-    temperature: float = Field(default=1.0, ge=0.0)
+    temperature: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)
     """1.0 samples from the policy itself, 0.0 is greedy."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
 

@@ -8,11 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import httpx
 import torch
 
 from lightning_core.backends.local import LocalBackend
+from lightning_core.gateway.app import Gateway
+from lightning_core.gateway.server import GatewayServer
+from lightning_core.gateway.tokens import Tokens
 from lightning_core.gateway.upstream import ChatRequest, Delta, Upstream
-from lightning_core.types import Trajectory, Transition
+from lightning_core.stores.memory import MemoryStore
+from lightning_core.types import Rollout, Sampling, Task, Trajectory, Transition
 
 
 @dataclass
@@ -109,3 +114,21 @@ def as_transition(
         rollout, call, 0, "agent", True, reply.prompt_ids, reply.ids, reply.logprobs, reply.policy_version,
         advantage=advantage, **options,
     )  # fmt: skip
+
+
+@asynccontextmanager
+async def gateway(
+    backend: Served, *, agents: tuple[str, ...] | None = None, sampling: Sampling | None = None
+) -> AsyncIterator[tuple[httpx.AsyncClient, MemoryStore]]:
+    """A client with a rollout's token, of a gateway in front of the backend, and the store behind it."""
+    store, tokens = MemoryStore(), Tokens(b"0123456789abcdef")
+    task, sampling = Task(input={"q": 1}), sampling or Sampling()
+    rollout = Rollout(id="r1", run_id="run", task=task, group_id="g", step=0, sampling=sampling)
+    await store.enqueue([rollout])
+    await store.lease("worker", 1, 600.0)
+    headers = {"authorization": f"Bearer {tokens.issue(rollout, 1)}"}
+    async with (
+        GatewayServer(Gateway(backend.upstream, store, tokens, agents=agents)) as server,
+        httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60) as web,
+    ):
+        yield web, store

@@ -5,14 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from lightning_core.gateway.app import Gateway
-from lightning_core.gateway.server import GatewayServer
-from lightning_core.gateway.tokens import Tokens
-from lightning_core.stores.memory import MemoryStore
-from lightning_core.types import Call, Rollout, Task
-from tests.backends.serving import serving
+from lightning_core.types import Call
+from tests.backends.serving import gateway, serving
 
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}}
 ARGUMENTS = '{"at": "Köln"}'
@@ -60,20 +54,11 @@ MESSAGES: dict[str, Any] = {
 
 async def asked(folder: Path, bodies: list[tuple[str, dict[str, Any]]]) -> list[Call]:
     """The calls that these requests were recorded as."""
-    store, tokens = MemoryStore(), Tokens(b"0123456789abcdef")
-    rollout = Rollout(id="r1", run_id="run", task=Task(input={"q": 1}), group_id="g", step=0)
-    await store.enqueue([rollout])
-    await store.lease("worker", 1, 60.0)
-    headers = {"authorization": f"Bearer {tokens.issue(rollout, 1)}"}
-    async with (
-        serving(folder) as backend,
-        GatewayServer(Gateway(backend.upstream, store, tokens, agents=None)) as server,
-        httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60) as web,
-    ):
+    async with serving(folder) as backend, gateway(backend) as (web, store):
         for path, body in bodies:
             reply = await web.post(path, json={"model": "m", **body})
             assert reply.status_code == 200, reply.text
-    return (await store.get_calls(["r1"]))["r1"]
+        return (await store.get_calls(["r1"]))["r1"]
 
 
 async def test_a_conversation_is_one_prompt_in_every_dialect(qwen: Path) -> None:

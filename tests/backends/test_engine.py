@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ from transformers import AutoModelForCausalLM
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.backends.base import Batch
 from lightning_core.backends.chat.completion import Completion, Options, Request
-from lightning_core.backends.local.attention import use_plans
+from lightning_core.backends.local.attention import Plan, use_plans
 from lightning_core.backends.local.backend import SWITCH_SECONDS
-from lightning_core.backends.local.decoder import LlamaDecoder, NetworkDecoder, make_decoder
+from lightning_core.backends.local.decoder import Decoder, LlamaDecoder, NetworkDecoder, make_decoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.tuning import kv_shape
-from lightning_core.errors import GatewayError
+from lightning_core.errors import EngineError, GatewayError
 from tests.backends.models import make_network
 from tests.backends.serving import ask, ask_all, plain_logprobs, sample_batch, serving, user
 
@@ -316,3 +317,103 @@ async def test_the_interpreters_switch_interval_is_the_engines_while_it_serves_a
     async with serving(qwen):
         assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
     assert sys.getswitchinterval() == pytest.approx(before)
+
+
+class _Failing:
+    """A decoder for which some tokens are too much."""
+
+    def __init__(self, engine: Engine, *, raises: int = -1, overflows: int = -1) -> None:
+        self._decoder: Decoder = engine._decoder
+        self._raises, self._overflows = raises, overflows
+        engine._decoder = self
+
+    def logits(
+        self, tokens: torch.Tensor, positions: torch.Tensor, plan: Plan, keep: torch.Tensor
+    ) -> torch.Tensor:
+        if (tokens == self._raises).any():
+            raise RuntimeError(f"out of memory at token {self._raises}")
+        logits = self._decoder.logits(tokens, positions, plan, keep)
+        return logits.masked_fill((tokens[keep] == self._overflows)[:, None], float("nan"))
+
+    def refresh(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self._decoder.refresh(weights)
+
+
+@pytest.mark.parametrize("where", ["prompt", "end of a prompt", "reply"])
+@pytest.mark.parametrize("how", ["raises", "overflows"])
+async def test_a_row_that_fails_ends_alone_and_the_others_get_what_they_get_without_it(
+    qwen: Path, how: str, where: str
+) -> None:
+    bad = 333
+    prompts = [[5 + i, *(8 + j % (9 + i) for j in range(3 + 13 * i))] for i in range(8)]
+    plain = start_engine(qwen, prefix_bytes=0)
+    wanted = [await read(submit(plain, p, 30, seed=str(i))) for i, p in enumerate(prompts)]
+    greedy = await read(submit(plain, [5, 6, 7], 40, temperature=0.0))
+    plain.close()
+    assert not any(bad in ids for ids in wanted)
+    doomed = {
+        "prompt": [*[9] * 20, bad, *[9] * 100],  # more than one step of prefill
+        "end of a prompt": [*[9] * 20, bad],
+        "reply": [5, 6, 7],  # it comes to a token that it writes itself
+    }[where]
+    others = {i for ids in [*wanted, *prompts, doomed] for i in ids}
+    failing = next(i for i in greedy[:-1] if i not in others) if where == "reply" else bad
+    if (how, where) == ("overflows", "prompt"):
+        doomed = [*doomed, bad]  # what is not wanted of a prompt's logits harms nobody
+    engine = start_engine(qwen, prefill_tokens=64)
+    _Failing(engine, **{how: failing})
+    await asyncio.wrap_future(engine.hold())
+    companions = [submit(engine, p, 30, seed=str(i)) for i, p in enumerate(prompts[:4])]
+    fails = [submit(engine, doomed, 40, temperature=0.0) for _ in range(2)]
+    companions += [submit(engine, p, 30, seed=str(i)) for i, p in enumerate(prompts[4:], 4)]
+    engine.release()
+    for completion in fails:
+        with pytest.raises((EngineError, RuntimeError), match="not finite" if how == "overflows" else "memory"):
+            await read(completion)
+    assert [await read(completion) for completion in companions] == wanted
+    again = [submit(engine, p, 30, seed=str(i)) for i, p in enumerate(prompts)]
+    assert [await read(completion) for completion in again] == wanted
+    assert engine.running == engine.waiting == 0
+    engine.close()
+
+
+async def test_a_row_with_numbers_that_are_not_finite_fails_once_and_is_clean_for_the_next(qwen: Path) -> None:
+    engine = start_engine(qwen, prefix_bytes=0)
+    prompts = [[8 + i % 40 for i in range(90)], [5, 6]]
+    wanted = [await read(submit(engine, prompt, 60, temperature=0.0)) for prompt in prompts]
+    await asyncio.wrap_future(engine.call(lambda: engine._rows.slots.memory.fill_(float("nan"))))
+    for poisoned in (True, False):
+        await asyncio.wrap_future(engine.hold())
+        long, short = (submit(engine, prompt, 60, temperature=0.0) for prompt in prompts)
+        engine.release()
+        assert await read(long) == wanted[0]
+        if poisoned:  # as far as the longest row goes, all of them are read
+            with pytest.raises(EngineError, match="not finite"):
+                await read(short)
+        else:
+            assert await read(short) == wanted[1]
+    engine.close()
+
+
+async def test_a_prompt_that_there_is_no_memory_for_ends_alone(qwen: Path) -> None:
+    engine = start_engine(qwen)
+    companions = [submit(engine, [5, 6 + i], 200, seed=str(i)) for i in range(4)]
+    while not companions[-1].ids:
+        await companions[-1].request.wait()
+    huge: Any = range(2**50)  # as long as no memory is
+    with pytest.raises(RuntimeError):
+        await read(submit(engine, huge, 3))
+    assert [len(await read(completion)) for completion in companions] == [200] * 4
+    assert len(await read(submit(engine, [5, 6], 300))) == 300
+    engine.close()
+
+
+async def test_those_in_line_are_served_after_a_step_that_failed(qwen: Path) -> None:
+    engine = start_engine(qwen, max_batch=1)
+    await asyncio.wrap_future(engine.hold())
+    bad, good = submit(engine, [10**6], 3), submit(engine, [5], 3)
+    engine.release()
+    with pytest.raises(IndexError):
+        await read(bad)
+    assert len(await read(good)) == 3
+    engine.close()

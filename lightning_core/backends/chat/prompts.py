@@ -3,102 +3,150 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from lightning_core.errors import UnsupportedError
+from lightning_core.backends.chat.encoding import Encoder
+from lightning_core.backends.chat.template import check_arguments
+from lightning_core.errors import ContextLengthError, UnsupportedError
+from lightning_core.gateway.upstream import ChatRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+LONG = 32_768
+"""Characters to encode that make a prompt a long one: others should not wait for it."""
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+_REFUSALS = (
+    *(TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError),
+)
+"""What a template raises for messages that it does not expect."""
 
 
-def render(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: list[dict[str, Any]],
-    tools: list[dict[str, Any]] | None,
-    options: dict[str, Any],
-) -> list[int]:
-    """Token ids of the prompt, up to where the reply begins.
+class Prompts:
+    """Makes prompts for one model. Methods may be called from any thread; others run while it encodes."""
 
-    Raises UnsupportedError for content that is not text, and for messages that the template refuses.
-    """
-    return _encode(tokenizer, _write(tokenizer, messages, tools, options, asks=True))
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str, vocabulary: int) -> None:
+        """`name` is what errors call the model; its token ids go from 0 to `vocabulary` - 1."""
+        self._tokenizer, self._name, self._vocabulary = tokenizer, name, vocabulary
+        self.encoder = Encoder(tokenizer)
 
+    def begin(self, request: ChatRequest, context: int) -> list[int] | Callable[[], list[int]]:
+        """Token ids of a request's prompt; where there is much to encode, a function that returns them.
 
-def _write(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: list[dict[str, Any]],
-    tools: list[dict[str, Any]] | None,
-    options: dict[str, Any],
-    *,
-    asks: bool,
-) -> str:
-    """The conversation as text; `asks` adds what stands before a reply."""
-    try:
-        plain = [plain_message(message) for message in messages]
-        text = tokenizer.apply_chat_template(
-            plain, tools=tools or None, add_generation_prompt=asks, tokenize=False, **options
-        )
-        return str(text)
-    except (TemplateError, TypeError, ValueError, AttributeError) as error:
-        raise UnsupportedError(
-            f"the model's chat template refuses these messages: {error}; change the messages or "
-            "use another model"
-        ) from error
+        Raises UnsupportedError for content that is not text, for arguments that the template does not read, for
+        messages that it refuses and for tokens that the model does not have, ContextLengthError for what can't
+        fit the context.
+        """
+        if isinstance(request.prompt, list):
+            return self._given(request.prompt, context)
+        if request.prompt is None:
+            text = self._write(request.messages, request.tools, request.extra, context, asks=True)
+        else:
+            text = request.prompt
+        pieces = self._cut(text, context)
+        if request.prompt is None:
+            new = self.encoder.unknown(pieces)
+            encode = partial(self.encoder.encode, pieces)
+        else:
+            new = len(text)
+            encode = partial(self.encoder.encode_raw, text)
+        finish = partial(self._checked, encode)
+        return finish if new > LONG else finish()
 
+    def with_reply(
+        self,
+        messages: list[dict[str, Any]],
+        reply: dict[str, Any],
+        tools: list[dict[str, Any]] | None,
+        arguments: dict[str, Any],
+        stop_ids: frozenset[int],
+        context: int,
+    ) -> tuple[list[int], list[int]]:
+        """Token ids of a prompt and of its reply, as if the model had sampled it, the stop token included.
 
-def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    ids: list[int] = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
-    return ids
-
-
-def render_reply(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: list[dict[str, Any]],
-    reply: dict[str, Any],
-    tools: list[dict[str, Any]] | None,
-    options: dict[str, Any],
-    stop_ids: frozenset[int],
-) -> tuple[list[int], list[int]]:
-    """Token ids of a prompt and of its reply, as if the model had sampled it, the stop token included.
-
-    The reply is what the template writes after the prompt, up to the stop token: so a tool call has the form
-    that the model knows. Raises UnsupportedError for a reply that the template can't write so.
-    """
-    prompt = _write(tokenizer, messages, tools, options, asks=True)
-    whole = _write(tokenizer, [*messages, reply], tools, options, asks=False)
-    if not whole.startswith(prompt):
-        raise UnsupportedError(
-            "the model's chat template writes these messages otherwise once they are answered, so it does "
-            "not say what the model itself would write; use a model with another template"
-        )
-    ids = _encode(tokenizer, whole[len(prompt) :])
-    end = next((place for place, token_id in enumerate(ids) if token_id in stop_ids), None)
-    if end is None or tokenizer.decode(ids[end + 1 :]).strip():
-        raise UnsupportedError(
-            "the reply, as the model's chat template writes it, does not end with a stop token, or goes on "
-            "after one; take special tokens out of its text, or use a model with another template"
-        )
-    return _encode(tokenizer, prompt), ids[: end + 1]
-
-
-def raw_ids(tokenizer: PreTrainedTokenizerBase, prompt: str | list[int], vocabulary: int) -> list[int]:
-    """Token ids of a prompt that needs no template; text begins as the tokenizer has every text begin.
-
-    Raises UnsupportedError for an id that the model, of so many tokens, does not have.
-    """
-    if isinstance(prompt, str):
-        ids: list[int] = tokenizer.backend_tokenizer.encode(prompt).ids
-        return ids
-    for token_id in prompt:
-        if not 0 <= token_id < vocabulary:
+        The reply is what the template writes after the prompt, up to the stop token: so a tool call has the form
+        that the model knows. Raises UnsupportedError for a reply that the template can't write so, and what
+        `begin` raises.
+        """
+        prompt = self._write(messages, tools, arguments, context, asks=True)
+        whole = self._write([*messages, reply], tools, arguments, context, asks=False)
+        if not whole.startswith(prompt):
             raise UnsupportedError(
-                f"the prompt holds the token id {token_id}; the model's go from 0 to {vocabulary - 1}"
+                "the model's chat template writes these messages otherwise once they are answered, so it does "
+                "not say what the model itself would write; use a model with another template"
             )
-    return list(prompt)
+        ids = self._encode(whole[len(prompt) :], context)
+        end = next((place for place, token_id in enumerate(ids) if token_id in stop_ids), None)
+        if end is None or self._tokenizer.decode(ids[end + 1 :]).strip():
+            raise UnsupportedError(
+                "the reply, as the model's chat template writes it, does not end with a stop token, or goes on "
+                "after one; take special tokens out of its text, or use a model with another template"
+            )
+        return self._encode(prompt, context), ids[: end + 1]
+
+    def _write(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        arguments: dict[str, Any],
+        context: int,
+        *,
+        asks: bool,
+    ) -> str:
+        """The conversation as text; `asks` adds what stands before a reply."""
+        check_arguments(self._tokenizer, tools, arguments)
+        if len(messages) > context:  # each takes a token and more
+            raise self._too_long(len(messages), context)
+        try:
+            plain = [plain_message(message) for message in messages]
+            text = self._tokenizer.apply_chat_template(
+                plain, tools=tools or None, add_generation_prompt=asks, tokenize=False, **arguments
+            )
+            return str(text)
+        except _REFUSALS as error:
+            raise UnsupportedError(
+                f"the model's chat template refuses these messages: {error}; change the messages or "
+                "use another model"
+            ) from error
+
+    def _cut(self, text: str, context: int) -> list[str]:
+        """The text in pieces. Raises ContextLengthError for one that can't fit, which is seen without encoding."""
+        pieces = self.encoder.cut(text)
+        if len(text) > context:
+            least = self.encoder.least(pieces)
+            if least > context:
+                raise self._too_long(least, context)
+        return pieces
+
+    def _encode(self, text: str, context: int) -> list[int]:
+        return self._checked(partial(self.encoder.encode, self._cut(text, context)))
+
+    def _given(self, prompt: list[int], context: int) -> list[int]:
+        if len(prompt) > context:
+            raise self._too_long(len(prompt), context)
+        return self._checked(lambda: list(prompt))
+
+    def _checked(self, encode: Callable[[], list[int]]) -> list[int]:
+        """Ids that the model can read, whatever its tokenizer makes of a text."""
+        ids = encode()
+        if not ids:
+            raise UnsupportedError("the prompt has no tokens; send one that has some")
+        if min(ids) < 0 or max(ids) >= self._vocabulary:
+            unknown = next(i for i in ids if not 0 <= i < self._vocabulary)
+            raise UnsupportedError(
+                f"the prompt holds the token id {unknown}; the model's go from 0 to {self._vocabulary - 1}"
+            )
+        return ids
+
+    def _too_long(self, least: int, context: int) -> ContextLengthError:
+        return ContextLengthError(
+            f"the prompt has at least {least} tokens and the context of {self._name!r} is {context}; "
+            "shorten the prompt"
+        )
 
 
 def plain_message(message: dict[str, Any]) -> dict[str, Any]:

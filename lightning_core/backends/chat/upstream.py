@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
-from lightning_core.backends.chat.prompts import raw_ids, render, render_reply
+from lightning_core.backends.chat.prompts import Prompts
 from lightning_core.backends.chat.replies import ChatGeneration, Choice, hidden_ids
 from lightning_core.backends.chat.text import TextStream
 from lightning_core.errors import ContextLengthError
@@ -16,6 +18,10 @@ from lightning_core.types import Demonstration
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+MANY_MESSAGES = 1000
+"""Messages that make a conversation a long one: others should not wait for its template."""
 
 
 class Engine(Protocol):
@@ -48,13 +54,16 @@ class ChatUpstream:
         self._engine = engine
         self._tokenizer = model.tokenizer.backend_tokenizer
         self._hidden = hidden_ids(model.tokenizer, model.stop_ids)
+        self._prompts = Prompts(model.tokenizer, model.name, model.vocabulary)
+        self._short = ThreadPoolExecutor(2, "lightning-prompts")
+        self._long = ThreadPoolExecutor(1, "lightning-long-prompts")
         self._seeds = None if seed is None else random.Random(seed)
 
     async def chat(self, request: ChatRequest) -> ChatGeneration:
         """Put the choices in line. Raises ContextLengthError or UnsupportedError before that."""
-        ids = self._prompt(request)
+        seed = self._seed(request)  # in order of arrival, which the prompts may not be made in
+        ids = await self._prompt(request)
         room = self._room(len(ids), request.max_tokens)
-        seed = self._seed(request)
         shared = Request(rollout=request.attempt[0] if request.attempt else None)
         choices = []
         for index in range(request.n):
@@ -76,17 +85,21 @@ class ChatUpstream:
             return request.seed
         return self._seeds.getrandbits(64)
 
-    def _prompt(self, request: ChatRequest) -> list[int]:
-        tokenizer = self.model.tokenizer
-        if request.prompt is None:
-            return render(tokenizer, request.messages, request.tools, request.extra)
-        return raw_ids(tokenizer, request.prompt, self.model.vocabulary)
+    async def _prompt(self, request: ChatRequest) -> list[int]:
+        """Token ids of the prompt, made while the event loop goes on streaming. Long ones wait for one another
+        and not the short ones for them."""
+        loop, context = asyncio.get_running_loop(), self.model.context
+        many = len(request.messages) + len(request.tools or ()) > MANY_MESSAGES
+        made = await loop.run_in_executor(
+            self._long if many else self._short, self._prompts.begin, request, context
+        )
+        return made if isinstance(made, list) else await loop.run_in_executor(self._long, made)
 
     def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
         """(prompt ids, completion ids), as they would have been recorded. Raises ContextLengthError."""
         d, model = demonstration, self.model
-        prompt, reply = render_reply(
-            model.tokenizer, d.messages, d.message, d.tools, d.template, model.stop_ids
+        prompt, reply = self._prompts.with_reply(
+            d.messages, d.message, d.tools, d.template, model.stop_ids, model.context
         )
         if len(prompt) + len(reply) > model.context:
             raise ContextLengthError(

@@ -49,12 +49,13 @@ class Slots:
 
     def _allocate(self, capacity: int, in_use: int) -> None:
         s = self.shape
-        self.capacity = capacity
         fit = self._max_bytes // (capacity * s.token_bytes)
-        self.rows = max(1, in_use, min(self._limit, fit))
+        rows = max(1, in_use, min(self._limit, fit))
+        # first what may fail, so that the rows stay as they are
         self.memory = torch.zeros(
-            (s.layers, 2, self.rows, s.heads, capacity, s.size), dtype=s.dtype, device=s.device
+            (s.layers, 2, rows, s.heads, capacity, s.size), dtype=s.dtype, device=s.device
         )
+        self.rows, self.capacity = rows, capacity
         self.keys = [self.memory[i, 0] for i in range(s.layers)]
         self.values = [self.memory[i, 1] for i in range(s.layers)]
         self.flat_keys = [k.view(-1, s.size) for k in self.keys]
@@ -72,6 +73,10 @@ class Slots:
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of row `source` over row `target`."""
         self.memory[:, :, target, :, :length] = self.memory[:, :, source, :, :length]
+
+    def wipe(self, row: int) -> None:
+        """Forget what is in a row: what is not finite there would reach whoever has the row next."""
+        self.memory[:, :, row] = 0.0
 
     def places(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Where tokens lie in `flat_keys`: rows (T,), positions (T,) → (T * K,)."""

@@ -7,6 +7,7 @@ forward pass. Replies enter and leave between steps (continuous batching), first
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -21,10 +22,10 @@ import torch
 from lightning_core.backends.chat.completion import Completion, Wakes
 from lightning_core.backends.local.cache import Prefixes, Shape, Slots
 from lightning_core.backends.local.decoder import Decoder
-from lightning_core.backends.local.plan import StepPlan
+from lightning_core.backends.local.plan import Run, StepPlan
 from lightning_core.backends.local.rows import Rows
 from lightning_core.backends.local.sampling import Draws, Sampler
-from lightning_core.errors import GatewayError
+from lightning_core.errors import EngineError, GatewayError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -182,7 +183,10 @@ class Engine:
             self._step()
         except Exception as error:  # boundary: the requests fail, the engine lives
             logger.exception("a step of the engine failed; its requests are ended with this error")
-            self._fail_all(error)
+            if self.running:
+                self._fail_running(error)
+            else:  # one in line is at fault, and would be again
+                self._fail_all(error)
         self._wakes.send()
         if self._when_idle and not self.running and not self._may_admit():
             for future in self._when_idle:
@@ -194,32 +198,68 @@ class Engine:
         rows, budget = self._rows, self._options.prefill_tokens
         if rows.drop_cancelled():
             self._sampler = None
-        rows.admit(self._waiting, budget, self.policy_version, held=self._held)
+        for completion in rows.admit(self._waiting, budget, self.policy_version, held=self._held):
+            self._wakes.add(completion.request)
         if not len(rows):
             return
         self.most_running = max(self.most_running, len(rows))
         runs, finished = rows.next_runs(budget)
-        lengths = rows.lengths()
-        rows.slots.reserve(max([n + 1 for n in lengths] + [r.start + r.count for r in runs]), len(rows))
-        plan = StepPlan(rows.slots, lengths, runs)
+        logits = self._forward(rows.lengths(), runs)
+        self.steps += 1
+        self.prefill_tokens += sum(run.count for run in runs)
+        rows.promote(finished)
+        rows.drop_failed_prompts()
+        if finished:
+            self._sampler = None
+        if rows.decoding:
+            self._take(self._draw(logits))
+
+    def _forward(self, lengths: list[int], runs: list[Run]) -> torch.Tensor:
+        """Logits (N, V) after every decoding reply and after each prompt that its run completes.
+
+        Where the step fails, its rows are taken one at a time. Those that fail then have an error, and logits
+        that are not numbers.
+        """
+        rows = self._rows
         tokens = [c.ids[-1] for c in rows.decoding]
-        keep = list(range(len(tokens)))  # rows of logits: every decoding reply, and each prompt's last token
+        keep = list(range(len(tokens)))  # where logits are wanted
         for prompt, run in zip(rows.prompts, runs, strict=True):
             tokens += prompt.completion.prompt_ids[run.start : run.start + run.count]
             keep += [len(tokens) - 1] * (prompt.left == 0)
-        logits = self._decoder.logits(
+        try:
+            return self._logits(lengths, runs, tokens, keep)
+        except Exception:
+            logger.exception("a step of the engine failed; its replies are tried one at a time")
+        found: list[torch.Tensor | None] = []
+        wanted, at = set(keep), 0
+        for completion, run in zip(
+            [*rows.decoding, *(prompt.completion for prompt in rows.prompts)],
+            [*(Run(row, length, 1) for row, length in enumerate(lengths)), *runs],
+            strict=True,
+        ):
+            own, at = tokens[at : at + run.count], at + run.count
+            logits = None
+            try:
+                logits = self._logits([], [run], own, [run.count - 1] * (at - 1 in wanted))
+            except Exception as error:  # boundary: this reply fails, the others go on
+                completion.error = error
+                self._wakes.add(completion.request)
+            if at - 1 in wanted:
+                found.append(logits)
+        width = next((logits.shape[-1] for logits in found if logits is not None), 1)
+        failed = torch.full((1, width), float("nan"), device=self._device)
+        return torch.cat([failed, *(failed if logits is None else logits.float() for logits in found)])[1:]
+
+    def _logits(self, lengths: list[int], runs: list[Run], tokens: list[int], keep: list[int]) -> torch.Tensor:
+        slots = self._rows.slots
+        slots.reserve(max([n + 1 for n in lengths] + [r.start + r.count for r in runs]), len(self._rows))
+        plan = StepPlan(slots, lengths, runs)
+        return self._decoder.logits(
             torch.tensor(tokens, device=self._device),
             plan.positions,
             plan,
             torch.tensor(keep, dtype=torch.int64, device=self._device),
         )
-        self.steps += 1
-        self.prefill_tokens += sum(run.count for run in runs)
-        rows.promote(finished)
-        if finished:
-            self._sampler = None
-        if rows.decoding:
-            self._take(self._draw(logits))
 
     def _draw(self, logits: torch.Tensor) -> Draws:
         replies = self._rows.decoding
@@ -231,8 +271,18 @@ class Engine:
         """Append what was drawn, end what is finished, and wake the readers."""
         replies = self._rows.decoding
         all_due = self._wakes.time_for_all(time.monotonic())
-        ended = []
+        ended, failed = [], 0
         for row, completion in enumerate(replies):
+            if completion.error is None and not math.isfinite(draws.logprobs[row]):
+                completion.error = EngineError(
+                    "the model's logits after this prompt are not finite numbers, so nothing can be sampled; "
+                    "look at the weights and at the learning rate"
+                )
+            if completion.error is not None:
+                failed += 1
+                ended.append(row)
+                self._wakes.add(completion.request)
+                continue
             token, options = draws.ids[row], completion.options
             completion.logprobs.append(draws.logprobs[row])
             if draws.best is not None and options.top_logprobs:
@@ -246,16 +296,23 @@ class Engine:
                 ended.append(row)
             if all_due or len(completion.ids) == 1 or completion.finish_reason is not None:
                 self._wakes.add(completion.request)
-        self.sampled_tokens += len(replies)
+        self.sampled_tokens += len(replies) - failed
         for row in reversed(ended):
             self._rows.leave(row)
             self._sampler = None
 
     def _fail_all(self, error: BaseException) -> None:
-        for completion in [*self._rows.clear(), *self._waiting]:
-            completion.error = error
-            self._wakes.add(completion.request)
+        self._fail_running(error)
+        while self._waiting:
+            self._fail(self._waiting.popleft(), error)
+        self._wakes.send()
+
+    def _fail_running(self, error: BaseException) -> None:
+        for completion in self._rows.clear():
+            self._fail(completion, error)
         self._rows.prefixes.clear()  # a block may have been entered and not filled
         self._sampler = None
-        self._waiting.clear()
-        self._wakes.send()
+
+    def _fail(self, completion: Completion, error: BaseException) -> None:
+        completion.error = completion.error or error
+        self._wakes.add(completion.request)

@@ -6,12 +6,15 @@ at most one, the last, does not fit the step's budget and goes on in the next st
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import dataclass
 
 from lightning_core.backends.chat.completion import Completion
 from lightning_core.backends.local.cache import Prefixes, Slots
 from lightning_core.backends.local.plan import Run
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -44,8 +47,11 @@ class Rows:
         """Tokens in each decoding row: its last id has not been through the model yet."""
         return [len(c.prompt_ids) + len(c.ids) - 1 for c in self.decoding]
 
-    def admit(self, waiting: deque[Completion], budget: int, version: int, *, held: bool) -> None:
-        """Take prompts in order of arrival while `budget` tokens last.
+    def admit(
+        self, waiting: deque[Completion], budget: int, version: int, *, held: bool
+    ) -> list[Completion]:
+        """Take prompts in order of arrival while `budget` tokens last. Returns those that there is no memory
+        for, which end with an error.
 
         A prompt whose next block another one of this step computes waits for the next step, and finds it.
         While `held`, only further choices of requests that are being answered are taken.
@@ -53,6 +59,7 @@ class Rows:
         budget -= sum(p.left for p in self.prompts)
         computing = {self.prefixes.find(p.completion.prompt_ids)[1] for p in self.prompts}
         deferred: list[Completion] = []
+        refused: list[Completion] = []
         try:
             while waiting and budget > 0 and len(self) < self.slots.rows:
                 completion = waiting.popleft()
@@ -66,16 +73,22 @@ class Rows:
                 computing.add(missing)
                 if fresh:
                     completion.request.policy_version = version
-                budget -= self._place(completion, found)
+                try:
+                    budget -= self._place(completion, found)
+                except Exception as error:  # boundary: this reply fails, the others go on
+                    logger.exception("a prompt of %d tokens got no row", len(completion.prompt_ids))
+                    completion.error = error
+                    refused.append(completion)
         finally:
             waiting.extendleft(reversed(deferred))
+        return refused
 
     def _place(self, completion: Completion, found: list[int]) -> int:
         """Give a reply the next row, with the blocks that are known; returns the tokens still to compute."""
         prompt = Prompt(completion, len(self), 0)
-        self.prompts.append(prompt)  # before what may fail, so that it is never lost
-        self.slots.reserve(len(completion.prompt_ids) + 1, len(self))
+        self.slots.reserve(len(completion.prompt_ids) + 1, len(self) + 1)
         prompt.done = self.prefixes.load(found, self.slots, prompt.row)
+        self.prompts.append(prompt)
         return prompt.left
 
     def next_runs(self, budget: int) -> tuple[list[Run], int]:
@@ -98,9 +111,13 @@ class Rows:
 
     def leave(self, row: int) -> None:
         """Free a decoding row between steps: keep its blocks for a next turn, close the gap with the last
-        rows."""
+        rows. Of a reply that failed nothing is kept, nor any other block, since it may have shared one."""
         completion = self.decoding[row]
-        self.prefixes.save(completion.prompt_ids + completion.ids[:-1], self.slots, row)
+        if completion.error is None:
+            self.prefixes.save(completion.prompt_ids + completion.ids[:-1], self.slots, row)
+        else:
+            self.prefixes.clear()
+            self.slots.wipe(row)
         last = len(self.decoding) - 1
         if row != last:
             moved = self.decoding[last]
@@ -118,6 +135,13 @@ class Rows:
             self.leave(row)
         self.prompts = [prompt for prompt in self.prompts if not prompt.completion.cancelled]
         return bool(rows)
+
+    def drop_failed_prompts(self) -> None:
+        """Between steps: free the row of a prompt that the budget cut and that has failed."""
+        for prompt in self.prompts:
+            if prompt.completion.error is not None:
+                self.slots.wipe(prompt.row)
+        self.prompts = [prompt for prompt in self.prompts if prompt.completion.error is None]
 
     def forget(self) -> None:
         """Drop what older weights computed, and the length that rows have grown to."""

@@ -19,7 +19,7 @@ class Draws:
     ids: list[int]
     logprobs: list[float]
     """At the temperature sampled with (1 for greedy), over the full distribution, whatever `top_p` cut off.
-    """
+    Not finite where the row's logits were not: its id means nothing then."""
     best: list[list[tuple[int, float]]] | None
     """The most probable ids with their logprobs, as many as the largest request for them."""
 
@@ -63,6 +63,7 @@ class Sampler:
             torch.tensor([u * BELOW_ONE for u in uniforms], device=self._device)[:, None] * cumulative[:, -1:]
         )
         ids = torch.searchsorted(cumulative, points, right=True)  # "right" skips probability zero
+        ids.clamp_(max=logprobs.shape[-1] - 1)  # a row that is not finite has no such place
         if self._any_greedy:
             ids = torch.where(self._greedy, logprobs.argmax(-1, keepdim=True), ids)
         return ids
@@ -75,5 +76,7 @@ class Sampler:
 def _nucleus(probabilities: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Zero all but the fewest most probable tokens whose probabilities add up to at least `top_p` (N, 1)."""
     ordered, order = probabilities.sort(-1, descending=True)
-    kept = ordered.masked_fill(ordered.cumsum(-1) - ordered >= top_p, 0.0)
+    cut = ordered.cumsum(-1) - ordered >= top_p
+    cut[:, 0] = False  # the first is always among them, whatever float32 makes of `top_p`
+    kept = ordered.masked_fill(cut, 0.0)
     return torch.zeros_like(probabilities).scatter_(-1, order, kept)
