@@ -18,8 +18,8 @@ from lightning_core.gateway.refusals import Refusal, invalid, unsupported
 from lightning_core.types import Sampling
 
 COLDEST: Final = 0.01
-"""The lowest temperature above 0 that is sampled at, as by vLLM. What is lower means greedy to those who ask for
-it, and its quotients may leave float32."""
+"""The lowest temperature above 0 that is sampled at, as by vLLM. Apps that ask for less mean greedy, and
+float32 does not hold every logit divided by less."""
 MOST_STOPS: Final = 64
 LONGEST_STOP: Final = 256
 """Characters. Stop strings are looked for after every token, on the gateway's event loop."""

@@ -1,4 +1,4 @@
-"""No request disturbs another: what one asks for is refused, or ends that one alone, while others are answered."""
+"""No request disturbs another: what one asks for is refused, or ends that one alone."""
 
 from __future__ import annotations
 
@@ -96,9 +96,13 @@ async def open_place(
         yield Place(backend, web, store)
 
 
-def save(folder: Path, tokenizer: PreTrainedTokenizerBase, *, vocabulary: int = 0, positions: int = 512) -> Path:
+def save(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, *, vocabulary: int = 0, positions: int = 512
+) -> Path:
     """A model for this tokenizer."""
-    make_network("qwen3", vocabulary or len(tokenizer), max_position_embeddings=positions).save_pretrained(folder)
+    make_network("qwen3", vocabulary or len(tokenizer), max_position_embeddings=positions).save_pretrained(
+        folder
+    )
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -111,14 +115,15 @@ async def place(qwen: Path) -> AsyncIterator[Place]:
 
 @pytest.fixture(scope="module")
 def thinking(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose template reads arguments, sets a variable and marks what it generates, as real ones do."""
+    """A model whose template reads arguments, sets a variable and marks what it generates."""
     tokenizer = make_tokenizer()
     tokenizer.chat_template = (
         "{%- if not date_string is defined %}{%- set date_string = 'today' %}{%- endif %}"
         "{%- set ns = namespace(last=0) %}{{ bos_token }}{{ strftime_now('') }}{{ date_string }}"
         "{%- if documents %}{{ documents }}{%- endif %}{% generation %}{% endgeneration %}"
         + TEMPLATE
-        + "{%- if add_generation_prompt and enable_thinking is defined and enable_thinking is false %}<think>no</think>{%- endif %}"
+        + "{%- if add_generation_prompt and enable_thinking is defined and enable_thinking is false %}"
+        + "<think>no</think>{%- endif %}"
     )
     return save(tmp_path_factory.mktemp("thinking") / "model", tokenizer)
 
@@ -143,7 +148,15 @@ async def test_a_request_can_not_bring_a_template_in_any_dialect(place: Place, t
 
 async def test_no_parameter_of_the_renderer_can_be_given_and_the_error_tells_what_can(thinking: Path) -> None:
     parameters = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
-    supplied = ("messages", "conversations", "bos_token", "namespace", "strftime_now", "raise_exception", "ns")
+    supplied = (
+        "messages",
+        "conversations",
+        "bos_token",
+        "namespace",
+        "strftime_now",
+        "raise_exception",
+        "ns",
+    )
     async with open_place(thinking) as place:
         for name in (*parameters, *supplied):
             reply = await place.chat(max_tokens=2, chat_template_kwargs={name: True})
@@ -189,9 +202,11 @@ async def test_a_demonstration_can_not_bring_a_template_either(thinking: Path) -
         {"stop": ["x"] * 64},
         {"max_tokens": 1},
     ],
-    ids=repr,
+    ids=lambda fields: repr(fields)[:40],
 )
-async def test_no_sampling_setting_disturbs_the_others_of_the_batch(place: Place, fields: dict[str, Any]) -> None:
+async def test_no_sampling_setting_disturbs_the_others_of_the_batch(
+    place: Place, fields: dict[str, Any]
+) -> None:
     async with place.bystanders():
         replies = [await place.chat(f"fox {i}", **{"max_tokens": 5, **fields}) for i in range(3)]
         assert [reply.status_code for reply in replies] == [200] * 3, replies[0].text
@@ -208,7 +223,7 @@ async def test_no_sampling_setting_disturbs_the_others_of_the_batch(place: Place
         {"temperature": 1e300},
         {"top_p": 0.0},
     ],
-    ids=repr,
+    ids=lambda fields: repr(fields)[:40],
 )
 async def test_a_setting_out_of_bounds_is_refused(place: Place, fields: dict[str, Any]) -> None:
     async with place.bystanders():
@@ -296,7 +311,9 @@ async def test_text_that_can_not_fit_the_context_is_refused_before_it_is_encoded
     assert encoder.encoded - before <= bystander
 
 
-async def test_replies_stream_and_short_prompts_are_answered_while_long_ones_are_encoded(tmp_path: Path) -> None:
+async def test_replies_stream_and_short_prompts_are_answered_while_long_ones_are_encoded(
+    tmp_path: Path,
+) -> None:
     words = "the quick brown fox jumps " * 60_000
     folder = save(tmp_path / "model", make_tokenizer(), positions=262_144)
     async with open_place(folder, context=262_144, dtype="float32") as place:
@@ -324,5 +341,3 @@ async def test_a_conversation_that_goes_on_has_only_its_new_messages_encoded(pla
     tokenizer = AutoTokenizer.from_pretrained(place.backend.model)
     plain = tokenizer.apply_chat_template(messages[:-2], add_generation_prompt=True, return_dict=False)
     assert calls[-1].prompt_ids == plain
-
-

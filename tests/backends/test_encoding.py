@@ -1,4 +1,4 @@
-"""Encoding a text piece by piece gives the ids of the whole text, and no text is counted longer than it is."""
+"""A text encoded piece by piece has the ids of the whole, and none is said to be longer than it is."""
 
 from __future__ import annotations
 
@@ -48,13 +48,19 @@ def greedy_spaces() -> PreTrainedTokenizerBase:
 
 def pieces_of_words(kind: str) -> PreTrainedTokenizerBase:
     """As those of SentencePiece: a mark for a space, one before the first word only, or before each piece."""
-    tokenizer = Tokenizer(models.Unigram() if kind == "unigram" else models.BPE(unk_token="<unk>", fuse_unk=True))
+    tokenizer = Tokenizer(
+        models.Unigram() if kind == "unigram" else models.BPE(unk_token="<unk>", fuse_unk=True)
+    )
     if kind == "prepending":
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     else:
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
     tokenizer.decoder = decoders.Metaspace()
-    options = {"vocab_size": 300, "special_tokens": ["<unk>", *SPECIAL, "<s>", "[INST]"], "show_progress": False}
+    options = {
+        "vocab_size": 300,
+        "special_tokens": ["<unk>", *SPECIAL, "<s>", "[INST]"],
+        "show_progress": False,
+    }
     make = trainers.UnigramTrainer if kind == "unigram" else trainers.BpeTrainer
     more = {"unk_token": "<unk>"} if kind == "unigram" else {}
     tokenizer.train_from_iterator(TEXT.splitlines() * 5, make(**options, **more))
@@ -73,7 +79,19 @@ TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerBase]] = {
 MADE = {name: make() for name, make in TOKENIZERS.items()}
 ENCODERS = {name: (tokenizer, Encoder(tokenizer, cache_bytes=50_000)) for name, tokenizer in MADE.items()}
 WORDS = [*SPECIAL, "<tool_call>", "<s>", "[INST]", "<pad>", "<|im_", "start|>", "<", "|>", "\n", "  ", "user"]
-WORDS += ["the fox", "SELECT name", "123456", "e\u0301", "\u0301", "\u0338", "\u212a", "ü", "日本", "😀", "\u0004"]
+WORDS += [
+    "the fox",
+    "SELECT name",
+    "123456",
+    "e\u0301",
+    "\u0301",
+    "\u0338",
+    "\u212a",
+    "ü",
+    "日本",
+    "😀",
+    "\u0004",
+]
 TEXTS = st.lists(st.sampled_from(WORDS) | st.text(st.characters(codec="utf-8"), max_size=8), max_size=30).map(
     "".join
 )

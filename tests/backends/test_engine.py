@@ -368,7 +368,9 @@ async def test_a_row_that_fails_ends_alone_and_the_others_get_what_they_get_with
     companions += [submit(engine, p, 30, seed=str(i)) for i, p in enumerate(prompts[4:], 4)]
     engine.release()
     for completion in fails:
-        with pytest.raises((EngineError, RuntimeError), match="not finite" if how == "overflows" else "memory"):
+        with pytest.raises(
+            (EngineError, RuntimeError), match="not finite" if how == "overflows" else "memory"
+        ):
             await read(completion)
     assert [await read(completion) for completion in companions] == wanted
     again = [submit(engine, p, 30, seed=str(i)) for i, p in enumerate(prompts)]
@@ -377,7 +379,9 @@ async def test_a_row_that_fails_ends_alone_and_the_others_get_what_they_get_with
     engine.close()
 
 
-async def test_a_row_with_numbers_that_are_not_finite_fails_once_and_is_clean_for_the_next(qwen: Path) -> None:
+async def test_a_row_with_numbers_that_are_not_finite_fails_once_and_is_clean_for_the_next(
+    qwen: Path,
+) -> None:
     engine = start_engine(qwen, prefix_bytes=0)
     prompts = [[8 + i % 40 for i in range(90)], [5, 6]]
     wanted = [await read(submit(engine, prompt, 60, temperature=0.0)) for prompt in prompts]

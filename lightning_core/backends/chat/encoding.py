@@ -1,9 +1,9 @@
 """Text to token ids: only what is new of it, and not what can't fit.
 
-A tokenizer takes out its added tokens before it does anything else, so a text may be cut before one of them and
-its pieces encoded apart: the ids are those of the whole text. A conversation that goes on is the same pieces and
-some new ones, and pieces are remembered. The cuts are the added tokens that the chat template writes, where the
-tokenizer's settings make them safe; else a text is one piece.
+A tokenizer takes out its added tokens before it does anything else. So a text may be cut before one of them
+and its pieces encoded apart: the ids are those of the whole text. A conversation that goes on is the same
+pieces and some new ones, and pieces are remembered. The cuts are the added tokens that the chat template
+writes, where the tokenizer's settings make them safe; else a text is one piece.
 """
 
 from __future__ import annotations
@@ -87,6 +87,8 @@ class Encoder:
     def encode_raw(self, text: str) -> list[int]:
         """The ids of a text, which begins as the tokenizer has every text begin."""
         ids: list[int] = self._tokenizer.encode_batch_fast([text])[0].ids
+        with self._lock:
+            self.encoded += len(text)
         return ids
 
     def _recall(self, pieces: list[str]) -> dict[str, array[int]]:
@@ -117,9 +119,9 @@ def _size(piece: str, ids: array[int]) -> int:
 def find_cuts(tokenizer: Tokenizer, template: str) -> re.Pattern[str] | None:
     """Finds where a text may be cut: before the added tokens in `template` at which nothing else can happen.
 
-    Such a token is taken out of the text as it stands (not after normalizing, not with the space before it, not
-    only between words), and no other one can reach into it. None where there is no such token, or where equal
-    texts may have other ids.
+    Such a token is taken out of the text as it stands (not after normalizing, not with the space before it,
+    not only between words), and no other one can reach into it. None where there is no such token, or where
+    equal texts may have other ids.
     """
     model = tokenizer.model
     if tokenizer.encode_special_tokens or getattr(model, "dropout", None):
@@ -207,7 +209,7 @@ def _most(written: bytes, characters: bytes) -> int:
 
 
 def _is_byte_level(tokenizer: Tokenizer) -> bool:
-    """Whether a token covers bytes that stand side by side in a text, and none of those are taken out before."""
+    """Whether a token covers bytes that stand side by side in a text, and none are taken out before."""
     setting = _setting(tokenizer.pre_tokenizer)
     steps = setting.get("pretokenizers", [setting])
     kinds = {step.get("type") for step in steps}

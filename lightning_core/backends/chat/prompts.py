@@ -37,9 +37,9 @@ class Prompts:
     def begin(self, request: ChatRequest, context: int) -> list[int] | Callable[[], list[int]]:
         """Token ids of a request's prompt; where there is much to encode, a function that returns them.
 
-        Raises UnsupportedError for content that is not text, for arguments that the template does not read, for
-        messages that it refuses and for tokens that the model does not have, ContextLengthError for what can't
-        fit the context.
+        Raises UnsupportedError for content that is not text, for arguments that the template does not read,
+        for messages that it refuses and for tokens that the model does not have, ContextLengthError for what
+        can't fit the context.
         """
         if isinstance(request.prompt, list):
             return self._given(request.prompt, context)
@@ -68,23 +68,23 @@ class Prompts:
     ) -> tuple[list[int], list[int]]:
         """Token ids of a prompt and of its reply, as if the model had sampled it, the stop token included.
 
-        The reply is what the template writes after the prompt, up to the stop token: so a tool call has the form
-        that the model knows. Raises UnsupportedError for a reply that the template can't write so, and what
-        `begin` raises.
+        The reply is what the template writes after the prompt, up to the stop token: so a tool call has the
+        form that the model knows. Raises UnsupportedError for a reply that the template can't write so, and
+        what `begin` raises.
         """
         prompt = self._write(messages, tools, arguments, context, asks=True)
         whole = self._write([*messages, reply], tools, arguments, context, asks=False)
         if not whole.startswith(prompt):
             raise UnsupportedError(
-                "the model's chat template writes these messages otherwise once they are answered, so it does "
-                "not say what the model itself would write; use a model with another template"
+                "the model's chat template writes these messages otherwise once they are answered, so it "
+                "does not say what the model itself would write; use a model with another template"
             )
         ids = self._encode(whole[len(prompt) :], context)
         end = next((place for place, token_id in enumerate(ids) if token_id in stop_ids), None)
         if end is None or self._tokenizer.decode(ids[end + 1 :]).strip():
             raise UnsupportedError(
-                "the reply, as the model's chat template writes it, does not end with a stop token, or goes on "
-                "after one; take special tokens out of its text, or use a model with another template"
+                "the reply, as the model's chat template writes it, does not end with a stop token, or goes "
+                "on after one; take special tokens out of its text, or use a model with another template"
             )
         return self._encode(prompt, context), ids[: end + 1]
 
@@ -114,7 +114,7 @@ class Prompts:
             ) from error
 
     def _cut(self, text: str, context: int) -> list[str]:
-        """The text in pieces. Raises ContextLengthError for one that can't fit, which is seen without encoding."""
+        """The text in pieces. Raises ContextLengthError for one that is plainly too long to be encoded."""
         pieces = self.encoder.cut(text)
         if len(text) > context:
             least = self.encoder.least(pieces)

@@ -1,7 +1,8 @@
 """A model's chat template, and the arguments that a request may give to it.
 
-A template is a program, and `apply_chat_template` takes another one, and more that changes what is rendered, from
-the same keywords as the template's own arguments. So a request may only give what the model's own template reads.
+A template is a program. `apply_chat_template` takes another one, and more that changes what is rendered, from
+the same keywords as the template's own arguments. So a request may only give what the model's own template
+reads.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 LONGEST_ARGUMENTS: Final = 65_536
 """Bytes of JSON that all arguments of one request may have."""
-_GIVEN: Final = frozenset((*DEFAULT_NAMESPACE, "messages", "conversations", "raise_exception", "strftime_now"))
+_GIVEN: Final = frozenset(
+    (*DEFAULT_NAMESPACE, "messages", "conversations", "raise_exception", "strftime_now")
+)
 """What the renderer gives to every template."""
 
 
@@ -41,7 +44,7 @@ class _Generation(Extension):
 @lru_cache(maxsize=64)
 def read_variables(source: str) -> frozenset[str]:
     """The variables that a template reads and does not set. None of a template that can't be read."""
-    environment = Environment(extensions=["jinja2.ext.loopcontrols", _Generation])  # noqa: S701  never renders
+    environment = Environment(extensions=["jinja2.ext.loopcontrols", _Generation])
     try:
         return frozenset(find_undeclared_variables(environment.parse(source)))
     except TemplateError:
@@ -51,7 +54,7 @@ def read_variables(source: str) -> frozenset[str]:
 def argument_names(
     tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, Any]] | None = None
 ) -> frozenset[str]:
-    """The arguments that a request may give to the template, which may be another one where there are tools."""
+    """The arguments that a request may give. A model may have another template for requests with tools."""
     parameters = inspect.signature(tokenizer.apply_chat_template).parameters
     source = tokenizer.get_chat_template(tools=tools or None)
     special = (*tokenizer.special_tokens_map, *tokenizer.SPECIAL_TOKENS_ATTRIBUTES)
@@ -61,7 +64,7 @@ def argument_names(
 def check_arguments(
     tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, Any]] | None, arguments: dict[str, Any]
 ) -> None:
-    """Raises UnsupportedError for arguments that the template does not read, and for values that are too large."""
+    """Raises UnsupportedError for arguments that the template does not read, and for values too large."""
     if not arguments:
         return
     names = argument_names(tokenizer, tools)
@@ -75,7 +78,9 @@ def check_arguments(
     try:
         size = len(orjson.dumps(arguments))
     except TypeError as error:
-        raise UnsupportedError(f"chat_template_kwargs is not plain JSON: {error}; send plain values") from error
+        raise UnsupportedError(
+            f"chat_template_kwargs is not plain JSON: {error}; send plain values"
+        ) from error
     if size > LONGEST_ARGUMENTS:
         raise UnsupportedError(
             f"chat_template_kwargs has {size} bytes, more than {LONGEST_ARGUMENTS}; send smaller values"

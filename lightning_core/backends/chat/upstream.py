@@ -86,8 +86,8 @@ class ChatUpstream:
         return self._seeds.getrandbits(64)
 
     async def _prompt(self, request: ChatRequest) -> list[int]:
-        """Token ids of the prompt, made while the event loop goes on streaming. Long ones wait for one another
-        and not the short ones for them."""
+        """Token ids of the prompt, made while the event loop goes on streaming. Long ones wait for one
+        another, and short ones for none of them."""
         loop, context = asyncio.get_running_loop(), self.model.context
         many = len(request.messages) + len(request.tools or ()) > MANY_MESSAGES
         made = await loop.run_in_executor(

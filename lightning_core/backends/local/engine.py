@@ -250,7 +250,9 @@ class Engine:
         failed = torch.full((1, width), float("nan"), device=self._device)
         return torch.cat([failed, *(failed if logits is None else logits.float() for logits in found)])[1:]
 
-    def _logits(self, lengths: list[int], runs: list[Run], tokens: list[int], keep: list[int]) -> torch.Tensor:
+    def _logits(
+        self, lengths: list[int], runs: list[Run], tokens: list[int], keep: list[int]
+    ) -> torch.Tensor:
         slots = self._rows.slots
         slots.reserve(max([n + 1 for n in lengths] + [r.start + r.count for r in runs]), len(self._rows))
         plan = StepPlan(slots, lengths, runs)

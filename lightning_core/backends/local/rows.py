@@ -47,9 +47,7 @@ class Rows:
         """Tokens in each decoding row: its last id has not been through the model yet."""
         return [len(c.prompt_ids) + len(c.ids) - 1 for c in self.decoding]
 
-    def admit(
-        self, waiting: deque[Completion], budget: int, version: int, *, held: bool
-    ) -> list[Completion]:
+    def admit(self, waiting: deque[Completion], budget: int, version: int, *, held: bool) -> list[Completion]:
         """Take prompts in order of arrival while `budget` tokens last. Returns those that there is no memory
         for, which end with an error.
 
