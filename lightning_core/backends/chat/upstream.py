@@ -55,6 +55,7 @@ class ChatUpstream:
         self._tokenizer = model.tokenizer.backend_tokenizer
         self._hidden = hidden_ids(model.tokenizer, model.stop_ids)
         self._prompts = Prompts(model.tokenizer, model.name, model.vocabulary)
+        # their threads end when this object goes
         self._short = ThreadPoolExecutor(2, "lightning-prompts")
         self._long = ThreadPoolExecutor(1, "lightning-long-prompts")
         self._seeds = None if seed is None else random.Random(seed)
