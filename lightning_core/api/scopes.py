@@ -70,7 +70,8 @@ def read(secret: bytes, token: str) -> Grant:
     claims = Seal(secret, PREFIX).open(token)
     if claims is None:
         raise AccessError(
-            "the token was not signed with this run's secret; make another: agentlightning token"
+            "the token was not signed with the secret of a run in this store (a run with no secret has no "
+            "tokens), or of this server; make another: agentlightning token"
         )
     grant = _grant(claims)
     if time.time() > grant.expires_at:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from lightning_core.errors import StoreError
+from lightning_core.gateway.limits import Limits
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.types import Rollout
 from tests.api.conftest import Desk, error, good, open_desk, rollout
@@ -58,7 +59,6 @@ async def test_bad_input_is_refused_by_field(path: str, body: Any, field: str | 
         b"",
         b"\xff",
         b'{"rollouts": NaN}',
-        b'{"rollouts": "\\ud800"}',
         b"[" * 100_000,
     ],
 )
@@ -97,14 +97,14 @@ async def test_unknown_addresses_and_methods_point_to_the_document(desk: Desk) -
 
 
 async def test_a_body_that_is_too_long_is_refused_before_it_is_whole() -> None:
-    async with open_desk(MemoryStore(), body_bytes=1000) as desk:
+    async with open_desk(MemoryStore(), limits=Limits(body_bytes=1000)) as desk:
         body = {"rollouts": [rollout("a", task={"input": {"text": "x" * 2_000_000}})]}
         assert "1000 bytes" in error(await desk.ask("POST", "/rollouts", body), 413, "too_large")["message"]
         assert (await desk.post("/rollouts", {"rollouts": [rollout("a")]}))["new"] == 1
 
 
 async def test_a_client_that_is_too_slow_is_told_so_and_holds_up_nobody() -> None:
-    async with open_desk(MemoryStore(), body_seconds=0.3) as desk:
+    async with open_desk(MemoryStore(), limits=Limits(body_seconds=0.3)) as desk:
         answer = await _send(desk, [b"content-length: 100\r\n\r\n", b'{"rollouts": ['])
         assert answer.startswith(b"HTTP/1.1 408")
         assert b'"too_slow"' in answer

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
 from lightning_core.errors import UnsupportedError
+from lightning_core.json_text import JsonError, read_written, whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,7 +51,7 @@ def _write(
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    ids: list[int] = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+    ids: list[int] = tokenizer.backend_tokenizer.encode(whole(text), add_special_tokens=False).ids
     return ids
 
 
@@ -91,7 +91,7 @@ def raw_ids(tokenizer: PreTrainedTokenizerBase, prompt: str | list[int], vocabul
     Raises UnsupportedError for an id that the model, of so many tokens, does not have.
     """
     if isinstance(prompt, str):
-        ids: list[int] = tokenizer.backend_tokenizer.encode(prompt).ids
+        ids: list[int] = tokenizer.backend_tokenizer.encode(whole(prompt)).ids
         return ids
     for token_id in prompt:
         if not 0 <= token_id < vocabulary:
@@ -130,7 +130,7 @@ def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            function["arguments"] = json.loads(arguments)
-        except ValueError:
+            function["arguments"] = read_written(arguments)
+        except JsonError:
             function["arguments"] = arguments  # the model's own mistake, shown to it as it was
     return {**call, "function": function}
