@@ -80,7 +80,7 @@ class HttpProtocol(HttpToolsProtocol):
         app = self.app
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self._limits.head_bytes:
-            self.app = _refusing(self._too_large())  # type: ignore[assignment]
+            self.app = _refusing(self._too_large())
         super().on_headers_complete()
         self.app = app
 
