@@ -16,17 +16,19 @@ from lightning_core.api.gateways import Gateways
 from lightning_core.api.openapi import describe
 from lightning_core.api.refusals import (
     DOCUMENTED,
-    answer,
     refuse_bug,
     refuse_http,
     refuse_input,
     refuse_lightning,
 )
-from lightning_core.api.wire import BODY_BYTES, BODY_SECONDS, WholeBodies, reply
+from lightning_core.api.wire import reply
 from lightning_core.errors import LightningError
+from lightning_core.gateway.limits import Limits
 from lightning_core.stores.base import Store
 
 BASE: Final = "/api/v1"
+LIMITS: Final = Limits(body_bytes=64 * 2**20)
+"""What a server of it takes: a body may be a bulk of calls with long prompts."""
 _ABOUT: Final = """\
 Tasks, rollouts, calls, rewards, resources and metrics of runs, for workers and clients in any language.
 
@@ -39,18 +41,9 @@ for all.
 class Api:
     """Serves a store. `secret` signs the tokens that are for all runs; without it there are none."""
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        secret: bytes | None = None,
-        body_bytes: int = BODY_BYTES,
-        body_seconds: float = BODY_SECONDS,
-    ) -> None:
+    def __init__(self, store: Store, *, secret: bytes | None = None) -> None:
         self._store = store
         self._secret = secret
-        self._body_bytes = body_bytes
-        self._body_seconds = body_seconds
         self._stopping = asyncio.Event()
 
     def app(self) -> FastAPI:
@@ -77,7 +70,6 @@ class Api:
         app.include_router(_health)
         for part in (queue, working, records, runs):
             app.include_router(part.router, prefix=BASE, responses=DOCUMENTED)
-        app.add_middleware(WholeBodies, refuse=answer, most=self._body_bytes, seconds=self._body_seconds)
         return describe(app)
 
     def abort(self) -> None:

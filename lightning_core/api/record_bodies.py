@@ -138,6 +138,21 @@ class AllMetrics(Record):
     """As for rollouts."""
 
 
+class PutMember(Member):
+    """A sign of life."""
+
+    model_config = example(run_id="run", role="runner", name="w1")
+    key: str | None = None
+    """What the first answer had, from the second sign of life on; with an admin's token it is not needed."""
+
+
+class KnownMember(Member):
+    """A member as it is kept."""
+
+    key: str
+    """Proves that a worker is this member: send it to renew or end its membership."""
+
+
 class Members(Record):
     """Who plays in a run."""
 

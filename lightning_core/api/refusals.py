@@ -25,6 +25,7 @@ from lightning_core.errors import (
     ScopeError,
     StoreError,
 )
+from lightning_core.gateway.refusals import Refusal
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,8 @@ DOCUMENTED: Final[dict[int | str, dict[str, Any]]] = {
 
 def refuse(error: Exception) -> Response:
     """The answer to an error of this package."""
+    if isinstance(error, Refusal):  # of the server, about the body
+        return answer(error.status, error.code, str(error))
     status, code = next(
         ((status, code) for kind, status, code in _ANSWERS if isinstance(error, kind)), (500, "internal")
     )
@@ -97,7 +100,7 @@ async def refuse_input(request: Request, error: Any) -> Response:
     first = error.errors()[0]
     field = _field(first["loc"])
     if first["type"] == "json_invalid":
-        return answer(400, "invalid_json", f"the body is not JSON: {first['ctx']['error']}")
+        return answer(400, "invalid_json", f"the body can't be read as JSON: {first['ctx']['error']}")
     return answer(422, "invalid_value", f"{field or 'the body'}: {first['msg']}", field or None)
 
 

@@ -17,15 +17,19 @@ from lightning_core.api.record_bodies import (
     Added,
     Alerts,
     AllMetrics,
+    KnownMember,
     Members,
     PublicRun,
+    PutMember,
     Resources,
     Runs,
     public,
 )
+from lightning_core.api.scopes import member_key
 from lightning_core.api.wire import JsonRoute, reply
 from lightning_core.errors import ConfigError, NotFoundError, ScopeError
 from lightning_core.gateway.tokens import Tokens
+from lightning_core.presence import living
 from lightning_core.types import Member, Metrics, ResourceVersion, Role, Run
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
@@ -116,22 +120,49 @@ async def list_metrics(run_id: str, caller: Client, page: Paged) -> Response:
     return reply(AllMetrics.model_construct(metrics=metrics, next=following))
 
 
-@router.put("/members", response_model=Member)
-async def put_member(body: Member, caller: Anyone) -> Response:
-    """Say that a process plays a role in a run: a worker of itself, as a runner; an admin of any."""
+@router.put("/members", response_model=KnownMember)
+async def put_member(body: PutMember, caller: Anyone) -> Response:
+    """Say that a process plays a role in a run: a worker of itself, as a runner; an admin of any.
+
+    A worker sends the `key` of the answer with each further sign of life. Without it a name is free that
+    has given none for a while.
+    """
     check(body)
     _check_role(caller, body.role)
-    caller.run(body.run_id)
-    await caller.store.put_member(body)
-    return reply(body)
+    known = await _find_member(caller, body.run_id, body.role, body.name)
+    member = Member(**body.model_dump(exclude={"key"}))
+    if known is not None and not caller.admin:
+        if body.key == member_key(caller.secret, known):
+            member = member.model_copy(update={"started_at": known.started_at})
+        elif living([known]):
+            raise _another_s(known)
+    await caller.store.put_member(member)
+    return reply(KnownMember(**member.model_dump(), key=member_key(caller.secret, member)))
 
 
 @router.delete("/members", response_model=Nothing)
-async def remove_member(run_id: str, role: Role, name: str, caller: Anyone) -> Response:
-    """Say that it has ended."""
+async def remove_member(
+    run_id: str, role: Role, name: str, caller: Anyone, key: str | None = None
+) -> Response:
+    """Say that it has ended: a worker of itself, by its `key`."""
     _check_role(caller, role)
-    await caller.store.remove_member(caller.run(run_id), role, name)
+    known = await _find_member(caller, run_id, role, name)
+    if known is not None and not caller.admin and key != member_key(caller.secret, known):
+        raise _another_s(known)
+    await caller.store.remove_member(run_id, role, name)
     return reply(Nothing())
+
+
+async def _find_member(caller: Caller, run_id: str, role: Role, name: str) -> Member | None:
+    members = await caller.store.list_members(caller.run(run_id))
+    return next((member for member in members if (member.role, member.name) == (role, name)), None)
+
+
+def _another_s(member: Member) -> ScopeError:
+    return ScopeError(
+        f"the {member.role} {member.name!r} is another's membership: send the `key` that came with it, or "
+        "take another name"
+    )
 
 
 def _check_role(caller: Caller, role: Role) -> None:

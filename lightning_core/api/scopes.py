@@ -13,12 +13,14 @@ from typing import Final, Literal, get_args
 
 from lightning_core.errors import AccessError, ConfigError
 from lightning_core.gateway.signing import Seal, claims_in
-from lightning_core.types import Run
+from lightning_core.types import Member, Run
 
 PREFIX: Final = "la-"
 """Every token of the API starts so."""
 LEASE_PREFIX: Final = "ll-"
 """Every key of a lease starts so."""
+MEMBER_PREFIX: Final = "lm-"
+"""Every key of a member starts so."""
 SECRET_NAME: Final = "LIGHTNING_API_SECRET"
 """The environment variable with the secret of tokens for all runs."""
 
@@ -70,7 +72,8 @@ def read(secret: bytes, token: str) -> Grant:
     claims = Seal(secret, PREFIX).open(token)
     if claims is None:
         raise AccessError(
-            "the token was not signed with this run's secret; make another: agentlightning token"
+            "the token was not signed with the secret of a run in this store (a run with no secret has no "
+            "tokens), or of this server; make another: agentlightning token"
         )
     grant = _grant(claims)
     if time.time() > grant.expires_at:
@@ -91,6 +94,12 @@ def read_lease(secret: bytes, key: str) -> Lease:
             "a key is not one of a lease that was given to this kind of token; send the `key` of the lease"
         )
     return Lease(*claims)
+
+
+def member_key(secret: bytes, member: Member) -> str:
+    """The proof that a worker is this member: of its run, role and name, and since when it is."""
+    claims = [member.run_id, member.role, member.name, member.started_at]
+    return Seal(secret, MEMBER_PREFIX).close(claims)
 
 
 def secret_of(run: Run | None, run_id: str) -> bytes:

@@ -22,6 +22,7 @@ from lightning_core.gateway.versions import ENGINES
 from lightning_core.trainer.hosting import Hosting, host_gateway
 from lightning_core.trainer.joining import Joining
 
+_ALLOW_HOST = "A host whose clients and web pages may use it without a token; may be given several times."
 _MODEL = "A transformers folder, a name on the hub, or 'tiny'; a Llama- or Qwen-like model."
 app = typer.Typer(
     name="agentlightning",
@@ -179,6 +180,7 @@ def serve(
         str, typer.Option(help="Address to listen on; beyond this machine only if you say so.")
     ] = ("127.0.0.1"),
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    allow_host: Annotated[list[str] | None, typer.Option(help=_ALLOW_HOST)] = None,
 ) -> None:
     """Serve a model, or what a run has come to, behind the recording gateway, without training.
 
@@ -187,7 +189,7 @@ def serve(
 
         agentlightning serve --run runs/demo
     """
-    asyncio.run(serving.serve(model, run, backend, store, host, port))
+    asyncio.run(serving.serve(model, run, backend, store, host, port, tuple(allow_host or ())))
 
 
 @app.command()
@@ -211,6 +213,7 @@ def gateway(
     anonymous: Annotated[
         bool, typer.Option("--anonymous", help="Serve requests without a rollout's token too.")
     ] = False,
+    allow_host: Annotated[list[str] | None, typer.Option(help=_ALLOW_HOST)] = None,
     once: Annotated[
         bool, typer.Option("--once", help="End also when the run is stopped, instead of waiting.")
     ] = False,
@@ -224,7 +227,13 @@ def gateway(
     """
     say = partial(Console(stderr=True).print, markup=False, highlight=False, soft_wrap=True)
     hosting = Hosting(
-        host=host, port=port, address=address, backend=backend, engines=engines, anonymous=anonymous
+        host=host,
+        port=port,
+        address=address,
+        backend=backend,
+        engines=engines,
+        anonymous=anonymous,
+        hosts=tuple(allow_host or ()),
     )
     asyncio.run(host_gateway(hosting, Joining(store=store, run=run, name=name, once=once, say=say)))
 

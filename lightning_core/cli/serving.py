@@ -24,12 +24,20 @@ from lightning_core.trainer.trainer import Trainer
 
 
 async def serve(
-    model: str | None, run: Path | None, backend: str, store: str | None, host: str, port: int
+    model: str | None,
+    run: Path | None,
+    backend: str,
+    store: str | None,
+    host: str,
+    port: int,
+    hosts: tuple[str, ...] = (),
 ) -> None:
     """Serve until interrupted; calls without a token are recorded as belonging to no rollout."""
     if run is not None and (model is not None or store is not None):
         raise ConfigError("--run has a model and a store of its own; leave --model and --store away")
-    making = _of_model(model or "tiny", backend, store) if run is None else _of_run(run, backend)
+    making = (
+        _of_model(model or "tiny", backend, store, hosts) if run is None else _of_run(run, backend, hosts)
+    )
     async with making as (gateway, what), GatewayServer(gateway, host, port) as server:
         stop = interruption()
         variables = f"OPENAI_BASE_URL={server.url}/v1 OPENAI_API_KEY=none"
@@ -39,7 +47,7 @@ async def serve(
 
 @asynccontextmanager
 async def _of_model(
-    model: str, backend_name: str, store_url: str | None
+    model: str, backend_name: str, store_url: str | None, hosts: tuple[str, ...]
 ) -> AsyncIterator[tuple[Gateway, str]]:
     plugins = load_plugins()
     backend = make_backend(Trainer(model=model, backend=backend_name), plugins)
@@ -47,13 +55,14 @@ async def _of_model(
         await backend.start()
         try:
             tokens = Tokens(secrets.token_bytes(32))
-            yield Gateway(backend.upstream, store, tokens, agents=None, anonymous=True), repr(model)
+            gateway = Gateway(backend.upstream, store, tokens, agents=None, anonymous=True, hosts=hosts)
+            yield gateway, repr(model)
         finally:
             await backend.close()
 
 
 @asynccontextmanager
-async def _of_run(folder: Path, backend: str) -> AsyncIterator[tuple[Gateway, str]]:
+async def _of_run(folder: Path, backend: str, hosts: tuple[str, ...]) -> AsyncIterator[tuple[Gateway, str]]:
     """The run's current version, whichever that is when a request comes, and any that is asked for by
     name."""
     async with open_run(folder) as (store, run_id):
@@ -61,7 +70,9 @@ async def _of_run(folder: Path, backend: str) -> AsyncIterator[tuple[Gateway, st
         if run is None or not run.secret:
             raise ConfigError(f"run {run_id!r} has not begun; train it first")
         async with serving_run(store, run, load_plugins(), backend=backend) as upstream:
-            gateway = Gateway(upstream, store, tokens_of(run), agents=agents_of(run), anonymous=True)
+            gateway = Gateway(
+                upstream, store, tokens_of(run), agents=agents_of(run), anonymous=True, hosts=hosts
+            )
             yield gateway, f"the current version of run {run_id!r} as {upstream.model_name!r}"
 
 

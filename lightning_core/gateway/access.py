@@ -8,18 +8,26 @@ Two forms say the same. Headers, added by the instrumented SDK:
 or a base URL, for programs that can't be touched: `/rollouts/{rollout_id}/agents/{agent}/v1`. Where
 both name an agent the header wins: the path speaks for a whole program, the header for one call.
 Anthropic's clients send the token as `x-api-key`.
+
+Requests without a token, where they are served, might come from a web page that somebody on this machine
+looks at. The browser says so, and the page can't prevent it: `Origin` is the page's address, `Host` the name
+that was looked up (the page's own, if its DNS points here), and JSON is what a page may not send unasked.
 """
 
 from __future__ import annotations
 
+import socket
 import uuid
 from dataclasses import dataclass
+from ipaddress import ip_address
 from types import MappingProxyType
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
 from lightning_core.errors import AccessError
+from lightning_core.gateway.fields import short
 from lightning_core.gateway.refusals import Refusal
 from lightning_core.gateway.tokens import PREFIX, Grant, Tokens
 from lightning_core.tracing.headers import AGENT, CALL, ROLLOUT, decode_name
@@ -28,6 +36,9 @@ from lightning_core.types import UNNAMED, Sampling
 
 AUTHORIZATION: Final = "authorization"
 API_KEY: Final = "x-api-key"
+HOST: Final = "host"
+ORIGIN: Final = "origin"
+CONTENT_TYPE: Final = "content-type"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +64,58 @@ class Caller:
 class Access:
     """Decides who may call."""
 
-    def __init__(self, tokens: Tokens, *, agents: tuple[str, ...] | None, anonymous: bool) -> None:
+    def __init__(
+        self, tokens: Tokens, *, agents: tuple[str, ...] | None, anonymous: bool, hosts: tuple[str, ...] = ()
+    ) -> None:
         self._tokens = tokens
         self._agents = agents
         self._anonymous = anonymous
+        self._listed = frozenset(name.lower() for name in hosts)
+        self._hosts = self._listed | {"localhost", socket.gethostname().lower()}
+
+    def admit_json(self, scope: Scope) -> Caller:
+        """The same, for a request whose body is JSON: without a token it must say so."""
+        caller = self.admit(scope)
+        if caller.rollout_id is None:
+            form = _headers(scope["headers"]).get(CONTENT_TYPE, "")
+            if form.partition(";")[0].strip().lower() != "application/json":
+                raise Refusal(
+                    f"the content type is {form!r}; without a rollout's token send application/json",
+                    status=415,
+                    code="unsupported_media_type",
+                )
+        return caller
 
     def admit(self, scope: Scope) -> Caller:
-        """The caller. Raises AccessError without a good token, Refusal for another rollout's."""
+        """The caller. Raises AccessError without a good token, Refusal for another rollout's, and for a
+        request without a token that a web page may have sent."""
         headers = _headers(scope["headers"])
         path: dict[str, Any] = scope.get("path_params", {})
         claims = {name for name in (path.get("rollout_id"), headers.get(ROLLOUT)) if name}
         grant = self._grant(_token(headers), claims)
         agent = decode_name(headers.get(AGENT, "")) or path.get("agent") or UNNAMED
-        trained = grant is not None and matches(agent, self._agents)
+        if grant is None:
+            self._check_no_page(headers)
+            return Caller(uuid.uuid4().hex, agent, False, None, None, None)  # no id that another may have
+        trained = matches(agent, self._agents)
         return Caller(
             call_id=headers.get(CALL) or uuid.uuid4().hex,
             agent=agent,
             trained=trained,
-            rollout_id=grant.rollout_id if grant else None,
-            attempt=grant.attempt if grant else None,
-            sampling=grant.sampling if grant and trained else None,
-            policy_version=grant.policy_version if grant else None,
+            rollout_id=grant.rollout_id,
+            attempt=grant.attempt,
+            sampling=grant.sampling if trained else None,
+            policy_version=grant.policy_version,
         )
+
+    def _check_no_page(self, headers: dict[str, str]) -> None:
+        """Raise Refusal for what a web page may have sent."""
+        host, origin = headers.get(HOST, ""), headers.get(ORIGIN)
+        name = _name(f"//{host}")
+        if name not in self._hosts and not _is_address(name):
+            raise _foreign("Host", host, name)
+        if origin is not None and origin != f"http://{host}" and _name(origin) not in self._listed:
+            raise _foreign("Origin", origin, _name(origin))
 
     def _grant(self, token: str, claims: set[str]) -> Grant | None:
         if self._anonymous and not claims and not token.startswith(PREFIX):
@@ -96,8 +137,38 @@ class Access:
 
 
 _NAMES: Final = MappingProxyType(
-    {name.encode(): name for name in (AUTHORIZATION, API_KEY, ROLLOUT, AGENT, CALL)}
+    {
+        name.encode(): name
+        for name in (AUTHORIZATION, API_KEY, ROLLOUT, AGENT, CALL, HOST, ORIGIN, CONTENT_TYPE)
+    }
 )
+
+
+def _name(address: str) -> str:
+    """The host in an address; empty if there is none."""
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    """Whether it is an IP address, which no DNS can point elsewhere."""
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _foreign(header: str, value: str, name: str) -> Refusal:
+    return Refusal(
+        f"the {header} {short(value)} is foreign to this gateway, which serves its own pages alone without a "
+        f"rollout's token; if you trust it, start the gateway with --allow-host {name or 'NAME'}",
+        status=403,
+        code="foreign_host" if header == "Host" else "foreign_origin",
+        kind="permission_error",
+    )
 
 
 def _token(headers: dict[str, str]) -> str:

@@ -10,6 +10,7 @@ import json
 from types import MappingProxyType
 from typing import Any, Final
 
+from lightning_core.gateway.fields import short
 from lightning_core.gateway.messages import read_content
 from lightning_core.gateway.refusals import invalid, missing, unsupported
 
@@ -43,7 +44,9 @@ def _turn(turn: Any, param: str) -> list[dict[str, Any]]:
         raise invalid(param, f"{param} must be an object, not {type(turn).__name__}")
     role, content = turn.get("role"), turn.get("content")
     if role not in ("assistant", "system", "user"):
-        raise invalid(f"{param}.role", f"{param}.role must be 'user', 'assistant' or 'system', not {role!r}")
+        raise invalid(
+            f"{param}.role", f"{param}.role must be 'user', 'assistant' or 'system', not {short(role)}"
+        )
     if content is None:
         raise missing(f"{param}.content")
     if role == "assistant" and isinstance(content, list):
@@ -87,7 +90,7 @@ def _kind(block: Any) -> Any:
 def _text(block: Any, param: str) -> str:
     if _kind(block) != "text":
         raise unsupported(
-            param, f"{param} has the type {_kind(block)!r}; this model reads text and tools only"
+            param, f"{param} has the type {short(_kind(block))}; this model reads text and tools only"
         )
     return _string(block, "text", param)
 
@@ -126,7 +129,7 @@ def _function(tool: Any, param: str) -> dict[str, Any]:
         raise invalid(param, f"{param} must be an object, not {type(tool).__name__}")
     if tool.get("type") not in (None, "custom"):
         raise unsupported(
-            param, f"{param} has the type {tool['type']!r}; only the app's own tools are supported"
+            param, f"{param} has the type {short(tool['type'])}; only the app's own tools are supported"
         )
     told = {"name": "name", "description": "description", "input_schema": "parameters"}
     function = {ours: tool[theirs] for theirs, ours in told.items() if tool.get(theirs) is not None}

@@ -11,6 +11,7 @@ from lightning_core.gateway.recording import ChoiceSoFar, Recording, by_choice
 from lightning_core.gateway.refusals import Refusal
 from lightning_core.gateway.upstream import Delta
 from lightning_core.gateway.wire import typed_event
+from lightning_core.json_text import JsonError, read_written
 
 _ERRORS: Final = MappingProxyType(
     {
@@ -139,8 +140,8 @@ def _block(block: str | dict[str, Any]) -> dict[str, Any]:
 def _input(arguments: str) -> dict[str, Any]:
     """Arguments as an object. What is none, which only other engines let through, keeps its words."""
     try:
-        value = json.loads(arguments)
-    except ValueError:
+        value = read_written(arguments)
+    except JsonError:
         value = None
     return value if isinstance(value, dict) else {"arguments": arguments}
 

@@ -47,7 +47,8 @@ class Gateway:
     """Serves one policy to any number of rollouts.
 
     `agents` are the names or globs of those being trained (None: all). With `anonymous`, requests
-    without a token are served too, and recorded as belonging to no rollout.
+    without a token are served too, and recorded as belonging to no rollout; but none of a web page, unless
+    its host, and the name by which it reaches the gateway, are among `hosts`.
     """
 
     def __init__(
@@ -58,11 +59,12 @@ class Gateway:
         *,
         agents: tuple[str, ...] | None,
         anonymous: bool = False,
+        hosts: tuple[str, ...] = (),
     ) -> None:
         self.instance = uuid.uuid4().hex
         """Tells this gateway from an earlier one at the same address."""
         self._upstream = upstream
-        self._access = Access(tokens, agents=agents, anonymous=anonymous)
+        self._access = Access(tokens, agents=agents, anonymous=anonymous, hosts=hosts)
         self._exchanges = Exchanges(store)
         self._traces = Traces(self._access, store)
         self._rewards = Rewards(self._access, store)

@@ -7,6 +7,7 @@ used go first.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Final
@@ -43,30 +44,34 @@ class Conversations:
         self._attempts = attempts
         self._responses = responses
         self._turns: OrderedDict[Owner, OrderedDict[str, Turn]] = OrderedDict()
+        self._lock = threading.Lock()
+        """A long request is read in a thread of its own."""
 
     def keep(self, owner: Owner, response_id: str, turn: Turn) -> None:
         """Let later requests go on from this response."""
-        turns = self._turns.setdefault(owner, OrderedDict())
-        self._turns.move_to_end(owner)
-        turns[response_id] = turn
-        turns.move_to_end(response_id)
-        if len(turns) > self._responses:
-            turns.popitem(last=False)
-        if len(self._turns) > self._attempts:
-            self._turns.popitem(last=False)
+        with self._lock:
+            turns = self._turns.setdefault(owner, OrderedDict())
+            self._turns.move_to_end(owner)
+            turns[response_id] = turn
+            turns.move_to_end(response_id)
+            if len(turns) > self._responses:
+                turns.popitem(last=False)
+            if len(self._turns) > self._attempts:
+                self._turns.popitem(last=False)
 
     def get(self, owner: Owner, response_id: str) -> Turn:
         """The turn that ended in this response. Raises Refusal if it is not known here."""
-        turns = self._turns.get(owner, OrderedDict())
-        if response_id not in turns:
-            raise Refusal(
-                f"response {response_id!r} is not known to this attempt of the rollout: it was made "
-                "elsewhere, with store=false, too long ago, or before the gateway was restarted; send the "
-                "whole conversation as input, without previous_response_id",
-                status=404,
-                code="previous_response_not_found",
-                param="previous_response_id",
-            )
-        self._turns.move_to_end(owner)
-        turns.move_to_end(response_id)
-        return turns[response_id]
+        with self._lock:
+            turns = self._turns.get(owner, OrderedDict())
+            if response_id in turns:
+                self._turns.move_to_end(owner)
+                turns.move_to_end(response_id)
+                return turns[response_id]
+        raise Refusal(
+            f"response {response_id!r} is not known to this attempt of the rollout: it was made "
+            "elsewhere, with store=false, too long ago, or before the gateway was restarted; send the "
+            "whole conversation as input, without previous_response_id",
+            status=404,
+            code="previous_response_not_found",
+            param="previous_response_id",
+        )

@@ -19,7 +19,14 @@ from lightning_core.gateway.pins import address
 from lightning_core.gateway.recording import Body, Recording
 from lightning_core.gateway.refusals import CONTEXT_LENGTH, Refusal, refusal_of
 from lightning_core.gateway.upstream import Delta, Upstream
-from lightning_core.gateway.wire import read_body, send_events, send_json, start_events, wait_disconnect
+from lightning_core.gateway.wire import (
+    read_body,
+    read_content,
+    send_events,
+    send_json,
+    start_events,
+    wait_disconnect,
+)
 
 AnyBody = TypeVar("AnyBody", bound=Body)
 
@@ -53,6 +60,7 @@ class Dialect(Protocol[AnyBody]):
 
     def read(self, content: bytes, caller: Caller) -> AnyBody:
         """The request in `content`. The caller's sampling, where given, takes the place of the app's own.
+        Safe in any thread.
 
         Raises Refusal for what is not valid or can't be honoured.
         """
@@ -76,12 +84,12 @@ class Endpoint(Generic[AnyBody]):
         self._exchanges = exchanges
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        content = await read_body(receive)
-        if content is None:
-            return
         try:
-            caller = self._access.admit(scope)
-            body = self._dialect.read(content, caller)
+            caller = self._access.admit_json(scope)
+            content = await read_body(receive)
+            if content is None:
+                return
+            body = await read_content(content, lambda content: self._dialect.read(content, caller))
             request = address(body.request, caller, body.model, self._upstream.model_name)
         except GatewayError as error:
             await self._refuse(refusal_of(error), send)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from reprlib import Repr
 from types import MappingProxyType
 from typing import Any, Final
 
-import orjson
-
 from lightning_core.gateway.refusals import Refusal, invalid, unsupported
+from lightning_core.json_text import JsonError, read_json
 from lightning_core.types import Sampling
 
 COLDEST: Final = 0.01
@@ -58,9 +58,9 @@ class Fields:
 
 def _object(content: bytes) -> dict[str, Any]:
     try:
-        body = orjson.loads(content)
-    except orjson.JSONDecodeError as error:
-        raise Refusal(f"the request body is not JSON: {error}", code="invalid_json") from error
+        body = read_json(content)
+    except JsonError as error:
+        raise Refusal(f"the request body can't be read as JSON: {error}", code="invalid_json") from error
     if not isinstance(body, dict):
         raise Refusal("the request body must be a JSON object", code="invalid_json")
     return body
@@ -154,6 +154,16 @@ def mapping(body: dict[str, Any], name: str) -> dict[str, Any] | None:
 
 
 def short(value: Any) -> str:
-    """A value as an error message quotes it."""
-    quoted = repr(value)
+    """A value as an error message quotes it: of a large one the beginning."""
+    quoted = _QUOTE.repr(value)
     return quoted if len(quoted) <= 80 else quoted[:79] + "…"
+
+
+def _quote() -> Repr:
+    quote = Repr()
+    quote.maxstring = quote.maxother = quote.maxlong = 200
+    quote.maxlist = quote.maxdict = quote.maxlevel = 20
+    return quote
+
+
+_QUOTE: Final = _quote()

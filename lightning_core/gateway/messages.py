@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from lightning_core.gateway.fields import short
 from lightning_core.gateway.refusals import Refusal, invalid, unsupported
 
 _ROLES: Final = ("assistant", "developer", "system", "tool", "user")
@@ -31,7 +32,7 @@ def _message(message: Any, param: str) -> dict[str, Any]:
     if role == "function":
         raise unsupported(f"{param}.role", "the role 'function' is not supported; use the role 'tool'")
     if role not in _ROLES:
-        raise invalid(f"{param}.role", f"{param}.role must be one of {_ROLES}, not {role!r}")
+        raise invalid(f"{param}.role", f"{param}.role must be one of {_ROLES}, not {short(role)}")
     for name in _NOT_CARRIED:
         if message.get(name) is not None:
             raise unsupported(f"{param}.{name}", f"{param}.{name} is not supported; leave it out")
@@ -54,7 +55,7 @@ def read_content(value: Any, param: str, parts: Mapping[str, str]) -> str | None
 def _part(part: Any, param: str, parts: Mapping[str, str]) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str) or kind not in parts:
-        raise unsupported(param, f"{param} has the type {kind!r}; this model reads text only")
+        raise unsupported(param, f"{param} has the type {short(kind)}; this model reads text only")
     text = part.get(parts[kind])
     if not isinstance(text, str):
         raise invalid(param, f"{param}.{parts[kind]} must be a string")
@@ -73,7 +74,8 @@ def read_tools(tools: Any, choice: Any) -> list[dict[str, Any]] | None:
         _check_tool(tool, f"tools[{index}]")
     if choice not in (None, "none", "auto"):
         raise unsupported(
-            "tool_choice", f"tool_choice = {choice!r} can't be forced on this engine; use 'auto' or 'none'"
+            "tool_choice",
+            f"tool_choice = {short(choice)} can't be forced on this engine; use 'auto' or 'none'",
         )
     return None if choice == "none" else tools
 
@@ -81,7 +83,7 @@ def read_tools(tools: Any, choice: Any) -> list[dict[str, Any]] | None:
 def _check_tool(tool: Any, param: str) -> None:
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind != "function":
-        raise unsupported(param, f"{param} has the type {kind!r}; only functions are supported")
+        raise unsupported(param, f"{param} has the type {short(kind)}; only functions are supported")
     function = tool.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise Refusal(f"{param}.function needs a name", code="missing_required_parameter", param=param)

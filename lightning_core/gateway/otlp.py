@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from lightning_core.errors import AccessError, GatewayError
 from lightning_core.gateway.access import Access, Caller
 from lightning_core.gateway.refusals import Refusal, refusal_of, too_large
-from lightning_core.gateway.wire import send_json
+from lightning_core.gateway.wire import read_body, send_json
 from lightning_core.stores.base import Store
 
 log = logging.getLogger(__name__)
@@ -53,9 +53,10 @@ class Traces:
             if form not in (PROTOBUF, JSON):
                 raise _unsupported_media(f"the content type {form!r}", f"{PROTOBUF} or {JSON}")
             encoding = _encoding(headers)
-            body = await _read(receive)
+            body = await read_body(receive)
             if body is None:
                 return
+            _check_size(len(body))
             content = await asyncio.to_thread(_decompress, body, encoding)
             rejected = await self._keep(wire, content, form, caller)
         except GatewayError as error:
@@ -115,20 +116,6 @@ def _encoding(headers: dict[str, str]) -> str:
     if encoding != "identity" and encoding not in _WINDOWS:
         raise _unsupported_media(f"the content encoding {encoding!r}", "gzip, deflate or none")
     return encoding
-
-
-async def _read(receive: Receive) -> bytes | None:
-    """The body; None if the client left. Raises Refusal for one that is too large."""
-    body = bytearray()
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            return None
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-        _check_size(len(body))
-    return bytes(body)
 
 
 def _decompress(body: bytes, encoding: str) -> bytes:

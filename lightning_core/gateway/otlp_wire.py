@@ -5,7 +5,6 @@ The two encodings are one message: JSON is the protobuf's own JSON form, except 
 
 from __future__ import annotations
 
-import json
 from base64 import b64encode
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -21,6 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from lightning_core.gateway.access import Caller
 from lightning_core.gateway.refusals import Refusal, too_large
+from lightning_core.json_text import read_json
 from lightning_core.linking import AGENT_NAME
 from lightning_core.otlp.attributes import SERVICE_NAME, origin
 from lightning_core.types import UNNAMED, Span
@@ -85,7 +85,7 @@ def _read_protobuf(content: bytes) -> Any:
 
 def _read_json(content: bytes) -> Any:
     try:
-        batch = json.loads(content)
+        batch = read_json(content)
         if not isinstance(batch, dict):
             raise ParseError("the batch must be an object")
         _prepare(batch)

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from starlette.types import Send
-
 from lightning_core.errors import AccessError, ContextLengthError, GatewayError, UnsupportedError
-from lightning_core.gateway.wire import send_json
 
 CONTEXT_LENGTH: Final = "context_length_exceeded"
 
@@ -38,10 +35,6 @@ class Refusal(GatewayError):
         """The reply's JSON."""
         error = {"message": str(self), "type": self.kind, "code": self.code, "param": self.param}
         return {"error": error}
-
-    async def send(self, send: Send) -> None:
-        """Answer the request with this error."""
-        await send_json(send, self.body(), status=self.status)
 
 
 def unsupported(param: str, message: str) -> Refusal:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any, Final
 
+from lightning_core.gateway.fields import short
 from lightning_core.gateway.messages import read_content, read_tools
 from lightning_core.gateway.refusals import invalid, missing, unsupported
 
@@ -44,14 +45,14 @@ def _add(messages: list[dict[str, Any]], item: Any, param: str) -> None:
         case kind:
             raise unsupported(
                 param,
-                f"{param} has the type {kind!r}; served are messages, function calls and their outputs",
+                f"{param} has the type {short(kind)}; served are messages, function calls and their outputs",
             )
 
 
 def _add_message(messages: list[dict[str, Any]], item: dict[str, Any], param: str) -> None:
     role = item.get("role")
     if role not in _ROLES:
-        raise invalid(f"{param}.role", f"{param}.role must be one of {_ROLES}, not {role!r}")
+        raise invalid(f"{param}.role", f"{param}.role must be one of {_ROLES}, not {short(role)}")
     content = _content(item, "content", param)
     if role == "assistant" and messages and messages[-1].get("tool_calls"):
         messages[-1]["content"] = (messages[-1]["content"] or "") + content
@@ -93,7 +94,7 @@ def read_functions(tools: Any, choice: Any) -> list[dict[str, Any]] | None:
 def _function(tool: Any, param: str) -> dict[str, Any]:
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind != "function":
-        raise unsupported(param, f"{param} has the type {kind!r}; only functions are supported")
+        raise unsupported(param, f"{param} has the type {short(kind)}; only functions are supported")
     told = ("name", "description", "parameters")
     return {"type": "function", "function": {name: tool[name] for name in told if tool.get(name) is not None}}
 
@@ -109,5 +110,5 @@ def read_text_format(body: dict[str, Any]) -> None:
         if text_options.get(name) not in (None, neutral):
             raise unsupported(
                 f"text.{name}",
-                f"text.{name} = {text_options[name]!r} is not supported by this engine; leave it out",
+                f"text.{name} = {short(text_options[name])} is not supported by this engine; leave it out",
             )

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from lightning_core.gateway.access import Caller
 from lightning_core.gateway.conversations import Conversations, Owner, Turn, messages_of
-from lightning_core.gateway.fields import Fields, flag, integer, mapping, temperature_and_top_p, text
+from lightning_core.gateway.fields import Fields, flag, integer, mapping, short, temperature_and_top_p, text
 from lightning_core.gateway.recording import Recording
 from lightning_core.gateway.refusals import Refusal, invalid, unsupported
 from lightning_core.gateway.response_items import read_functions, read_items, read_text_format
@@ -134,5 +134,5 @@ def _check_include(body: dict[str, Any]) -> None:
     for index, name in enumerate(include):
         if name not in _OF_NOTHING:
             raise unsupported(
-                f"include[{index}]", f"include[{index}] = {name!r} is not supported here; leave it out"
+                f"include[{index}]", f"include[{index}] = {short(name)} is not supported here; leave it out"
             )

@@ -11,23 +11,27 @@ from __future__ import annotations
 
 import logging
 import time
+from types import MappingProxyType
 from typing import Any, Final
 
-import orjson
 from starlette.types import Receive, Scope, Send
 
 from lightning_core.errors import GatewayError, LeaseLostError, NotFoundError
 from lightning_core.gateway.access import Access, Caller
 from lightning_core.gateway.fields import short
 from lightning_core.gateway.refusals import Refusal, invalid, missing, refusal_of
-from lightning_core.gateway.wire import read_body, send_json
+from lightning_core.gateway.wire import read_body, read_content, send_json
+from lightning_core.json_text import JsonError, read_json
 from lightning_core.stores.base import Store
 from lightning_core.tracing.rewards import finite
 from lightning_core.types import Reward
 
 log = logging.getLogger(__name__)
 
-_TEXTS: Final = ("agent", "call", "reason", "id")
+MOST: Final = 1_000
+"""Rewards in one request."""
+_TEXTS: Final = MappingProxyType({"agent": 500, "call": 500, "reason": 10_000, "id": 500})
+"""The fields that are texts, each with its most characters."""
 _EXAMPLE: Final = (
     'send {"value": 1.0}, with "agent", "call", "reason" and "id" if you like, or a list of such'
 )
@@ -41,11 +45,12 @@ class Rewards:
         self._store = store
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        content = await read_body(receive)
-        if content is None:
-            return
         try:
-            rewards = read_rewards(content, self._access.admit(scope))
+            caller = self._access.admit(scope)
+            content = await read_body(receive)
+            if content is None:
+                return
+            rewards = await read_content(content, lambda content: read_rewards(content, caller))
             await self._keep(rewards)
         except GatewayError as error:
             refusal = refusal_of(error)
@@ -73,10 +78,18 @@ class Rewards:
 def read_rewards(content: bytes, caller: Caller) -> list[Reward]:
     """The rewards in a body. Raises Refusal that names the first field that can't be used."""
     try:
-        body = orjson.loads(content)
-    except orjson.JSONDecodeError as error:
-        raise Refusal(f"the request body is not JSON: {error}; {_EXAMPLE}", code="invalid_json") from error
+        body = read_json(content)
+    except JsonError as error:
+        raise Refusal(
+            f"the request body can't be read as JSON: {error}; {_EXAMPLE}", code="invalid_json"
+        ) from error
     if isinstance(body, list):
+        if len(body) > MOST:
+            raise Refusal(
+                f"the body holds {len(body)} rewards; send at most {MOST} in one request",
+                status=413,
+                code="too_large",
+            )
         return [_reward(item, f"[{index}].", caller) for index, item in enumerate(body)]
     return [_reward(body, "", caller)]
 
@@ -126,4 +139,9 @@ def _text(item: dict[str, Any], name: str, place: str) -> str | None:
     value = item.get(name)
     if value is not None and (not isinstance(value, str) or not value):
         raise invalid(place + name, f"{place + name} must be a non-empty string, not {short(value)}")
+    if value is not None and len(value) > _TEXTS[name]:
+        raise invalid(
+            place + name,
+            f"{place + name} has {len(value)} characters; send at most {_TEXTS[name]}",
+        )
     return value

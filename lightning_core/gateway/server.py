@@ -8,6 +8,7 @@ from typing import Protocol, Self
 from starlette.applications import Starlette
 
 from lightning_core.errors import GatewayError
+from lightning_core.gateway.limits import LIMITS, Limits
 from lightning_core.gateway.thread import ServerThread
 
 
@@ -25,16 +26,23 @@ class GatewayServer:
     """Serves a gateway, or the REST API, over HTTP while its `async with` block runs, in a thread of its own.
 
     Binds to this machine only, on a free port, unless told otherwise. Leaving the block ends what is
-    still on its way; those calls are recorded as cancelled.
+    still on its way; those calls are recorded as cancelled. `limits` bound each request.
     """
 
     def __init__(
-        self, gateway: Served, host: str = "127.0.0.1", port: int = 0, name: str = "lightning-gateway"
+        self,
+        gateway: Served,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        name: str = "lightning-gateway",
+        *,
+        limits: Limits = LIMITS,
     ) -> None:
         self._gateway = gateway
         self._host = host
         self._port = port
         self._name = name
+        self._limits = limits
         self._thread: ServerThread | None = None
         self._url = ""
 
@@ -46,7 +54,7 @@ class GatewayServer:
         return self._url
 
     async def __aenter__(self) -> Self:
-        thread = ServerThread(self._gateway.app(), self._gateway.abort, self._name)
+        thread = ServerThread(self._gateway.app(), self._gateway.abort, self._name, self._limits)
         try:
             self._url = await asyncio.to_thread(thread.start, self._host, self._port)
         except BaseException:  # cancelled, most likely; the thread that starts it is not

@@ -13,12 +13,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import uvicorn
 from starlette.applications import Starlette
 
 from lightning_core.errors import GatewayError
+from lightning_core.gateway.limits import LIMITS, Bounded, Limits
+from lightning_core.gateway.protocol import HttpProtocol
 
 _BACKLOG: Final = 4096
 _KEEP_ALIVE_SECONDS: Final = 300
@@ -33,8 +36,8 @@ class ServerThread:
     `abort` is called in the server's loop when it must stop: it ends the replies that are on their way.
     """
 
-    def __init__(self, app: Starlette, abort: Callable[[], None], name: str) -> None:
-        self._server = _Server(_config(app), abort)
+    def __init__(self, app: Starlette, abort: Callable[[], None], name: str, limits: Limits = LIMITS) -> None:
+        self._server = _Server(_config(app, limits), abort)
         self._name = name
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -95,10 +98,10 @@ class _Server(uvicorn.Server):
                 connection.transport.abort()
 
 
-def _config(app: Starlette) -> uvicorn.Config:
+def _config(app: Starlette, limits: Limits) -> uvicorn.Config:
     return uvicorn.Config(
-        app,
-        http="httptools",
+        Bounded(app, limits),
+        http=partial(HttpProtocol, limits),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,

@@ -1,4 +1,4 @@
-"""Reading a request's JSON and sending JSON back, straight on ASGI.
+"""Reading a request's body and sending JSON back, straight on ASGI.
 
 Starlette's Request and Response cost about as much as the rest of a call together, and its streaming
 response watches for disconnects with a task group of its own; here the gateway does that itself.
@@ -6,13 +6,18 @@ response watches for disconnects with a task group of its own; here the gateway 
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import orjson
 from starlette.types import Receive, Send
 
 Headers = list[tuple[bytes, bytes]]
+Read = TypeVar("Read")
+_LONG: Final = 2**20
+"""From so many bytes on, to read a body may take some ten milliseconds."""
 
 
 async def read_body(receive: Receive) -> bytes | None:
@@ -27,6 +32,11 @@ async def read_body(receive: Receive) -> bytes | None:
             return b"".join(parts)
         message = await receive()
     return None
+
+
+async def read_content(content: bytes, read: Callable[[bytes], Read]) -> Read:
+    """`read(content)`; of a long body off the event loop, so that others are answered meanwhile."""
+    return read(content) if len(content) < _LONG else await asyncio.to_thread(read, content)
 
 
 async def wait_disconnect(receive: Receive) -> None:

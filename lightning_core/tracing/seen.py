@@ -12,8 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import orjson
-
+from lightning_core.json_text import read_json
 from lightning_core.tracing.replies import Reply, read_reply
 from lightning_core.tracing.scope import Scope
 from lightning_core.tracing.sdks import DIALECTS
@@ -108,7 +107,7 @@ class Watch:
 
     def _body(self) -> dict[str, Any]:
         try:
-            body = orjson.loads(self.content or b"")
+            body = read_json(self.content or b"")
         except ValueError:
             return {}
         return without_secrets(body) if isinstance(body, dict) else {}
@@ -176,7 +175,7 @@ class _Arrived:
         if self.response.status_code in (401, 403):
             return said
         try:
-            message = error_of(orjson.loads(self.content()))
+            message = error_of(read_json(self.content()))
         except (TypeError, AttributeError, ValueError, RuntimeError):
             message = None
         return f"{said}: {message[:_MOST_CHARACTERS]}" if message else said

@@ -43,6 +43,8 @@ class Hosting:
     engines: int = ENGINES
     """Versions that may be served at once."""
     anonymous: bool = False
+    hosts: tuple[str, ...] = ()
+    """Names by which those without a token may reach it, beside addresses and this machine's own."""
     """Serve requests without a token too, which are recorded as belonging to no rollout."""
 
 
@@ -101,7 +103,14 @@ class Host:
                 serving_run(self.store, run, self.plugins, backend=hosting.backend, engines=hosting.engines)
             )
             agents, tokens = agents_of(run), tokens_of(run)
-            gateway = Gateway(upstream, self.store, tokens, agents=agents, anonymous=hosting.anonymous)
+            gateway = Gateway(
+                upstream,
+                self.store,
+                tokens,
+                agents=agents,
+                anonymous=hosting.anonymous,
+                hosts=hosting.hosts,
+            )
             server = await stack.enter_async_context(GatewayServer(gateway, hosting.host, hosting.port))
             url = told_address(server.url, hosting.address)
             member = make_member(run.id, "gateway", self.own, url=url, instance=gateway.instance)

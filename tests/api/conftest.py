@@ -11,9 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from lightning_core.api.app import Api
+from lightning_core.api.app import LIMITS, Api
 from lightning_core.api.scopes import Grant, Scope, issue
 from lightning_core.gateway.app import Gateway
+from lightning_core.gateway.limits import Limits
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.stores.base import Store
@@ -105,7 +106,7 @@ def tokens() -> dict[str, str]:
 
 @asynccontextmanager
 async def open_desk(
-    store: Store, *, listening: bool = True, port: int = 0, **options: Any
+    store: Store, *, listening: bool = True, port: int = 0, limits: Limits = LIMITS, **options: Any
 ) -> AsyncIterator[Desk]:
     """Run the API as a test needs it, over HTTP or (quicker to open) in this process; with two runs."""
     for run in (RUN, OTHER):
@@ -117,7 +118,7 @@ async def open_desk(
             yield Desk(store, "", web, tokens())
         return
     async with (
-        GatewayServer(api, port=port, name="lightning-api") as server,
+        GatewayServer(api, port=port, name="lightning-api", limits=limits) as server,
         httpx.AsyncClient(base_url=server.url, timeout=30) as web,
     ):
         yield Desk(store, server.url, web, tokens())

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from lightning_core.api.scopes import server_secret
+from lightning_core.api.scopes import Grant, issue, server_secret
 from lightning_core.errors import ConfigError
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.types import Rollout, Status
-from tests.api.conftest import RUN, SECRET, Desk, error, open_desk, rollout
+from tests.api.conftest import RUN, SECRET, Desk, error, good, open_desk, rollout
 
 ONE = {"rollout_ids": ["a"]}
 REWARD = {"rewards": [{"rollout_id": "a", "attempt": 1, "value": 1.0}]}
@@ -207,3 +208,43 @@ async def test_a_call_that_the_gateway_recorded_is_not_replaced_by_a_worker(desk
     error(await desk.ask("POST", "/calls", body, scope="worker"), 403, "forbidden")
     (kept,) = (await desk.get("/calls", rollout_id="a"))["calls"]["a"]
     assert (kept["prompt_ids"], kept["endpoint"]) == ([1, 2**32 - 1], None)
+
+
+async def test_a_stranger_does_not_learn_which_runs_there_are(desk: Desk) -> None:
+    said = set()
+    for run_id in ("run", "other", "unknown", "", "\x00"):
+        forged = issue(b"a secret of their own", Grant("admin", run_id, time.time() + 60))
+        said.add((await desk.ask("GET", "/runs", scope=forged)).text)
+    await desk.store.put_run(RUN.model_copy(update={"secret": ""}))
+    forged = issue(b"a secret of their own", Grant("admin", "run", time.time() + 60))
+    said.add((await desk.ask("GET", "/runs", scope=forged)).text)
+    assert len(said) == 1, said
+
+
+async def test_a_worker_renews_and_ends_its_own_membership_alone(desk: Desk) -> None:
+    own = await desk.ask("PUT", "/members", {**MEMBER, "data": {"slots": 1}}, scope="worker")
+    key = good(own)["key"]
+    of_another = good(await desk.ask("PUT", "/members", {**MEMBER, "name": "w2"}, scope="worker"))["key"]
+    for wrong in (None, "", of_another, "lm-forged.x"):
+        body = {**MEMBER, "data": {"slots": 0}, "key": wrong}
+        problem = error(await desk.ask("PUT", "/members", body, scope="worker"), 403, "forbidden")
+        assert "'w1'" in problem["message"]
+        query = MEMBER if wrong is None else {**MEMBER, "key": wrong}
+        error(await desk.ask("DELETE", "/members", scope="worker", **query), 403, "forbidden")
+    (w1, _) = await desk.store.list_members("run")
+    assert w1.data == {"slots": 1}
+    again = good(await desk.ask("PUT", "/members", {**MEMBER, "key": key}, scope="worker"))
+    assert (again["key"], again["started_at"]) == (key, w1.started_at)
+    good(await desk.ask("DELETE", "/members", scope="worker", **MEMBER, key=key))
+    assert [member.name for member in await desk.store.list_members("run")] == ["w2"]
+
+
+async def test_a_name_whose_worker_died_is_free_and_its_old_key_worthless(desk: Desk) -> None:
+    old = good(
+        await desk.ask("PUT", "/members", {**MEMBER, "seen_at": 1.0, "started_at": 1.0}, scope="worker")
+    )
+    new = good(await desk.ask("PUT", "/members", MEMBER, scope="worker"))
+    assert new["key"] != old["key"]
+    error(await desk.ask("DELETE", "/members", scope="worker", **MEMBER, key=old["key"]), 403, "forbidden")
+    good(await desk.ask("DELETE", "/members", **MEMBER))  # an admin needs none
+    assert await desk.store.list_members("run") == []

@@ -10,9 +10,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from lightning_core.errors import StoreError
+from lightning_core.gateway.limits import Limits
+from lightning_core.json_text import DEPTH
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.types import Rollout
 from tests.api.conftest import Desk, error, good, open_desk, rollout
+from tests.gateway.raw import exchange, head
 
 
 @pytest.mark.parametrize(
@@ -58,7 +61,6 @@ async def test_bad_input_is_refused_by_field(path: str, body: Any, field: str | 
         b"",
         b"\xff",
         b'{"rollouts": NaN}',
-        b'{"rollouts": "\\ud800"}',
         b"[" * 100_000,
     ],
 )
@@ -97,14 +99,33 @@ async def test_unknown_addresses_and_methods_point_to_the_document(desk: Desk) -
 
 
 async def test_a_body_that_is_too_long_is_refused_before_it_is_whole() -> None:
-    async with open_desk(MemoryStore(), body_bytes=1000) as desk:
+    async with open_desk(MemoryStore(), limits=Limits(body_bytes=1000)) as desk:
         body = {"rollouts": [rollout("a", task={"input": {"text": "x" * 2_000_000}})]}
         assert "1000 bytes" in error(await desk.ask("POST", "/rollouts", body), 413, "too_large")["message"]
         assert (await desk.post("/rollouts", {"rollouts": [rollout("a")]}))["new"] == 1
 
 
+@pytest.mark.parametrize("token", ["", "authorization: Bearer la-no.token"])
+async def test_a_stranger_is_refused_before_a_body_is_read(token: str) -> None:
+    async with open_desk(MemoryStore()) as desk:
+        for path in ("/rollouts", "/calls", "/leases"):
+            answer = await exchange(
+                desk.url, [head(f"/api/v1{path}", "content-length: 60000000", *filter(None, [token]))]
+            )
+            assert (answer.status, answer.code) == (401, "invalid_token")
+
+
+async def test_a_body_that_is_nested_too_deep_is_refused_and_half_a_character_replaced() -> None:
+    async with open_desk(MemoryStore(), listening=False) as desk:
+        for depth in (DEPTH + 1, 1000, 100_000):
+            task = b'{"run_id": "run", "tasks": [{"input": {"x": %b}}]}' % (b"[" * depth + b"]" * depth)
+            error(await desk.ask("POST", "/tasks", task), 400, "invalid_json")
+        await desk.ask("POST", "/tasks", rb'{"run_id": "run", "tasks": [{"input": {"x": "\ud83d"}}]}')
+        assert [one.task.input for one in await desk.store.find_rollouts("run")] == [{"x": "\ufffd"}]
+
+
 async def test_a_client_that_is_too_slow_is_told_so_and_holds_up_nobody() -> None:
-    async with open_desk(MemoryStore(), body_seconds=0.3) as desk:
+    async with open_desk(MemoryStore(), limits=Limits(body_seconds=0.3)) as desk:
         answer = await _send(desk, [b"content-length: 100\r\n\r\n", b'{"rollouts": ['])
         assert answer.startswith(b"HTTP/1.1 408")
         assert b'"too_slow"' in answer

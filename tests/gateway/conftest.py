@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from lightning_core.gateway.app import Gateway
+from lightning_core.gateway.limits import LIMITS, Limits
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.stores.base import Store
@@ -77,11 +78,15 @@ async def open_house(
     store: Store | None = None,
     agents: tuple[str, ...] | None = None,
     anonymous: bool = False,
+    hosts: tuple[str, ...] = (),
+    limits: Limits = LIMITS,
 ) -> AsyncIterator[House]:
     """Run a gateway as a test needs it."""
     house = House(engine or ScriptedEngine(), store or MemoryStore(), Tokens(b"0123456789abcdef"))
-    gateway = Gateway(house.engine, house.store, house.tokens, agents=agents, anonymous=anonymous)
-    async with GatewayServer(gateway) as server:
+    gateway = Gateway(
+        house.engine, house.store, house.tokens, agents=agents, anonymous=anonymous, hosts=hosts
+    )
+    async with GatewayServer(gateway, limits=limits) as server:
         house.url = server.url
         yield house
         for opener in house.openers:

@@ -62,8 +62,8 @@ async def test_another_rollout_s_token_is_refused(house: House, web: httpx.Async
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
-        (b"{", None, "is not JSON"),
-        (b'{"value": NaN}', None, "is not JSON"),
+        (b"{", None, "can't be read as JSON"),
+        (b'{"value": NaN}', None, "can't be read as JSON"),
         (5, None, 'the body is 5, no reward; send {"value": 1.0}'),
         ([{"value": 1.0}, None], None, r"[1] is None, no reward"),
         ({}, "value", "value is missing"),

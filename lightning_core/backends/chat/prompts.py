@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from lightning_core.backends.chat.encoding import Encoder
 from lightning_core.backends.chat.template import check_arguments
 from lightning_core.errors import ContextLengthError, UnsupportedError
 from lightning_core.gateway.upstream import ChatRequest
+from lightning_core.json_text import JsonError, read_written, whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,7 +46,7 @@ class Prompts:
         if request.prompt is None:
             text = self._write(request.messages, request.tools, request.extra, context, asks=True)
         else:
-            text = request.prompt
+            text = whole(request.prompt)
         pieces = self._cut(text, context)
         if request.prompt is None:
             new = self.encoder.unknown(pieces)
@@ -73,13 +73,13 @@ class Prompts:
         what `begin` raises.
         """
         prompt = self._write(messages, tools, arguments, context, asks=True)
-        whole = self._write([*messages, reply], tools, arguments, context, asks=False)
-        if not whole.startswith(prompt):
+        answered = self._write([*messages, reply], tools, arguments, context, asks=False)
+        if not answered.startswith(prompt):
             raise UnsupportedError(
                 "the model's chat template writes these messages otherwise once they are answered, so it "
                 "does not say what the model itself would write; use a model with another template"
             )
-        ids = self._encode(whole[len(prompt) :], context)
+        ids = self._encode(answered[len(prompt) :], context)
         end = next((place for place, token_id in enumerate(ids) if token_id in stop_ids), None)
         if end is None or self._tokenizer.decode(ids[end + 1 :]).strip():
             raise UnsupportedError(
@@ -106,7 +106,7 @@ class Prompts:
             text = self._tokenizer.apply_chat_template(
                 plain, tools=tools or None, add_generation_prompt=asks, tokenize=False, **arguments
             )
-            return str(text)
+            return whole(str(text))
         except _REFUSALS as error:
             raise UnsupportedError(
                 f"the model's chat template refuses these messages: {error}; change the messages or "
@@ -178,7 +178,7 @@ def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            function["arguments"] = json.loads(arguments)
-        except ValueError:
+            function["arguments"] = read_written(arguments)
+        except JsonError:
             function["arguments"] = arguments  # the model's own mistake, shown to it as it was
     return {**call, "function": function}

@@ -8,6 +8,7 @@ import uuid
 from typing import Any
 
 from lightning_core.backends.chat.text import held_back
+from lightning_core.json_text import JsonError, read_written
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -63,8 +64,8 @@ class ToolCalls:
 def parse_call(raw: str) -> dict[str, Any] | None:
     """An OpenAI tool call with a fresh id, or None if `raw` isn't one."""
     try:
-        value = json.loads(raw)
-    except ValueError:
+        value = read_written(raw)
+    except JsonError:
         return None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None

@@ -87,7 +87,7 @@ def _kind(worker: Any, name: str, arguments: str, error: str) -> ToolErrorType:
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

@@ -40,7 +40,7 @@ def same_arguments(asked: object, given: object) -> bool:
     if isinstance(asked, str) and isinstance(given, Mapping):
         try:
             asked = json.loads(asked)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
     return asked == given
 
