@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lightning_core.api.scopes import Lease, secret_of
 from lightning_core.errors import AccessError
-from lightning_core.gateway.tokens import Tokens
+from lightning_core.gateway.tokens import Tokens, expiry
 from lightning_core.runner.gateways import (
     FRESH_SECONDS,
     Gateway,
@@ -54,14 +54,15 @@ class Gateways:
         known = await self._look(run_id)
         return known.expected and not known.answering
 
-    async def place(self, attempt: Attempt, agent: str) -> Place | None:
-        """Where the attempt's calls go; None if no gateway answers, or no secret signs tokens."""
+    async def place(self, attempt: Attempt, agent: str, timeout: float | None) -> Place | None:
+        """Where the calls of an attempt of so many seconds go; None if no gateway answers, or no secret signs
+        tokens."""
         rollout = attempt.rollout
         known = await self._look(rollout.run_id)
         if not known.answering or known.tokens is None:
             return None
         gateway = choose(known.answering, rollout.id)
-        token = known.tokens.issue(rollout, attempt.number)
+        token = known.tokens.issue(rollout, attempt.number, expires_at=expiry(timeout))
         return Place(gateway, variables(gateway.url, rollout.id, token, agent))
 
     async def lost(self, lease: Lease) -> bool:

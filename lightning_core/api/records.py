@@ -75,7 +75,7 @@ async def add_calls(body: AddCalls, caller: Worker) -> Response:
     if not caller.admin:
         await _check_new_ids(caller.store, body.calls)
     for call in body.calls:
-        await caller.store.add_call(call)
+        await caller.store.add_call(call, running=not caller.admin)
     return reply(Stored(stored=len(body.calls)))
 
 

@@ -53,13 +53,14 @@ async def lease(body: LeaseRequest, caller: Worker, request: Request) -> Respons
 
 
 async def _leased(attempt: Attempt, agent: str, caller: Caller, gateways: Gateways) -> Leased:
-    rollout, place = attempt.rollout, await gateways.place(attempt, agent)
+    rollout, timeout = attempt.rollout, await timeout_of(caller.store, attempt)
+    place = await gateways.place(attempt, agent, timeout)
     at = (place.gateway.url, place.gateway.instance) if place else (None, None)
     lease = Lease(rollout.run_id, rollout.id, attempt.number, attempt.worker, *at)
     return Leased(
         key=lease_key(caller.secret, lease),
         attempt=attempt,
-        timeout=await timeout_of(caller.store, attempt),
+        timeout=timeout,
         environment=place.environment if place else None,
     )
 

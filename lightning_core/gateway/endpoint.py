@@ -86,6 +86,7 @@ class Endpoint(Generic[AnyBody]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             caller = self._access.admit_json(scope)
+            self._exchanges.check(caller)
             content = await read_body(receive)
             if content is None:
                 return

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 
-from lightning_core.errors import GatewayError
+from lightning_core.errors import GatewayError, LeaseLostError, NotFoundError
+from lightning_core.gateway.access import Caller
 from lightning_core.gateway.recording import Recording
 from lightning_core.gateway.refusals import Refusal, refusal_of, unrecorded
 from lightning_core.gateway.upstream import ChatRequest, Delta, Upstream
 from lightning_core.stores.base import Store
+from lightning_core.stores.rules import under_own_id
 from lightning_core.types import CallStatus
 
 log = logging.getLogger(__name__)
 
 Key = tuple[str | None, int | None, str]
+_MOST_ENDED = 4096
+"""Attempts that are remembered to have ended."""
 
 
 class Exchange:
@@ -98,6 +103,14 @@ class Exchanges:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._running: dict[Key, Exchange] = {}
+        self._ended: OrderedDict[tuple[str | None, int | None], str] = OrderedDict()
+        """The last attempts that have ended with calls on their way, and the store's words for it."""
+
+    def check(self, caller: Caller) -> None:
+        """Raise Refusal if the caller's attempt is known to have ended: its reply would be withheld."""
+        ended = self._ended.get(caller.key[:2])
+        if ended is not None:
+            raise attempt_ended(ended)
 
     def __len__(self) -> int:
         return len(self._running)
@@ -114,14 +127,18 @@ class Exchanges:
     async def record(self, exchange: Exchange) -> Refusal | None:
         """Store the finished call, once; afterwards its reply may be given. Returns why there is none.
 
-        A reply that can't be stored is not given: its app sees an error instead.
+        A reply that can't be stored is not given: its app sees an error instead. Nor is one whose attempt has
+        ended meanwhile; it is stored as cancelled, so that it is never trained on.
         """
         recording, failure = exchange.recording, exchange.failure
         key = recording.caller.key
         if self._running.get(key) is not exchange:
             return failure or superseded(key[2])
         try:
-            await self._store.add_call(recording.call(_status(failure), str(failure) if failure else None))
+            if failure is None:
+                failure = await self._complete(recording)
+            else:
+                await self._store.add_call(recording.call(_status(failure), str(failure)))
         except Exception as error:
             log.exception("call %s could not be recorded", key[2])
             return failure or unrecorded(error)
@@ -129,6 +146,25 @@ class Exchanges:
             if self._running.get(key) is exchange:
                 del self._running[key]
         return failure
+
+    async def _complete(self, recording: Recording) -> Refusal | None:
+        """Store a call that was sampled to its end; returns why its reply may not be given."""
+        caller = recording.caller
+        try:
+            await self._store.add_call(
+                recording.call("completed", None), running=caller.rollout_id is not None
+            )
+        except NotFoundError as error:
+            return Refusal(f"{error}, so the reply is withheld", status=404, code="no_rollout")
+        except LeaseLostError as error:
+            ended = str(error)
+        else:
+            return None
+        self._ended[caller.key[:2]] = ended
+        if len(self._ended) > _MOST_ENDED:
+            self._ended.popitem(last=False)
+        await self._store.add_call(under_own_id(recording.call("cancelled", ended)))
+        return attempt_ended(ended)
 
     def abort(self) -> None:
         """End all calls early; they are recorded as cancelled."""
@@ -150,6 +186,11 @@ def stopped() -> Refusal:
 def disconnected() -> Refusal:
     """The client did not wait for the reply."""
     return Refusal("the client disconnected", code="cancelled")
+
+
+def attempt_ended(words: str) -> Refusal:
+    """The caller's attempt is over. 410 and not 409, as OpenAI's SDK sends again what it gets a 409 for."""
+    return Refusal(words, status=410, code="attempt_ended")
 
 
 def superseded(call_id: str) -> Refusal:

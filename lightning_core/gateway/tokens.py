@@ -17,6 +17,9 @@ from lightning_core.types import Rollout, Sampling
 
 PREFIX = "lt-"
 """Every token starts so; an API key of another house does not."""
+GRACE_SECONDS = 86_400.0
+"""How much longer than its attempt's time-out a token lasts: the attempt may have to wait for a place, and clocks
+differ. It only bounds for how long a lost token is of any use: calls of an ended attempt are refused at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,11 @@ class Grant:
     """Imposed on the calls of trained agents."""
     policy_version: int | None = None
     """The version of the weights that must answer; None: the current one."""
+
+
+def expiry(timeout: float | None) -> float | None:
+    """When the token of an attempt that begins now expires, in Unix seconds, if the attempt has a time-out."""
+    return None if timeout is None else time.time() + timeout + GRACE_SECONDS
 
 
 class Tokens:

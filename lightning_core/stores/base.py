@@ -113,8 +113,15 @@ class Store(Protocol):
         """
 
     # what happened in them ----------------------------------------------------------------
-    async def add_call(self, call: Call) -> None:
-        """Record a call; a later try under the same (rollout, attempt, id) replaces the earlier one."""
+    async def add_call(self, call: Call, *, running: bool = False) -> None:
+        """Record a call, one try of it under its (rollout, attempt, id): one that did not complete is replaced
+        by a later try, one that completed never is.
+
+        What completes under the id of a call that has completed is a call of its own, recorded under an id made
+        of both; what does not complete is left out beside it. The very same call again changes nothing. With
+        `running` its attempt must be running: NotFoundError for an unknown rollout, LeaseLostError if the
+        attempt has ended.
+        """
 
     async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
         """Record rewards, all or none; RewardError if one is not a finite number (as `finish` does).

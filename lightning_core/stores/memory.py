@@ -184,11 +184,16 @@ class MemoryStore:
             return finished
 
     # what happened in them ----------------------------------------------------------------
-    async def add_call(self, call: Call) -> None:
+    async def add_call(self, call: Call, *, running: bool = False) -> None:
         with self._lock:
-            calls = self._calls[call.rollout_id, call.attempt]
-            calls.pop(call.id, None)
-            calls[call.id] = call
+            calls = self._calls.get((call.rollout_id, call.attempt), {})
+            while (known := calls.get(call.id)) is not None and known.status == "completed":
+                if call.status != "completed" or call == known:
+                    return
+                call = rules.under_own_id(call)
+            if running:
+                rules.check_running(call, self._rollouts.get(call.rollout_id or ""))
+            self._calls[call.rollout_id, call.attempt][call.id] = call
 
     async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
         for reward in rewards:

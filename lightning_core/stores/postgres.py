@@ -38,7 +38,7 @@ except ImportError as error:
 from lightning_core.stores import postgres_news as news
 from lightning_core.stores import postgres_queue as queue
 from lightning_core.stores import postgres_statements as statements
-from lightning_core.stores.postgres_attempts import finishing, keeping, leasing
+from lightning_core.stores.postgres_attempts import finishing, keeping, leasing, recording
 from lightning_core.stores.postgres_lines import PostgresLines
 from lightning_core.stores.postgres_schema import connect, opened
 from lightning_core.stores.postgres_statements import transaction
@@ -55,7 +55,6 @@ OF_LAST_ATTEMPT = (
     " WHERE rollouts.id = ANY(%b::text[]) ORDER BY"
 )
 ADD_ROLLOUT = statements.insert("rollouts", rows.ROLLOUT, otherwise="ON CONFLICT (id) DO NOTHING")
-PUT_CALL = statements.upsert("calls", rows.CALL, "rollout_id, attempt, id", "seq")
 PUT_EVENT = statements.upsert("events", rows.EVENT, "rollout_id, attempt, kind, id", "seq")
 ADD_REWARD = statements.insert(
     "rewards",
@@ -189,8 +188,8 @@ class PostgresStore(RunRecords):
         return [found[i] for i in rollout_ids if found[i].status.finished]
 
     # what happened in them ----------------------------------------------------------------
-    async def add_call(self, call: Call) -> None:
-        await self._write(PUT_CALL, rows.call_row, [call])
+    async def add_call(self, call: Call, *, running: bool = False) -> None:
+        await self._lines.run(recording(call, running=running))
 
     async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
         for reward in rewards:

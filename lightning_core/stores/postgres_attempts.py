@@ -25,8 +25,29 @@ from lightning_core.stores.postgres_statements import (
     select,
     transaction,
 )
-from lightning_core.stores.rows import REWARD, ROLLOUT, Row, attempt, reward_row, to_rollout
-from lightning_core.types import Attempt, Reward, Rollout
+from lightning_core.stores.rows import (
+    CALL,
+    CALL_KEY,
+    REPLACED_OF_CALL,
+    REWARD,
+    ROLLOUT,
+    STATUS_OF_CALL,
+    Row,
+    attempt,
+    call_row,
+    reward_row,
+    to_rollout,
+)
+from lightning_core.types import Attempt, Call, Reward, Rollout
+
+
+PUT_CALL = (
+    f"{{held}}INSERT INTO calls ({CALL}) SELECT {', '.join(['%b'] * (CALL.count(',') + 1))} {{of_held}}"
+    f" ON CONFLICT ({CALL_KEY}) DO UPDATE SET {REPLACED_OF_CALL}, seq = excluded.seq"
+    " WHERE calls.status <> 'completed'"
+)
+HELD = "SELECT 1 FROM rollouts WHERE id = %b AND attempts = %b AND status = 'running' FOR SHARE"
+FIND_CALL = f"SELECT {CALL} FROM calls WHERE rollout_id = %b AND attempt = %b AND id = %b"
 
 
 def leasing(
@@ -92,6 +113,40 @@ def finishing(
 
     known = (reward is not None or error is not None) and rules.holds(attempt, held)
     return Shared(send, _ended, alone, [held.id]) if known else look
+
+
+def recording(call: Call, *, running: bool) -> Shared[bool]:
+    """Record a call, if asked for only while its attempt is running: that is held until the call is stored."""
+
+    def send(connection: Connection, *, wait: bool = False) -> Cursor:
+        return _put_call(connection, call, running=running, wait=wait)
+
+    def alone(connection: Connection) -> bool:
+        nonlocal call
+        while not send(connection, wait=True).rowcount:
+            row = call_row(call)
+            rollout = queue.find(connection, row[:1]).get(row[0]) if running else None
+            found = select(connection, FIND_CALL, *row[:3])
+            if found and found[0][STATUS_OF_CALL] == "completed":
+                if call.status != "completed" or found[0] == row:
+                    return True
+                call = rules.under_own_id(call)
+            elif running:
+                rules.check_running(call, rollout)
+        return True
+
+    return Shared(send, lambda answer: True if answer.rowcount else None, alone)
+
+
+def _put_call(connection: Connection, call: Call, *, running: bool, wait: bool) -> Cursor:
+    """Insert a call or replace a try of it that has not completed. No row: one has, or its attempt is not the
+    running one, or without `wait` is just being changed."""
+    row = call_row(call)
+    if not running:
+        return connection.execute(PUT_CALL.format(held="", of_held=""), row)
+    held = HELD + ("" if wait else " SKIP LOCKED")
+    statement = PUT_CALL.format(held=f"WITH held AS MATERIALIZED ({held}) ", of_held="FROM held")
+    return connection.execute(statement, (*row[:2], *row))
 
 
 def _lease(

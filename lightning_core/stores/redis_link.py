@@ -25,7 +25,7 @@ except ImportError as error:
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 LOST = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.NoScriptError, redis.ReadOnlyError)
 """What another try may mend: the server is gone, starts anew, is no longer the first of its replicas, or
 has forgotten the scripts."""

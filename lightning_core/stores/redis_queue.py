@@ -20,7 +20,7 @@ from lightning_core.stores.redis_rows import Row, load_appended, text
 from lightning_core.stores.redis_scripts import FIELDS
 from lightning_core.stores.redis_thread import Commands, Steps
 from lightning_core.stores.waiting import QUEUE
-from lightning_core.types import Attempt, Reward, Rollout, Status
+from lightning_core.types import Attempt, Call, Reward, Rollout, Status
 
 T = TypeVar("T")
 MOST = 1000
@@ -198,6 +198,19 @@ class Rollouts:
             ((answer,),) = yield [self.commit([change])]
             if answer >= 0:
                 return after
+
+    def add_call(self, call: Call, now: int, *, running: bool) -> Steps[None]:
+        while True:
+            name, number = call.rollout_id or "", call.attempt or 0
+            words = (self._prefix, name, number, call.id, int(running), redis_rows.pack_call(call, now))
+            (answer,) = yield [self.script("call", *words)]
+            if answer == b"stored":
+                return
+            if answer == b"taken":
+                call = rules.under_own_id(call)
+            else:
+                _, found, _ = yield from self.read([name])
+                rules.check_running(call, found[name].rollout if name in found else None)
 
     def add_rewards(self, rewards: Sequence[Reward], request: str, *, running: bool) -> Steps[None]:
         kept: dict[tuple[str, str], Reward] = {}

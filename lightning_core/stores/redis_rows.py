@@ -28,8 +28,9 @@ the status: one that is sent again, its answer lost, finds what it did."""
 
 CHANGING = {"id", "run_id", "status", "attempts", "max_attempts", "reward", "error", "finished_at"}
 _EVENT: TypeAdapter[Event] = TypeAdapter(Event)
-_PARTS = struct.Struct("<qIIIII")
-"""When a call was recorded (it decides between calls that started at once), and how long its parts are."""
+_PARTS = struct.Struct("<cqIIIII")
+"""Of a call: "c" if it has completed, else "-"; when it was recorded (it decides between calls that started at
+once); and how long its parts are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,8 @@ def pack_call(call: Call, now: int) -> bytes:
     row = rows.call_row(call)
     head, numbers = dump_json([*row[:13], row[18], row[19]]), (row[13], row[14] or b"", *row[15:18])
     missing = b"\x00" if row[14] is None else b"\x01"
-    return b"".join((_PARTS.pack(now, *map(len, numbers)), *numbers, missing, head))
+    completed = b"c" if call.status == "completed" else b"-"
+    return b"".join((_PARTS.pack(completed, now, *map(len, numbers)), *numbers, missing, head))
 
 
 def unpack_calls(packed: Iterable[bytes]) -> list[Call]:
@@ -106,7 +108,7 @@ def unpack_calls(packed: Iterable[bytes]) -> list[Call]:
 
 
 def _unpack_call(packed: bytes) -> tuple[int, Call]:
-    now, *lengths = _PARTS.unpack_from(packed)
+    _, now, *lengths = _PARTS.unpack_from(packed)
     parts: list[bytes | None] = []
     at = _PARTS.size
     for length in lengths:

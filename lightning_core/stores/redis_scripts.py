@@ -123,6 +123,25 @@ word...)...]... A change whose rollouts are not at these versions any more is le
 the others by how many of their APPENDs were new. APPEND keeps a value under a free field of a hash, with
 its place and request; the same request may try again."""
 
+CALL = """
+local prefix, id, attempt, name, running, call = unpack(ARGV)
+local key = prefix .. 'calls:' .. attempt .. ':' .. id
+local known = redis.call('HGET', key, name)
+local taken = known and string.sub(known, 1, 1) == 'c'
+if taken and (string.sub(call, 1, 1) ~= 'c' or string.sub(known, 10) == string.sub(call, 10)) then
+  return 'stored'
+end
+if taken then return 'taken' end
+if running == '1' then
+  local status, last = unpack(redis.call('HMGET', prefix .. 'rollout:' .. id, 's', 'a'))
+  if status ~= 'running' or last ~= attempt then return 'ended' end
+end
+redis.call('HSET', key, name, call)
+return 'stored'
+"""
+"""Keeps a call: 'taken' if another has completed under its id, 'ended' if its attempt is to be running and is
+not. A call begins with 'c' if it has completed, and then says in 8 bytes when it was recorded."""
+
 LAST = """
 local prefix, kind = ARGV[1], ARGV[2]
 local found = {}
@@ -134,4 +153,4 @@ return found
 """
 """What is kept of the last attempt of each rollout, one kind of it."""
 
-ALL = {"enqueue": ENQUEUE, "lease": LEASE, "commit": COMMIT, "last": LAST}
+ALL = {"enqueue": ENQUEUE, "lease": LEASE, "commit": COMMIT, "call": CALL, "last": LAST}

@@ -206,9 +206,9 @@ class RedisStore:
         return [row.rollout for row in rows if row.rollout.status.finished]
 
     # what happened in them ----------------------------------------------------------------
-    async def add_call(self, call: Call) -> None:
-        key = self._key("calls", call.attempt or 0, call.rollout_id or "")
-        await self._write("HSET", key, call.id, redis_rows.pack_call(call, time.time_ns()))
+    async def add_call(self, call: Call, *, running: bool = False) -> None:
+        now = time.time_ns()
+        await self._writer.run(lambda tries: self._rollouts.add_call(call, now, running=running))
 
     async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
         for reward in rewards:

@@ -48,6 +48,10 @@ CALL = (
     " started_at, ended_at, request, prompt_ids, choices, completion_ids, logprobs, response_id,"
     " endpoint"
 )
+CALL_KEY = "rollout_id, attempt, id"
+REPLACED_OF_CALL = ", ".join(f"{name} = excluded.{name}" for name in CALL.split(", ")[3:])
+"""What a later try of a call changes."""
+STATUS_OF_CALL = CALL.split(", ").index("status")
 EVENT = "rollout_id, attempt, kind, id, started_at, body"
 REWARD = "rollout_id, attempt, value, kind, agent, call_id, source, reason, created_at, id"
 RUN = "id, config, folder, status, created_at, provenance, secret"

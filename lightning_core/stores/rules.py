@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping
+from hashlib import blake2b
 
 from lightning_core.errors import LeaseLostError, NotFoundError, RewardError
 from lightning_core.linking import final_rewards
-from lightning_core.types import Attempt, Event, Reward, Rollout, Span, Status
+from lightning_core.types import Attempt, Call, Event, Reward, Rollout, Span, Status
 
 LEASE_EXPIRED = "lease expired"
+_KEPT_OF_ID = 256
+"""Characters of an id that is made longer."""
 
 
 def started(rollout: Rollout) -> Rollout:
@@ -126,16 +129,25 @@ def all_found(rollout_ids: Iterable[str], known: Mapping[str, Rollout]) -> list[
     return found
 
 
-def check_running(reward: Reward, rollout: Rollout | None) -> None:
-    """Raise unless the reward is of its rollout's running attempt."""
+def check_running(record: Reward | Call, rollout: Rollout | None) -> None:
+    """Raise unless the reward or call is of its rollout's running attempt."""
     if rollout is None:
-        raise NotFoundError(f"rollout {reward.rollout_id!r} is not in the store")
-    if rollout.status is not Status.RUNNING or rollout.attempts != reward.attempt:
+        raise NotFoundError(f"rollout {record.rollout_id!r} is not in the store")
+    if rollout.status is not Status.RUNNING or rollout.attempts != record.attempt:
+        kind = "rewards" if isinstance(record, Reward) else "calls"
         raise LeaseLostError(
-            f"attempt {reward.attempt} of rollout {rollout.id!r} has ended and takes no more rewards (the "
+            f"attempt {record.attempt} of rollout {rollout.id!r} has ended and takes no more {kind} (the "
             f"rollout is {rollout.status.value} after {rollout.attempts} attempts); send them before the "
             "function given to Trainer.fit returns"
         )
+
+
+def under_own_id(call: Call) -> Call:
+    """The call under an id of its own, for one that came too late to have the id it came with. It follows from
+    what was sampled, so that it is the same if the call is stored again."""
+    sampled = call.started_at, call.ended_at, call.prompt_ids, [one.completion_ids for one in call.choices]
+    digest = blake2b(repr(sampled).encode(), digest_size=8).hexdigest()
+    return call.model_copy(update={"id": f"{call.id[:_KEPT_OF_ID]}.{digest}"})
 
 
 def check_reward(rollout_id: str, value: float) -> None:

@@ -199,8 +199,8 @@ class SqliteStore(RunRecords):
         return [found[i] for i in rollout_ids if found[i].status.finished]
 
     # what happened in them ----------------------------------------------------------------
-    async def add_call(self, call: Call) -> None:
-        await self._insert("calls", rows.CALL, rows.call_row(call), otherwise="OR REPLACE")
+    async def add_call(self, call: Call, *, running: bool = False) -> None:
+        await self._writer.run(lambda connection: sqlite_queue.put_call(connection, call, running=running))
 
     async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
         for reward in rewards:

@@ -10,13 +10,29 @@ from collections.abc import Iterable, Sequence
 
 from lightning_core.stores import rules
 from lightning_core.stores.packing import dump_json
-from lightning_core.stores.rows import REWARD, ROLLOUT, to_reward, to_rollout
-from lightning_core.types import Attempt, Reward, Rollout, Status
+from lightning_core.stores.rows import (
+    CALL,
+    CALL_KEY,
+    REPLACED_OF_CALL,
+    REWARD,
+    ROLLOUT,
+    STATUS_OF_CALL,
+    call_row,
+    to_reward,
+    to_rollout,
+)
+from lightning_core.types import Attempt, Call, Reward, Rollout, Status
 
 SAVE = (
     "UPDATE rollouts SET status = ?, attempts = ?, max_attempts = ?, reward = ?, error = ?, finished_at = ?,"
     " worker = ?, lease_until = ? WHERE id = ?"
 )
+PUT_CALL = (
+    f"INSERT INTO calls ({CALL}) SELECT {', '.join('?' * (CALL.count(',') + 1))} WHERE ? OR EXISTS"
+    " (SELECT 1 FROM rollouts WHERE id = ? AND attempts = ? AND status = 'running')"
+    f" ON CONFLICT ({CALL_KEY}) DO UPDATE SET {REPLACED_OF_CALL} WHERE calls.status <> 'completed'"
+)
+FIND_CALL = f"SELECT {CALL} FROM calls WHERE rollout_id = ? AND attempt = ? AND id = ?"
 AMONG = "id IN (SELECT value FROM json_each(?))"
 MOST_ENDS = 2**31
 """SQLite keeps `user_version` in 32 bits."""
@@ -125,6 +141,21 @@ def known_rewards(connection: sqlite3.Connection, rewards: Sequence[Reward]) -> 
     query = "SELECT 1 FROM rewards WHERE rollout_id = ? AND attempt = ? AND id = ?"
     keys = {key for reward in rewards if (key := rules.reward_key(reward)) is not None}
     return {key for key in keys if connection.execute(query, key).fetchone()}
+
+
+def put_call(connection: sqlite3.Connection, call: Call, *, running: bool) -> None:
+    """Record a call: one statement, unless one completed under its id or its attempt is to run and does not."""
+    while True:
+        row = call_row(call)
+        if connection.execute(PUT_CALL, (*row, not running, *row[:2])).rowcount:
+            return
+        known = connection.execute(FIND_CALL, row[:3]).fetchone()
+        if known is None or known[STATUS_OF_CALL] != "completed":
+            rollout = find(connection, [row[0]]).get(row[0])
+            return rules.check_running(call, rollout)
+        if call.status != "completed" or known == row:
+            return
+        call = rules.under_own_id(call)
 
 
 def json_list(values: Iterable[str]) -> str:

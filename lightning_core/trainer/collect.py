@@ -31,7 +31,7 @@ def to_trajectory(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Rew
     Of several final rewards of the rollout, or of one agent, the last one counts. The penalty of a penalised
     rollout is its whole return, for every agent: what was earned up to where it failed says more of where
     that was than of how good it was. A reward about a call that was not recorded counts for the rollout
-    alone.
+    alone. A call that was only seen, answered elsewhere than by the gateway, is no transition.
     A trained call without token ids raises TokenIdsError: what was sampled is then unknown.
     """
     if rollout.reward is None:
@@ -61,7 +61,7 @@ def to_trajectory(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Rew
     transitions = [
         transition
         for call in calls
-        if call.status == "completed"
+        if call.status == "completed" and call.endpoint is None
         for transition in _transitions(rollout, call, intermediate[call.id])
     ]
     return Trajectory(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lightning_core.gateway.tokens import Tokens
+from lightning_core.gateway.tokens import Tokens, expiry
 from lightning_core.runner import Runner
 from lightning_core.runner.executor import Executor
 from lightning_core.runner.gateways import Gateways
@@ -41,19 +41,24 @@ def tokens_of(run: Run) -> Tokens:
     return Tokens(bytes.fromhex(run.secret))
 
 
-def scopes(run: Run) -> Callable[[Attempt, str, str], Scope]:
+def scopes(run: Run, timeout: float | None) -> Callable[[Attempt, str, str], Scope]:
     """Makes the scope of an attempt, given its gateway's address and which gateway that is."""
-    return partial(_scope, tokens_of(run), agents_of(run))
+    return partial(_scope, tokens_of(run), agents_of(run), timeout)
 
 
 def _scope(
-    tokens: Tokens, agents: tuple[str, ...] | None, attempt: Attempt, url: str, instance: str
+    tokens: Tokens,
+    agents: tuple[str, ...] | None,
+    timeout: float | None,
+    attempt: Attempt,
+    url: str,
+    instance: str,
 ) -> Scope:
     return Scope(
         rollout_id=attempt.rollout.id,
         attempt=attempt.number,
         gateway_url=url,
-        token=tokens.issue(attempt.rollout, attempt.number),
+        token=tokens.issue(attempt.rollout, attempt.number, expires_at=expiry(timeout)),
         agents=agents,
         gateway_instance=instance,
     )
@@ -72,7 +77,7 @@ def make_runner(
     on_finished: Callable[[Rollout], None] | None = None,
 ) -> Runner:
     """A runner of the run's rollouts. Their calls go to `gateway_url`, or to gateways found in the store."""
-    make_scope = scopes(run)
+    make_scope = scopes(run, rules.timeout)
     gateways = Gateways(store, run.id, make_scope) if gateway_url is None else None
     return Runner(
         solve,

@@ -33,7 +33,8 @@ class Call(Record):
     """One recorded LLM request and its reply."""
 
     id: str
-    """Shared by the retries of one request; the last try is the one kept."""
+    """Shared by the tries of one request. A try that completed is kept, and what completes under its id
+    afterwards has an id made of both."""
     rollout_id: str | None
     attempt: int | None
     agent: str

@@ -77,14 +77,14 @@ async def test_a_call_that_nobody_claims_is_unnamed(house: House) -> None:
     assert (await house.one_call()).agent == UNNAMED
 
 
-async def test_identical_prompts_are_two_calls_and_retries_of_one_are_one(house: House) -> None:
+async def test_identical_prompts_are_as_many_calls_as_were_answered(house: House) -> None:
     client = house.client(await house.rollout())
     for call_id in ("a", "a", "b", None):
         headers = {"x-lightning-call": call_id} if call_id else {}
         await client.chat.completions.create(model="m", messages=HELLO, extra_headers=headers)
     ids = [call.id for call in await house.calls()]
-    assert ids[:2] == ["a", "b"]
-    assert len(ids) == 3
+    assert len(set(ids)) == 4
+    assert {"a", "b"} < {*ids}
 
 
 async def test_only_trained_agents_sample_as_the_rollout_says() -> None:

@@ -65,7 +65,7 @@ SPEAKERS = {
 class FullStore(MemoryStore):
     """A store whose disk is full."""
 
-    async def add_call(self, call: Call) -> None:
+    async def add_call(self, call: Call, *, running: bool = False) -> None:
         raise StoreError("no space left")
 
 
@@ -162,13 +162,13 @@ async def test_a_client_that_leaves_frees_the_engine_and_is_recorded_as_cancelle
         await until(lambda: house.engine.closed == 1)
 
 
-async def test_retries_of_one_call_are_one_and_identical_prompts_are_two(house: House, dialect: str) -> None:
+async def test_identical_prompts_are_as_many_calls_as_were_answered(house: House, dialect: str) -> None:
     token = await house.rollout()
     for call in ("a", "a", "b", None):
         await ask(house, dialect, token, call=call)
     ids = [call.id for call in await house.calls()]
-    assert ids[:2] == ["a", "b"]
-    assert len(ids) == 3
+    assert len(set(ids)) == 4
+    assert {"a", "b"} < {*ids}
 
 
 async def test_a_retry_takes_the_place_of_a_try_that_still_runs(dialect: str) -> None:

@@ -31,7 +31,7 @@ BODY = {"model": "m", "messages": HI}
 class FullStore(MemoryStore):
     """A store whose disk is full."""
 
-    async def add_call(self, call: Call) -> None:
+    async def add_call(self, call: Call, *, running: bool = False) -> None:
         raise StoreError("no space left on '/data/runs.db'; free some and try again")
 
 
@@ -40,9 +40,9 @@ class SlowStore(MemoryStore):
 
     added = 0
 
-    async def add_call(self, call: Call) -> None:
+    async def add_call(self, call: Call, *, running: bool = False) -> None:
         await asyncio.sleep(0.1)
-        await super().add_call(call)
+        await super().add_call(call, running=running)
         self.added += 1
 
 

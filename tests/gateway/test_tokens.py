@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import httpx
@@ -10,9 +11,10 @@ import openai
 import pytest
 
 from lightning_core.errors import AccessError, ConfigError
-from lightning_core.gateway.tokens import Grant, Tokens
+from lightning_core.gateway.tokens import GRACE_SECONDS, Grant, Tokens
 from lightning_core.stores.memory import MemoryStore
-from lightning_core.types import Call, Rollout, Sampling, Task
+from lightning_core.trainer.playing import scopes
+from lightning_core.types import Attempt, Call, Rollout, Run, Sampling, Task
 from tests.gateway.conftest import House, open_house
 
 SECRET = b"0123456789abcdef"
@@ -54,6 +56,21 @@ def test_an_expired_token_opens_nothing() -> None:
     assert tokens.read(tokens.issue(ROLLOUT, 1, expires_at=time.time() + 60))
     with pytest.raises(AccessError, match="expired"):
         tokens.read(tokens.issue(ROLLOUT, 1, expires_at=time.time() - 1))
+
+
+def test_a_token_outlives_the_time_out_of_its_attempt_by_no_more_than_a_grace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens = Tokens(SECRET)
+    attempt = Attempt(rollout=ROLLOUT, number=1, worker="w", lease_until=0.0)
+    limited = scopes(Run(id="run", secret=SECRET.hex()), 300.0)(attempt, "", "")
+    unlimited = scopes(Run(id="run", secret=SECRET.hex()), None)(attempt, "", "")
+    now = time.time()
+    for later, opens in ((299.0, True), (300.0 + GRACE_SECONDS + 1.0, False)):
+        monkeypatch.setattr(time, "time", lambda later=later: now + later)
+        assert tokens.read(unlimited.token)
+        with nullcontext() if opens else pytest.raises(AccessError, match="has expired"):
+            tokens.read(limited.token)
 
 
 def test_a_short_secret_is_refused() -> None:
@@ -105,7 +122,7 @@ async def test_an_anonymous_call_belongs_to_no_rollout_and_is_never_trained() ->
     added: list[Call] = []
 
     class Noting(MemoryStore):
-        async def add_call(self, call: Call) -> None:
+        async def add_call(self, call: Call, *, running: bool = False) -> None:
             added.append(call)
 
     async with open_house(store=Noting(), anonymous=True) as house:

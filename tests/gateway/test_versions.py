@@ -272,6 +272,8 @@ async def test_a_pinned_call_that_an_update_overtakes_is_answered_by_its_version
 async def test_an_engine_that_does_not_know_of_versions_can_not_answer_for_another() -> None:
     store, tokens, engine = MemoryStore(), Tokens(b"0123456789abcdef"), ScriptedEngine(policy_version=7)
     rollout = Rollout(id="a", run_id=RUN, task=Task(input={}), group_id="g", step=0, policy_version=7)
+    await store.enqueue([rollout])
+    await store.lease("worker", 1, 60.0)
     async with GatewayServer(Gateway(engine, store, tokens, agents=None)) as server:
         site = Site(store, tokens, None, {}, None, server.url)  # type: ignore[arg-type]
         assert await ask(site.client(tokens.issue(rollout, 1))) == "policy-7"

@@ -514,6 +514,91 @@ async def test_a_call_recorded_again_replaces_the_earlier_try(store: Store) -> N
     assert [one.status for one in (await store.get_calls(["a"]))["a"]] == ["completed"]
 
 
+async def test_a_completed_call_is_never_replaced(store: Store) -> None:
+    """What is sampled under its id afterwards is a call of its own if it completed, else it is left out."""
+    await store.enqueue([rollout("a")])
+    attempt = await lease_one(store)
+    sampled = Choice(completion_ids=[5], logprobs=[-0.5])
+    first = call("same", attempt, prompt_ids=[1], choices=[sampled], response_id="reply")
+    second = first.model_copy(update={"prompt_ids": [2], "started_at": 3.0})
+    third = first.model_copy(update={"prompt_ids": [3]})
+    for running in (False, True):
+        await store.add_call(first, running=running)  # twice, as when the answer to the first was lost
+        await store.add_call(first.model_copy(update={"status": "failed"}), running=running)
+        await store.add_call(second, running=running)
+        await store.add_call(third, running=running)
+        await store.add_call(first.model_copy(update={"status": "cancelled"}), running=running)
+    found = (await store.get_calls(["a"]))["a"]
+    assert sorted(one.prompt_ids or [] for one in found) == [[1], [2], [3]]
+    assert first in found
+    assert {one.status for one in found} == {"completed"}
+    assert {one.response_id for one in found} == {"reply"}
+    assert len({one.id for one in found}) == 3
+
+
+async def test_of_two_completed_calls_under_one_id_at_once_neither_is_lost(store: Store) -> None:
+    await store.enqueue([rollout("a")])
+    attempt = await lease_one(store)
+    several = [call("same", attempt, started=float(n), prompt_ids=[n]) for n in range(10)]
+    await asyncio.gather(*(store.add_call(one, running=True) for one in several))
+    found = (await store.get_calls(["a"]))["a"]
+    assert [one.prompt_ids for one in found] == [[n] for n in range(10)]
+
+
+async def test_a_call_of_a_running_attempt_is_refused_once_that_has_ended(store: Store) -> None:
+    await store.enqueue([rollout(name, max_attempts=2) for name in ("done", "again", "back", "gone")])
+    done, again, back, gone = await store.lease("w", 4, LONG)
+    for attempt in (done, again, back, gone):
+        await store.add_call(call("early", attempt), running=True)
+    await store.finish(done, reward=1.0)
+    await store.finish(again, error="broke")
+    await store.release([back])
+    await store.cancel(["gone"])
+    await store.lease("w", 1, LONG)
+    for attempt in (done, again, back, gone):
+        for name in ("early", "late"):
+            with pytest.raises(
+                LeaseLostError, match=f"attempt 1 of rollout '{attempt.rollout.id}' has ended"
+            ):
+                await store.add_call(call(name, attempt, model="late"), running=True)
+        await store.add_call(call("early", attempt), running=True)  # it is stored: only the answer was lost
+    unknown = call("c", done).model_copy(update={"rollout_id": "nobody"})
+    with pytest.raises(NotFoundError, match="'nobody'"):
+        await store.add_call(unknown, running=True)
+    found = await store.get_calls(["done", "gone", "nobody"])
+    assert {name: [one.id for one in calls] for name, calls in found.items()} == {
+        "done": ["early"],
+        "gone": ["early"],
+        "nobody": [],
+    }
+
+
+async def test_a_call_is_in_before_the_end_of_its_attempt_or_refused(store: Store) -> None:
+    """However they meet: who has seen the end sees every call that was accepted."""
+    await store.enqueue([rollout(f"r{n}") for n in range(20)])
+    attempts = await store.lease("w", 20, LONG)
+    at_the_end: dict[str, list[Call]] = {}
+
+    async def give(attempt: Attempt) -> bool:
+        try:
+            await store.add_call(call("c", attempt), running=True)
+        except LeaseLostError:
+            return False
+        return True
+
+    async def end(attempt: Attempt) -> None:
+        await store.finish(attempt, reward=1.0)
+        at_the_end.update(await store.get_calls([attempt.rollout.id]))
+
+    halves = attempts[:10], attempts[10:]
+    both = [asyncio.gather(give(one), end(one)) for one in halves[0]]
+    both += [asyncio.gather(end(one), give(one)) for one in halves[1]]
+    for attempt, ends in zip(attempts, await asyncio.gather(*both), strict=True):
+        accepted = True in ends
+        assert len(at_the_end[attempt.rollout.id]) == accepted
+        assert len((await store.get_calls([attempt.rollout.id]))[attempt.rollout.id]) == accepted
+
+
 async def test_identical_requests_under_two_ids_are_two_calls(store: Store) -> None:
     await store.enqueue([rollout("a")])
     attempt = await lease_one(store)

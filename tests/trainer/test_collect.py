@@ -52,6 +52,13 @@ def test_cancelled_and_failed_calls_are_not_trained_on():
     assert [t.call_id for t in trajectory.transitions] == ["c3"]
 
 
+def test_a_call_that_was_only_seen_is_never_trained_on_whatever_its_record_says():
+    """A worker writes such a record itself."""
+    seen, bare = call(2, endpoint="https://elsewhere"), call(3, endpoint="https://elsewhere", prompt_ids=None)
+    transitions = to_trajectory(rollout, [call(1), seen, bare], []).transitions
+    assert [t.call_id for t in transitions if t.trained] == ["c1"]
+
+
 def test_each_choice_of_a_call_is_a_transition():
     choices = [Choice(index=i, completion_ids=[i], logprobs=[-1.0]) for i in range(3)]
     assert [t.choice for t in to_trajectory(rollout, [call(1, choices=choices)], []).transitions] == [0, 1, 2]

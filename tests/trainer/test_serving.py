@@ -134,6 +134,8 @@ async def test_a_gateway_waits_for_its_run_says_where_it_is_and_ends_with_it(tmp
         (member,) = await store.list_members("run")
         assert (member.role, member.name) == ("gateway", "g")
         rollout = Rollout(id="r", run_id="run", task=Task(input={}), group_id="g", step=0)
+        await store.enqueue([rollout])
+        await store.lease("w", 1, 60.0)
         token = tokens_of(run).issue(rollout, 1)
         async with openai.AsyncOpenAI(
             base_url=f"{member.url}/v1", api_key=token, default_headers={"x-lightning-agent": "writer"}
