@@ -23,17 +23,11 @@ class Page:
     after: Annotated[str | None, Query(description="`next` of the page before; none for the first.")] = None
     limit: Annotated[int, Query(ge=1, le=_MOST, description="The most entries of a page.")] = 1_000
 
-    def of(
-        self, entries: Sequence[T], name: Callable[[T], str], keep: Callable[[T], bool] = lambda _: True
-    ) -> tuple[list[T], str | None]:
-        """The page, and the name of its last entry if more follow. NotFoundError for an unknown `after`.
-
-        `keep` is for what may change between two pages: `after` may be an entry that is not kept any more.
-        """
+    def of(self, entries: Sequence[T], name: Callable[[T], str]) -> tuple[list[T], str | None]:
+        """The page, and the name of its last entry if more follow. NotFoundError for an unknown `after`."""
         first = 0 if self.after is None else self._place(entries, name) + 1
-        left = [entry for entry in entries[first:] if keep(entry)]
-        page = left[: self.limit]
-        return page, name(page[-1]) if self.limit < len(left) else None
+        page = list(entries[first : first + self.limit])
+        return page, name(page[-1]) if first + self.limit < len(entries) else None
 
     def _place(self, entries: Sequence[T], name: Callable[[T], str]) -> int:
         for place, entry in enumerate(entries):

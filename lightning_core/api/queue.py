@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from lightning_core.api.access import Admin, Client, run_prefix
 from lightning_core.api.bodies import (
+    MOST_RECORDS,
     Cancelled,
     Enqueue,
     Enqueued,
@@ -48,6 +49,12 @@ async def enqueue_tasks(body: EnqueueTasks, caller: Client) -> Response:
     """Enqueue a group of rollouts for each task, under ids that follow from run, step and task, and from
     policy version and sampling if they are given."""
     check(body)
+    if len(body.tasks) * body.group_size > MOST_RECORDS:
+        raise FieldError(
+            "group_size",
+            f"is {body.group_size}, for {len(body.tasks)} tasks: that is more than the {MOST_RECORDS} "
+            "rollouts of one request; send fewer tasks at once",
+        )
     await caller.known_run(body.run_id)
     rollouts = _planned(body)
     new = await caller.store.enqueue(rollouts)
@@ -104,10 +111,11 @@ async def find_rollouts(
     status: Status | None = None,
 ) -> Response:
     """Find rollouts of a run, in the order they were enqueued."""
-    found = await caller.store.find_rollouts(caller.run(run_id), step=step, split=split)
-    rollouts, following = page.of(
-        found, lambda rollout: rollout.id, lambda rollout: status in (None, rollout.status)
+    found = await caller.store.find_rollouts(
+        caller.run(run_id), step=step, split=split, status=status, after=page.after, limit=page.limit + 1
     )
+    rollouts = found[: page.limit]
+    following = rollouts[-1].id if len(found) > page.limit else None
     return reply(Rollouts.model_construct(rollouts=rollouts, next=following))
 
 

@@ -20,7 +20,8 @@ from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.session import open_store
 from lightning_core.types import Rollout
 
-_LISTED = 8
+LISTED = 8
+"""Rollouts that `show` lists."""
 _NAMED = 5
 
 
@@ -35,9 +36,10 @@ async def open_run(path: Path) -> AsyncIterator[tuple[Store, str]]:
         yield store, address["run"]
 
 
-async def find_rollouts(store: Store, run_id: str) -> list[Rollout]:
-    """The rollouts of a run, each with the final reward that counts: a judge gives it afterwards."""
-    rollouts = await store.find_rollouts(run_id)
+async def find_rollouts(store: Store, run_id: str, newest: int | None = None) -> list[Rollout]:
+    """The rollouts of a run, or the newest of them, each with the final reward that counts: a judge gives it
+    afterwards."""
+    rollouts = await store.find_rollouts(run_id, limit=newest, newest=newest is not None)
     rewards = await store.get_rewards([rollout.id for rollout in rollouts])
     return [with_final(rollout, rewards[rollout.id]) for rollout in rollouts]
 
@@ -54,12 +56,11 @@ async def show_rollouts(path: Path, which: str | None, task: str | None) -> None
     console.print(rollout_tree(trace))
 
 
-def show_newest(rollouts: Sequence[Rollout], path: Path, console: Console) -> None:
-    """The newest rollouts, and how to look at one."""
-    if not rollouts:
+def show_newest(newest: Sequence[Rollout], total: int, path: Path, console: Console) -> None:
+    """The newest rollouts, of so many, and how to look at one."""
+    if not newest:
         return
-    newest = rollouts[-_LISTED:]
-    console.print(_table(f"rollouts: the newest {len(newest)} of {len(rollouts)}", newest))
+    console.print(_table(f"rollouts: the newest {len(newest)} of {total}", newest))
     console.print(
         f"one of them: agentlightning show {path} --rollout ID (or best, or worst)",
         markup=False,

@@ -13,15 +13,16 @@ from rich.text import Text
 
 from lightning_core.air.report import RuleLine, rule_lines
 from lightning_core.cli.origin import origin_lines
-from lightning_core.cli.rollouts import find_rollouts, open_run, show_newest
+from lightning_core.cli.rollouts import LISTED, find_rollouts, open_run, show_newest
 from lightning_core.plugins import load_plugins
 from lightning_core.presence import living
+from lightning_core.stores.base import Store
 from lightning_core.trainer.capability_page import capability_page
 from lightning_core.trainer.display import agent_table, alert_line, phase_line, success_table
 from lightning_core.trainer.report import find_phases, terminal_curve
 from lightning_core.trainer.staleness import describe
 from lightning_core.trainer.summary import Summary
-from lightning_core.types import Member
+from lightning_core.types import Member, Metrics
 
 
 def list_runs(folder: Path) -> None:
@@ -59,11 +60,11 @@ async def show_run(path: Path) -> None:
     async with open_run(path) as (store, run_id):
         run = await store.find_run(run_id)
         metrics = await store.list_metrics(run_id)
-        rollouts = await find_rollouts(store, run_id)
-        trained = [rollout for rollout in rollouts if rollout.split == "train"]
+        newest = await find_rollouts(store, run_id, LISTED)
+        total = sum(one.count for one in await store.count_rollouts(run_id))
         members = await store.list_members(run_id)
         alerts = await store.list_alerts(run_id)
-        rules = rule_lines(trained, await store.get_rewards([rollout.id for rollout in trained]))
+        rules = await _rules(store, run_id) if _automatic(metrics) else []
     console.print(f"run {run_id}: {run.status if run else 'not begun'}, {len(metrics)} steps")
     if run and run.provenance:
         console.print(origin_lines(run.provenance), soft_wrap=True)
@@ -74,7 +75,7 @@ async def show_run(path: Path) -> None:
     console.print(terminal_curve(metrics), markup=False, highlight=False)
     for alert in alerts:
         console.print(alert_line(alert))
-    show_newest(rollouts, path, console)
+    show_newest(newest, total, path, console)
     if rules:
         console.print(rule_table(rules))
     summary = find_summary(path)
@@ -87,6 +88,16 @@ async def show_run(path: Path) -> None:
     skipped = f"{summary.zero_variance_groups} groups of equal rewards left out"
     console.print(f"{summary.rollouts} rollouts, {summary.failures} failed, {skipped}")
     console.print(describe(summary.staleness_mean, summary.staleness_max) or "trained on-policy")
+
+
+def _automatic(metrics: Sequence[Metrics]) -> bool:
+    """Whether any step had automatic intermediate rewards: only then is what gave them looked up."""
+    return any(name.startswith("air/") and value for one in metrics for name, value in one.values.items())
+
+
+async def _rules(store: Store, run_id: str) -> list[RuleLine]:
+    trained = await store.find_rollouts(run_id, split="train")
+    return rule_lines(trained, await store.get_rewards([rollout.id for rollout in trained]))
 
 
 def member_table(members: Sequence[Member]) -> Table:

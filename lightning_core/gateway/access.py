@@ -26,10 +26,11 @@ from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
-from lightning_core.errors import AccessError
+from lightning_core.errors import AccessError, DataError
 from lightning_core.gateway.fields import short
 from lightning_core.gateway.refusals import Refusal
 from lightning_core.gateway.tokens import PREFIX, Grant, Tokens
+from lightning_core.stores.rules import check_id
 from lightning_core.tracing.headers import AGENT, CALL, ROLLOUT, decode_name
 from lightning_core.tracing.scope import matches
 from lightning_core.types import UNNAMED, Sampling
@@ -99,7 +100,7 @@ class Access:
             return Caller(uuid.uuid4().hex, agent, False, None, None, None)  # no id that another may have
         trained = matches(agent, self._agents)
         return Caller(
-            call_id=headers.get(CALL) or uuid.uuid4().hex,
+            call_id=_call_id(headers.get(CALL)),
             agent=agent,
             trained=trained,
             rollout_id=grant.rollout_id,
@@ -134,6 +135,14 @@ class Access:
                     kind="permission_error",
                 )
         return grant
+
+
+def _call_id(given: str | None) -> str:
+    try:
+        check_id(CALL, given or None)
+    except DataError as error:
+        raise Refusal(str(error), code="invalid_value", param=CALL) from error
+    return given or uuid.uuid4().hex
 
 
 _NAMES: Final = MappingProxyType(

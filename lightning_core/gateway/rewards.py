@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from starlette.types import Receive, Scope, Send
 
-from lightning_core.errors import GatewayError, LeaseLostError, NotFoundError
+from lightning_core.errors import DataError, GatewayError, LeaseLostError, NotFoundError
 from lightning_core.gateway.access import Access, Caller
 from lightning_core.gateway.fields import short
 from lightning_core.gateway.refusals import Refusal, invalid, missing, refusal_of
@@ -65,6 +65,8 @@ class Rewards:
             raise Refusal(str(error), status=404, code="no_rollout") from error
         except LeaseLostError as error:
             raise Refusal(str(error), status=409, code="attempt_ended") from error
+        except DataError as error:
+            raise Refusal(str(error), code="invalid_value") from error
         except Exception as error:
             log.exception("%d rewards could not be stored", len(rewards))
             raise Refusal(

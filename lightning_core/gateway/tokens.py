@@ -18,8 +18,8 @@ from lightning_core.types import Rollout, Sampling
 PREFIX = "lt-"
 """Every token starts so; an API key of another house does not."""
 GRACE_SECONDS = 86_400.0
-"""How much longer than its attempt's time-out a token lasts: the attempt may have to wait for a place, and clocks
-differ. It only bounds for how long a lost token is of any use: calls of an ended attempt are refused at once."""
+"""How much longer than its attempt's time-out a token lasts: the attempt may wait for a place, and clocks
+differ. It only bounds how long a lost token is of use: calls of an ended attempt are refused at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Grant:
 
 
 def expiry(timeout: float | None) -> float | None:
-    """When the token of an attempt that begins now expires, in Unix seconds, if the attempt has a time-out."""
+    """When the token of an attempt that begins now expires, in Unix seconds; None without a time-out."""
     return None if timeout is None else time.time() + timeout + GRACE_SECONDS
 
 

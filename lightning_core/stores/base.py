@@ -2,7 +2,8 @@
 
 Every method is one atomic operation and survives the death of its caller: what a method has
 returned from is durable (for stores that outlive the process). Implementations are equal under
-the laws in `tests/stores/test_laws.py`.
+the laws in `tests/stores/test_laws.py`. All refuse by DataError an id that is not 1 to 512 characters of
+whole Unicode text without NUL.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from lightning_core.types import (
     Reward,
     Role,
     Rollout,
+    RolloutCount,
     Run,
     Status,
 )
@@ -52,7 +54,8 @@ class Store(Protocol):
         Taken are queued rollouts and running ones whose lease ran out, by falling priority, then in
         the order they were enqueued. Each gets a new attempt number. A rollout whose lease ran out
         on its last allowed attempt becomes FAILED instead ("lease expired"). Rollouts are never
-        handed to two workers at once.
+        handed to two workers at once. A clock that is set in the meantime makes a lease neither longer nor
+        shorter: those of a store in a server run by that server's clock, others by `stores.clock`.
         """
 
     async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
@@ -98,9 +101,26 @@ class Store(Protocol):
         when it died. Returns how many rollouts were queued again."""
 
     async def find_rollouts(
-        self, run_id: str, *, step: int | None = None, split: str | None = None, status: Status | None = None
+        self,
+        run_id: str,
+        *,
+        step: int | None = None,
+        split: str | None = None,
+        status: Status | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+        newest: bool = False,
     ) -> list[Rollout]:
-        """In the order they were enqueued."""
+        """In the order they were enqueued: those after the rollout `after`, and of these the first `limit`,
+        or with `newest` the last.
+
+        A page costs as much as it holds, however many rollouts there are; of several among step, status and
+        split, the later ones are looked for among what the first one finds. Raises NotFoundError for an
+        `after` that is no rollout of the run.
+        """
+
+    async def count_rollouts(self, run_id: str) -> list[RolloutCount]:
+        """How many there are of each step, split and status, by rising step."""
 
     async def get_rollouts(self, rollout_ids: Sequence[str]) -> list[Rollout]:
         """The rollouts as they stand, in the order of the ids. Raises NotFoundError for an id that was
@@ -114,11 +134,11 @@ class Store(Protocol):
 
     # what happened in them ----------------------------------------------------------------
     async def add_call(self, call: Call, *, running: bool = False) -> None:
-        """Record a call, one try of it under its (rollout, attempt, id): one that did not complete is replaced
-        by a later try, one that completed never is.
+        """Record a try of a call under its (rollout, attempt, id). A later try replaces one that did not
+        complete, and never one that completed.
 
-        What completes under the id of a call that has completed is a call of its own, recorded under an id made
-        of both; what does not complete is left out beside it. The very same call again changes nothing. With
+        What completes under the id of a completed call is a call of its own, recorded under an id made of
+        both; what does not complete is left out beside it. The very same call again changes nothing. With
         `running` its attempt must be running: NotFoundError for an unknown rollout, LeaseLostError if the
         attempt has ended.
         """

@@ -6,12 +6,13 @@ import heapq
 import math
 import threading
 import time
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from lightning_core.errors import ConfigError, NotFoundError
-from lightning_core.stores import rules
+from lightning_core.stores import clock, rules
 from lightning_core.stores.waiting import QUEUE, Bells, Waiters, cancelled_of
 from lightning_core.types import (
     Alert,
@@ -24,6 +25,7 @@ from lightning_core.types import (
     Reward,
     Role,
     Rollout,
+    RolloutCount,
     Run,
     Status,
 )
@@ -42,15 +44,17 @@ class MemoryStore:
         self._bells = Bells()
         self._runs: dict[str, Run] = {}
         self._rollouts: dict[str, Rollout] = {}
-        self._by_step: defaultdict[str, defaultdict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-        """The rollouts of each run and step, by their place."""
+        self._lists: defaultdict[tuple[str, str, int | str], list[str]] = defaultdict(list)
+        """The rollouts of each run, and of each step, status and split of it, by their place."""
         self._places: dict[str, int] = {}
         """Where a rollout stands in the order of arrival."""
         self._queues: defaultdict[str, list[tuple[int, int, str]]] = defaultdict(list)
         """For each run a heap of (-priority, place, rollout id); entries no longer queued are skipped."""
         self._leases: dict[str, Attempt] = {}
+        self._ends: dict[str, float] = {}
+        """When each lease runs out, by `clock`."""
         self._expiries: list[tuple[float, str]] = []
-        """A heap of (lease_until, rollout id); entries older than the lease are skipped."""
+        """A heap of (end, rollout id); entries older than the lease are skipped."""
         self._calls: defaultdict[tuple[str | None, int | None], dict[str, Call]] = defaultdict(dict)
         self._rewards: defaultdict[tuple[str, int], list[Reward]] = defaultdict(list)
         self._reward_keys: set[rules.RewardKey] = set()
@@ -68,6 +72,7 @@ class MemoryStore:
 
     # runs ---------------------------------------------------------------------------------
     async def put_run(self, run: Run) -> None:
+        rules.check_ids(run)
         with self._lock:
             self._runs[run.id] = run
 
@@ -81,43 +86,44 @@ class MemoryStore:
 
     # the queue of rollouts ----------------------------------------------------------------
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
+        rules.check_ids(*rollouts)
         with self._lock:
             before = len(self._rollouts)
             for rollout in rollouts:
                 if rollout.id not in self._rollouts:
                     self._places[rollout.id] = len(self._places)
-                    self._by_step[rollout.run_id][rollout.step].append(rollout.id)
+                    for name in ("step", "split"):
+                        self._lists[rollout.run_id, name, getattr(rollout, name)].append(rollout.id)
+                    self._lists[rollout.run_id, "run", rollout.run_id].append(rollout.id)
                     self._put(rollout)
             return len(self._rollouts) - before
 
     async def lease(
         self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
     ) -> list[Attempt]:
-        now = time.time()
+        rules.check_id("the worker", worker)
         with self._lock:
-            self._expire(now)
+            self._expire()
             attempts: list[Attempt] = []
             while len(attempts) < limit and (rollout := self._pop_queued(run_id)) is not None:
                 rollout = rules.started(rollout)
-                self._rollouts[rollout.id] = rollout
-                attempts.append(self._hold(rollout, worker, now + seconds))
+                self._replace(rollout)
+                attempts.append(self._hold(rollout, worker, seconds))
             return attempts
 
     async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
         with self._bells.listening(QUEUE) as bell:
-            now = time.time()
             with self._lock:
-                self._expire(now)
+                self._expire()
                 if any(map(self._live_queue, list(self._queues) if run_id is None else [run_id])):
                     return True
-                expiry = self._expiries[0][0] - now if self._expiries else math.inf
+                expiry = self._expiries[0][0] - clock.seconds() if self._expiries else math.inf
             return await bell.sleep(min(timeout, expiry)) or expiry <= timeout
 
     async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
-        until = time.time() + seconds
         with self._lock:
             held = [self._rollouts[a.rollout.id] for a in attempts if self._holds(a)]
-            return [self._hold(rollout, self._leases[rollout.id].worker, until) for rollout in held]
+            return [self._hold(rollout, self._leases[rollout.id].worker, seconds) for rollout in held]
 
     async def finish(
         self, attempt: Attempt, *, reward: float | None = None, error: str | None = None
@@ -164,11 +170,32 @@ class MemoryStore:
             return len(held)
 
     async def find_rollouts(
-        self, run_id: str, *, step: int | None = None, split: str | None = None, status: Status | None = None
+        self,
+        run_id: str,
+        *,
+        step: int | None = None,
+        split: str | None = None,
+        status: Status | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+        newest: bool = False,
     ) -> list[Rollout]:
+        wanted = rules.wanted(step, status, split)
         with self._lock:
-            found = [self._rollouts[i] for i in self._ids(run_id, step)]
-        return [one for one in found if split in (None, one.split) and status in (None, one.status)]
+            ids = self._lists.get((run_id, *next(iter(wanted.items()), ("run", run_id))), [])
+            first = 0
+            if after is not None:
+                if after not in self._rollouts or self._rollouts[after].run_id != run_id:
+                    raise rules.unknown_after(after, run_id)
+                first = bisect_right(ids, self._places[after], key=self._places.__getitem__)
+            places = range(first, len(ids))
+            found = (self._rollouts[ids[place]] for place in (reversed(places) if newest else places))
+            fitting = (one for one in found if all(getattr(one, k) == v for k, v in wanted.items()))
+            page = list(islice(fitting, limit))
+        return page[::-1] if newest else page
+
+    async def count_rollouts(self, run_id: str) -> list[RolloutCount]:
+        return rules.count(await self.find_rollouts(run_id))
 
     async def get_rollouts(self, rollout_ids: Sequence[str]) -> list[Rollout]:
         with self._lock:
@@ -185,6 +212,7 @@ class MemoryStore:
 
     # what happened in them ----------------------------------------------------------------
     async def add_call(self, call: Call, *, running: bool = False) -> None:
+        rules.check_ids(call)
         with self._lock:
             calls = self._calls.get((call.rollout_id, call.attempt), {})
             while (known := calls.get(call.id)) is not None and known.status == "completed":
@@ -196,6 +224,7 @@ class MemoryStore:
             self._calls[call.rollout_id, call.attempt][call.id] = call
 
     async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
+        rules.check_ids(*rewards)
         for reward in rewards:
             rules.check_reward(reward.rollout_id, reward.value)
         with self._lock:
@@ -227,6 +256,7 @@ class MemoryStore:
 
     # what is learnt -----------------------------------------------------------------------
     async def put_resource(self, version: ResourceVersion) -> None:
+        rules.check_ids(version)
         with self._lock:
             self._resources[version.run_id, version.name][version.version] = version
 
@@ -236,6 +266,7 @@ class MemoryStore:
             return [versions[number] for number in sorted(versions)]
 
     async def put_metrics(self, metrics: Metrics) -> None:
+        rules.check_ids(metrics)
         with self._lock:
             self._metrics[metrics.run_id][metrics.step] = metrics
 
@@ -246,6 +277,7 @@ class MemoryStore:
 
     # who plays in a run, and what is wrong with it ----------------------------------------
     async def put_member(self, member: Member) -> None:
+        rules.check_ids(member)
         with self._lock:
             self._members[member.run_id][member.role, member.name] = member
 
@@ -259,6 +291,7 @@ class MemoryStore:
             return [members[key] for key in sorted(members)]
 
     async def add_alerts(self, alerts: Sequence[Alert]) -> int:
+        rules.check_ids(*alerts)
         with self._lock:
             before = sum(map(len, self._alerts.values()))
             for alert in alerts:
@@ -272,8 +305,9 @@ class MemoryStore:
     # inside the lock ----------------------------------------------------------------------
     def _put(self, rollout: Rollout) -> None:
         """Keep a rollout that no worker holds (any more)."""
-        self._rollouts[rollout.id] = rollout
+        self._replace(rollout)
         self._leases.pop(rollout.id, None)
+        self._ends.pop(rollout.id, None)
         if rollout.status is Status.QUEUED:
             entry = (-rollout.priority, self._places[rollout.id], rollout.id)
             heapq.heappush(self._queues[rollout.run_id], entry)
@@ -281,21 +315,35 @@ class MemoryStore:
         elif rollout.status.finished:
             self._waiters.finished([rollout.id])
 
-    def _hold(self, rollout: Rollout, worker: str, until: float) -> Attempt:
+    def _replace(self, rollout: Rollout) -> None:
+        """Keep the rollout in place of what it was, if it was there, in the list of its status."""
+        before = self._rollouts.get(rollout.id)
+        self._rollouts[rollout.id] = rollout
+        if before is None or before.status is not rollout.status:
+            place = self._places.__getitem__
+            if before is not None:
+                old = self._lists[rollout.run_id, "status", before.status]
+                del old[bisect_left(old, place(rollout.id), key=place)]
+            insort(self._lists[rollout.run_id, "status", rollout.status], rollout.id, key=place)
+
+    def _hold(self, rollout: Rollout, worker: str, seconds: float) -> Attempt:
+        until = time.time() + seconds
         attempt = Attempt(rollout=rollout, number=rollout.attempts, worker=worker, lease_until=until)
         self._leases[rollout.id] = attempt
-        heapq.heappush(self._expiries, (until, rollout.id))
+        self._ends[rollout.id] = end = clock.seconds() + seconds
+        heapq.heappush(self._expiries, (end, rollout.id))
         return attempt
 
     def _holds(self, attempt: Attempt) -> bool:
         return rules.holds(attempt, self._rollouts.get(attempt.rollout.id))
 
-    def _expire(self, now: float) -> None:
+    def _expire(self) -> None:
+        now = clock.seconds()
         while self._expiries and self._expiries[0][0] <= now:
-            until, rollout_id = heapq.heappop(self._expiries)
-            lease = self._leases.get(rollout_id)
-            if lease is not None and lease.lease_until == until:
-                self._put(rules.expired(self._rollouts[rollout_id], lease.worker, now))
+            end, rollout_id = heapq.heappop(self._expiries)
+            if self._ends.get(rollout_id) == end:
+                worker = self._leases[rollout_id].worker
+                self._put(rules.expired(self._rollouts[rollout_id], worker, time.time()))
 
     def _pop_queued(self, run_id: str | None) -> Rollout | None:
         """The next queued rollout of that run (of all runs), taken out of its queue."""
@@ -315,13 +363,6 @@ class MemoryStore:
         if not queue:
             self._queues.pop(run_id, None)
         return queue
-
-    def _ids(self, run_id: str, step: int | None) -> Iterable[str]:
-        """The rollouts of a run, or of one step of it, in the order they were enqueued."""
-        steps: Mapping[int, list[str]] = self._by_step.get(run_id, {})
-        if step is not None:
-            return steps.get(step, ())
-        return sorted(chain.from_iterable(steps.values()), key=self._places.__getitem__)
 
     def _last_attempt(self, rollout_id: str) -> tuple[str, int]:
         rollout = self._rollouts.get(rollout_id)

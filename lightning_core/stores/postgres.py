@@ -24,6 +24,7 @@ from lightning_core.types import (
     Event,
     Reward,
     Rollout,
+    RolloutCount,
     Status,
 )
 
@@ -98,11 +99,13 @@ class PostgresStore(RunRecords):
 
     # the queue of rollouts ----------------------------------------------------------------
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
+        rules.check_ids(*rollouts)
         return await self._write(ADD_ROLLOUT, rows.rollout_row, rollouts, self._channels.queued())
 
     async def lease(
         self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
     ) -> list[Attempt]:
+        rules.check_id("the worker", worker)
         if limit <= 0:
             return []
         return await self._lines.run(leasing(worker, limit, seconds, run_id, self._channels))
@@ -159,13 +162,23 @@ class PostgresStore(RunRecords):
         return await self._release("status = 'running' AND worker = %b", worker, lambda _: True)
 
     async def find_rollouts(
-        self, run_id: str, *, step: int | None = None, split: str | None = None, status: Status | None = None
+        self,
+        run_id: str,
+        *,
+        step: int | None = None,
+        split: str | None = None,
+        status: Status | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+        newest: bool = False,
     ) -> list[Rollout]:
-        given = {"run_id": run_id, "step": step, "split": split, "status": status and status.value}
-        wanted = {column: value for column, value in given.items() if value is not None}
-        where = " AND ".join(f"{column} = %b" for column in wanted)
-        query = f"SELECT {rows.ROLLOUT} FROM rollouts WHERE {where} ORDER BY seq"
-        return await self._select(rows.to_rollout, query, *wanted.values())
+        wanted = rules.wanted(step, status, split)
+        return await self._lines.run(
+            lambda connection: queue.page(connection, run_id, wanted, after, limit, newest)
+        )
+
+    async def count_rollouts(self, run_id: str) -> list[RolloutCount]:
+        return await self._select(rows.to_count, rows.COUNT.format("?"), run_id)
 
     async def get_rollouts(self, rollout_ids: Sequence[str]) -> list[Rollout]:
         found = await self._lines.run(lambda connection: queue.find(connection, rollout_ids))
@@ -189,9 +202,11 @@ class PostgresStore(RunRecords):
 
     # what happened in them ----------------------------------------------------------------
     async def add_call(self, call: Call, *, running: bool = False) -> None:
+        rules.check_ids(call)
         await self._lines.run(recording(call, running=running))
 
     async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
+        rules.check_ids(*rewards)
         for reward in rewards:
             rules.check_reward(reward.rollout_id, reward.value)
         name, tries = secrets.token_hex(8), 0

@@ -40,7 +40,6 @@ from lightning_core.stores.rows import (
 )
 from lightning_core.types import Attempt, Call, Reward, Rollout
 
-
 PUT_CALL = (
     f"{{held}}INSERT INTO calls ({CALL}) SELECT {', '.join(['%b'] * (CALL.count(',') + 1))} {{of_held}}"
     f" ON CONFLICT ({CALL_KEY}) DO UPDATE SET {REPLACED_OF_CALL}, seq = excluded.seq"
@@ -116,7 +115,7 @@ def finishing(
 
 
 def recording(call: Call, *, running: bool) -> Shared[bool]:
-    """Record a call, if asked for only while its attempt is running: that is held until the call is stored."""
+    """Record a call; with `running` the attempt's row is held meanwhile, so that it can't end before."""
 
     def send(connection: Connection, *, wait: bool = False) -> Cursor:
         return _put_call(connection, call, running=running, wait=wait)

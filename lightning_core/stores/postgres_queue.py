@@ -10,7 +10,7 @@ Leases run by the server's clock: those of many machines need not agree.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, LiteralString
 
 from psycopg import Connection
@@ -41,6 +41,43 @@ def statuses(connection: Connection, rollout_ids: Iterable[str]) -> dict[str, St
     """How the rollouts stand, without reading them whole."""
     query = "SELECT id, status FROM rollouts WHERE id = ANY(%b::text[])"
     return {row[0]: Status(row[1]) for row in select(connection, query, list(rollout_ids))}
+
+
+def page(
+    connection: Connection,
+    run_id: str,
+    wanted: Mapping[str, int | str],
+    after: str | None,
+    limit: int | None,
+    newest: bool,
+) -> list[Rollout]:
+    """Rollouts of a run, by the index of the first thing they are wanted by."""
+    place = 0 if after is None else _place(connection, run_id, after)
+    query = paging(tuple(wanted), newest=newest)
+    values = list(wanted.values())
+    key, others = [*values[:1], run_id], values[1:]
+    found = [to_rollout(row) for row in select(connection, query, *key, place, *key, *others, limit)]
+    return found[::-1] if newest else found
+
+
+def paging(wanted: Sequence[str], *, newest: bool) -> str:
+    """The query of `page`. It compares whole keys of an index and asks for its very order, so the planner has
+    no cheaper way, whatever it believes of the table: by equality it might follow `seq` alone, past the
+    rollouts of all runs. Its values: the key, the place, the key, what else is wanted, the limit."""
+    key = [*wanted[:1], "run_id"]
+    marks = ", ".join(["%b"] * len(key))
+    where = f"({', '.join(key)}, seq) > ({marks}, %b) AND ({', '.join(key)}) <= ({marks})"
+    where += "".join(f" AND {column} = %b" for column in wanted[1:])
+    order = ", ".join(f"{column} {'DESC' if newest else 'ASC'}" for column in (*key, "seq"))
+    return f"SELECT {ROLLOUT} FROM rollouts WHERE {where} ORDER BY {order} LIMIT %b"
+
+
+def _place(connection: Connection, run_id: str, rollout_id: str) -> int:
+    query = "SELECT seq FROM rollouts WHERE id = %b AND run_id = %b"
+    found = select(connection, query, rollout_id, run_id)
+    if not found:
+        raise rules.unknown_after(rollout_id, run_id)
+    return int(found[0][0])
 
 
 def work(connection: Connection, run_id: str | None) -> tuple[bool, float | None]:

@@ -67,6 +67,15 @@ MIGRATIONS: Mapping[int, Sequence[LiteralString]] = {
         ' id text COLLATE "C" NOT NULL, rule text NOT NULL, level text NOT NULL, message text NOT NULL,'
         " step bigint, created_at float8 NOT NULL, PRIMARY KEY (run_id, id))",
     ),
+    # A page of rollouts is read from one of these, so it costs the same however many there are. No two begin
+    # alike: else the planner might read one and sort, while it knows little of the table.
+    2: (
+        "DROP INDEX rollouts_of_run",
+        "CREATE INDEX rollouts_of_run ON rollouts (run_id, seq)",
+        "CREATE INDEX rollouts_of_step ON rollouts (step, run_id, seq)",
+        "CREATE INDEX rollouts_of_split ON rollouts (split, run_id, seq)",
+        "CREATE INDEX rollouts_of_status ON rollouts (status, run_id, seq)",
+    ),
 }
 """What leads to each schema version from the one before."""
 

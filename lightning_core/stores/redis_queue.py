@@ -8,19 +8,21 @@ only where two change the same rollout at once.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeVar
 
 from lightning_core.stores import redis_rows, rules
+from lightning_core.stores.packing import load_json
 from lightning_core.stores.redis_link import RedisLink
 from lightning_core.stores.redis_news import CANCELLED, FINISHED
 from lightning_core.stores.redis_rows import Row, load_appended, text
 from lightning_core.stores.redis_scripts import FIELDS
 from lightning_core.stores.redis_thread import Commands, Steps
 from lightning_core.stores.waiting import QUEUE
-from lightning_core.types import Attempt, Call, Reward, Rollout, Status
+from lightning_core.types import Attempt, Call, Reward, Rollout, RolloutCount, Split, Status
 
 T = TypeVar("T")
 MOST = 1000
@@ -90,6 +92,58 @@ class Rollouts:
             rows += (found[name] for name in some if name in found)
         return rows
 
+    def page(
+        self,
+        run_id: str,
+        wanted: Mapping[str, int | str],
+        after: str | None,
+        limit: int | None,
+        newest: bool,
+    ) -> Steps[list[Rollout]]:
+        """Rollouts of a run, from the list of the first thing they are wanted by; so many in each round trip
+        as are still missing."""
+        key = self.list_of(run_id, *next(iter(wanted.items()), ()))
+        low, high = "-inf", "+inf"
+        if after is not None:
+            ((run, place),) = yield [("HMGET", self.key("rollout", after), "r", "n")]
+            if run is None or text(run) != run_id:
+                raise rules.unknown_after(after, run_id)
+            low = "(" + place.decode()
+        found: list[Rollout] = []
+        while limit is None or len(found) < limit:
+            most = MOST if limit is None else min(MOST, limit - len(found))
+            way = ("ZREVRANGEBYSCORE", key, high, low) if newest else ("ZRANGEBYSCORE", key, low, high)
+            (names,) = yield [(*way, "LIMIT", 0, most)]
+            rows = yield from self.read_all([text(name) for name in names])
+            fits = (row.rollout for row in rows)
+            found += (one for one in fits if all(getattr(one, k) == v for k, v in wanted.items()))
+            if len(names) < most:
+                break
+            if newest:
+                high = "(" + rows[-1].place
+            else:
+                low = "(" + rows[-1].place
+        return found[::-1] if newest else found
+
+    def list_of(self, run_id: str, *what: object) -> str:
+        """The key of the list of a run's rollouts, or of those with one step, status or split."""
+        return self.key("of", *(what or ("run",)), run_id)
+
+    def count(self, run_id: str) -> Steps[list[RolloutCount]]:
+        """How many rollouts there are of each step, split and status, and their rewards."""
+        groups: defaultdict[tuple[int, Split, Status], list[float | None]] = defaultdict(list)
+        low = "-inf"
+        while True:
+            (names,) = yield [("ZRANGEBYSCORE", self.list_of(run_id), low, "+inf", "LIMIT", 0, MOST)]
+            keys = [self.key("rollout", text(name)) for name in names]
+            states = (yield [("HMGET", key, "t", "l", "s", "o", "n") for key in keys]) if keys else []
+            for step, split, status, outcome, _ in states:
+                reward = load_json(outcome)[0] if outcome else None
+                groups[int(step), split.decode(), Status(status.decode())].append(reward)
+            if len(names) < MOST:
+                return [rules.counted(*group, rewards) for group, rewards in sorted(groups.items())]
+            low = "(" + states[-1][-1].decode()
+
     # changing -----------------------------------------------------------------------------
     def change(self, rollout_ids: Iterable[str], rule: Rule, request: str) -> Steps[list[Rollout]]:
         """Change those of the rollouts that the rule changes, many at a time; returns them, changed.
@@ -123,6 +177,10 @@ class Rollouts:
             change.commands.append(("SREM", self.key("held", before.worker), after.id))
         if before.rollout.status is Status.QUEUED:
             change.commands += (("ZREM", queue, before.member) for queue in queues)
+        if after.status is not before.rollout.status:
+            lists = (self.list_of(after.run_id, "status", one.status) for one in (before.rollout, after))
+            change.commands.append(("ZREM", next(lists), after.id))
+            change.commands.append(("ZADD", next(lists), before.place, after.id))
         if after.status is Status.QUEUED:
             change.commands += (("ZADD", queue, -after.priority, before.member) for queue in queues)
             change.commands.append(self.news(QUEUE))
@@ -143,7 +201,8 @@ class Rollouts:
             words: list[Any] = [self._prefix, self._link.url.channels + QUEUE, request]
             for one in rollouts[at : at + MOST_ADDED]:
                 words += (one.id, one.run_id, one.status.value, one.attempts, one.max_attempts)
-                words += (redis_rows.outcome(one), -one.priority, one.step, redis_rows.body(one))
+                words += (redis_rows.outcome(one), -one.priority, one.step, one.split)
+                words.append(redis_rows.body(one))
             (added,) = yield [self.script("enqueue", *words)]
             new += int(added)
         return new

@@ -29,8 +29,8 @@ the status: one that is sent again, its answer lost, finds what it did."""
 CHANGING = {"id", "run_id", "status", "attempts", "max_attempts", "reward", "error", "finished_at"}
 _EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 _PARTS = struct.Struct("<cqIIIII")
-"""Of a call: "c" if it has completed, else "-"; when it was recorded (it decides between calls that started at
-once); and how long its parts are."""
+"""Of a call: "c" if it has completed, else "-"; when it was recorded (it decides between calls that started
+at once); and how long its parts are."""
 
 
 @dataclass(frozen=True, slots=True)

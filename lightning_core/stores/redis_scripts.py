@@ -16,16 +16,18 @@ STATE = ", ".join(f"'{field}'" for field in FIELDS)
 ENQUEUE = """
 local prefix, channel, request = ARGV[1], ARGV[2], ARGV[3]
 local new, queued = 0, false
-for at = 4, #ARGV, 9 do
-  local id, run, status, attempts, most, outcome, priority, step, body = unpack(ARGV, at, at + 8)
+for at = 4, #ARGV, 10 do
+  local id, run, status, attempts, most, outcome, priority, step, split, body
+    = unpack(ARGV, at, at + 9)
   local key = prefix .. 'rollout:' .. id
   if redis.call('EXISTS', key) == 0 then
     local place = string.format('%016.0f', redis.call('INCR', prefix .. 'places'))
     redis.call('HSET', key, 'r', run, 's', status, 'a', attempts, 'm', most, 'o', outcome,
-               'w', '', 'u', '', 'q', request, 'v', 1, 'n', place)
+               'w', '', 'u', '', 'q', request, 'v', 1, 'n', place, 't', step, 'l', split)
     redis.call('SET', prefix .. 'body:' .. id, body)
-    redis.call('SADD', prefix .. 'steps:' .. run, step)
-    redis.call('ZADD', prefix .. 'step:' .. step .. ':' .. run, place, id)
+    for _, list in ipairs({'run', 'step:' .. step, 'split:' .. split, 'status:' .. status}) do
+      redis.call('ZADD', prefix .. 'of:' .. list .. ':' .. run, place, id)
+    end
     if status == 'queued' then
       redis.call('ZADD', prefix .. 'queue', priority, place .. id)
       redis.call('ZADD', prefix .. 'queue:' .. run, priority, place .. id)
@@ -67,7 +69,10 @@ for _, member in ipairs(redis.call('ZRANGE', prefix .. queue, 0, limit - 1)) do
   local id = string.sub(member, 17)
   local key = prefix .. 'rollout:' .. id
   redis.call('ZREM', prefix .. 'queue', member)
-  redis.call('ZREM', prefix .. 'queue:' .. redis.call('HGET', key, 'r'), member)
+  local run, place = unpack(redis.call('HMGET', key, 'r', 'n'))
+  redis.call('ZREM', prefix .. 'queue:' .. run, member)
+  redis.call('ZREM', prefix .. 'of:status:queued:' .. run, id)
+  redis.call('ZADD', prefix .. 'of:status:running:' .. run, place, id)
   redis.call('HINCRBY', key, 'a', 1)
   redis.call('HINCRBY', key, 'v', 1)
   redis.call('HSET', key, 's', 'running', 'w', worker, 'u', lasts, 'q', request)

@@ -47,6 +47,7 @@ from lightning_core.types import (
     Reward,
     Role,
     Rollout,
+    RolloutCount,
     Run,
     Status,
 )
@@ -91,6 +92,7 @@ class RedisStore:
 
     # runs ---------------------------------------------------------------------------------
     async def put_run(self, run: Run) -> None:
+        rules.check_ids(run)
         await self._write("HSET", self._key("runs"), run.id, redis_rows.dump(run))
 
     async def find_run(self, run_id: str) -> Run | None:
@@ -103,12 +105,14 @@ class RedisStore:
 
     # the queue of rollouts ----------------------------------------------------------------
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
+        rules.check_ids(*rollouts)
         request, first = request_name(), firsts(rollouts, lambda rollout: rollout.id)
         return await self._writer.run(lambda tries: self._rollouts.enqueue(first, request))
 
     async def lease(
         self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
     ) -> list[Attempt]:
+        rules.check_id("the worker", worker)
         if limit <= 0:
             return []
         given = (queue_of(run_id), worker, limit, seconds, request_name())
@@ -170,19 +174,21 @@ class RedisStore:
         return await self._change([redis_rows.text(name) for name in held], rule)
 
     async def find_rollouts(
-        self, run_id: str, *, step: int | None = None, split: str | None = None, status: Status | None = None
+        self,
+        run_id: str,
+        *,
+        step: int | None = None,
+        split: str | None = None,
+        status: Status | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+        newest: bool = False,
     ) -> list[Rollout]:
-        steps = (
-            [step] if step is not None else map(int, await self._read("SMEMBERS", self._key("steps", run_id)))
-        )
-        commands: Commands = [("ZRANGE", self._key("step", one, run_id), 0, -1) for one in steps]
-        names = [redis_rows.text(name) for of_step in await self._ask(commands) for name in of_step]
-        rows = await self._reader.run(lambda tries: self._rollouts.read_all(names))
-        return [
-            row.rollout
-            for row in sorted(rows, key=lambda row: row.place)
-            if split in (None, row.rollout.split) and status in (None, row.rollout.status)
-        ]
+        wanted = rules.wanted(step, status, split)
+        return await self._reader.run(lambda tries: self._rollouts.page(run_id, wanted, after, limit, newest))
+
+    async def count_rollouts(self, run_id: str) -> list[RolloutCount]:
+        return await self._reader.run(lambda tries: self._rollouts.count(run_id))
 
     async def get_rollouts(self, rollout_ids: Sequence[str]) -> list[Rollout]:
         found = await self._reader.run(lambda tries: self._rollouts.read_all(rollout_ids))
@@ -207,10 +213,12 @@ class RedisStore:
 
     # what happened in them ----------------------------------------------------------------
     async def add_call(self, call: Call, *, running: bool = False) -> None:
+        rules.check_ids(call)
         now = time.time_ns()
         await self._writer.run(lambda tries: self._rollouts.add_call(call, now, running=running))
 
     async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
+        rules.check_ids(*rewards)
         for reward in rewards:
             rules.check_reward(reward.rollout_id, reward.value)
         if rewards:
@@ -248,6 +256,7 @@ class RedisStore:
 
     # what is learnt -----------------------------------------------------------------------
     async def put_resource(self, version: ResourceVersion) -> None:
+        rules.check_ids(version)
         field = f"{version.version}:{version.name}"
         await self._write("HSET", self._key("resources", version.run_id), field, redis_rows.dump(version))
 
@@ -256,6 +265,7 @@ class RedisStore:
         return sorted((one for one in versions if one.name == name), key=lambda one: one.version)
 
     async def put_metrics(self, metrics: Metrics) -> None:
+        rules.check_ids(metrics)
         key = self._key("metrics", metrics.run_id)
         await self._write("HSET", key, metrics.step, redis_rows.dump(metrics))
 
@@ -264,6 +274,7 @@ class RedisStore:
 
     # who plays in a run, and what is wrong with it ----------------------------------------
     async def put_member(self, member: Member) -> None:
+        rules.check_ids(member)
         field = f"{member.role}:{member.name}"
         await self._write("HSET", self._key("members", member.run_id), field, redis_rows.dump(member))
 
@@ -275,6 +286,7 @@ class RedisStore:
         return sorted(members, key=lambda member: (member.role, member.name))
 
     async def add_alerts(self, alerts: Sequence[Alert]) -> int:
+        rules.check_ids(*alerts)
         request, first = request_name(), firsts(alerts, lambda alert: (alert.run_id, alert.id))
 
         def operation(tries: int) -> Steps[int]:

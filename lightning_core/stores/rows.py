@@ -30,6 +30,7 @@ from lightning_core.types import (
     ResourceVersion,
     Reward,
     Rollout,
+    RolloutCount,
     Run,
     Sampling,
     Status,
@@ -59,6 +60,13 @@ RESOURCE = "run_id, name, version, kind, uri, parent, author, metrics, created_a
 METRICS = "run_id, step, numbers, created_at"
 MEMBER = "run_id, role, name, url, data, started_at, seen_at"
 ALERT = "run_id, id, rule, level, message, step, created_at"
+
+
+COUNT = (
+    "SELECT step, split, status, count(*), count(reward), coalesce(sum(reward), 0.0) FROM rollouts"
+    " WHERE run_id = {} GROUP BY step, split, status ORDER BY step, split, status"
+)
+"""The rows of `to_count`, for a run."""
 
 
 def insert(table: str, columns: str, *, otherwise: str = "") -> str:
@@ -116,6 +124,13 @@ def to_rollout(row: sqlite3.Row | Row) -> Rollout:
         created_at=row[13],
         finished_at=row[14],
         policy_version=row[15],
+    )
+
+
+def to_count(row: Row) -> RolloutCount:
+    step, split, status, count, rewarded, reward = row
+    return RolloutCount(
+        step=step, split=split, status=Status(status), count=count, rewarded=rewarded, reward=reward
     )
 
 

@@ -10,14 +10,50 @@ an older number has lost the lease, and calls recorded late can't be taken for t
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
 from hashlib import blake2b
+from types import MappingProxyType
 
-from lightning_core.errors import LeaseLostError, NotFoundError, RewardError
+from lightning_core.errors import DataError, LeaseLostError, NotFoundError, RewardError
 from lightning_core.linking import final_rewards
-from lightning_core.types import Attempt, Call, Event, Reward, Rollout, Span, Status
+from lightning_core.types import (
+    Alert,
+    Attempt,
+    Call,
+    Event,
+    Member,
+    Metrics,
+    Record,
+    ResourceVersion,
+    Reward,
+    Rollout,
+    RolloutCount,
+    Run,
+    Span,
+    Split,
+    Status,
+    Task,
+)
 
 LEASE_EXPIRED = "lease expired"
+LONGEST_ID = 512
+"""Characters."""
+_SHOWN_OF_ID = 64
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_IDS: Mapping[type[Record], tuple[str, ...]] = MappingProxyType(
+    {
+        Run: ("id",),
+        Rollout: ("id", "run_id", "group_id"),
+        Task: ("id",),
+        Call: ("id",),
+        Reward: ("id",),
+        ResourceVersion: ("run_id", "name"),
+        Metrics: ("run_id",),
+        Member: ("run_id", "name"),
+        Alert: ("run_id", "id"),
+    }
+)
 _KEPT_OF_ID = 256
 """Characters of an id that is made longer."""
 
@@ -129,6 +165,38 @@ def all_found(rollout_ids: Iterable[str], known: Mapping[str, Rollout]) -> list[
     return found
 
 
+def wanted(step: int | None, status: Status | None, split: str | None) -> dict[str, int | str]:
+    """What rollouts are asked for by, the most selective first: by that they are looked up."""
+    given = {"step": step, "status": status and status.value, "split": split}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def unknown_after(after: str, run_id: str) -> NotFoundError:
+    """The error of a page that is to begin after a rollout which the run does not have."""
+    return NotFoundError(f"no rollout {after!r} in run {run_id!r}, after which the page is to begin")
+
+
+def count(rollouts: Iterable[Rollout]) -> list[RolloutCount]:
+    """How many there are of each step, split and status, by rising step."""
+    groups: dict[tuple[int, Split, Status], list[float | None]] = {}
+    for one in rollouts:
+        groups.setdefault((one.step, one.split, one.status), []).append(one.reward)
+    return [counted(*group, rewards) for group, rewards in sorted(groups.items())]
+
+
+def counted(step: int, split: Split, status: Status, rewards: Sequence[float | None]) -> RolloutCount:
+    """The count of rollouts that agree in these, given the reward of each."""
+    given = [reward for reward in rewards if reward is not None]
+    return RolloutCount(
+        step=step,
+        split=split,
+        status=status,
+        count=len(rewards),
+        rewarded=len(given),
+        reward=math.fsum(given),
+    )
+
+
 def check_running(record: Reward | Call, rollout: Rollout | None) -> None:
     """Raise unless the reward or call is of its rollout's running attempt."""
     if rollout is None:
@@ -143,8 +211,8 @@ def check_running(record: Reward | Call, rollout: Rollout | None) -> None:
 
 
 def under_own_id(call: Call) -> Call:
-    """The call under an id of its own, for one that came too late to have the id it came with. It follows from
-    what was sampled, so that it is the same if the call is stored again."""
+    """The call under an id of its own, as another has the id it came with. The new id follows from what was
+    sampled, so it is the same if the call is stored again."""
     sampled = call.started_at, call.ended_at, call.prompt_ids, [one.completion_ids for one in call.choices]
     digest = blake2b(repr(sampled).encode(), digest_size=8).hexdigest()
     return call.model_copy(update={"id": f"{call.id[:_KEPT_OF_ID]}.{digest}"})
@@ -154,6 +222,34 @@ def check_reward(rollout_id: str, value: float) -> None:
     """Raise RewardError unless the value is finite: a NaN would poison every baseline it enters."""
     if not math.isfinite(value):
         raise RewardError(f"reward {value!r} of rollout {rollout_id!r} is not a finite number")
+
+
+def check_ids(*records: Record) -> None:
+    """Raise DataError for the first id in the records that not every store could keep and find again."""
+    for record in records:
+        for name in _IDS.get(type(record), ()):
+            check_id(f"{type(record).__name__}.{name}", getattr(record, name))
+        if isinstance(record, Rollout):
+            check_ids(record.task)
+
+
+def check_id(name: str, value: str | None) -> None:
+    """The same for one; `name` says what it is the id of. None is no id."""
+    if value is not None and (problem := _problem_of_id(value)) is not None:
+        shown = value if len(value) <= _SHOWN_OF_ID else value[:_SHOWN_OF_ID] + "…"
+        raise DataError(
+            f"{name} {shown!r} {problem}; an id is text of 1 to {LONGEST_ID} characters without NUL"
+        )
+
+
+def _problem_of_id(value: str) -> str | None:
+    if not value:
+        return "is empty"
+    if len(value) > LONGEST_ID:
+        return f"has {len(value)} characters"
+    if "\0" in value:
+        return "holds a NUL character"
+    return "holds half a surrogate pair" if _SURROGATE.search(value) else None
 
 
 def event_id(event: Event) -> str:

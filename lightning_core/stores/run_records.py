@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from lightning_core.stores import rows
+from lightning_core.stores import rows, rules
 from lightning_core.stores.rows import Row
 from lightning_core.types import Alert, Member, Metrics, ResourceVersion, Role, Run
 
@@ -56,6 +56,7 @@ class RunRecords(ABC):
         """The rows that the query finds, as values."""
 
     async def put_run(self, run: Run) -> None:
+        rules.check_ids(run)
         await self._put(RUNS, rows.run_row(run))
 
     async def find_run(self, run_id: str) -> Run | None:
@@ -67,6 +68,7 @@ class RunRecords(ABC):
         return await self._select(rows.to_run, query)
 
     async def put_resource(self, version: ResourceVersion) -> None:
+        rules.check_ids(version)
         await self._put(RESOURCES, rows.resource_row(version))
 
     async def list_resources(self, run_id: str, name: str = "policy") -> list[ResourceVersion]:
@@ -74,6 +76,7 @@ class RunRecords(ABC):
         return await self._select(rows.to_resource, query, run_id, name)
 
     async def put_metrics(self, metrics: Metrics) -> None:
+        rules.check_ids(metrics)
         await self._put(METRICS, rows.metrics_row(metrics))
 
     async def list_metrics(self, run_id: str) -> list[Metrics]:
@@ -81,6 +84,7 @@ class RunRecords(ABC):
         return await self._select(rows.to_metrics, query, run_id)
 
     async def put_member(self, member: Member) -> None:
+        rules.check_ids(member)
         await self._put(MEMBERS, rows.member_row(member))
 
     async def remove_member(self, run_id: str, role: Role, name: str) -> None:
@@ -91,6 +95,7 @@ class RunRecords(ABC):
         return await self._select(rows.to_member, query, run_id)
 
     async def add_alerts(self, alerts: Sequence[Alert]) -> int:
+        rules.check_ids(*alerts)
         return await self._add(ALERTS, [rows.alert_row(alert) for alert in alerts])
 
     async def list_alerts(self, run_id: str) -> list[Alert]:

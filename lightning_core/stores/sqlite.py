@@ -25,6 +25,7 @@ from lightning_core.types import (
     Event,
     Reward,
     Rollout,
+    RolloutCount,
     Status,
 )
 
@@ -66,6 +67,7 @@ class SqliteStore(RunRecords):
 
     # the queue of rollouts ----------------------------------------------------------------
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
+        rules.check_ids(*rollouts)
         statement = rows.insert("rollouts", rows.ROLLOUT, otherwise="OR IGNORE")
         added = await self._added(statement, [rows.rollout_row(rollout) for rollout in rollouts])
         self._bells.ring(QUEUE)
@@ -74,15 +76,16 @@ class SqliteStore(RunRecords):
     async def lease(
         self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
     ) -> list[Attempt]:
+        rules.check_id("the worker", worker)
         if limit <= 0 or not await self._has_work(run_id):
             return []
 
         def operation(connection: sqlite3.Connection) -> tuple[list[Attempt], list[str]]:
-            now = time.time()
-            failed = sqlite_queue.expire(connection, now)
+            failed = sqlite_queue.expire(connection)
             started = [rules.started(rollout) for rollout in sqlite_queue.queued(connection, run_id, limit)]
-            sqlite_queue.save(connection, started, worker, now + seconds)
-            return [rows.attempt(rollout, worker, now + seconds) for rollout in started], failed
+            sqlite_queue.save(connection, started)
+            until = sqlite_queue.hold(connection, started, seconds, worker)
+            return [rows.attempt(rollout, worker, until) for rollout in started], failed
 
         attempts, failed = await self._writer.run(operation)
         self._waiters.finished(failed)
@@ -101,10 +104,8 @@ class SqliteStore(RunRecords):
 
     async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
         def operation(connection: sqlite3.Connection) -> list[Attempt]:
-            until = time.time() + seconds
             held = sqlite_queue.held(connection, attempts)
-            extended = [(until, attempt.rollout.id) for attempt, _ in held]
-            connection.executemany("UPDATE rollouts SET lease_until = ? WHERE id = ?", extended)
+            until = sqlite_queue.hold(connection, [rollout for _, rollout in held], seconds)
             return [rows.attempt(rollout, attempt.worker, until) for attempt, rollout in held]
 
         return await self._writer.run(operation) if attempts else []
@@ -174,13 +175,23 @@ class SqliteStore(RunRecords):
         return reclaimed
 
     async def find_rollouts(
-        self, run_id: str, *, step: int | None = None, split: str | None = None, status: Status | None = None
+        self,
+        run_id: str,
+        *,
+        step: int | None = None,
+        split: str | None = None,
+        status: Status | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+        newest: bool = False,
     ) -> list[Rollout]:
-        given = {"run_id": run_id, "step": step, "split": split, "status": status}
-        wanted = {column: value for column, value in given.items() if value is not None}
-        where = " AND ".join(f"{column} = ?" for column in wanted)
-        query = f"SELECT {rows.ROLLOUT} FROM rollouts WHERE {where} ORDER BY seq"
-        return await self._select(rows.to_rollout, query, *wanted.values())
+        wanted = rules.wanted(step, status, split)
+        return await self._reader.run(
+            lambda connection: sqlite_queue.page(connection, run_id, wanted, after, limit, newest)
+        )
+
+    async def count_rollouts(self, run_id: str) -> list[RolloutCount]:
+        return await self._select(rows.to_count, rows.COUNT.format("?"), run_id)
 
     async def get_rollouts(self, rollout_ids: Sequence[str]) -> list[Rollout]:
         found = await self._reader.run(lambda connection: sqlite_queue.find(connection, rollout_ids))
@@ -200,9 +211,11 @@ class SqliteStore(RunRecords):
 
     # what happened in them ----------------------------------------------------------------
     async def add_call(self, call: Call, *, running: bool = False) -> None:
+        rules.check_ids(call)
         await self._writer.run(lambda connection: sqlite_queue.put_call(connection, call, running=running))
 
     async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
+        rules.check_ids(*rewards)
         for reward in rewards:
             rules.check_reward(reward.rollout_id, reward.value)
 
@@ -282,9 +295,7 @@ class SqliteStore(RunRecords):
         )
 
     async def _has_work(self, run_id: str | None) -> bool:
-        return await self._reader.run(
-            lambda connection: sqlite_queue.has_work(connection, run_id, time.time())
-        )
+        return await self._reader.run(lambda connection: sqlite_queue.has_work(connection, run_id))
 
     async def _end(self, waiter: Waiter, ends: int, deadline: float) -> bool:
         """Whether the waiter was woken, or another process finished anything since `ends`, in time."""

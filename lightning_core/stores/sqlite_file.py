@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lightning_core.errors import ConfigError, StoreError
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 EVENTS = (
     "CREATE TABLE events (rollout_id TEXT NOT NULL, attempt INTEGER NOT NULL, kind TEXT NOT NULL,"
@@ -34,6 +34,14 @@ ALERTS = (
     " message TEXT NOT NULL, step INTEGER, created_at REAL NOT NULL, PRIMARY KEY (run_id, id))"
 )
 REWARD_IDS = "CREATE UNIQUE INDEX rewards_by_id ON rewards (rollout_id, attempt, id) WHERE id IS NOT NULL"
+LEASED = "CREATE INDEX rollouts_leased ON rollouts (lease_clock, lease_end) WHERE status = 'running'"
+PAGES = (
+    "CREATE INDEX rollouts_of_run ON rollouts (run_id, seq)",
+    "CREATE INDEX rollouts_of_step ON rollouts (run_id, step, seq)",
+    "CREATE INDEX rollouts_of_split ON rollouts (run_id, split, seq)",
+    "CREATE INDEX rollouts_of_status ON rollouts (run_id, status, seq)",
+)
+"""A page of rollouts is read from one of these, so it costs the same however many there are."""
 
 SCHEMA = (
     "CREATE TABLE schema_version (version INTEGER NOT NULL)",
@@ -46,11 +54,11 @@ SCHEMA = (
     " split TEXT NOT NULL, sampling BLOB NOT NULL, priority INTEGER NOT NULL,"
     " max_attempts INTEGER NOT NULL, status TEXT NOT NULL, attempts INTEGER NOT NULL, reward REAL,"
     " error TEXT, created_at REAL NOT NULL, finished_at REAL, policy_version INTEGER,"
-    " worker TEXT, lease_until REAL)",
-    "CREATE INDEX rollouts_of_run ON rollouts (run_id, step, seq)",
+    " worker TEXT, lease_until REAL, lease_clock TEXT, lease_end REAL)",
+    *PAGES,
     "CREATE INDEX rollouts_queued ON rollouts (priority DESC, seq) WHERE status = 'queued'",
     "CREATE INDEX rollouts_queued_of_run ON rollouts (run_id, priority DESC, seq) WHERE status = 'queued'",
-    "CREATE INDEX rollouts_leased ON rollouts (lease_until) WHERE status = 'running'",
+    LEASED,
     # A call outside any rollout has rollout_id '' and attempt 0: NULL never equals NULL in a key.
     "CREATE TABLE calls (rollout_id TEXT NOT NULL, attempt INTEGER NOT NULL, id TEXT NOT NULL,"
     " agent TEXT NOT NULL, trained INTEGER NOT NULL, dialect TEXT NOT NULL, model TEXT NOT NULL,"
@@ -90,6 +98,15 @@ MIGRATIONS = {
         "DROP TABLE older_resources",
         MEMBERS,
         ALERTS,
+    ),
+    4: (
+        "ALTER TABLE rollouts ADD COLUMN lease_clock TEXT",
+        "ALTER TABLE rollouts ADD COLUMN lease_end REAL",
+        "UPDATE rollouts SET lease_clock = 'of an older store', lease_end = 0 WHERE status = 'running'",
+        "DROP INDEX rollouts_leased",
+        LEASED,
+        "DROP INDEX rollouts_of_run",
+        *PAGES,
     ),
 }
 """What leads from each older schema version to the next."""

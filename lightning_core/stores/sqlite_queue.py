@@ -6,9 +6,10 @@ The rules say what becomes of a rollout; here is only which rows are looked at, 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 
-from lightning_core.stores import rules
+from lightning_core.stores import clock, rules
 from lightning_core.stores.packing import dump_json
 from lightning_core.stores.rows import (
     CALL,
@@ -25,7 +26,14 @@ from lightning_core.types import Attempt, Call, Reward, Rollout, Status
 
 SAVE = (
     "UPDATE rollouts SET status = ?, attempts = ?, max_attempts = ?, reward = ?, error = ?, finished_at = ?,"
-    " worker = ?, lease_until = ? WHERE id = ?"
+    " worker = NULL, lease_until = NULL, lease_clock = NULL, lease_end = NULL WHERE id = ?"
+)
+HOLD = (
+    "UPDATE rollouts SET worker = ifnull(?, worker), lease_until = ?, lease_clock = ?, lease_end = ?"
+    " WHERE id = ?"
+)
+LATE = (  # a lease that was made before the machine was started again has only the time of day
+    "status = 'running' AND (lease_clock = ? AND lease_end <= ? OR lease_clock <> ? AND lease_until <= ?)"
 )
 PUT_CALL = (
     f"INSERT INTO calls ({CALL}) SELECT {', '.join('?' * (CALL.count(',') + 1))} WHERE ? OR EXISTS"
@@ -50,6 +58,34 @@ def statuses(connection: sqlite3.Connection, rollout_ids: Iterable[str]) -> dict
     return {row[0]: Status(row[1]) for row in connection.execute(query, (json_list(rollout_ids),))}
 
 
+def page(
+    connection: sqlite3.Connection,
+    run_id: str,
+    wanted: Mapping[str, int | str],
+    after: str | None,
+    limit: int | None,
+    newest: bool,
+) -> list[Rollout]:
+    """Rollouts of a run, by the index of the first thing they are wanted by."""
+    where = "".join(f" AND {column} = ?" for column in wanted)
+    query = (
+        f"SELECT {ROLLOUT} FROM rollouts INDEXED BY rollouts_of_{next(iter(wanted), 'run')}"
+        f" WHERE run_id = ?{where} AND seq > ? ORDER BY seq {'DESC' if newest else ''} LIMIT ?"
+    )
+    place = 0 if after is None else _place(connection, run_id, after)
+    values = (run_id, *wanted.values(), place, -1 if limit is None else limit)
+    found = [to_rollout(row) for row in connection.execute(query, values)]
+    return found[::-1] if newest else found
+
+
+def _place(connection: sqlite3.Connection, run_id: str, rollout_id: str) -> int:
+    query = "SELECT seq FROM rollouts WHERE id = ? AND run_id = ?"
+    row = connection.execute(query, (rollout_id, run_id)).fetchone()
+    if row is None:
+        raise rules.unknown_after(rollout_id, run_id)
+    return int(row[0])
+
+
 def held(connection: sqlite3.Connection, attempts: Sequence[Attempt]) -> list[tuple[Attempt, Rollout]]:
     """Those of the attempts that are their rollout's running one, each with its rollout."""
     rollouts = find(connection, [attempt.rollout.id for attempt in attempts])
@@ -69,13 +105,13 @@ def workers(connection: sqlite3.Connection, rollout_ids: Iterable[str]) -> set[s
     return {row[0] for row in connection.execute(query, (json_list(rollout_ids),))}
 
 
-def has_work(connection: sqlite3.Connection, run_id: str | None, now: float) -> bool:
+def has_work(connection: sqlite3.Connection, run_id: str | None) -> bool:
     """Whether a lease would find anything: asked without the write lock, as idle workers ask often."""
     query = (
         f"SELECT EXISTS (SELECT 1 FROM rollouts WHERE {_queued_of(run_id)})"
-        " OR EXISTS (SELECT 1 FROM rollouts WHERE status = 'running' AND lease_until <= ?)"
+        f" OR EXISTS (SELECT 1 FROM rollouts WHERE {LATE})"
     )
-    (found,) = connection.execute(query, (*_given(run_id), now)).fetchone()
+    (found,) = connection.execute(query, (*_given(run_id), *_now())).fetchone()
     return bool(found)
 
 
@@ -85,22 +121,26 @@ def queued(connection: sqlite3.Connection, run_id: str | None, limit: int) -> li
     return [to_rollout(row) for row in connection.execute(query, (*_given(run_id), limit))]
 
 
-def expire(connection: sqlite3.Connection, now: float) -> list[str]:
+def expire(connection: sqlite3.Connection) -> list[str]:
     """End the leases that ran out; returns the rollouts that have failed by it."""
-    query = f"SELECT {ROLLOUT}, worker FROM rollouts WHERE status = 'running' AND lease_until <= ?"
-    rows = connection.execute(query, (now,)).fetchall()
-    rollouts = [rules.expired(to_rollout(row), row[-1], now) for row in rows]
+    query = f"SELECT {ROLLOUT}, worker FROM rollouts WHERE {LATE} ORDER BY seq"
+    rows = connection.execute(query, _now()).fetchall()
+    rollouts = [rules.expired(to_rollout(row), row[-1], time.time()) for row in rows]
     save(connection, rollouts)
     return [rollout.id for rollout in rollouts if rollout.status.finished]
 
 
-def save(
-    connection: sqlite3.Connection,
-    rollouts: Sequence[Rollout],
-    worker: str | None = None,
-    lease_until: float | None = None,
-) -> None:
-    """Write what can change of the rollouts, held by `worker` or by nobody."""
+def hold(
+    connection: sqlite3.Connection, rollouts: Sequence[Rollout], seconds: float, worker: str | None = None
+) -> float:
+    """Lease the rollouts for `seconds` to `worker`, or to who holds them; until when, in Unix seconds."""
+    lease = time.time() + seconds, clock.clock_name(), clock.seconds() + seconds
+    connection.executemany(HOLD, [(worker, *lease, rollout.id) for rollout in rollouts])
+    return lease[0]
+
+
+def save(connection: sqlite3.Connection, rollouts: Sequence[Rollout]) -> None:
+    """Write what can change of the rollouts, held by nobody."""
     changed = [
         (
             rollout.status.value,
@@ -109,8 +149,6 @@ def save(
             rollout.reward,
             rollout.error,
             rollout.finished_at,
-            worker,
-            lease_until,
             rollout.id,
         )
         for rollout in rollouts
@@ -144,23 +182,29 @@ def known_rewards(connection: sqlite3.Connection, rewards: Sequence[Reward]) -> 
 
 
 def put_call(connection: sqlite3.Connection, call: Call, *, running: bool) -> None:
-    """Record a call: one statement, unless one completed under its id or its attempt is to run and does not."""
+    """Record a call: one statement, unless one completed under its id or its attempt has ended."""
     while True:
         row = call_row(call)
         if connection.execute(PUT_CALL, (*row, not running, *row[:2])).rowcount:
-            return
+            return None
         known = connection.execute(FIND_CALL, row[:3]).fetchone()
         if known is None or known[STATUS_OF_CALL] != "completed":
             rollout = find(connection, [row[0]]).get(row[0])
             return rules.check_running(call, rollout)
         if call.status != "completed" or known == row:
-            return
+            return None
         call = rules.under_own_id(call)
 
 
 def json_list(values: Iterable[str]) -> str:
     """Any number of values as one argument, for `json_each`."""
     return dump_json(list(values)).decode()
+
+
+def _now() -> tuple[str, float, str, float]:
+    """The values of `LATE`."""
+    name = clock.clock_name()
+    return name, clock.seconds(), name, time.time()
 
 
 def _queued_of(run_id: str | None) -> str:

@@ -76,11 +76,12 @@ def evaluation_numbers(result: Evaluation) -> Mapping[str, float]:
 async def replay(store: Store, run: Run, tracker: Tracker) -> int:
     """Tell a tracker all of a run, as it stands in the store; returns how many steps."""
     metrics = await store.list_metrics(run.id)
-    validation = [each for each in await store.find_rollouts(run.id, split="validation") if is_planned(each)]
+    counts = await store.count_rollouts(run.id)
     tracker.start(Beginning(run))
-    for step in sorted({rollout.step for rollout in validation}):
+    for step in sorted({count.step for count in counts if count.split == "validation"}):
         if (found := await find_evaluation(store, run.id, step, None)) is not None:
-            ended = [rollout.finished_at for rollout in validation if rollout.step == step]
+            validation = await store.find_rollouts(run.id, step=step, split="validation")
+            ended = [rollout.finished_at for rollout in validation if is_planned(rollout)]
             tracker.log(step, evaluation_numbers(found), max(filter(None, ended), default=run.created_at))
     for entry in metrics:
         tracker.log(entry.step + 1, entry.values, entry.created_at)

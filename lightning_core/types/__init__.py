@@ -7,7 +7,7 @@ frozen slotted dataclasses. `None` always means "not yet" or "not given", never 
 from lightning_core.types.calls import UNNAMED, Call, CallStatus, Choice, Who
 from lightning_core.types.events import Event, Span, ToolErrorType, ToolEvent
 from lightning_core.types.record import Record
-from lightning_core.types.rollouts import Attempt, Reward, Rollout, Sampling, Status
+from lightning_core.types.rollouts import Attempt, Reward, Rollout, RolloutCount, Sampling, Status
 from lightning_core.types.runs import Alert, Member, Metrics, ResourceVersion, Role, Run
 from lightning_core.types.tasks import Demonstration, Split, Task
 from lightning_core.types.training import Key, Trajectory, Transition
@@ -29,6 +29,7 @@ __all__ = [
     "Reward",
     "Role",
     "Rollout",
+    "RolloutCount",
     "Run",
     "Sampling",
     "Span",

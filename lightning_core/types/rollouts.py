@@ -68,6 +68,19 @@ class Rollout(Record):
         return self.reward is not None or self.status is Status.SUCCEEDED
 
 
+class RolloutCount(Record):
+    """The rollouts of a run that agree in these."""
+
+    step: int
+    split: Split
+    status: Status
+    count: int
+    rewarded: int
+    """How many of them ended with a reward."""
+    reward: float
+    """The sum of those rewards."""
+
+
 class Attempt(Record):
     """One try of a rollout by one worker, held by a lease."""
 

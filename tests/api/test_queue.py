@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lightning_core.types import Status
-from tests.api.conftest import Desk, error, rollout
+from lightning_core.types import Rollout, Status
+from tests.api.conftest import Desk, error, every_kind, rollout
 
 
 def names(rollouts: list[dict[str, object]]) -> list[object]:
@@ -153,3 +153,34 @@ async def test_an_unknown_rollout_is_named(desk: Desk) -> None:
         ("GET", "/events?rollout_id=nobody", None),
     ):
         assert "'nobody'" in error(await desk.ask(method, path, body), 404, "not_found")["message"]
+
+
+async def test_a_request_for_more_rollouts_than_one_may_enqueue_is_refused(desk: Desk) -> None:
+    tasks = [{"input": {"q": number}} for number in range(10)]
+    answer = await desk.ask("POST", "/tasks", {"run_id": "run", "tasks": tasks, "group_size": 1001})
+    problem = error(answer, 422, "invalid_value")
+    assert problem["field"] == "group_size"
+    assert "for 10 tasks: that is more than the 10000 rollouts of one request" in problem["message"]
+    assert await desk.store.find_rollouts("run") == []
+    allowed = {"run_id": "run", "tasks": tasks, "group_size": 1000}
+    assert (await desk.post("/tasks", allowed, scope="client"))["new"] == 10_000
+
+
+@every_kind
+@pytest.mark.parametrize("wanted", [{}, {"status": "queued"}, {"step": 0}])
+async def test_a_page_asks_the_store_for_no_more_than_it_holds(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, wanted: dict[str, Any]
+) -> None:
+    await desk.post("/rollouts", {"rollouts": [rollout(f"r{number:03}") for number in range(300)]})
+    read: list[int] = []
+    find = desk.store.find_rollouts
+
+    async def counted(*arguments: Any, **options: Any) -> list[Rollout]:
+        found = await find(*arguments, **options)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(desk.store, "find_rollouts", counted)
+    page = await desk.get("/rollouts", run_id="run", limit=10, after="r100", **wanted)
+    assert names(page["rollouts"]) == [f"r{number:03}" for number in range(101, 111)]
+    assert sum(read) <= 11

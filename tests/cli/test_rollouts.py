@@ -250,3 +250,34 @@ def test_a_collector_that_is_not_there_is_one_message(
     assert f"the collector at {url}/v1/traces can't be reached" in said.replace("\n", " ")
     assert "Traceback" not in said
     assert "not the URL" in command("export", run, "--otlp", "nowhere", fails=True)
+
+
+def test_show_reads_no_more_rollouts_of_a_long_run_than_it_lists(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def write() -> None:
+        with RunFolder(tmp_path / "long", resume=False) as folder:
+            folder.write_address(None)
+            async with SqliteStore(folder.store_url) as store:
+                task = Task(id="task", input={})
+                asked = [
+                    Rollout(id=f"long-t{n}", run_id="long", task=task, group_id="g", step=n)
+                    for n in range(500)
+                ]
+                await store.enqueue(asked)
+
+    asyncio.run(write())
+    read: list[int] = []
+    find = SqliteStore.find_rollouts
+
+    async def counted(store: SqliteStore, *arguments: Any, **options: Any) -> list[Rollout]:
+        found = await find(store, *arguments, **options)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(SqliteStore, "find_rollouts", counted)
+    shown = command("show", tmp_path / "long")
+    assert "the newest 8 of 500" in shown
+    assert "long-t499" in shown
+    assert "long-t491" not in shown
+    assert sum(read) == 8

@@ -132,6 +132,17 @@ async def test_a_rollout_that_the_store_does_not_know_is_named(house: House, web
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_rollout")
 
 
+async def test_an_id_that_no_store_takes_is_refused(house: House, web: httpx.AsyncClient) -> None:
+    token = await house.rollout()
+    answer = await post(web, token, {"value": 1.0, "id": "a\0b"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
+    headers = {"authorization": f"Bearer {token}", "x-lightning-call": "x" * 513}
+    chat = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    refused = await web.post("/v1/chat/completions", json=chat, headers=headers)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "x-lightning-call")
+    assert house.engine.opened == 0
+
+
 class FullStore(MemoryStore):
     async def add_rewards(self, rewards: Any, *, running: bool = False) -> None:
         raise StoreError("the disk is full")

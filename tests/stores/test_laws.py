@@ -7,11 +7,12 @@ import math
 import time
 from collections.abc import Sequence
 from threading import Thread
+from typing import Any
 
 import pytest
 from pydantic import JsonValue
 
-from lightning_core.errors import LeaseLostError, NotFoundError, RewardError
+from lightning_core.errors import DataError, LeaseLostError, NotFoundError, RewardError
 from lightning_core.stores.base import Store
 from lightning_core.types import (
     Alert,
@@ -162,6 +163,24 @@ async def test_no_rollout_is_leased_twice_by_many_workers_at_once(store: Store) 
     leases = await asyncio.gather(*(store.lease(f"w{i}", 7, LONG) for i in range(40)))
     taken = [name for lease in leases for name in names(lease)]
     assert len(taken) == len(set(taken)) == 200
+
+
+@pytest.mark.parametrize("hours", [2, -2])
+async def test_a_clock_that_is_set_gives_no_live_lease_away_and_keeps_no_dead_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    await store.enqueue([rollout("live", max_attempts=2), rollout("dead", max_attempts=2)])
+    (live,) = await store.lease("w", 1, LONG)
+    (dead,) = await store.lease("w", 1, 0.05)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 3600 * hours)
+    await asyncio.sleep(0.1)
+    assert await store.wait_queued(0.0)
+    assert names(await store.lease("other", 5, LONG)) == ["dead"]
+    assert await store.heartbeat([dead], LONG) == []
+    (kept,) = await store.heartbeat([live], LONG)
+    assert not await store.wait_queued(0.0)
+    assert (await store.finish(kept, reward=1.0)).status is Status.SUCCEEDED
 
 
 async def test_a_lease_that_ran_out_gives_a_new_attempt_to_another(store: Store) -> None:
@@ -413,6 +432,80 @@ async def test_rollouts_are_found_by_run_step_split_and_status(store: Store) -> 
     assert names(await store.find_rollouts("run", step=1)) == ["b", "c", "y"]
     assert await store.find_rollouts("run", step=9) == []
     assert await store.find_rollouts("nobody") == []
+
+
+async def enqueue_many(store: Store, count: int, run: str = "run") -> None:
+    """Rollouts of two splits over ten steps; the first ones are running or have ended."""
+    splits = "train", "train", "validation"
+    many = [
+        rollout(f"{run}:{n}", run_id=run, step=n % 10, split=splits[n % 3], group_id=f"g{n % 10}")
+        for n in range(count)
+    ]
+    await store.enqueue(many)
+    attempts = await store.lease("w", count // 2, LONG, run_id=run)
+    for place, attempt in enumerate(attempts[: count // 4]):
+        await store.finish(attempt, **({"error": "broke"} if place % 3 == 0 else {"reward": place / 8}))
+
+
+FILTERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"step": 3},
+    {"split": "validation"},
+    {"status": Status.RUNNING},
+    {"status": Status.QUEUED, "split": "train"},
+    {"step": 0, "status": Status.SUCCEEDED, "split": "train"},
+    {"step": 99},
+)
+
+
+@pytest.mark.parametrize("wanted", FILTERS, ids=lambda wanted: "-".join(wanted) or "all")
+async def test_pages_of_rollouts_together_are_the_whole(store: Store, wanted: dict[str, Any]) -> None:
+    await enqueue_many(store, 120)
+    await enqueue_many(store, 40, "other")
+    whole = await store.find_rollouts("run", **wanted)
+    every = await store.find_rollouts("run")
+    assert whole == [one for one in every if all(getattr(one, k) == v for k, v in wanted.items())]
+    for limit in (1, 7, 1000):
+        pages: list[Rollout] = []
+        while page := await store.find_rollouts(
+            "run", **wanted, after=pages[-1].id if pages else None, limit=limit
+        ):
+            assert len(page) <= limit
+            pages += page
+        assert pages == whole
+    assert await store.find_rollouts("run", **wanted, limit=5, newest=True) == whole[-5:]
+    assert await store.find_rollouts("run", **wanted, after="run:30", newest=True) == [
+        one for one in whole if int(one.id[4:]) > 30
+    ]
+
+
+async def test_a_page_goes_on_after_a_rollout_that_has_changed_and_never_after_another_run_s(
+    store: Store,
+) -> None:
+    await enqueue_many(store, 20)
+    await enqueue_many(store, 4, "other")
+    (first, *_) = rest = await store.find_rollouts("run", status=Status.QUEUED)
+    await store.cancel([first.id])
+    assert await store.find_rollouts("run", status=Status.QUEUED, after=first.id) == rest[1:]
+    for unknown in ("nobody", "other:1"):
+        with pytest.raises(NotFoundError, match=f"{unknown!r} in run 'run'"):
+            await store.find_rollouts("run", after=unknown, limit=3)
+
+
+async def test_rollouts_are_counted_as_they_are_found(store: Store) -> None:
+    await enqueue_many(store, 120)
+    await enqueue_many(store, 40, "other")
+    await store.cancel(["run:119"])
+    found = await store.find_rollouts("run")
+    counts = await store.count_rollouts("run")
+    keys = [(one.step, one.split, one.status) for one in counts]
+    assert keys == sorted({(one.step, one.split, one.status) for one in found})
+    for one in counts:
+        of_it = [r for r in found if (r.step, r.split, r.status) == (one.step, one.split, one.status)]
+        rewards = [r.reward for r in of_it if r.reward is not None]
+        assert (one.count, one.rewarded) == (len(of_it), len(rewards))
+        assert one.reward == pytest.approx(sum(rewards))
+    assert await store.count_rollouts("nobody") == []
 
 
 async def test_rollouts_are_got_by_id_as_they_stand(store: Store) -> None:
@@ -839,6 +932,37 @@ async def test_nothing_in_a_text_or_number_is_lost(store: Store) -> None:
     assert found.agent == "агент"
     assert run is not None
     assert run.config == hard
+
+
+BAD_IDS = {"": "is empty", "a\0b": "NUL", "half \ud83e": "half a surrogate", "x" * 513: "has 513 characters"}
+
+
+@pytest.mark.parametrize("name", BAD_IDS, ids=["empty", "NUL", "half", "long"])
+async def test_an_id_that_some_store_could_not_find_again_is_refused_by_all(store: Store, name: str) -> None:
+    await store.enqueue([rollout("a"), rollout("b")])
+    attempt = await lease_one(store)
+    alone = Run(id="run").model_copy(update={"id": name})
+    resource = ResourceVersion(run_id="run", name=name, version=1, uri=None)
+    task = Task(id="t", input={}).model_copy(update={"id": name})
+    refused = {
+        "Rollout.id": store.enqueue([rollout("c"), rollout(name)]),
+        "Rollout.run_id": store.enqueue([rollout("c", run_id=name)]),
+        "Rollout.group_id": store.enqueue([rollout("c", group_id=name)]),
+        "Task.id": store.enqueue([rollout("c").model_copy(update={"task": task})]),
+        "the worker": store.lease(name, 1, LONG),
+        "Call.id": store.add_call(call(name, attempt)),
+        "Reward.id": store.add_rewards([Reward(rollout_id="a", attempt=1, value=1.0, id=name)]),
+        "Run.id": store.put_run(alone),
+        "ResourceVersion.name": store.put_resource(resource),
+        "Metrics.run_id": store.put_metrics(Metrics(run_id=name, step=0, values={})),
+        "Member.name": store.put_member(Member(run_id="run", role="runner", name=name)),
+        "Alert.id": store.add_alerts([Alert(run_id="run", id=name, rule="r", message="m")]),
+    }
+    for field, operation in refused.items():
+        with pytest.raises(DataError, match=f"{field} .*{BAD_IDS[name]}"):
+            await operation
+    assert names(await store.find_rollouts("run")) == ["a", "b"]
+    assert [one.status for one in await store.find_rollouts("run")] == ["running", "queued"]
 
 
 async def test_a_remark_with_half_a_character_is_recorded(store: Store) -> None:

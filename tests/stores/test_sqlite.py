@@ -215,7 +215,7 @@ async def test_a_schema_of_another_version_is_refused(tmp_path: Path, url: str) 
     await open_and_close(url)
     with closing(sqlite3.connect(tmp_path / "runs.db")) as other, other:
         other.execute("UPDATE schema_version SET version = 99")
-    with pytest.raises(StoreError, match=r"schema version 99, this program reads 4"):
+    with pytest.raises(StoreError, match=r"schema version 99, this program reads 5"):
         await open_and_close(url)
 
 
@@ -224,7 +224,15 @@ async def test_a_store_of_the_first_schema_is_brought_up_to_date_with_all_it_hol
 ) -> None:
     async with SqliteStore(url) as store:
         await store.enqueue(rollouts(3))
+        await store.lease("dead", 1, 60.0)
     with closing(sqlite3.connect(tmp_path / "runs.db")) as old, old:
+        for index in ("leased", "of_run", "of_step", "of_split", "of_status"):
+            old.execute(f"DROP INDEX rollouts_{index}")
+        for column in ("lease_clock", "lease_end"):
+            old.execute(f"ALTER TABLE rollouts DROP COLUMN {column}")
+        old.execute("UPDATE rollouts SET lease_until = 1, max_attempts = 2 WHERE status = 'running'")
+        old.execute("CREATE INDEX rollouts_of_run ON rollouts (run_id, step, seq)")
+        old.execute("CREATE INDEX rollouts_leased ON rollouts (lease_until) WHERE status = 'running'")
         old.execute("DROP TABLE events")
         old.execute("DROP INDEX rewards_by_id")
         old.execute("ALTER TABLE rewards DROP COLUMN id")

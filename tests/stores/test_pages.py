@@ -1,0 +1,108 @@
+"""A page costs what it holds, however many rollouts there are: counted in rows read, not in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+import redis
+
+from lightning_core.stores import postgres_queue, postgres_schema, sqlite_queue
+from lightning_core.stores.base import Store
+from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.postgres import PostgresStore
+from lightning_core.stores.postgres_url import place_of
+from lightning_core.stores.redis_store import RedisStore
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.stores.sqlite_file import connect
+from lightning_core.types import Status
+from tests.stores.conftest import KINDS
+from tests.stores.test_laws import enqueue_many
+
+SMALL, LARGE, LIMIT = 200, 4000, 10
+LOOKS: tuple[dict[str, Any], ...] = (
+    {},
+    {"newest": True},
+    {"step": 3},
+    {"split": "validation"},
+    {"status": Status.QUEUED},
+    {"status": Status.RUNNING, "newest": True},
+)
+
+
+class Counting(dict[Any, Any]):
+    """Rollouts of a memory store that count how often one is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        self.looks += 1
+        return super().__getitem__(key)
+
+
+async def read_of(store: Store, request: pytest.FixtureRequest, look: dict[str, Any], after: str) -> float:
+    """What a page costs: rollouts looked at, virtual machine steps, rows or elements."""
+    wanted = {name: value for name, value in look.items() if name != "newest"}
+    newest = "newest" in look
+    if isinstance(store, MemoryStore):
+        store._rollouts = counting = Counting(store._rollouts)
+        await store.find_rollouts("run", **look, after=after, limit=LIMIT)
+        return counting.looks
+    if isinstance(store, PostgresStore):
+        return rows_of_postgres(request.getfixturevalue("postgres_url"), wanted, newest)
+    if isinstance(store, RedisStore):
+        return await elements_of_redis(request.getfixturevalue("redis_url"), store, look, after)
+    assert isinstance(store, SqliteStore)
+    steps = 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+
+    connection = connect(store.path, 1.0)
+    connection.set_progress_handler(count, 1)
+    sqlite_queue.page(connection, "run", wanted, after, LIMIT, newest)
+    connection.close()
+    return steps
+
+
+def rows_of_postgres(url: str, wanted: dict[str, Any], newest: bool) -> float:
+    """Rows that the nodes of the plan have touched, those that a filter removed included."""
+    query = postgres_queue.paging(tuple(wanted), newest=newest)
+    key = [*wanted.values(), "run"]
+    with closing(postgres_schema.connect(place_of(url))) as connection:
+        explain = f"EXPLAIN (ANALYZE, FORMAT JSON) {query}"
+        ((plan,),) = connection.execute(explain, (*key, 60, *key, LIMIT)).fetchall()
+    return touched(plan[0]["Plan"])
+
+
+def touched(plan: dict[str, Any]) -> float:
+    own = sum(plan.get(name, 0) for name in ("Actual Rows", "Rows Removed by Filter"))
+    return float(own + sum(map(touched, plan.get("Plans", []))))
+
+
+async def elements_of_redis(url: str, store: Store, look: dict[str, Any], after: str) -> float:
+    """Bytes that the server has sent for it."""
+    with redis.Redis.from_url(url.split("?")[0]) as client:
+        await store.find_rollouts("run", limit=1)  # connected
+        before = client.info("stats")["total_net_output_bytes"]
+        await store.find_rollouts("run", **look, after=after, limit=LIMIT)
+        return float(client.info("stats")["total_net_output_bytes"] - before)
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=lambda look: "-".join(look) or "all")
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_page_costs_the_same_among_twenty_times_as_many(
+    request: pytest.FixtureRequest, make_store: Callable[[str], Store], kind: str, look: dict[str, Any]
+) -> None:
+    async with make_store(kind) as store:
+        await enqueue_many(store, SMALL)
+        small = await read_of(store, request, look, "run:60")
+        await enqueue_many(store, LARGE)
+        await enqueue_many(store, SMALL, "other")
+        large = await read_of(store, request, look, "run:60")
+        page = await store.find_rollouts("run", **look, after="run:60", limit=LIMIT)
+    assert len(page) == LIMIT
+    assert 0 < large < 1.5 * small + LIMIT
