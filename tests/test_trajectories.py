@@ -228,9 +228,7 @@ def slow_unmerged(calls: list[Transition]) -> list[Unmerged]:
             whole = at == len(last.completion_ids) - 1
             reason = ABSENT if at == 0 else STOP_CHANGED if whole else CHANGED
             index, sampled = longest + at, last.completion_ids[at]
-            found.append(
-                Unmerged("r", later.call_id, last.call_id, reason, index, sampled, prompt[index])
-            )
+            found.append(Unmerged("r", later.call_id, last.call_id, reason, index, sampled, prompt[index]))
     return found
 
 

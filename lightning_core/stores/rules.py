@@ -9,12 +9,11 @@ an older number has lost the lease, and calls recorded late can't be taken for t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Iterable, Mapping
 
 from lightning_core.errors import LeaseLostError, NotFoundError, RewardError
 from lightning_core.linking import final_rewards
-from lightning_core.types import Attempt, Event, Reward, Rollout, Span, Status
+from lightning_core.types import REWARD_RANGE, Attempt, Event, Reward, Rollout, Span, Status, is_reward
 
 LEASE_EXPIRED = "lease expired"
 
@@ -139,9 +138,9 @@ def check_running(reward: Reward, rollout: Rollout | None) -> None:
 
 
 def check_reward(rollout_id: str, value: float) -> None:
-    """Raise RewardError unless the value is finite: a NaN would poison every baseline it enters."""
-    if not math.isfinite(value):
-        raise RewardError(f"reward {value!r} of rollout {rollout_id!r} is not a finite number")
+    """Raise RewardError for a value that would poison every baseline it enters, or overflow in it."""
+    if not is_reward(value):
+        raise RewardError(f"reward {value!r} of rollout {rollout_id!r} is not {REWARD_RANGE}")
 
 
 def event_id(event: Event) -> str:

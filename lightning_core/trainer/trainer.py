@@ -180,7 +180,7 @@ class Trainer:
         """Train on `train`, evaluate on `validation` before and after, and write the run's folder.
 
         SFT on demonstrations needs no `train`.
-        `solve(task)` runs the app once and returns the reward, a finite number; it may be async.
+        `solve(task)` runs the app once and returns the reward, a number from -1e9 to 1e9; it may be async.
         Afterwards the folder holds the trained policy (`policy/`, a transformers folder),
         `summary.json`, `curve.png` and everything recorded. Raises UnknownAgentError, before anything
         is learnt from it, for a pattern in `agents` that is misspelt, or if none of them matches any
