@@ -18,7 +18,7 @@ from lightning_core.errors import ConfigError, StoreError
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder, absolute
 from lightning_core.types import ResourceVersion, Status
-from lightning_core.versions import TRAINER, find_current, list_choices
+from lightning_core.versions import TRAINER, find_current, list_choices, read_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Retention:
 async def pointed_at(store: Store, run_id: str, versions: Sequence[ResourceVersion]) -> set[int]:
     """The versions that something in the store points at."""
     current = find_current(versions)
-    chosen = {int(choice.uri or -1) for choice in await list_choices(store, run_id)}
+    chosen = {read_number(choice.uri or "") for choice in await list_choices(store, run_id)} - {None}
     by_persons = {version.version for version in versions if version.author != TRAINER}
     pinned = {
         rollout.policy_version
@@ -94,7 +94,7 @@ async def prune(
 
 
 def _within(uri: str, folder: Path) -> bool:
-    return Path(uri).is_relative_to(absolute(folder))
+    return Path(absolute(Path(uri))).is_relative_to(absolute(folder))
 
 
 def _keep_for_serving(checkpoint: Path, place: Path) -> None:
