@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_core.errors import ConfigError, StoreError
+from lightning_core.errors import StoreError
+from lightning_core.ranges import check_range
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder, absolute
 from lightning_core.types import ResourceVersion, Status
@@ -39,8 +40,8 @@ class Retention:
     def __post_init__(self) -> None:
         for name, least in (("newest", 1), ("best", 0), ("every", 1)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name}={value!r} of the retention must be at least {least}")
+            if value is not None:
+                check_range(name, value, of="Retention", least=least, whole=True)
 
     def wanted(self, versions: Sequence[ResourceVersion]) -> set[int]:
         """The versions that `best` and `every` keep."""
