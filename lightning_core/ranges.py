@@ -25,7 +25,7 @@ def check_range(
     """Raise ConfigError unless it is a finite number within these bounds, and a whole one if asked. `of` says
     whose option it is."""
     if isinstance(value, Integral if whole else Real) and not isinstance(value, bool):
-        number = float(value)  # type: ignore[arg-type]
+        number = float(value)
         if (
             math.isfinite(number)
             and (least is None or number >= least)

@@ -54,7 +54,8 @@ class Retention:
 async def pointed_at(store: Store, run_id: str, versions: Sequence[ResourceVersion]) -> set[int]:
     """The versions that something in the store points at."""
     current = find_current(versions)
-    chosen = {read_number(choice.uri or "") for choice in await list_choices(store, run_id)} - {None}
+    named = [read_number(choice.uri or "") for choice in await list_choices(store, run_id)]
+    chosen = {number for number in named if number is not None}
     by_persons = {version.version for version in versions if version.author != TRAINER}
     pinned = {
         rollout.policy_version
