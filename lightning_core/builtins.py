@@ -75,6 +75,7 @@ def lightning_register_alerts(register: Register) -> None:
     register("zero_variance", "lightning_core.alerts.variance:ZeroVariance")
     register("failing_rollouts", "lightning_core.alerts.failures:FailingRollouts")
     register("failed_update", "lightning_core.alerts.updates:failed_update")
+    register("unusable_groups", "lightning_core.alerts.updates:unusable_groups")
     register("staleness", "lightning_core.alerts.staleness:staleness")
     register("stuck_worker", "lightning_core.alerts.workers:StuckWorker")
     register("stuck_rollout", "lightning_core.alerts.rollouts:StuckRollout")

@@ -6,7 +6,7 @@
     │   └── UnknownAgentError  an `agents` pattern that no call ever matched
     ├── DataError              what the user's data or app handed over can't be used
     │   ├── TaskError          a task or dataset row
-    │   └── RewardError        a reward that is missing, not a finite number, or about nothing
+    │   └── RewardError        a reward that is missing, too large, no number, or about nothing
     ├── ModelError             a model folder that can't be read or used
     ├── PluginError            a plugin that can't be imported or registered
     ├── StoreError             the store refused an operation
@@ -60,7 +60,7 @@ class TaskError(DataError):
 
 
 class RewardError(DataError):
-    """A reward that is missing, not a finite number, or about nothing."""
+    """A reward that is missing, too large, no number, or about nothing."""
 
 
 class ModelError(LightningError):

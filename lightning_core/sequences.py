@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import SupportsIndex
 
 import numpy as np
@@ -62,3 +62,21 @@ def common(first: bytes, second: bytes) -> int:
         return size // 4
     differs = np.frombuffer(first, ">u4", size // 4) != np.frombuffer(second, ">u4", size // 4)
     return int(differs.argmax())
+
+
+def prefixes(spelt: Sequence[bytes]) -> Iterator[tuple[int, list[tuple[bytes, list[int]]]]]:
+    """For each place, the sequences that begin the one there: a stack, the shortest first, itself last, each
+    with the places it stands at by then.
+
+    The stack holds until the next place. Among sorted sequences those that begin one are a stack, so each is
+    compared with few others.
+    """
+    stack: list[tuple[bytes, list[int]]] = []
+    for place in sorted(range(len(spelt)), key=lambda place: (spelt[place], place)):
+        own = spelt[place]
+        while stack and not own.startswith(stack[-1][0]):
+            stack.pop()
+        if not stack or len(stack[-1][0]) < len(own):
+            stack.append((own, []))
+        stack[-1][1].append(place)
+        yield place, stack

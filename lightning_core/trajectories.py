@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_core.errors import TrainingError
-from lightning_core.sequences import common, join, spell
+from lightning_core.sequences import common, join, prefixes, spell
 from lightning_core.types import Key, Trajectory, Transition
 
 Ints = NDArray[np.int64]
@@ -160,40 +161,35 @@ def find_unmerged(trajectory: Trajectory) -> list[Unmerged]:
     The earlier call is the one with the longest such prompt. A call with the very same prompt is a retry or
     another choice, not a continuation. `index` counts in tokens of the later call's prompt.
     """
-    calls = [
-        _Spelt(t, spell(t.prompt_ids), spell(t.completion_ids)) for t in trained_transitions([trajectory])
-    ]
-    return [u for i, call in enumerate(calls) if (u := _find_unmerged(call, calls[:i])) is not None]
+    calls = trained_transitions([trajectory])
+    prompts = [spell(t.prompt_ids) for t in calls]
+    found: dict[int, Unmerged] = {}
+    for place, stack in prefixes(prompts):
+        for begun, places in islice(reversed(stack), 1, None):
+            if places[0] < place:
+                earlier = [calls[other] for other in places if other < place]
+                unmerged = _leave(calls[place], prompts[place][len(begun) :], earlier)
+                if unmerged is not None:
+                    found[place] = unmerged
+                break
+    return [found[place] for place in sorted(found)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Spelt:
-    """A transition, and both of its parts as bytes."""
-
-    transition: Transition
-    prompt: bytes
-    reply: bytes
-
-
-def _find_unmerged(call: _Spelt, earlier: Sequence[_Spelt]) -> Unmerged | None:
-    continued = [e for e in earlier if len(e.prompt) < len(call.prompt) and call.prompt.startswith(e.prompt)]
-    if not continued:
-        return None
-    longest = max(len(e.prompt) for e in continued)
-    rest = call.prompt[longest:]
+def _leave(call: Transition, rest: bytes, earlier: Sequence[Transition]) -> Unmerged | None:
+    """Where a call leaves what earlier calls with one prompt sampled; None if it goes on with one's reply.
+    `rest` is what its own prompt adds to theirs."""
     leaves = []
-    for e in (e for e in continued if len(e.prompt) == longest):
-        at = common(e.reply, rest)
-        if 4 * at == min(len(e.reply), len(rest)):
+    for each in earlier:
+        reply = spell(each.completion_ids)
+        at = common(reply, rest)
+        if 4 * at == min(len(reply), len(rest)):
             return None
-        leaves.append((at, e.transition))
+        leaves.append((at, each))
     at, last = max(leaves, key=lambda leaf: leaf[0])
     reason = ABSENT if at == 0 else STOP_CHANGED if at == len(last.completion_ids) - 1 else CHANGED
-    index = longest // 4 + at
-    sampled, found = last.completion_ids[at], call.transition.prompt_ids[index]
-    return Unmerged(
-        call.transition.rollout_id, call.transition.call_id, last.call_id, reason, index, sampled, found
-    )
+    index = len(call.prompt_ids) - len(rest) // 4 + at
+    sampled, found = last.completion_ids[at], call.prompt_ids[index]
+    return Unmerged(call.rollout_id, call.call_id, last.call_id, reason, index, sampled, found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,13 @@ POLICY: Final = "policy"
 """The name of the weights under training."""
 TRAINER: Final = "trainer"
 """The author of what training made."""
+CHOICES: Final = "/choices"
+"""With what the name ends under which the choices among versions are kept."""
+
+
+def read_number(text: str) -> int | None:
+    """The number of a version; None for anything but up to nine digits of ASCII."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
 
 
 def find_current(versions: Iterable[ResourceVersion]) -> ResourceVersion | None:
@@ -122,7 +129,7 @@ async def list_choices(store: Store, run_id: str, name: str = POLICY) -> list[Re
 
 
 def _choices(name: str) -> str:
-    return f"{name}/choices"
+    return name + CHOICES
 
 
 def _after(versions: Iterable[ResourceVersion], now: float) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_core.credit.branches import branches
 from lightning_core.errors import TrainingError
 from lightning_core.trajectories import (
     ABSENT,
     CHANGED,
     STOP_CHANGED,
     Pack,
+    Unmerged,
     find_unmerged,
     make_packs,
     report_merge,
@@ -202,3 +206,86 @@ def test_retries_branches_and_other_agents_are_not_failed_merges() -> None:
         call("prefix only", [1, 2, 3], [4]),
     ]
     assert find_unmerged(rollout(*calls)) == []
+
+
+def slow_unmerged(calls: list[Transition]) -> list[Unmerged]:
+    """The definition, word for word, over every pair of calls."""
+    found = []
+    for place, later in enumerate(calls):
+        prompt = list(later.prompt_ids)
+        begun = [e for e in calls[:place] if len(e.prompt_ids) < len(prompt)]
+        begun = [e for e in begun if prompt[: len(e.prompt_ids)] == list(e.prompt_ids)]
+        longest = max((len(e.prompt_ids) for e in begun), default=0)
+        rest = prompt[longest:]
+        leaves = []
+        for e in begun:
+            if len(e.prompt_ids) == longest:
+                pairs = zip(e.completion_ids, rest, strict=False)
+                at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+                leaves.append((at, e))
+        if leaves and all(at is not None for at, _ in leaves):
+            at, last = max(leaves, key=lambda leaf: leaf[0])
+            whole = at == len(last.completion_ids) - 1
+            reason = ABSENT if at == 0 else STOP_CHANGED if whole else CHANGED
+            index, sampled = longest + at, last.completion_ids[at]
+            found.append(Unmerged("r", later.call_id, last.call_id, reason, index, sampled, prompt[index]))
+    return found
+
+
+few = st.integers(1, 2)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[Transition]:
+    """Calls that go on from others, with the reply as it was, cut or changed; retries, and prompts of their
+    own, in any order."""
+    calls: list[tuple[list[int], list[int]]] = []
+    for _ in range(draw(st.integers(1, 9))):
+        prompt = draw(st.lists(few, max_size=3))
+        if calls and draw(st.booleans()):
+            before, reply = draw(st.sampled_from(calls))
+            kept = reply[: draw(st.integers(0, len(reply)))]
+            prompt = [*before, *kept, *draw(st.lists(few, max_size=2))]
+        calls.append((prompt, draw(st.lists(few, min_size=1, max_size=3))))
+    order = draw(st.permutations(calls)) if draw(st.booleans()) else calls
+    return [call(f"c{i}", prompt, reply) for i, (prompt, reply) in enumerate(order)]
+
+
+@given(conversations())
+@settings(max_examples=400)
+def test_failed_merges_are_those_of_the_slow_definition(calls: list[Transition]) -> None:
+    assert find_unmerged(rollout(*calls)) == slow_unmerged(calls)
+
+
+def calls_made(look: Callable[[Trajectory], object], turns: int, *, alike: bool) -> int:
+    """Functions, built-in ones too, that are called to look through one rollout: a conversation that grows by
+    a turn each time, whose replies lose a token, or as many conversations that only begin alike."""
+    draw, history, calls = random.Random(1), list(range(40)), []
+    for turn in range(turns):
+        reply = [draw.randrange(300) for _ in range(5)]
+        own = [draw.randrange(300) for _ in range(5)]
+        prompt = [*history, *own, turn] if alike else list(history)
+        calls.append(call(f"c{turn}", prompt, reply))
+        history += [] if alike else [*reply[:-1], *own]
+    trajectory, count = rollout(*calls), 0
+
+    def count_calls(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count_calls)
+    try:
+        look(trajectory)
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("look", [find_unmerged, branches])
+def test_the_work_of_a_search_grows_with_the_calls_and_not_with_their_pairs(
+    look: Callable[[Trajectory], object], alike: bool
+) -> None:
+    few, many = calls_made(look, 50, alike=alike), calls_made(look, 400, alike=alike)
+    assert many < 1.5 * (400 / 50) * few

@@ -24,7 +24,7 @@ from lightning_core.air.base import Finder, Records, Signal
 from lightning_core.air.reading import read_records
 from lightning_core.air.rules import AIR
 from lightning_core.errors import RewardError
-from lightning_core.types import Call, Event, Reward, Rollout
+from lightning_core.types import REWARD_RANGE, Call, Event, Reward, Rollout, is_reward
 
 SOURCE: Final = "air:"
 """What the `source` of an automatic reward begins with; the rule's name follows."""
@@ -47,7 +47,7 @@ class Rulebook:
     def rewards(self, rollout: Rollout, calls: Sequence[Call], events: Sequence[Event]) -> list[Reward]:
         """What a rollout's signals are worth, in the order of its calls.
 
-        Raises RewardError, with the rule and the rollout, if a rule fails or gives no finite number.
+        Raises RewardError, with the rule and the rollout, if a rule fails or gives what is no reward.
         """
         records = read_records(rollout, calls, events)
         places = {call.id: place for place, call in enumerate(calls) if _rewarded(call)}
@@ -87,8 +87,8 @@ def _signals(rule: str, finder: Finder, records: Records, worth: float | None) -
         value = worth if signal.reward is None else signal.reward
         if value is None:
             raise RewardError(f"{where} does not say what its signal is worth; give Signal(..., reward=...)")
-        if not math.isfinite(value):
-            raise RewardError(f"{where} gave {value!r}; a reward is a finite number")
+        if not is_reward(value):
+            raise RewardError(f"{where} gave {value!r}; a reward is {REWARD_RANGE}")
         yield _Finding(rule, signal, float(value))
 
 

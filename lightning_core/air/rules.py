@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -10,7 +9,7 @@ from typing import Final
 
 from lightning_core.air.base import Finder
 from lightning_core.errors import ConfigError
-from lightning_core.types import Event
+from lightning_core.types import LARGEST_REWARD, REWARD_RANGE, Event, is_reward
 
 DEFAULT_RULES: Final[Mapping[str, float]] = MappingProxyType(
     {
@@ -42,9 +41,11 @@ class AIR:
 
     def __post_init__(self) -> None:
         for name, worth in self.rules.items():
-            if not math.isfinite(worth):
+            if not is_reward(worth):
                 raise ConfigError(
-                    f"AIR rule {name!r} is worth {worth!r}: give a finite number, 0 to only count"
+                    f"AIR rule {name!r} is worth {worth!r}: give {REWARD_RANGE}, 0 to only count"
                 )
-        if self.bound is not None and not 0 < self.bound < math.inf:
-            raise ConfigError(f"AIR bound={self.bound!r}: must be above 0 and finite, or None for no bound")
+        if self.bound is not None and not 0 < self.bound <= LARGEST_REWARD:
+            raise ConfigError(
+                f"AIR bound={self.bound!r}: must be above 0 and at most 1e9, or None for no bound"
+            )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from lightning_core.algorithms.options import check_options
 from lightning_core.credit.base import Baseline, Credit, Scale
+from lightning_core.ranges import check_range
 from lightning_core.types import Demonstration, Key, Trajectory
 
 if TYPE_CHECKING:
@@ -32,11 +33,11 @@ class Critic:
     """How far from its estimate before the update a value may go and still be improved; None for no limit."""
 
     def __post_init__(self) -> None:
-        check_options(
-            self,
-            learning_rate=self.learning_rate is None or self.learning_rate > 0,
-            clip=self.clip is None or self.clip > 0,
-        )
+        check_options(self)
+        if self.learning_rate is not None:
+            check_range("learning_rate", self.learning_rate, of="Critic", above=0, most=1)
+        if self.clip is not None:
+            check_range("clip", self.clip, of="Critic", above=0)
 
 
 @dataclass(frozen=True, slots=True)

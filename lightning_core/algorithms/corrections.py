@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from lightning_core.errors import ConfigError
+from lightning_core.ranges import check_range
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +30,7 @@ class Truncated:
     bound: float = 2.0
 
     def __post_init__(self) -> None:
-        if not self.bound >= 1:
-            raise ConfigError(f"Truncated(bound={self.bound!r}): must be at least 1, the weight on-policy")
+        check_range("bound", self.bound, of="Truncated", least=1)  # the weight on-policy
 
     def weigh(self, proximal: torch.Tensor, recorded: torch.Tensor) -> torch.Tensor:
         """The formula above."""
@@ -46,8 +45,8 @@ class Masked:
     high: float = 2.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low < 1 < self.high:
-            raise ConfigError(f"Masked(low={self.low!r}, high={self.high!r}): 1 must lie between them")
+        check_range("low", self.low, of="Masked", least=0, below=1)
+        check_range("high", self.high, of="Masked", above=1)
 
     def weigh(self, proximal: torch.Tensor, recorded: torch.Tensor) -> torch.Tensor:
         """The formula above."""

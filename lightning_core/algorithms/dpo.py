@@ -30,6 +30,7 @@ from lightning_core.algorithms.base import Critic, Entries, Teaching
 from lightning_core.algorithms.options import check_options
 from lightning_core.credit.base import Baseline, Scale
 from lightning_core.credit.pairs import Pairs, pair_up
+from lightning_core.ranges import check_range
 from lightning_core.types import Key, Trajectory
 
 if TYPE_CHECKING:
@@ -64,15 +65,15 @@ class DPO:
     """How many times groups without a pair are replaced by groups of other tasks."""
 
     def __post_init__(self) -> None:
+        check_range("label_smoothing", self.label_smoothing, of="DPO", least=0, below=0.5)
         check_options(
             self,
-            group_size=self.group_size >= 2,
-            beta=self.beta > 0,
             loss_type=self.loss_type in ("sigmoid", "ipo"),
-            label_smoothing=0 <= self.label_smoothing < 0.5
-            and not (self.label_smoothing and self.loss_type == "ipo"),
-            margin=self.margin >= 0,
+            label_smoothing=not (self.label_smoothing and self.loss_type == "ipo"),
         )
+        check_range("group_size", self.group_size, of="DPO", least=2, whole=True)
+        check_range("beta", self.beta, of="DPO", above=0, most=1e9)
+        check_range("margin", self.margin, of="DPO", least=0)
 
     @property
     def name(self) -> str:

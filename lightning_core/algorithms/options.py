@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from lightning_core.errors import ConfigError
+from lightning_core.ranges import check_range
 
 if TYPE_CHECKING:
     from lightning_core.algorithms.base import Algorithm
@@ -28,14 +29,17 @@ LEAST: Mapping[str, int] = MappingProxyType(
 
 
 def check_options(options: Any, **checks: bool) -> None:
-    """Raise ConfigError for the first option that is below its least, or whose own check does not hold."""
-    names = [option.name for option in fields(options)]
-    least = {name: getattr(options, name) >= LEAST[name] for name in names if name in LEAST}
-    for option, holds in [*least.items(), *checks.items()]:
+    """Raise ConfigError for the first option that is no number or below its least, or whose own check does
+    not hold."""
+    kind = type(options).__name__
+    for option in fields(options):
+        if option.name in LEAST:
+            least = LEAST[option.name]
+            check_range(option.name, getattr(options, option.name), of=kind, least=least, whole=True)
+    for name, holds in checks.items():
         if not holds:
-            kind = type(options).__name__
             raise ConfigError(
-                f"{kind} can't use {option}={getattr(options, option)!r}: see its meaning in help({kind})"
+                f"{kind} can't use {name}={getattr(options, name)!r}: see its meaning in help({kind})"
             )
 
 

@@ -42,6 +42,7 @@ from lightning_core.algorithms.corrections import Correction, Truncated
 from lightning_core.algorithms.options import check_options, is_changed
 from lightning_core.credit.base import Baseline, Credit, Scale
 from lightning_core.errors import ConfigError
+from lightning_core.ranges import check_range
 from lightning_core.types import Key, Trajectory
 
 if TYPE_CHECKING:
@@ -91,12 +92,14 @@ class PolicyGradient:
             baseline=self.baseline in get_args(Baseline),
             scale=self.scale in get_args(Scale),
             ratio=self.ratio in get_args(Ratio),
-            clip_low=0 < self.clip_low <= 1,
-            clip_high=self.clip_high > 0,
             aggregation=self.aggregation in get_args(Aggregation),
-            constant=self.constant is None or self.constant >= 1,
-            kl=self.kl >= 0,
         )
+        kind = type(self).__name__
+        check_range("clip_low", self.clip_low, of=kind, above=0, most=1)
+        check_range("clip_high", self.clip_high, of=kind, above=0)
+        check_range("kl", self.kl, of=kind, least=0, most=1e9)
+        if self.constant is not None:
+            check_range("constant", self.constant, of=kind, least=1, whole=True)
         self._check_together()
 
     def _check_together(self) -> None:

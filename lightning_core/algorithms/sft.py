@@ -29,6 +29,7 @@ from lightning_core.algorithms.options import check_options, is_changed
 from lightning_core.credit.base import Baseline, Credit, Scale
 from lightning_core.credit.best import Best, everything
 from lightning_core.errors import ConfigError, TaskError
+from lightning_core.ranges import check_range
 from lightning_core.types import Demonstration, Key, Trajectory
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class SFT:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.least_return is not None:
+            check_range("least_return", self.least_return, of="SFT")
         idle = ("batch_size",) if self.demonstrations is None else OF_ROLLOUTS
         for name in idle:
             if is_changed(self, name):

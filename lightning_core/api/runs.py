@@ -12,6 +12,7 @@ from lightning_core.api.access import Admin, Anyone, Caller, Client
 from lightning_core.api.bodies import Nothing
 from lightning_core.api.bounds import FieldError, check, check_all
 from lightning_core.api.paging import Page
+from lightning_core.api.places import check_content, check_place, check_unmoved
 from lightning_core.api.record_bodies import (
     AddAlerts,
     Added,
@@ -39,11 +40,14 @@ Paged = Annotated[Page, Depends()]
 @router.put("/runs", response_model=PublicRun)
 async def put_run(body: Run, caller: Admin) -> Response:
     """Insert a run; of one that is known, replace the fields that are sent. Without a `secret` it keeps the
-    one it has, or gets one; no answer ever shows it."""
+    one it has, or gets one; no answer ever shows it. Only a token of all runs moves a run's `folder`, or
+    changes the model that it began with."""
     check(body)
     _check_secret(body.secret)
     before = await caller.store.find_run(caller.run(body.id))
     sent = {name: getattr(body, name) for name in body.model_fields_set}
+    if before is not None and caller.grant.run_id is not None:
+        check_unmoved(before, sent)
     run = before.model_copy(update=sent) if before else _named(body)
     secret = body.secret or (before.secret if before else "") or secrets.token_hex(32)
     run = run.model_copy(update={"secret": secret})
@@ -90,9 +94,13 @@ async def get_run(run_id: str, caller: Client) -> Response:
 
 @router.put("/resources", response_model=ResourceVersion)
 async def put_resource(body: ResourceVersion, caller: Admin) -> Response:
-    """Insert or replace a version of model weights or of a prompt template."""
+    """Insert or replace a version of model weights or of a prompt template. With a token of one run, weights
+    must lie in that run's folder."""
     check(body)
     caller.run(body.run_id)
+    check_content(body)
+    if caller.grant.run_id is not None:
+        await check_place(caller.store, body)
     await caller.store.put_resource(body)
     return reply(body)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from lightning_core.errors import ConfigError
+from lightning_core.ranges import check_range
 
 SMALL: Final = 10_000_000
 """Parameters below which a model is small."""
@@ -18,6 +22,33 @@ class LoraOptions:
     """The adapters' product is scaled by alpha / rank."""
     targets: tuple[str, ...] | str = "all-linear"
     """Names of the linear layers that get one; by default all but the output layer."""
+
+    def __post_init__(self) -> None:
+        check_range("rank", self.rank, of="LoraOptions", least=1, whole=True)
+        check_range("alpha", self.alpha, of="LoraOptions", above=0, most=1e6)
+
+
+def check_adamw(
+    *,
+    learning_rate: float | None,
+    betas: Sequence[float],
+    weight_decay: float,
+    warmup_steps: int,
+    max_grad_norm: float,
+) -> None:
+    """Raise ConfigError for options with which a step of AdamW might lose the weights.
+
+    Within these ranges a finite gradient makes a finite step in 32 bits: with a norm of at most 1e12, both
+    moments stay below 1e24, a step below rate * 1e12 / 1e-8 = 1e20, and decay takes no more than all of a
+    weight.
+    """
+    if learning_rate is not None:
+        check_range("learning_rate", learning_rate, above=0, most=1)
+    check_range("weight_decay", weight_decay, least=0, most=1)
+    check_range("warmup_steps", warmup_steps, least=0, whole=True)
+    check_range("max_grad_norm", max_grad_norm, above=0, most=1e12)
+    if not isinstance(betas, Sequence) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ConfigError(f"betas={betas!r}: give two finite numbers at least 0 and below 1")
 
 
 def default_learning_rate(parameters: int, lora: LoraOptions | None) -> float:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from lightning_core.cli import models
-from lightning_core.versions import POLICY
+from lightning_core.versions import POLICY, read_number
 
 app = typer.Typer(
     help="Versions of a run's weights and prompts: list them, compare them, go back, take one out.",
@@ -19,6 +19,13 @@ _Run = Annotated[str, typer.Argument(help="Folder of a run, such as runs/demo; w
 _Store = Annotated[str | None, typer.Option(help="URL of the run's store, where its folder is not at hand.")]
 _Name = Annotated[str, typer.Option(help="What has versions: the weights, or the name of a prompt.")]
 _Backend = Annotated[str, typer.Option(help="Backend that reads the weights.")]
+
+
+def _number(text: str) -> int:
+    number = read_number(text)
+    if number is None:
+        raise typer.BadParameter(f"{text!r} is no number of a version: give one such as 12")
+    return number
 
 
 @app.command("list")
@@ -33,8 +40,8 @@ def list_command(run: _Run, store: _Store = None, name: _Name = POLICY) -> None:
 @app.command()
 def diff(
     run: _Run,
-    before: Annotated[int, typer.Argument(help="A version.")],
-    after: Annotated[int, typer.Argument(help="Another one.")],
+    before: Annotated[int, typer.Argument(help="A version.", parser=_number)],
+    after: Annotated[int, typer.Argument(help="Another one.", parser=_number)],
     store: _Store = None,
     name: _Name = POLICY,
     backend: _Backend = "local",
@@ -49,7 +56,7 @@ def diff(
 @app.command()
 def rollback(
     run: _Run,
-    version: Annotated[int, typer.Argument(help="The version to serve from now on.")],
+    version: Annotated[int, typer.Argument(help="The version to serve from now on.", parser=_number)],
     store: _Store = None,
     name: _Name = POLICY,
     author: Annotated[str | None, typer.Option(help="Who decided it (default: the user's name).")] = None,
@@ -67,7 +74,7 @@ def rollback(
 @app.command()
 def export(
     run: _Run,
-    version: Annotated[int, typer.Argument(help="The version to take out.")],
+    version: Annotated[int, typer.Argument(help="The version to take out.", parser=_number)],
     out: Annotated[Path, typer.Option(help="A new folder.")],
     store: _Store = None,
     name: _Name = POLICY,

@@ -13,6 +13,7 @@ What holds for every method:
 - of several choices of a call only what the app went on with counts (`choices`);
 - a comparison in which all returns are equal says nothing and is left out; a transition that is in none
   carries no loss;
+- a group with a number beyond `REACH`, or that is none, is left out whole and changes no other;
 - what is small stays small: where all final rewards are equal, the scale is no less than what a difference of
   final rewards would make it (`finals`).
 """
@@ -21,10 +22,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Literal, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, runtime_checkable
 
 from lightning_core.credit.choices import without_dropped
 from lightning_core.credit.finals import EPSILON, Finals, least_unit
@@ -74,6 +75,11 @@ Scale = Literal["std", "batch", "none"]
 batch are shifted to mean 0 and divided to deviation 1. See `finals` for where a deviation is small."""
 
 
+REACH: Final = 1e15
+"""How large a return, a target or an advantage may be, either way: a million of the largest rewards. Its
+square is far from overflow, in 32 bits too."""
+
+
 @dataclass(frozen=True, slots=True)
 class CreditReport:
     """What the credit method made of a batch."""
@@ -83,6 +89,8 @@ class CreditReport:
     """Groups in which no transition got an advantage: their rollouts were all equally good."""
     transitions: Counter[str] = field(default_factory=Counter)
     """Transitions with an advantage, per agent."""
+    unusable: tuple[str, ...] = ()
+    """Ids of the groups with rewards, returns, targets or advantages beyond `REACH`: they are left out."""
 
 
 def total_return(trajectory: Trajectory, agent: str) -> float:
@@ -155,29 +163,49 @@ def add_up(
 def assign(
     trajectories: Iterable[Trajectory], credit: Credit, baseline: Baseline = "mean", scale: Scale = "std"
 ) -> tuple[list[Trajectory], CreditReport]:
-    """The trajectories with their advantages and targets; groups without any are dropped and counted."""
+    """The trajectories with their advantages and targets; groups without any are dropped and counted, and so
+    are groups with numbers beyond `REACH`."""
     groups = group_by_id(trajectories)
-    heard = [[without_dropped(each) for each in group] for group in groups.values()]
+    heard = {
+        name: [without_dropped(each) for each in group]
+        for name, group in groups.items()
+        if not any(abs(reward) > REACH for each in group for reward in _rewards(each))
+    }
     if isinstance(credit, BatchCredit):
-        credit = credit.of_batch(heard)
+        credit = credit.of_batch(list(heard.values()))
     advantages: dict[Key, float] = {}
     targets: dict[Key, float] = {}
-    for group in heard:
+    for name, group in list(heard.items()):
         comparisons = list(credit(group))
-        if found := add_up(group, comparisons, baseline, scale):
+        found = add_up(group, comparisons, baseline, scale) if all(map(_in_reach, comparisons)) else None
+        if found is None or not all(abs(advantage) <= REACH for advantage in found.values()):
+            del heard[name]
+        elif found:
             advantages.update(found)
             for comparison in comparisons:
                 targets.update(comparison.targets)
     if scale == "batch":
-        batch = [each for group in heard for each in group]
-        advantages = _whiten(advantages, [batch] if baseline == "none" else heard)
+        batch = [each for group in heard.values() for each in group]
+        advantages = _whiten(advantages, [batch] if baseline == "none" else list(heard.values()))
         if not targets and not any(advantages.values()):
             advantages = {}
     told = {key[0] for key in advantages}
     kept = [group for group in groups.values() if any(each.rollout_id in told for each in group)]
     credited = [_credited(each, advantages, targets) for group in kept for each in group]
     agents = Counter(t.agent for each in credited for t in each.transitions if t.advantage is not None)
-    return credited, CreditReport(len(groups), len(groups) - len(kept), agents)
+    unusable = tuple(name for name in groups if name not in heard)
+    return credited, CreditReport(len(groups), len(groups) - len(kept) - len(unusable), agents, unusable)
+
+
+def _rewards(trajectory: Trajectory) -> Iterator[float]:
+    """All of a rollout; that of a demonstration is NaN."""
+    yield from (trajectory.reward, trajectory.intermediate, *trajectory.agent_rewards.values())
+    yield from (t.reward for t in trajectory.transitions)
+
+
+def _in_reach(comparison: Comparison) -> bool:
+    returns = (value for peer in comparison.peers for value in peer.values())
+    return all(abs(number) <= REACH for number in (comparison.weight, *comparison.targets.values(), *returns))
 
 
 def _spread(peers: Sequence[Peer], taken: Sequence[float]) -> float:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from lightning_core.credit.base import Comparison, Peer, total_return
 from lightning_core.credit.finals import EPSILON
+from lightning_core.ranges import check_range
 from lightning_core.types import Trajectory
 
 
@@ -27,6 +28,10 @@ class Best:
 
     least_return: float | None = None
     """Keep every rollout with at least this return. None: the best of the group."""
+
+    def __post_init__(self) -> None:
+        if self.least_return is not None:
+            check_range("least_return", self.least_return, of="Best")
 
     def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
         agents = sorted({t.agent for each in group for t in each.transitions if t.trained})

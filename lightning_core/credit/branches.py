@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-from lightning_core.sequences import common, spell
+from lightning_core.sequences import common, prefixes, spell
 from lightning_core.types import Key, Trajectory, Transition
 
 
@@ -44,28 +45,21 @@ def branches(trajectory: Trajectory) -> Branches:
 
 
 def find_parents(transitions: Sequence[Transition]) -> list[int | None]:
-    """The place of each transition's parent, None for the first of a branch.
-
-    Among sorted prompts those that begin a prompt are a stack, so that each is compared with few others.
-    """
+    """The place of each transition's parent, None for the first of a branch."""
     prompts = [spell(t.prompt_ids) for t in transitions]
     replies = [spell(t.completion_ids) for t in transitions]
+    longest = max(map(len, replies), default=0)
     parents: list[int | None] = [None] * len(transitions)
-    stack: list[tuple[bytes, list[int]]] = []
-    for place in sorted(range(len(transitions)), key=lambda place: (prompts[place], place)):
-        prompt = prompts[place]
-        while stack and not prompt.startswith(stack[-1][0]):
-            stack.pop()
-        if not stack or len(stack[-1][0]) < len(prompt):
-            stack.append((prompt, []))
+    for place, stack in prefixes(prompts):
         best = (0, 0, -1)
-        for before, places in reversed(stack[:-1]):
+        for before, places in islice(reversed(stack), 1, None):
+            if len(before) + longest < best[0]:  # no shorter prompt with any reply shares more
+                break
             for other in places:
                 if before and other < place and len(before) + len(replies[other]) >= best[0]:
-                    shared = len(before) + 4 * common(replies[other], prompt[len(before) :])
+                    shared = len(before) + 4 * common(replies[other], prompts[place][len(before) :])
                     best = max(best, (shared, len(before), other))
         parents[place] = best[2] if best[0] else None
-        stack[-1][1].append(place)
     return parents
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from lightning_core.credit.base import Comparison
 from lightning_core.credit.branches import returns_to_go
 from lightning_core.credit.peers import peers_by, turn_numbers, with_others
-from lightning_core.errors import ConfigError
+from lightning_core.ranges import check_range
 from lightning_core.types import Trajectory
 
 
@@ -32,8 +32,7 @@ class Discounted:
     """What a reward is worth one turn earlier."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.discount <= 1:
-            raise ConfigError(f"Discounted(discount={self.discount!r}): must lie between 0 and 1")
+        check_range("discount", self.discount, of="Discounted", least=0, most=1)
 
     def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
         """One comparison for each trained agent and turn."""

@@ -24,7 +24,8 @@ from typing import ClassVar
 
 from lightning_core.credit.base import Comparison
 from lightning_core.credit.branches import branches, reward_without_call
-from lightning_core.errors import ConfigError, TrainingError
+from lightning_core.errors import TrainingError
+from lightning_core.ranges import check_range
 from lightning_core.types import Key, Trajectory
 
 
@@ -38,8 +39,8 @@ class Gae:
     """1: the whole return minus the value; 0: only up to the next turn's value."""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.discount <= 1 and 0 <= self.lam <= 1):
-            raise ConfigError(f"{self!r}: discount and lam lie between 0 and 1")
+        check_range("discount", self.discount, of="Gae", least=0, most=1)
+        check_range("lam", self.lam, of="Gae", least=0, most=1)
 
     def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
         """One comparison without a baseline, and what the critic is to learn."""

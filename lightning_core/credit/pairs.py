@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from lightning_core.credit.base import Comparison, group_by_id, total_return
 from lightning_core.credit.choices import without_dropped
 from lightning_core.credit.finals import EPSILON
+from lightning_core.ranges import check_range
 from lightning_core.types import Key, Trajectory
 
 
@@ -46,6 +47,9 @@ class Pairs:
 
     margin: float = 0.0
     """Final rewards that differ by no more say nothing about which is better."""
+
+    def __post_init__(self) -> None:
+        check_range("margin", self.margin, of="Pairs", least=0)
 
     def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
         return [

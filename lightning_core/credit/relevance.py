@@ -35,7 +35,7 @@ from lightning_core.credit.spread import Spread, sort_out, spread_of
 from lightning_core.credit.table import Table, Turn
 from lightning_core.credit.tabular import advantage
 from lightning_core.credit.visits import State, Visit
-from lightning_core.errors import ConfigError
+from lightning_core.ranges import check_range
 from lightning_core.types import Trajectory
 
 
@@ -51,8 +51,7 @@ class Relevance:
 
     def __post_init__(self) -> None:
         for option in ("floor", "unknown"):
-            if not 0 <= getattr(self, option) <= 1:
-                raise ConfigError(f"{self!r}: {option} must lie between 0 and 1")
+            check_range(option, getattr(self, option), of="Relevance", least=0, most=1)
 
     def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
         """A group without a batch, of which nothing else is known."""

@@ -25,7 +25,7 @@ from typing import ClassVar
 from lightning_core.credit.base import Comparison
 from lightning_core.credit.table import Table
 from lightning_core.credit.visits import Visit
-from lightning_core.errors import ConfigError
+from lightning_core.ranges import check_range
 from lightning_core.types import Trajectory
 
 
@@ -38,8 +38,7 @@ class Tabular:
     """The share of the rollout's own return in what came of a call."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.own <= 1:
-            raise ConfigError(f"{self!r}: own must lie between 0 and 1")
+        check_range("own", self.own, of="Tabular", least=0, most=1)
 
     def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
         """One comparison: all advantages of the group."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lightning_core.gateway.access import Caller
+from lightning_core.gateway.fields import short
 from lightning_core.gateway.refusals import Refusal
 from lightning_core.gateway.upstream import ChatRequest
+from lightning_core.versions import read_number
 
 
 def version_name(model: str, version: int) -> str:
@@ -21,8 +23,8 @@ def version_name(model: str, version: int) -> str:
 def address(request: ChatRequest, caller: Caller, model: str, served: str) -> ChatRequest:
     """The request with the version that is to answer it and the attempt that it belongs to.
 
-    `model` is what the client calls it, `served` the name it is served under. Raises Refusal if a trained
-    agent names a version other than its rollout's.
+    `model` is what the client calls it, `served` the name it is served under. Raises Refusal for a version
+    that is no number, and if a trained agent names another than its rollout's.
     """
     version, asked = caller.policy_version, _asked(model, served)
     if asked is not None and asked != version and caller.trained:
@@ -41,4 +43,15 @@ def address(request: ChatRequest, caller: Caller, model: str, served: str) -> Ch
 
 def _asked(model: str, served: str) -> int | None:
     name, mark, version = model.rpartition("@")
-    return int(version) if mark and name == served and version.isdecimal() and len(version) < 10 else None
+    if not mark or name != served:
+        return None
+    number = read_number(version)
+    if number is None:
+        raise Refusal(
+            f"{short(model)} is no version of {served!r}: give its number in the digits 0 to 9, such as "
+            f"{version_name(served, 3)!r}",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
+    return number

@@ -23,8 +23,8 @@ from lightning_core.gateway.refusals import Refusal, invalid, missing, refusal_o
 from lightning_core.gateway.wire import read_body, read_content, send_json
 from lightning_core.json_text import JsonError, read_json
 from lightning_core.stores.base import Store
-from lightning_core.tracing.rewards import finite
-from lightning_core.types import Reward
+from lightning_core.tracing.rewards import as_reward
+from lightning_core.types import REWARD_RANGE, Reward
 
 log = logging.getLogger(__name__)
 
@@ -131,9 +131,9 @@ def _reward(item: Any, place: str, caller: Caller) -> Reward:
 def _value(item: dict[str, Any], place: str) -> float:
     if "value" not in item:
         raise missing(f"{place}value")
-    number = finite(item["value"])
+    number = as_reward(item["value"])
     if number is None:
-        raise invalid(f"{place}value", f"{place}value must be a finite number, not {short(item['value'])}")
+        raise invalid(f"{place}value", f"{place}value must be {REWARD_RANGE}, not {short(item['value'])}")
     return number
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from lightning_core.errors import ConfigError
-from lightning_core.types import Attempt
+from lightning_core.types import REWARD_RANGE, Attempt, is_reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +26,8 @@ class FailurePolicy:
             raise ConfigError(f"retries={self.retries!r} of the failure policy must be 0 or more")
         if self.then not in ("drop", "penalise"):
             raise ConfigError(f"then={self.then!r} of the failure policy must be 'drop' or 'penalise'")
-        if not math.isfinite(self.penalty):
-            raise ConfigError(f"penalty={self.penalty!r} of the failure policy must be a finite number")
+        if not is_reward(self.penalty):
+            raise ConfigError(f"penalty={self.penalty!r} of the failure policy must be {REWARD_RANGE}")
 
     @property
     def max_attempts(self) -> int:

@@ -6,16 +6,16 @@ import reprlib
 from collections.abc import Callable
 
 from lightning_core.errors import RewardError
-from lightning_core.tracing.rewards import finite
-from lightning_core.types import Task
+from lightning_core.tracing.rewards import as_reward
+from lightning_core.types import REWARD_RANGE, Task
 
 
 def to_reward(value: object, task: Task, solve: Callable[..., object]) -> float:
-    """A finite float from a bool, int, float or a scalar of numpy or torch. Raises RewardError."""
-    number = finite(value)
+    """A reward from a bool, int, float or a scalar of numpy or torch. Raises RewardError."""
+    number = as_reward(value)
     if number is None:
         raise RewardError(
-            f"the reward of task {task.id!r} is {reprlib.repr(value)}, not a finite number: "
+            f"the reward of task {task.id!r} is {reprlib.repr(value)}, not {REWARD_RANGE}: "
             f"return one float from {_name(solve)}, such as 1.0 when the task is solved and 0.0 when not"
         )
     return number

@@ -144,7 +144,7 @@ class Store(Protocol):
         """
 
     async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
-        """Record rewards, all or none; RewardError if one is not a finite number (as `finish` does).
+        """Record rewards, all or none; RewardError if one is no number from -1e9 to 1e9 (as `finish` does).
 
         One under a known (rollout, attempt, id) is left out. With `running` those that are left must be of
         running attempts: NotFoundError for an unknown rollout, LeaseLostError if the attempt has ended.

@@ -9,7 +9,6 @@ an older number has lost the lease, and calls recorded late can't be taken for t
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from hashlib import blake2b
@@ -18,6 +17,7 @@ from types import MappingProxyType
 from lightning_core.errors import DataError, LeaseLostError, NotFoundError, RewardError
 from lightning_core.linking import final_rewards
 from lightning_core.types import (
+    REWARD_RANGE,
     Alert,
     Attempt,
     Call,
@@ -34,6 +34,7 @@ from lightning_core.types import (
     Split,
     Status,
     Task,
+    is_reward,
 )
 
 LEASE_EXPIRED = "lease expired"
@@ -219,9 +220,9 @@ def under_own_id(call: Call) -> Call:
 
 
 def check_reward(rollout_id: str, value: float) -> None:
-    """Raise RewardError unless the value is finite: a NaN would poison every baseline it enters."""
-    if not math.isfinite(value):
-        raise RewardError(f"reward {value!r} of rollout {rollout_id!r} is not a finite number")
+    """Raise RewardError for a value that would poison every baseline it enters, or overflow in it."""
+    if not is_reward(value):
+        raise RewardError(f"reward {value!r} of rollout {rollout_id!r} is not {REWARD_RANGE}")
 
 
 def check_ids(*records: Record) -> None:

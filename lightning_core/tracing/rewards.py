@@ -7,7 +7,6 @@ the id of its reply, which the app was given with it: never by time, never by or
 from __future__ import annotations
 
 import logging
-import math
 import reprlib
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
@@ -15,7 +14,7 @@ from numbers import Real
 
 from lightning_core.errors import RewardError
 from lightning_core.tracing.scope import current_scope
-from lightning_core.types import Reward
+from lightning_core.types import REWARD_RANGE, Reward, is_reward
 
 log = logging.getLogger(__name__)
 
@@ -36,15 +35,19 @@ def reward(
     the final reward of that agent, in place of the rollout's. With `call` it is an intermediate reward about
     that call: its reply as the SDK or the framework gave it, the reply's id, or a tool call that it asks for.
 
-    Raises RewardError for a value that is not a finite number, and for a `call` that bears no such id.
+    Raises RewardError for a value that is not a finite number from -1e9 to 1e9, and for a `call` that bears
+    no such id.
     """
     scope = current_scope()
     if scope is None:
         log.info("reward(%s) outside a rollout is ignored", reprlib.repr(value))
         return
-    number = finite(value)
+    number = as_reward(value)
     if number is None:
-        raise RewardError(f"reward({reprlib.repr(value)}) is not a finite number: give one such as 1.0")
+        raise RewardError(
+            f"reward({reprlib.repr(value)}) in rollout {scope.rollout_id!r} is not {REWARD_RANGE}: give one "
+            "such as 1.0"
+        )
     if agent is not None and call is not None:
         raise RewardError(
             f"reward(agent={agent!r}, call=...) is addressed twice: give call alone for an intermediate "
@@ -65,8 +68,9 @@ def reward(
     )
 
 
-def finite(value: object) -> float | None:
-    """A finite float from a bool, int, float or a scalar of numpy or torch; None for anything else."""
+def as_reward(value: object) -> float | None:
+    """A float that can be a reward, from a bool, int, float or a scalar of numpy or torch; None for anything
+    else."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, Real | Decimal):
@@ -75,7 +79,7 @@ def finite(value: object) -> float | None:
         number = float(value)
     except (OverflowError, ValueError):
         return None
-    return number if math.isfinite(number) else None
+    return number if is_reward(number) else None
 
 
 def _id_of(call: object) -> str:

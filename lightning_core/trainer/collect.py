@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lightning_core.errors import TokenIdsError
 from lightning_core.linking import final_rewards, in_order, link_rewards
 from lightning_core.sequences import as_ids, as_logprobs
 from lightning_core.transcript import observation
-from lightning_core.types import Call, Reward, Rollout, Status, Trajectory, Transition
+from lightning_core.types import (
+    REWARD_RANGE,
+    Call,
+    Reward,
+    Rollout,
+    Status,
+    Trajectory,
+    Transition,
+    is_reward,
+)
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +82,26 @@ def to_trajectory(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Rew
         intermediate=sum(reward.value for reward in counted if reward.kind == "intermediate"),
         agent_rewards={agent: value for agent, value in final.items() if agent is not None},
     )
+
+
+def unusable_groups(rollouts: Sequence[Rollout], rewards: Mapping[str, Sequence[Reward]]) -> set[str]:
+    """The groups with a reward that no store takes: of another version, or of a store of a plugin. Each is
+    named in the log."""
+    found: set[str] = set()
+    for rollout in rollouts:
+        counted = () if rollout.status is Status.FAILED else rewards[rollout.id]
+        own = () if rollout.reward is None else (rollout.reward,)
+        bad = next((v for v in (*own, *(each.value for each in counted)) if not is_reward(v)), None)
+        if bad is not None and rollout.group_id not in found:
+            found.add(rollout.group_id)
+            log.warning(
+                "group %s is left out: rollout %s has a reward of %r, and a reward is %s",
+                rollout.group_id,
+                rollout.id,
+                bad,
+                REWARD_RANGE,
+            )
+    return found
 
 
 def _transitions(rollout: Rollout, call: Call, reward: float) -> Iterable[Transition]:

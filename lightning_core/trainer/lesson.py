@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lightning_core.linking import with_final
-from lightning_core.trainer.collect import to_trajectory
+from lightning_core.trainer.collect import to_trajectory, unusable_groups
 from lightning_core.trainer.judging import Judging
 from lightning_core.trainer.session import Session
 from lightning_core.types import Call, Reward, Rollout, Trajectory
@@ -22,13 +22,15 @@ class Lesson:
     """All finished, some without a reward; none if it is made of demonstrations."""
     calls: dict[str, list[Call]]
     trajectories: list[Trajectory]
-    """Of the rollouts with a reward; or demonstrations, whose reward is NaN."""
+    """Of the rollouts with a reward, but those of unusable groups; or demonstrations, whose reward is NaN."""
     seconds: float
     """Spent until they were there."""
     rewards: dict[str, list[Reward]] = field(default_factory=dict)
     """By rollout id; final ones and those given on the way."""
     refilled: int = 0
     """Groups that were added in place of groups that said nothing."""
+    unusable_groups: int = 0
+    """Groups that are left out, as a reward in them is no number or too large."""
 
     def with_groups(self, other: Lesson) -> Lesson:
         """This lesson and the groups that were added to it."""
@@ -39,6 +41,7 @@ class Lesson:
             self.seconds + other.seconds,
             {**self.rewards, **other.rewards},
             self.refilled + len({rollout.group_id for rollout in other.rollouts}),
+            self.unusable_groups + other.unusable_groups,
         )
 
 
@@ -51,11 +54,14 @@ async def read_lesson(
     is when they were first waited for.
     """
     calls, rewards = await session.records(rollouts)
+    unusable = unusable_groups(rollouts, rewards)
     if judging is not None:
-        rewards = await judging.score(rollouts, calls, rewards)
+        judged = [rollout for rollout in rollouts if rollout.group_id not in unusable]
+        rewards = await judging.score(judged, calls, rewards)
     ended = [with_final(rollout, rewards[rollout.id]) for rollout in rollouts]
+    counted = [r for r in ended if r.reward is not None and r.group_id not in unusable]
     trajectories = await asyncio.to_thread(  # 0.2 s for 64 rollouts of 100 calls
-        lambda: [to_trajectory(r, calls[r.id], rewards[r.id]) for r in ended if r.reward is not None]
+        lambda: [to_trajectory(rollout, calls[rollout.id], rewards[rollout.id]) for rollout in counted]
     )
     seconds = 0.0 if began is None else time.perf_counter() - began
-    return Lesson(ended, calls, trajectories, seconds, rewards)
+    return Lesson(ended, calls, trajectories, seconds, rewards, unusable_groups=len(unusable))

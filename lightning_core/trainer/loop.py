@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -28,6 +29,8 @@ from lightning_core.trainer.valuing import value, value_numbers
 from lightning_core.trainer.versions import Versions
 from lightning_core.trainer.watching import Watching
 from lightning_core.types import Metrics, Task, Trajectory
+
+log = logging.getLogger(__name__)
 
 
 class Loop:
@@ -88,6 +91,14 @@ class Loop:
         credited, report = await asyncio.to_thread(  # 0.3 s for 64 rollouts of 100 calls
             assign, valued, course.credit, algorithm.baseline, algorithm.scale
         )
+        if report.unusable:
+            log.warning(
+                "step %d: credit=%r gave groups %s numbers that are not finite or beyond 1e15, so they are "
+                "left out",
+                step,
+                algorithm.credit,
+                ", ".join(report.unusable),
+            )
         again = await self.replay.recall(step, course)
         self.replay.keep(step, course, credited)
         metrics = {**value_numbers(credited), **await self.updating.update(step, algorithm, credited, again)}
@@ -157,11 +168,13 @@ def _numbers(lesson: Lesson, report: CreditReport) -> dict[str, float]:
             numbers[f"agent/{name}/trained"] = 1
             numbers[f"agent/{name}/transitions"] = count
         return {name: float(value) for name, value in numbers.items()} | {"demonstrations": report.groups}
+    rewards = [trajectory.reward for trajectory in lesson.trajectories]
     return {
-        "reward": fmean(trajectory.reward for trajectory in lesson.trajectories),
+        **({"reward": fmean(rewards)} if rewards else {}),
         "rollouts": len(lesson.rollouts),
         "failures": len(failures(lesson.rollouts)),
-        "groups": report.groups,
+        "groups": report.groups + lesson.unusable_groups,
+        "unusable_groups": len(report.unusable) + lesson.unusable_groups,
         "refilled_groups": lesson.refilled,
         "zero_variance_groups": report.zero_variance_groups,
         **_entropy(lesson.trajectories),

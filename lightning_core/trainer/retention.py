@@ -14,11 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_core.errors import ConfigError, StoreError
+from lightning_core.errors import StoreError
+from lightning_core.ranges import check_range
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder, absolute
 from lightning_core.types import ResourceVersion, Status
-from lightning_core.versions import TRAINER, find_current, list_choices
+from lightning_core.versions import TRAINER, find_current, list_choices, read_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +40,8 @@ class Retention:
     def __post_init__(self) -> None:
         for name, least in (("newest", 1), ("best", 0), ("every", 1)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name}={value!r} of the retention must be at least {least}")
+            if value is not None:
+                check_range(name, value, of="Retention", least=least, whole=True)
 
     def wanted(self, versions: Sequence[ResourceVersion]) -> set[int]:
         """The versions that `best` and `every` keep."""
@@ -53,7 +54,8 @@ class Retention:
 async def pointed_at(store: Store, run_id: str, versions: Sequence[ResourceVersion]) -> set[int]:
     """The versions that something in the store points at."""
     current = find_current(versions)
-    chosen = {int(choice.uri or -1) for choice in await list_choices(store, run_id)}
+    named = [read_number(choice.uri or "") for choice in await list_choices(store, run_id)]
+    chosen = {number for number in named if number is not None}
     by_persons = {version.version for version in versions if version.author != TRAINER}
     pinned = {
         rollout.policy_version
@@ -94,7 +96,7 @@ async def prune(
 
 
 def _within(uri: str, folder: Path) -> bool:
-    return Path(uri).is_relative_to(absolute(folder))
+    return Path(absolute(Path(uri))).is_relative_to(absolute(folder))
 
 
 def _keep_for_serving(checkpoint: Path, place: Path) -> None:

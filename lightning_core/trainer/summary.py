@@ -11,7 +11,7 @@ from statistics import fmean
 from pydantic import Field
 
 from lightning_core.trainer.plan import EVALUATIONS
-from lightning_core.types import Call, Record, Rollout, Status
+from lightning_core.types import Call, Record, Rollout, Status, is_reward
 
 PACKAGES = ("agent-lightning-core", "torch", "transformers", "openai", "langgraph", "langchain-core")
 
@@ -27,7 +27,7 @@ class AgentScore(Record):
 
 
 class Score(Record):
-    """One evaluation: every task once. A failed rollout scores 0."""
+    """One evaluation: every task once. A rollout that failed, or whose reward can't be used, scores 0."""
 
     success: float
     """Mean final reward."""
@@ -97,7 +97,12 @@ class Summary(Record):
 
 def score(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], breakdown: str | None) -> Score:
     """How well the rollouts of one evaluation did."""
-    rewards = {r.id: (r.reward or 0.0) if r.status is Status.SUCCEEDED else 0.0 for r in rollouts}
+    rewards = {
+        r.id: r.reward
+        if r.reward is not None and is_reward(r.reward) and r.status is Status.SUCCEEDED
+        else 0.0
+        for r in rollouts
+    }
     parts: defaultdict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
         if breakdown is not None:

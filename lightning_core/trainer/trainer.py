@@ -20,6 +20,7 @@ from lightning_core.algorithms.base import Algorithm, Phase
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.errors import ConfigError, StoreError, TrainingStopped
 from lightning_core.judge.judge import Judge
+from lightning_core.ranges import check_range
 from lightning_core.runner import FailurePolicy
 from lightning_core.runner.executor import Executor
 from lightning_core.runner.packing import check_not_loading
@@ -125,18 +126,18 @@ class Trainer:
         }
         for name, least in counts.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name}={value!r}: must be at least {least}")
-        if not isinstance(self.keep_checkpoints, Retention) and self.keep_checkpoints < 1:
-            raise ConfigError(f"keep_checkpoints={self.keep_checkpoints!r}: must be at least 1")
+            if value is not None:
+                check_range(name, value, least=least, whole=True)
+        if not isinstance(self.keep_checkpoints, Retention):
+            check_range("keep_checkpoints", self.keep_checkpoints, least=1, whole=True)
         if self.address is not None and not self.address.startswith(("http://", "https://")):
             raise ConfigError(f"address={self.address!r}: must be a URL, such as 'http://trainer.local:8000'")
         if "gateway" in self.roles_elsewhere:
             self._check_gateway_elsewhere()
         if self.agents is not None and not self.agents:
             raise ConfigError("agents=[] trains nobody: give names or globs, or None to train all")
-        if self.timeout is not None and self.timeout <= 0:
-            raise ConfigError(f"timeout={self.timeout!r}: must be above 0 seconds, or None for no limit")
+        if self.timeout is not None:
+            check_range("timeout", self.timeout, above=0)
 
     @property
     def total_steps(self) -> int:
@@ -180,7 +181,7 @@ class Trainer:
         """Train on `train`, evaluate on `validation` before and after, and write the run's folder.
 
         SFT on demonstrations needs no `train`.
-        `solve(task)` runs the app once and returns the reward, a finite number; it may be async.
+        `solve(task)` runs the app once and returns the reward, a number from -1e9 to 1e9; it may be async.
         Afterwards the folder holds the trained policy (`policy/`, a transformers folder),
         `summary.json`, `curve.png` and everything recorded. Raises UnknownAgentError, before anything
         is learnt from it, for a pattern in `agents` that is misspelt, or if none of them matches any

@@ -7,12 +7,24 @@ frozen slotted dataclasses. `None` always means "not yet" or "not given", never 
 from lightning_core.types.calls import UNNAMED, Call, CallStatus, Choice, Who
 from lightning_core.types.events import Event, Span, ToolErrorType, ToolEvent
 from lightning_core.types.record import Record
-from lightning_core.types.rollouts import Attempt, Reward, Rollout, RolloutCount, Sampling, Status
+from lightning_core.types.rollouts import (
+    LARGEST_REWARD,
+    REWARD_RANGE,
+    Attempt,
+    Reward,
+    Rollout,
+    RolloutCount,
+    Sampling,
+    Status,
+    is_reward,
+)
 from lightning_core.types.runs import Alert, Member, Metrics, ResourceVersion, Role, Run
 from lightning_core.types.tasks import Demonstration, Split, Task
 from lightning_core.types.training import Key, Trajectory, Transition
 
 __all__ = [
+    "LARGEST_REWARD",
+    "REWARD_RANGE",
     "UNNAMED",
     "Alert",
     "Attempt",
@@ -41,4 +53,5 @@ __all__ = [
     "Trajectory",
     "Transition",
     "Who",
+    "is_reward",
 ]

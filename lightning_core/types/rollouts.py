@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import time
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
 from lightning_core.types.record import Record
 from lightning_core.types.tasks import Split, Task
+
+LARGEST_REWARD: Final = 1e9
+"""How large a reward may be, either way. The sum of a million of them is 1e15, and its square 1e30: nothing
+that is made of a batch's rewards overflows, in 32 bits neither."""
+REWARD_RANGE: Final = "a finite number from -1e9 to 1e9"
+"""What a reward is, for messages."""
+
+
+def is_reward(value: float) -> bool:
+    """Whether a number can be a reward: finite, and no larger than `LARGEST_REWARD` either way."""
+    return -LARGEST_REWARD <= value <= LARGEST_REWARD
 
 
 class Sampling(Record):

@@ -150,6 +150,10 @@ def _broken(records: Records) -> list[Signal]:
         (_broken, r"'_broken' in rollout 'r' failed: KeyError\('mine'\)"),
         (lambda records: [Signal("c1", "?")], "does not say what its signal is worth"),
         (lambda records: [Signal("c1", "?", reward=float("nan"))], "gave nan"),
+        (
+            lambda records: [Signal("c1", "?", reward=-1e10)],
+            r"rollout 'r' gave -10000000000\.0; .* from -1e9 to 1e9",
+        ),
     ],
 )
 def test_a_rule_that_fails_is_an_error_with_its_name(function: Any, named: str) -> None:
@@ -162,6 +166,8 @@ def test_a_rule_that_fails_is_an_error_with_its_name(function: Any, named: str) 
     [
         ({"rules": {"tool_rased": -0.1}}, "'tool_rased'.*did you mean 'tool_raised'"),
         ({"rules": {"tool_raised": float("inf")}}, "'tool_raised' is worth inf"),
+        ({"rules": {"tool_raised": -1e200}}, r"'tool_raised' is worth -1e\+200.* from -1e9 to 1e9"),
+        ({"bound": 1e10}, "bound=10000000000.0"),
         ({"bound": 0.0}, "bound=0.0"),
     ],
 )

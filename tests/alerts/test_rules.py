@@ -17,7 +17,7 @@ from lightning_core.alerts.reward import RewardCollapse
 from lightning_core.alerts.rollouts import StuckRollout
 from lightning_core.alerts.series import jitter, moving_means
 from lightning_core.alerts.staleness import staleness
-from lightning_core.alerts.updates import failed_update
+from lightning_core.alerts.updates import failed_update, unusable_groups
 from lightning_core.alerts.variance import ZeroVariance
 from lightning_core.alerts.workers import StuckWorker
 from lightning_core.types import Member
@@ -126,6 +126,11 @@ def test_an_update_that_could_not_be_made_is_found_and_one_with_nothing_to_learn
     assert not found(failed_update, history(skipped_updates=[1]))
     assert found(failed_update, history(failed_updates=[1]))
     assert "grad_norm not finite" in found(failed_update, history(grad_norm=[float("inf")]))[0]
+
+
+def test_groups_whose_numbers_could_not_be_used_are_found():
+    assert not found(unusable_groups, history(groups=[8], unusable_groups=[0]))
+    assert "2 of 8 groups of step 1" in found(unusable_groups, history(groups=[8], unusable_groups=[2]))[0]
 
 
 # rollouts -------------------------------------------------------------------------------------

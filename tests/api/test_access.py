@@ -35,7 +35,7 @@ OPENED: list[tuple[str, str, Any, set[str]]] = [
     ("GET", "/runs/run", None, {"client"}),
     ("PUT", "/runs", {"id": "run"}, set()),
     ("GET", "/resources?run_id=run", None, {"client"}),
-    ("PUT", "/resources", {"run_id": "run", "version": 1, "uri": "/w"}, set()),
+    ("PUT", "/resources", {"run_id": "run", "version": 1, "uri": None}, set()),
     ("GET", "/metrics?run_id=run", None, {"client"}),
     ("PUT", "/metrics", {"run_id": "run", "step": 1, "values": {"loss": 1.0}}, set()),
     ("GET", "/members?run_id=run", None, {"client"}),

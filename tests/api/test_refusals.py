@@ -71,15 +71,25 @@ async def test_what_is_no_json_is_refused_in_words(body: bytes) -> None:
         assert "body" in problem["message"] or problem["field"] == "rollouts"
 
 
-@pytest.mark.parametrize(("name", "value"), [("reward", "nan"), ("reward", "-inf")])
+@pytest.mark.parametrize(("name", "value"), [("reward", "nan"), ("reward", "-inf"), ("reward", -1.7e308)])
 async def test_a_reward_that_is_no_finite_number_does_not_end_an_attempt(
-    desk: Desk, name: str, value: str
+    desk: Desk, name: str, value: str | float
 ) -> None:
     await desk.post("/rollouts", {"rollouts": [rollout("a")]})
     (lease,) = await desk.lease()
     answer = await desk.ask("POST", "/leases/finish", {"key": lease["key"], name: value}, scope="worker")
     assert "finite" in error(answer, 422, "invalid_value")["message"]
     assert good(await desk.ask("POST", "/leases/heartbeat", {"keys": [lease["key"]]}))["held"]
+
+
+async def test_a_reward_that_is_too_large_is_refused_and_none_of_the_request_is_stored(desk: Desk) -> None:
+    await desk.post("/rollouts", {"rollouts": [rollout("a")]})
+    (lease,) = await desk.lease()
+    rewards = [{"rollout_id": "a", "attempt": 1, "value": value} for value in (1.0, 1e10)]
+    body = {"rewards": rewards, "keys": [lease["key"]]}
+    answer = await desk.ask("POST", "/rewards", body, scope="worker")
+    assert "'a' is not a finite number from -1e9 to 1e9" in error(answer, 422, "invalid_value")["message"]
+    assert await desk.store.get_rewards(["a"]) == {"a": []}
 
 
 async def test_a_token_id_is_a_number_that_an_engine_can_give(desk: Desk) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightning_core.backends.base import Batch
 from lightning_core.backends.lora import LoraOptions
+from lightning_core.backends.verl.weights import write_weights
 from lightning_core.errors import ConfigError, ModelError
 from tests.backends.serving import ask, sample_batch, serving
 from tests.backends.test_update import Reinforce
@@ -108,3 +111,32 @@ async def test_what_needs_a_started_backend_says_so(qwen: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"await backend\.start\(\) first"):
         _ = LocalBackend(qwen).upstream
+
+
+@pytest.mark.parametrize("file", ["model/model.safetensors", "moments.safetensors"])
+async def test_a_checkpoint_that_is_not_finite_is_not_gone_on_from(
+    qwen: Path, tmp_path: Path, file: str
+) -> None:
+    async with serving(qwen) as backend:
+        await backend.update(Batch(0, await sample_batch(backend)), Reinforce())
+        await backend.save(tmp_path / "step-000001")
+        tensors = load_file(tmp_path / "step-000001" / file)
+        name = next(name for name, tensor in tensors.items() if tensor.ndim)
+        tensors[name].view(-1)[0] = float("nan")
+        save_file(tensors, tmp_path / "step-000001" / file, {"format": "pt"})
+        with pytest.raises(ModelError, match=r"step-000001.* is not finite .*delete the folder"):
+            await backend.load(tmp_path / "step-000001")
+
+
+def test_verl_s_weights_that_are_not_finite_are_gone_through_and_not_written(tmp_path: Path) -> None:
+    seen = []
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, value in (("a", 1.0), ("b", float("inf")), ("c", 2.0)):
+            seen.append(name)  # all workers take part in giving each tensor
+            yield name, torch.full((2,), value)
+
+    with pytest.raises(ModelError, match="1 tensors are not finite, 'b' the first"):
+        write_weights(tmp_path / "model", tensors(), tied=False)
+    assert seen == ["a", "b", "c"]
+    assert not list((tmp_path / "model").glob("model*.safetensors"))

@@ -23,7 +23,7 @@ from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.lora import LoraOptions
-from lightning_core.errors import ConfigError, TrainingError, UnsupportedError
+from lightning_core.errors import BackendError, ConfigError, TrainingError, UnsupportedError
 from lightning_core.trajectories import make_packs, trained_transitions
 from lightning_core.types import Trajectory, Transition
 from tests.backends.serving import ask, sample_batch, serving
@@ -394,3 +394,37 @@ def test_an_algorithm_without_a_loss_is_refused_by_name(qwen: Path) -> None:
     with pytest.raises(UnsupportedError, match="prompt search"):
         LocalBackend(qwen).check(algorithm)
     LocalBackend(qwen).check(GRPO())
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_weights_that_are_not_finite_after_a_step_are_said_to_be_lost(llama: Path, epochs: int) -> None:
+    """Within the options' ranges no gradient does that; a machine may. The row is of a token that is not
+    used, so that loss and gradient do not show it."""
+    policy, optimizer = make_optimizer(llama)
+    with torch.no_grad():
+        policy.base.get_input_embeddings().weight[1] = float("nan")
+    with pytest.raises(BackendError, match=r"weights are not finite after optimizer step 1.*resume the run"):
+        optimizer.update(interleaved(0), Reinforce(epochs=epochs))
+
+
+@pytest.mark.parametrize("lora", [None, LoraOptions(rank=2)])
+def test_the_largest_step_that_the_options_allow_keeps_weights_and_moments_finite(
+    qwen: Path, lora: LoraOptions | None
+) -> None:
+    policy, optimizer = make_optimizer(
+        qwen,
+        lora,
+        learning_rate=1.0,
+        weight_decay=1.0,
+        betas=(0.999, 0.0),
+        max_grad_norm=1e12,
+        warmup_steps=0,
+    )
+    draw = torch.Generator().manual_seed(0)
+    for size in (1e12, 0.0, 1e-30, 1e12):
+        for p in policy.parameters:
+            p.grad = size * torch.randn(p.shape, generator=draw)
+        assert torch.tensor(optimizer.descent.clip()).isfinite()
+        optimizer.descent.step(1.0)
+        assert optimizer.descent.finite()
+        assert all(value.isfinite().all() for value in optimizer.descent.moments().values())

@@ -153,3 +153,13 @@ def test_a_run_is_found_in_its_store_as_well(run: Path, command: Command) -> Non
     assert re.sub(r"│ \d+ \w+ │", "", found) == re.sub(r"│ \d+ \w+ │", "", same)
     assert "run 'other' has no weights in this store" in command("list", "other", "--store", url, fails=True)
     assert "no prompt 'user'" in command("list", run, "--name", "user", fails=True)
+
+
+@pytest.mark.parametrize("verb", ["rollback", "export", "diff"])
+def test_a_version_is_named_by_digits_of_ascii(
+    run: Path, command: Command, tmp_path: Path, verb: str
+) -> None:
+    more = {"rollback": [], "export": ["--out", str(tmp_path / "out")], "diff": ["0"]}[verb]
+    for asked in ("٠", "1_0", "+1"):
+        said = command(verb, run, asked, *more, fails=True)
+        assert "is no number of a version" in said

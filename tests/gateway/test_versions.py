@@ -286,3 +286,16 @@ async def test_an_engine_that_does_not_know_of_versions_can_not_answer_for_anoth
 
 def replace_version(rollout: Rollout, version: int) -> Rollout:
     return rollout.model_copy(update={"policy_version": version})
+
+
+@pytest.mark.parametrize(
+    "asked", ["٣", "３", "³", "1_0", " 3", "+3", "-1", "3.0", "0x3", "", "latest", "9" * 10]
+)
+async def test_a_version_is_named_by_digits_of_ascii_and_anything_else_is_refused_by_name(asked: str) -> None:
+    async with open_site(3) as site:
+        for client in (site.client(agent="critic"), site.client(await site.rollout("r1"))):
+            with pytest.raises(openai.NotFoundError, match="is no version of 'tiny'") as refused:
+                await ask(client, f"tiny@{asked}")
+            assert repr(f"tiny@{asked}") in refused.value.message or asked == "9" * 10
+        assert await ask(site.client(agent="critic"), "tiny@3") == "policy-3"
+        assert await ask(site.client(agent="critic"), f"other@{asked}") == "policy-3"

@@ -33,6 +33,7 @@ def my_app(task: Task) -> float:
         (np.array(0.25), 0.25),
         (Fraction(1, 2), 0.5),
         (Decimal("0.5"), 0.5),
+        (-(10**9), -1e9),
     ],
 )
 def test_scalars_are_rewards(value: object, reward: float) -> None:
@@ -55,6 +56,9 @@ def test_scalars_are_rewards(value: object, reward: float) -> None:
         np.array([1.0]),
         np.float64("nan"),
         10**400,
+        -1.7e308,
+        1.1e9,
+        np.float64(1e200),
         Decimal("sNaN"),
         object(),
     ],
@@ -65,6 +69,8 @@ def test_anything_else_is_refused_with_task_value_and_function(value: object) ->
         to_reward(value, TASK, my_app)
 
 
-def test_a_refusal_shows_the_value() -> None:
+def test_a_refusal_shows_the_value_and_the_bound() -> None:
+    with pytest.raises(RewardError, match=r"is 1e\+300, not a finite number from -1e9 to 1e9"):
+        to_reward(1e300, TASK, my_app)
     with pytest.raises(RewardError, match="is 'yes', not"):
         to_reward("yes", TASK, my_app)

@@ -299,6 +299,8 @@ def test_a_failure_policy_that_makes_no_sense_is_refused() -> None:
         FailurePolicy(then="forget")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="penalty=nan"):
         FailurePolicy(penalty=float("nan"))
+    with pytest.raises(ConfigError, match=r"penalty=-1e\+200 .* from -1e9 to 1e9"):
+        FailurePolicy(penalty=-1e200)
 
 
 @pytest.mark.parametrize("option", [{"concurrency": 0}, {"timeout": 0.0}, {"lease_seconds": -1.0}])

@@ -302,13 +302,13 @@ async def test_a_penalised_failure_ends_with_its_reward_and_no_further_attempt(s
     assert await store.lease("w", 1, LONG) == []
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-async def test_a_reward_that_is_not_finite_is_refused(store: Store, value: float) -> None:
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1.7e308, -1.1e9])
+async def test_a_reward_that_is_not_finite_or_too_large_is_refused(store: Store, value: float) -> None:
     await store.enqueue([rollout("a")])
     attempt = await lease_one(store)
-    with pytest.raises(RewardError, match="'a'"):
+    with pytest.raises(RewardError, match=r"'a'.* from -1e9 to 1e9"):
         await store.finish(attempt, reward=value)
-    with pytest.raises(RewardError, match="'a'"):
+    with pytest.raises(RewardError, match=r"'a'.* from -1e9 to 1e9"):
         await store.add_rewards([Reward(rollout_id="a", attempt=1, value=value)])
     assert (await find(store, "a")).status is Status.RUNNING
 

@@ -32,9 +32,9 @@ def test_whatever_may_be_returned_may_be_given(value: Any, number: float) -> Non
     assert (reward.rollout_id, reward.attempt, reward.kind, reward.value) == ("r1", 2, "final", number)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, None, "1.0", [1.0], 10**400])
+@pytest.mark.parametrize("value", [math.nan, math.inf, None, "1.0", [1.0], 10**400, 1.7e308, -1.1e9])
 def test_anything_else_is_an_error_at_the_caller(value: Any) -> None:
-    with pytest.raises(RewardError, match="not a finite number"):
+    with pytest.raises(RewardError, match=r"'r1'.* is not a finite number from -1e9 to 1e9"):
         given(value)
 
 

@@ -25,6 +25,7 @@ from lightning_core.backends.local.versions import EngineSettings, LocalVersion,
 from lightning_core.backends.lora import LoraOptions
 from lightning_core.backends.outline import Outline
 from lightning_core.errors import ConfigError
+from lightning_core.ranges import check_range
 from lightning_core.types import Demonstration, Key, Trajectory
 
 T = TypeVar("T")
@@ -72,9 +73,10 @@ class LocalBackend:
         folder = check_folder(model)
         if dtype not in DTYPES:
             raise ConfigError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
-        for option, value in (("max_batch", max_batch), ("pack_tokens", pack_tokens), ("threads", threads)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{option}={value!r} must be at least 1")
+        check_range("max_batch", max_batch, least=1, whole=True)
+        for option, value, least in (("threads", threads, 1), ("context", context, 2)):
+            if value is not None:
+                check_range(option, value, least=least, whole=True)
         self.policy_version = 0
         self.model = str(model)
         self._lora = lora

@@ -60,12 +60,21 @@ class Checkpoints:
             names = [MOMENTS, CRITIC] if state.get("critic_steps") is not None else [MOMENTS]
             tensors = {name: load_file(folder / name) for name in names}
             self._put(folder / "model")
+            self._check_finite(tensors)
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise ModelError(
                 f"can't go on from checkpoint {str(folder)!r}: {error}; give a folder written by `save` "
                 "with the same model and the same lora options"
             ) from error
         return tensors, state
+
+    def _check_finite(self, tensors: Tensors) -> None:
+        """Raise ValueError if a number among the tensors, or the policy's own, is not finite."""
+        own = {f"model/{name}": weight for name, weight in self._policy.network.named_parameters()}
+        named = {f"{file}/{name}": w for file, of_file in tensors.items() for name, w in of_file.items()}
+        for name, tensor in {**own, **named}.items():
+            if not tensor.isfinite().all():
+                raise ValueError(f"{name} is not finite (delete the folder, and the one before is taken)")
 
     def _put(self, folder: Path) -> None:
         policy = self._policy

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+from lightning_core.backends.lora import check_adamw
+from lightning_core.ranges import check_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,16 @@ class OptimizerOptions:
     """Tokens to a forward pass; what it takes in memory grows with them."""
     merge: bool = True
     """Train shared prefixes once. Off only to compare: it changes no gradient."""
+
+    def __post_init__(self) -> None:
+        check_adamw(
+            learning_rate=self.learning_rate,
+            betas=self.betas,
+            weight_decay=self.weight_decay,
+            warmup_steps=self.warmup_steps,
+            max_grad_norm=self.max_grad_norm,
+        )
+        check_range("pack_tokens", self.pack_tokens, least=1, whole=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +83,10 @@ class Descent:
         self.zero()
         return rate
 
+    def finite(self) -> bool:
+        """Whether all parameters are finite numbers."""
+        return math.isfinite(float(torch.nn.utils.get_total_norm(self.parameters, math.inf)))
+
     def moments(self) -> dict[str, torch.Tensor]:
         """AdamW's state, flat: with weights and `steps` it is all that an exact continuation needs."""
         states = self._adamw.state_dict()["state"]
@@ -96,3 +114,11 @@ class Descent:
             parameter.copy_(weight)
         self.zero()
         self.load(before.moments, before.steps)
+
+
+def lost(what: str, step: int) -> str:
+    """That a step broke what it was to improve, though loss and gradient were finite."""
+    return (
+        f"the {what} are not finite after optimizer step {step}, though loss and gradient were: they are not "
+        "published or saved; resume the run, which goes on from its last checkpoint"
+    )

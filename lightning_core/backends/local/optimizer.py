@@ -1,5 +1,7 @@
-"""One update: packs forward and backward, clipped gradient, AdamW. Weights change only if the gradient is
-finite."""
+"""One update: packs forward and backward, clipped gradient, AdamW.
+
+Weights change only if loss and gradient are finite. A step then keeps the weights finite too
+(`lora.check_adamw`), which is looked at all the same."""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ from collections import defaultdict
 import torch
 
 from lightning_core.algorithms.base import Algorithm, Entries
-from lightning_core.backends.local.descent import Descent, OptimizerOptions
+from lightning_core.backends.local.descent import Descent, OptimizerOptions, lost
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.packing import Tensors, entry_logprobs, to_tensors
 from lightning_core.backends.local.policy import Policy
-from lightning_core.errors import TrainingError
+from lightning_core.errors import BackendError, TrainingError
 from lightning_core.trajectories import MergeReport, Pack, make_packs, report_merge
 from lightning_core.types import Trajectory
 
@@ -38,7 +40,8 @@ class Optimizer:
         self._source, self._reference, self._referred = source, None, True
 
     def update(self, trajectories: tuple[Trajectory, ...], algorithm: Algorithm) -> dict[str, float]:
-        """All epochs of one batch; returns metrics. Raises TrainingError with everything as it was before."""
+        """All epochs of one batch; returns metrics. Raises TrainingError with everything as it was before,
+        BackendError if the weights are lost."""
         started = time.monotonic()
         o = self._options
         packs = make_packs(
@@ -64,7 +67,7 @@ class Optimizer:
                 # how far the recorded logprobs are off can be seen only before the first step
                 gap = {name: value for name, value in metrics.items() if name.startswith("logprob_gap")}
                 metrics = {**done, **gap} if epoch else done
-        except TrainingError:
+        except (TrainingError, BackendError):
             if before is not None:
                 self.descent.restore(before)
             raise
@@ -83,7 +86,10 @@ class Optimizer:
                 f"the gradient is not finite (norm {norm}, loss {metrics['loss']}), so the weights were left "
                 "as they were; look for non-finite rewards or advantages, or lower the learning rate"
             )
-        return {**metrics, "grad_norm": norm, "learning_rate": self.descent.step(self.learning_rate)}
+        rate = self.descent.step(self.learning_rate)
+        if not self.descent.finite():
+            raise BackendError(lost("weights", self.descent.steps))
+        return {**metrics, "grad_norm": norm, "learning_rate": rate}
 
     def accumulate(
         self, packs: list[Pack], algorithm: Algorithm, proximal: list[torch.Tensor] | None = None

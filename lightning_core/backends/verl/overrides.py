@@ -7,6 +7,7 @@ with what to give in its place.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -72,8 +73,12 @@ INSTEAD: Final = {
 
 def check_overrides(overrides: Mapping[str, Any], used: str) -> None:
     """Raise ConfigError for a key that is outside the part of the configuration that is used, or that the
-    backend sets by itself. Whether verl knows the others is told at the start."""
-    for key in flat_keys(overrides):
+    backend sets by itself, and for a number that is not finite. Whether verl knows the others is told at the
+    start."""
+    for key, value in flat(overrides):
+        for number in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                raise ConfigError(f"overrides has {key!r}: {number!r} is not finite; give another number")
         part, _, rest = key.partition(".")
         if part != used:
             reason = PARTS.get(part, f"nothing reads it; only keys of {used!r} can be reached")
@@ -83,10 +88,10 @@ def check_overrides(overrides: Mapping[str, Any], used: str) -> None:
             raise ConfigError(f"overrides has {key!r}, which would do nothing or break the run: {reason}")
 
 
-def flat_keys(values: Mapping[str, Any], before: str = "") -> Iterator[str]:
-    """Also of mappings inside, as verl takes those too."""
+def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys and values, also of mappings inside, as verl takes those too."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from flat_keys(value, f"{before}{key}.")
+            yield from flat(value, f"{before}{key}.")
         else:
-            yield f"{before}{key}"
+            yield f"{before}{key}", value

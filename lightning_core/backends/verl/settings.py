@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from lightning_core.backends.lora import LoraOptions, default_learning_rate
+from lightning_core.backends.lora import LoraOptions, check_adamw, default_learning_rate
 from lightning_core.backends.verl.overrides import check_overrides
 from lightning_core.errors import ConfigError, UnsupportedError
+from lightning_core.ranges import check_range
 
 Strategy = Literal["fsdp", "fsdp2", "megatron"]
 STRATEGIES: Final = ("fsdp", "fsdp2", "megatron")
@@ -82,14 +83,21 @@ class VerlSettings:
         """Raise ConfigError for what can't be meant."""
         counts = {"gpus": 1, "nodes": 1, "tensor_parallel": 1, "max_batch": 1, "pack_tokens": 1, "context": 2}
         for name, least in counts.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name}={value!r} must be at least {least}")
+            if (value := getattr(self, name)) is not None:
+                check_range(name, value, least=least, whole=True)
+        check_range("serving_gpus", self.serving_gpus, least=0, whole=True)
+        check_range("gpu_memory", self.gpu_memory, above=0, below=1)
+        check_range("patience", self.patience, least=0)
+        check_adamw(
+            learning_rate=self.learning_rate,
+            betas=self.betas,
+            weight_decay=self.weight_decay,
+            warmup_steps=self.warmup_steps,
+            max_grad_norm=self.max_grad_norm,
+        )
         for name, allowed in {"strategy": STRATEGIES, "dtype": DTYPES}.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
-        if not 0 < self.gpu_memory < 1:
-            raise ConfigError(f"gpu_memory={self.gpu_memory!r} must be between 0 and 1")
         if self.serving_gpus and self.sleep:
             raise ConfigError(
                 "sleep=True is for GPUs that serve and train in turn; with serving_gpus leave it"

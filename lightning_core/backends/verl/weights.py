@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from lightning_core.errors import ModelError
+
 SHARD_BYTES = 4 << 30
 
 
@@ -22,11 +24,13 @@ def write_weights(
     """Write them into the folder, which is made; with None only go through them, as another worker writes.
 
     `tied`: the output layer's weight is the embedding's, and left out. Never is more than a shard in memory.
+    Raises ModelError, once all were gone through, if one is not finite.
     """
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     shard: dict[str, torch.Tensor] = {}
     places: dict[str, int] = {}
+    broken: list[str] = []
     size = total = count = 0
     for name, tensor in tensors:
         if folder is None or (tied and name == "lm_head.weight"):
@@ -35,8 +39,15 @@ def write_weights(
             _write(folder, shard, count)
             shard, size, count = {}, 0, count + 1
         shard[name] = tensor.detach().to("cpu").contiguous()
+        if not shard[name].isfinite().all():
+            broken.append(name)
         places[name] = count
         size, total = size + tensor.nbytes, total + tensor.nbytes
+    if broken:
+        raise ModelError(
+            f"{len(broken)} tensors are not finite, {broken[0]!r} the first, so they are not written: "
+            "resume the run, which goes on from its last checkpoint"
+        )
     if folder is not None:
         _write(folder, shard, count)
         _name(folder, places, count + 1, total)
