@@ -12,7 +12,6 @@ import sys
 from typing import Any
 
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 TOKEN = 7
 """All that it ever says."""
@@ -46,18 +45,16 @@ class StandIn:
         """So many times more it can't forget its prefixes."""
 
     async def __aenter__(self) -> StandIn:
-        self._server = TestServer(self.app())
-        await self._server.start_server(access_log=None, backlog=4096)
-        self.url = str(self._server.make_url("")).rstrip("/")
+        self.url = f"http://127.0.0.1:{await self.listen()}"
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         for event in (self.well, self.counted, self.go):
             event.set()
-        await self._server.close()
+        await self._runner.cleanup()
 
-    def app(self) -> web.Application:
-        """What answers."""
+    async def listen(self, port: int = 0) -> int:
+        """Answer at a port, by default a free one; returns it."""
         app = web.Application()
         app.add_routes(
             [
@@ -67,7 +64,12 @@ class StandIn:
                 web.post("/v1/completions", self._complete),
             ]
         )
-        return app
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", port, backlog=4096)
+        await site.start()
+        (address,) = self._runner.addresses
+        return int(address[1])
 
     async def _health(self, _: web.Request) -> web.Response:
         self.probes += 1
@@ -120,9 +122,7 @@ async def _serve(port: int, pace: float | None = None) -> None:
     server = StandIn(pace=pace or 0.0)
     if pace is None:
         server.go.clear()
-    runner = web.AppRunner(server.app())
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
+    await server.listen(port)
     await asyncio.Event().wait()
 
 
