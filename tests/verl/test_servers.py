@@ -5,6 +5,7 @@ In place of verl's replicas and vLLM's servers stand actors that only hold what 
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,6 +17,7 @@ pytest.importorskip("verl", reason="verl lives in an environment of its own: mak
 
 import ray
 
+from lightning_core.backends.verl import ray_link
 from lightning_core.backends.verl.servers import Servers
 from lightning_core.errors import BackendError
 
@@ -36,6 +38,9 @@ def start_actor(**options: Any) -> Any:
     """A server, or a worker beside its engine. Its class goes to Ray by value: these tests are not there."""
 
     class Actor:
+        def be_busy(self, seconds: float) -> None:
+            time.sleep(seconds)
+
         def get_server_address(self) -> str:
             return "127.0.0.1:1"
 
@@ -130,3 +135,15 @@ def test_servers_that_did_not_come_up_give_their_gpu_back() -> None:
     others = make_servers([False])
     others.start(1)
     others.stop()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_server_that_is_slow_to_say_that_it_lives_is_not_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_link, "ALIVE_SECONDS", 4.0)
+    servers = make_servers([False])
+    servers.start(1)
+    servers.replicas[0].servers[0].be_busy.remote(5.0)
+    assert servers.revive() == []
+    servers.stop()

@@ -51,7 +51,7 @@ async def test_a_server_that_is_away_is_named(nobody: Callable[[], str]) -> None
 
 
 async def test_a_reply_waits_for_servers_only_so_long_and_then_names_them(nobody: Callable[[], str]) -> None:
-    replicas = Replicas([nobody(), nobody()], "tiny", patience=0.1)
+    replicas = Replicas([nobody(), nobody()], "tiny", patience=0.1, probe_seconds=0.02)
     completion = Completion([5], Options(max_tokens=3), Request())
     replicas.submit(completion, frozenset())
     while not completion.finished:
@@ -88,9 +88,11 @@ async def test_who_came_back_while_weights_were_changed_does_not_answer_by_the_o
     await replicas.close()
 
 
-def test_no_address_is_refused() -> None:
+def test_no_address_and_no_room_are_refused() -> None:
     with pytest.raises(ConfigError, match="no servers"):
         Replicas([], "tiny")
+    with pytest.raises(ConfigError, match="max_running=0 must be at least 1"):
+        Replicas(["http://127.0.0.1:1"], "tiny", max_running=0)
 
 
 async def test_another_kind_of_server_is_refused() -> None:

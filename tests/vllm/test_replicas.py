@@ -214,7 +214,7 @@ async def test_a_server_in_anothers_place_is_taken_back_after_a_moment_away(engi
 
 
 async def test_more_choices_than_a_server_takes_at_once_are_all_answered(engine: VllmEngine) -> None:
-    prompts = [[5 + i, *range(5, 105)] for i in range(200)]
+    prompts = [[5 + i, *range(5, 105)] for i in range(400)]
     asked: dict[str, Any] = {"messages": [], "temperature": 2.0, "max_tokens": 10}
     replies = await asyncio.gather(*(ask(engine, **asked, prompt=prompt) for prompt in prompts))
     assert [reply.prompt_ids for reply in replies] == prompts

@@ -144,7 +144,7 @@ class VerlBackend(VerlSettings):
         from lightning_core.backends.verl.learning import Learner
         from lightning_core.backends.verl.sizes import check_memory, networks_beside
         from lightning_core.backends.verl.supply import check_supply, find_supply
-        from lightning_core.backends.vllm.replicas import Replicas
+        from lightning_core.backends.vllm.replicas import PER_PLACE, Replicas
         from lightning_core.backends.vllm.upstream import VllmUpstream
 
         shape = measure(fetch(self.model), self.context)
@@ -157,7 +157,11 @@ class VerlBackend(VerlSettings):
         cluster = self._cluster = Cluster(self, shape.folder, shape.context)
         cluster.start()
         replicas = Replicas(
-            cluster.servers.addresses, cluster.served_name, patience=self.patience, busy=self._busy
+            cluster.servers.addresses,
+            cluster.served_name,
+            patience=self.patience,
+            max_running=PER_PLACE * self.max_batch,
+            busy=self._busy,
         )
         upstream = VllmUpstream(self.model, replicas, seed=self.seed)
         learner = Learner(cluster, self, shape.parameters, self._busy)

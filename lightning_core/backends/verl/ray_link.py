@@ -25,6 +25,8 @@ from lightning_core.errors import BackendError
 
 ALIVE_SECONDS: Final = 30.0
 """How long an actor may take to say that it lives."""
+ASKS: Final = 3
+"""Times in a row that it is asked before its silence counts as its end: a busy one is slow to answer."""
 FREE_SECONDS: Final = 30.0
 """How long what was given back may take to be seen."""
 LOOK_SECONDS: Final = 5.0
@@ -142,15 +144,17 @@ def alive(servers: Iterable[Any], *, busy: bool = False) -> bool:
     """Whether all of a replica's servers, and the engines behind them, say that they live. One that is `busy`
     may be silent."""
     servers = list(servers)
-    try:
-        ray.get([server.get_server_address.remote() for server in servers], timeout=ALIVE_SECONDS)
-        checks = [server.collective_rpc.remote("check_health") for server in servers]
-        ray.get(checks, timeout=ALIVE_SECONDS)
-    except GetTimeoutError:
-        return busy
-    except RayError:
-        return False
-    return True
+    for _ in range(1 if busy else ASKS):
+        try:
+            ray.get([server.get_server_address.remote() for server in servers], timeout=ALIVE_SECONDS)
+            checks = [server.collective_rpc.remote("check_health") for server in servers]
+            ray.get(checks, timeout=ALIVE_SECONDS)
+        except GetTimeoutError:
+            continue
+        except RayError:
+            return False
+        return True
+    return busy
 
 
 @contextmanager

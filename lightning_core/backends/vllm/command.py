@@ -31,8 +31,8 @@ class ServerOptions:
     """Number format: auto, float32, bfloat16, float16."""
     context: int | None = None
     """Longest prompt plus completion, in tokens; None: as the model says."""
-    max_num_seqs: int | None = None
-    """Replies sampled at the same time; None: vLLM's default."""
+    max_num_seqs: int = 256
+    """Replies sampled at the same time. Twice as many are sent to a server; the rest wait in line here."""
     gpu_memory_utilization: float | None = None
     """Share of the GPU's memory; None: vLLM's default. Leave room where training uses the same GPU."""
     tensor_parallel_size: int = 1

@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 
 from lightning_core.backends.vllm.command import ServerOptions
-from lightning_core.backends.vllm.replicas import Replicas
+from lightning_core.backends.vllm.replicas import PER_PLACE, Replicas
 from lightning_core.backends.vllm.server import VllmServer
 from lightning_core.backends.vllm.upstream import VllmUpstream
 from lightning_core.backends.vllm.weights import load_lora, load_weights, publish
@@ -41,8 +41,10 @@ class VllmEngine:
             [server.url for server in self.servers],
             self.servers[0].name,
             patience=patience,
+            max_running=PER_PLACE * self.servers[0].options.max_num_seqs,
             policy_version=policy_version,
             starts_with=policy_version,
+            alive=self._alive,
             restore=self._restore,
             revive=self._revive,
         )
@@ -102,13 +104,19 @@ class VllmEngine:
 
     async def _revive(self, url: str) -> None:
         """Start a server whose process has ended."""
-        server = next(server for server in self.servers if server.url == url)
+        server = self._server(url)
         if not server.running and url not in self._starting:
             logger.warning(
                 "vLLM's server %s has ended and is started again; it wrote last:\n%s", url, server.tail()
             )
             starting = self._starting[url] = asyncio.create_task(server.start())
             starting.add_done_callback(lambda ended: self._started(url, ended))
+
+    def _alive(self, url: str) -> bool:
+        return self._server(url).running
+
+    def _server(self, url: str) -> VllmServer:
+        return next(server for server in self.servers if server.url == url)
 
     def _started(self, url: str, starting: asyncio.Task[None]) -> None:
         del self._starting[url]

@@ -2,21 +2,28 @@
 
 Each reply is one request to one server. If that server breaks off, the reply goes on at another one from the
 tokens it has; their log-probabilities are those of the same weights, so nothing is lost and nothing sampled
-twice. A server that is back takes part again once it has the current weights.
+twice. A server that is slow keeps its replies: `watching` says what counts as dead. One that is back takes
+part again once it has the current weights. Each server has a limit of replies under way; the rest wait here.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 from lightning_core.backends.chat.completion import Completion
 from lightning_core.backends.meter import Meter
-from lightning_core.backends.vllm.checking import check_server
+from lightning_core.backends.vllm.checking import ASK_SECONDS, check_server
+from lightning_core.backends.vllm.door import Door
 from lightning_core.backends.vllm.routing import NONE, Replica
-from lightning_core.backends.vllm.serving import Restore, Revive, Rules, Serving
+from lightning_core.backends.vllm.serving import Alive, Restore, Revive, Rules, Serving
 from lightning_core.backends.vllm.thread import LoopThread
+from lightning_core.backends.vllm.wire import LostError
 from lightning_core.errors import ConfigError, GatewayError
+
+PER_PLACE = 2
+"""Replies under way at a server for each that it samples at a time: the next are there when some end."""
 
 
 class Replicas:
@@ -29,8 +36,11 @@ class Replicas:
         *,
         patience: float = 60.0,
         probe_seconds: float = 1.0,
+        silence: float = 60.0,
+        max_running: int = 512,
         policy_version: int = 0,
         starts_with: int | None = None,
+        alive: Alive | None = None,
         restore: Restore | None = None,
         revive: Revive | None = None,
         busy: Meter | None = None,
@@ -38,16 +48,22 @@ class Replicas:
         """`model` is the name it is served under. `policy_version` is that of the weights the servers have,
         `starts_with` that of the weights they would have after a restart; None: that is not known.
 
-        A request waits up to `patience` seconds while no server answers. Those that do not are asked every
-        `probe_seconds` whether they are well, and `revive` is told of those that are not. A server that comes
-        back without the current weights is handed to `restore`; without one it stays out until `replace`.
-        Both functions are called in an event loop of this object's own. `busy` counts while a server has a
-        reply to sample.
+        At most `max_running` replies are under way at one server; the others wait in the order in which they
+        came. A request waits up to `patience` seconds while no server answers.
+
+        A server is given up once its process has ended (`alive` says whether it is there), once it refuses
+        several probes, `probe_seconds` apart, or after `silence` seconds without a byte of any reply or an
+        answer to a probe. `revive` is told of it then. A server that comes back without the current weights
+        is handed to `restore`; without one it stays out until `replace`. These functions are called in an
+        event loop of this object's own. `busy` counts while a server has a reply to sample.
         """
+        if max_running < 1:
+            raise ConfigError(f"max_running={max_running!r} must be at least 1")
         start = NONE if starts_with is None else starts_with
         replicas = [Replica(url, start, policy_version) for url in _clean(urls)]
-        rules = Rules(patience, probe_seconds, restore, revive)
-        self._serving = Serving(replicas, model, policy_version, rules, busy or Meter())
+        rules = Rules(patience, probe_seconds, silence, alive, restore, revive)
+        door = Door(policy_version, max_running)
+        self._serving = Serving(replicas, model, door, rules, busy or Meter())
         self._thread = LoopThread("lightning-vllm")
         self._context: int | None = None
 
@@ -77,6 +93,11 @@ class Replicas:
         return {replica.url: replica.running for replica in self._serving.replicas}
 
     @property
+    def waiting(self) -> dict[str, int]:
+        """Replies that wait for their turn at each."""
+        return {replica.url: len(replica.waiting) for replica in self._serving.replicas}
+
+    @property
     def model(self) -> str:
         """What the servers are asked for; may be set, as to a LoRA's name."""
         return self._serving.model
@@ -93,7 +114,7 @@ class Replicas:
     @property
     def policy_version(self) -> int:
         """The version that answers what comes now."""
-        return self._serving.version
+        return self._serving.door.version
 
     async def set_version(self, version: int, given: Collection[str]) -> None:
         """What comes now is answered by this version, which was given to the servers at these addresses. One
@@ -103,7 +124,7 @@ class Replicas:
     def replace(self, urls: Sequence[str]) -> None:
         """The servers are these from now on, with the current weights. Replies at others go on at these."""
         known = {replica.url: replica for replica in self._serving.replicas}
-        version = self._serving.version
+        version = self._serving.door.version
         self._serving.replicas = [
             known[url] if url in known and known[url].lost is None else Replica(url, NONE, version)
             for url in _clean(urls)
@@ -126,7 +147,7 @@ class Replicas:
 
     async def release(self) -> None:
         """Serve again what `hold` kept waiting."""
-        await self._thread.run(self._serving.door.release())
+        await self._thread.run(self._serving.release())
 
     async def drop(self, url: str, why: str) -> None:
         """The server's weights are not what they should be: it is out until they were restored."""
@@ -153,7 +174,8 @@ class Replicas:
         replicas, wire = self._serving.replicas, self._serving.wire
         contexts = [await check_server(wire, each.url, self.model) for each in replicas]
         for replica in replicas:
-            replica.born = await wire.born(replica.url)
+            with suppress(LostError):  # it is asked again
+                replica.born = await wire.born(replica.url, ASK_SECONDS)
         return min(contexts)
 
     async def _set_version(self, version: int, given: Collection[str]) -> None:

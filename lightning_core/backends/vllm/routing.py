@@ -6,11 +6,12 @@ highest hash of (rollout, address) among those that answer. If one goes, only it
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import aiohttp
+from lightning_core.backends.chat.completion import Request
 
 NONE = -1
 """No version of the weights."""
@@ -33,21 +34,27 @@ class Replica:
     """Replies it was ever asked for."""
     running: int = 0
     """Replies under way."""
+    waiting: dict[asyncio.Future[bool], Request] = field(default_factory=dict)
+    """Turns to come, in their order: True when it has come, False when the server was lost before."""
     heard: float = 0.0
-    """When something came from it last, or was sent to it."""
+    """When something came from it last, or the first of the replies under way was sent to it."""
+    doubted: bool = False
+    """Whether it broke a reply off, and has answered no probe since."""
     misses: int = 0
-    """Times in a row that it did not say it was well."""
-    responses: set[aiohttp.ClientResponse] = field(default_factory=set)
-    """Of the replies under way."""
+    """Probes in a row without a good answer, nor any other sign of life between them."""
+    missed: float = 0.0
+    """When the last of them ended."""
+    under_way: set[asyncio.Timeout] = field(default_factory=set)
+    """Of the replies under way; one that is due breaks its reply off."""
 
 
 def choose(replicas: Sequence[Replica], rollout: str | None) -> Replica | None:
-    """The server to ask; None if none answers. Without a rollout: the one with the fewest under way."""
+    """The server to ask; None if none answers. Without a rollout: the one with the fewest replies."""
     answering = [replica for replica in replicas if replica.lost is None]
     if not answering:
         return None
     if rollout is None:
-        return min(answering, key=lambda replica: replica.running)
+        return min(answering, key=lambda replica: replica.running + len(replica.waiting))
     return max(answering, key=lambda replica: _rank(rollout, replica.url))
 
 

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 from lightning_core.backends.chat.completion import Completion, Request, Wakes
 from lightning_core.backends.meter import Meter
@@ -30,6 +31,8 @@ Restore = Callable[[str, int], Awaitable[None]]
 """Gives the server at an address a version of the weights."""
 Revive = Callable[[str], Awaitable[None]]
 """Sees to it that the server at an address is started again, if it can. May be called again and again."""
+Alive = Callable[[str], bool]
+"""Whether the process of the server at an address is there."""
 
 
 class _NoneLeftError(EngineError):
@@ -43,6 +46,9 @@ class Rules:
     patience: float
     """Seconds that a request waits while no server answers."""
     probe_seconds: float
+    silence: float
+    """Seconds without a sign of life after which a server is given up."""
+    alive: Alive | None
     restore: Restore | None
     revive: Revive | None
 
@@ -50,13 +56,14 @@ class Rules:
 class Serving:
     """The replies under way and the servers that answer them."""
 
-    def __init__(self, replicas: list[Replica], model: str, version: int, rules: Rules, busy: Meter) -> None:
-        self.replicas, self.model, self.version, self.rules = replicas, model, version, rules
+    def __init__(self, replicas: list[Replica], model: str, door: Door, rules: Rules, busy: Meter) -> None:
+        self.replicas, self.model, self.door, self.rules = replicas, model, door, rules
         self._busy = busy
         self.wire = Wire()
-        self.door = Door()
         self._watch = Watch(self)
         self._tasks: dict[Completion, asyncio.Task[None]] = {}
+        self._left = asyncio.Event()
+        """Set when a reply has ended, or waits as new ones do."""
         self._wakes = Wakes(WAKE_SECONDS)
 
     def start(self, completion: Completion, stop_ids: frozenset[int]) -> None:
@@ -83,12 +90,16 @@ class Serving:
         await self.wire.close()
 
     def lose(self, replica: Replica, why: str) -> None:
-        """Send it nothing more; what is under way there goes on elsewhere."""
+        """Send it nothing more; what is under way or waits there goes on elsewhere."""
         if replica.lost is None:
             logger.warning("vLLM's server is out: %s", why)
-        replica.lost = why
-        for response in tuple(replica.responses):
-            response.close()
+        replica.lost, replica.doubted = why, False
+        self.door.turn_away(replica)
+        now = asyncio.get_running_loop().time()
+        for reply in replica.under_way:
+            reply.reschedule(now)
+        replica.under_way.clear()
+        self._watch.tell()
 
     def distrust(self, url: str, why: str) -> None:
         """The server's weights are not what they should be: it is out until they were restored."""
@@ -99,7 +110,7 @@ class Serving:
 
     def set_version(self, version: int, given: Collection[str]) -> None:
         """The servers at these addresses have the version that answers from now on."""
-        self.version = version
+        self.door.version = version
         for replica in self.replicas:
             if replica.lost is None and replica.url in given:
                 replica.version = version
@@ -119,88 +130,97 @@ class Serving:
             completion.error = GatewayError("the reply was given up: it was cancelled, or its backend closed")
         elif (error := task.exception()) is not None:
             completion.error = error
+        self._left.set()
         self._news(completion, at_once=True)
 
     async def hold(self, last: bool) -> None:
-        """Shut the door; see `Replicas.hold`."""
-        self._watch.tell()  # who waits for a server that will not come looks again, once the door is shut
-        await self.door.hold(last=last)
+        """Let nothing new in; see `Replicas.hold`."""
+        self.door.hold(last=last)
+        self._watch.tell()  # who waits for a server looks again, now that the door is shut
+        while any(each.request.policy_version is not None for each in self._tasks):
+            self._left.clear()
+            await self._left.wait()
+
+    async def release(self) -> None:
+        """Let in those that waited."""
+        self.door.release()
+        for replica in self.replicas:
+            self.door.admit(replica)
 
     async def _serve(self, completion: Completion, stop_ids: frozenset[int]) -> None:
-        """One reply, from the line to its end."""
-        request = completion.request
-        while completion.finish_reason is None:
-            try:
-                async with self.door.inside(request):
-                    self._set_version(request)
-                    await self._answer(completion, stop_ids)
-            except _NoneLeftError:
-                if request.begun:
-                    raise
-                await self.door.opened()
-                if not request.begun:  # nor by another choice since
-                    request.policy_version = None
-
-    def _set_version(self, request: Request) -> None:
-        """What is sampled of it from now on is by the present weights."""
-        if request.begun and request.policy_version != self.version:
-            raise _none_left(request)
-        request.policy_version = self.version
-
-    async def _answer(self, completion: Completion, stop_ids: frozenset[int]) -> None:
-        """One reply, at one server after the other. Raises _NoneLeftError if no server has its weights."""
+        """One reply, from the line to its end, at one server after the other."""
         failures = 0
         while completion.finish_reason is None:
             had = len(completion.ids)
-            replica = await self._choose(completion.request)
+            replica = await self._enter(completion.request)
             try:
                 await self._sample(replica, completion, stop_ids)
-            except LostError as error:
+            except LostError:
                 failures = 1 if len(completion.ids) > had else failures + 1
-                ailment = await self._ailment(replica)
-                if ailment is not None:
-                    self.lose(replica, f"{error}; {ailment}")
-                if failures >= (TRIES if ailment is None else LOSSES):
+                await self._watch.settle(replica)
+                if failures >= (TRIES if replica.lost is None else LOSSES):
                     raise
-                if ailment is None:
+                if replica.lost is None:
                     await asyncio.sleep(AGAIN_SECONDS)
                 _end(completion, stop_ids)
 
-    async def _sample(self, replica: Replica, completion: Completion, stop_ids: frozenset[int]) -> None:
-        body = sampling_body(completion, self.model, stop_ids)
-        now = asyncio.get_running_loop().time
-        replica.sent += 1
-        replica.running += 1
-        replica.heard = now()
-        try:
-            with self._busy:
-                async with aclosing(self.wire.stream(replica.url, body, replica.responses)) as pieces:
-                    async for piece in pieces:
-                        replica.heard = now()
-                        first = not completion.ids
-                        _write(completion, piece)
-                        self._news(completion, at_once=first or completion.finish_reason is not None)
-        finally:
-            replica.running -= 1
+    async def _enter(self, request: Request) -> Replica:
+        """The server at which the reply has its turn. Raises EngineError if none will answer."""
+        while True:
+            try:
+                replica = await self._choose(request)
+            except _NoneLeftError:
+                if request.begun:
+                    raise
+                request.policy_version = None
+                self._left.set()
+                await self.door.opened()
+            else:
+                if await self.door.enter(replica, request):
+                    if replica.lost is None:
+                        return replica
+                    self.door.leave(replica)
 
-    async def _ailment(self, replica: Replica) -> str | None:
-        """What is wrong with a server that broke off; None if it is well, and still the same process."""
-        ailment = await self.wire.ailment(replica.url)
-        if ailment is None and replica.born is not None:
-            born = await self.wire.born(replica.url)
-            if born is not None and born != replica.born:
-                return "it was started anew"
-        return ailment
+    async def _sample(self, replica: Replica, completion: Completion, stop_ids: frozenset[int]) -> None:
+        """Take from a server what it says, and leave it. Raises LostError if it breaks off or is lost."""
+        until_lost = asyncio.timeout(None)
+        try:
+            if completion.request.policy_version != self.door.version:
+                raise _none_left(completion.request)
+            body = sampling_body(completion, self.model, stop_ids)
+            replica.sent += 1
+            with self._busy:
+                async with until_lost:
+                    replica.under_way.add(until_lost)
+                    await self._read(replica, completion, body)
+        except TimeoutError as error:
+            raise LostError(f"{replica.url} was given up: {replica.lost}") from error
+        finally:
+            replica.under_way.discard(until_lost)
+            self.door.leave(replica)
+
+    async def _read(self, replica: Replica, completion: Completion, body: dict[str, Any]) -> None:
+        now = asyncio.get_running_loop().time
+        async with aclosing(self.wire.stream(replica.url, body)) as pieces:
+            async for piece in pieces:
+                replica.heard = now()
+                if piece.ids or piece.finish_reason:
+                    first = not completion.ids
+                    _write(completion, piece)
+                    self._news(completion, at_once=first or completion.finish_reason is not None)
 
     async def _choose(self, request: Request) -> Replica:
-        """The server to ask, waited for while there is none. Raises EngineError, naming each."""
+        """The server to ask, waited for while there is none.
+
+        Raises EngineError, naming each; _NoneLeftError if none will have its weights, or the door is held.
+        """
         patience, rollout = self.rules.patience, request.rollout
         replica = choose(self.replicas, rollout)
         if replica is None:
             try:
                 async with asyncio.timeout(patience):
                     while (replica := choose(self.replicas, rollout)) is None:
-                        if self.door.last:
+                        if self.door.last or (self.door.held and request.policy_version is None):
                             raise _none_left(request)
                         await self._watch.wait()
             except TimeoutError as error:

@@ -7,6 +7,7 @@ weights, `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1` and `--enable-lora` for LoRA; `Vll
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from lightning_core.errors import EngineError
 
 NEAR = 1e-6
 """Relative: how far sums of the same weights may differ by the order in which they are added."""
-RESETS, RESET_SECONDS = 100, 0.05
-"""A reply that was just given up holds its part of the prefix cache for a moment."""
+RESET_SECONDS, AGAIN_SECONDS = 60.0, 0.05
+"""How long replies that were just given up may hold their part of the prefix cache, as a server may be slow
+to end them; and the pause between two tries."""
 Give = Callable[[str], Awaitable[None]]
 """Gives what is new to the server at an address."""
 
@@ -95,11 +97,14 @@ async def load_lora(replicas: Replicas, url: str, folder: Path, name: str) -> No
 
 async def reset_prefixes(replicas: Replicas, url: str) -> None:
     """Forget what other weights have computed. Raises EngineError if the server goes on to hold it."""
-    for _ in range(RESETS):
+    until = time.monotonic() + RESET_SECONDS
+    while True:
         said: Any = await replicas.ask(url, "/reset_prefix_cache", {})
         if said is None or said.get("success", True):  # older ones do not say
             return
-        await asyncio.sleep(RESET_SECONDS)
+        if time.monotonic() > until:
+            break
+        await asyncio.sleep(AGAIN_SECONDS)
     raise EngineError(
         f"{url} still holds prefixes that older weights have computed; requests are under way there"
     )

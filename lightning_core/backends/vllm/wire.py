@@ -8,6 +8,7 @@ every request: a server takes what is not said from the model's generation confi
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from lightning_core.backends.chat.completion import Completion
 from lightning_core.errors import EngineError
 
 PROBE_SECONDS = 5.0
-"""How long a server may take to say that it is well."""
+"""How long a server that starts may take to say that it is well."""
 CONNECT_SECONDS = 10.0
 IDLE_SECONDS = 2.0
 """How long an idle connection is kept; vLLM closes it after 5, and a request may be sent just then."""
@@ -31,6 +32,10 @@ _ID = "token_id:"
 
 class LostError(EngineError):
     """A server broke off, or never answered: the request may go on elsewhere."""
+
+
+class SilentError(LostError):
+    """No answer came in time, or none could be waited for: the server may be slow as well as gone."""
 
 
 @dataclass(slots=True)
@@ -90,10 +95,8 @@ class Wire:
         if self._opened is not None:
             await self._opened.close()
 
-    async def stream(
-        self, url: str, body: dict[str, Any], open_: set[aiohttp.ClientResponse]
-    ) -> AsyncGenerator[Piece, None]:
-        """The pieces of a reply. The response is in `open_` meanwhile; closing it there breaks the reply off.
+    async def stream(self, url: str, body: dict[str, Any]) -> AsyncGenerator[Piece, None]:
+        """The pieces of a reply. One may be empty: something has come, but no token yet.
 
         Raises LostError where the server is at fault, EngineError where it refuses the request.
         """
@@ -102,14 +105,11 @@ class Wire:
                 url + "/v1/completions", data=orjson.dumps(body), headers=_JSON
             ) as r:
                 await _check(r, url)
-                open_.add(r)
-                try:
-                    async for piece in _pieces(r, url, body):
-                        yield piece
-                finally:
-                    open_.discard(r)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise LostError(f"{url} broke off: {_said(error)}") from error
+                yield Piece()
+                async for piece in _pieces(r, url, body):
+                    yield piece
+        except (aiohttp.ClientError, OSError) as error:
+            raise _kind(error)(f"{url} broke off: {_said(error)}") from error
 
     async def ask(
         self, url: str, path: str, body: Mapping[str, Any] | None = None, seconds: float | None = None
@@ -118,40 +118,43 @@ class Wire:
 
         Raises LostError or EngineError as `stream` does.
         """
-        content = None if body is None else orjson.dumps(body)
-        try:
-            async with (
-                asyncio.timeout(seconds),
-                self._session.request(
-                    "GET" if body is None else "POST", url + path, data=content, headers=_JSON
-                ) as r,
-            ):
-                await _check(r, url + path)
-                text = await r.read()
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise LostError(f"{url + path} does not answer: {_said(error)}") from error
+        text = await self._read(url, path, None if body is None else orjson.dumps(body), seconds)
         try:
             return orjson.loads(text) if text else None
         except orjson.JSONDecodeError:
             return None
 
-    async def ailment(self, url: str) -> str | None:
-        """What is wrong with a server; None if it says that it is well."""
+    async def ailment(self, url: str, seconds: float = PROBE_SECONDS) -> EngineError | None:
+        """What is wrong with a server; None if it says within `seconds` that it is well."""
         try:
-            await self.ask(url, "/health", seconds=PROBE_SECONDS)
+            await self._read(url, "/health", None, seconds)
         except EngineError as error:
-            return str(error)
+            return error
         return None
 
-    async def born(self, url: str) -> float | None:
-        """When the server's process started; None if it does not say."""
+    async def born(self, url: str, seconds: float) -> float | None:
+        """When the server's process started; None if it does not say. Raises LostError if it says nothing."""
         try:
-            async with asyncio.timeout(PROBE_SECONDS), self._session.get(url + "/metrics") as r:
-                lines = (await r.text()).splitlines()
-        except (aiohttp.ClientError, OSError, TimeoutError):
+            lines = (await self._read(url, "/metrics", None, seconds)).splitlines()
+        except LostError:
+            raise
+        except EngineError:  # an old one, or one that keeps it to itself
             return None
-        said = [line for line in lines if line.startswith("process_start_time_seconds ")]
+        said = [line for line in lines if line.startswith(b"process_start_time_seconds ")]
         return float(said[0].split()[1]) if said else None
+
+    async def _read(self, url: str, path: str, content: bytes | None, seconds: float | None) -> bytes:
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                self._session.request(
+                    "GET" if content is None else "POST", url + path, data=content, headers=_JSON
+                ) as r,
+            ):
+                await _check(r, url + path)
+                return await r.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise _kind(error)(f"{url + path} does not answer: {_said(error)}") from error
 
 
 _JSON = {"content-type": "application/json"}
@@ -179,8 +182,7 @@ async def _pieces(response: aiohttp.ClientResponse, url: str, body: dict[str, An
                     fresh = False
                 _take(piece, said, url, body["logprobs"])
         ended = ended or piece.finish_reason is not None
-        if piece.ids or piece.finish_reason:
-            yield piece
+        yield piece
         if piece.error:
             raise LostError(f"{url} failed: {piece.error}")
     if not ended:
@@ -214,6 +216,12 @@ def best_of(table: dict[str, float], count: int) -> list[tuple[int, float]]:
     """The most probable ids; the table holds the sampled one as well, wherever it stands."""
     pairs = [(int(name.removeprefix(_ID)), value) for name, value in table.items()]
     return sorted(pairs, key=lambda pair: -pair[1])[:count]
+
+
+def _kind(error: Exception) -> type[LostError]:
+    """A time-out, and a lack of descriptors in this process, say nothing of the server."""
+    ours = getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
+    return SilentError if ours or isinstance(error, TimeoutError) else LostError
 
 
 def _said(error: BaseException) -> str:

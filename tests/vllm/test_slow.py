@@ -1,0 +1,291 @@
+"""A server that is slow keeps its replies, one that is dead loses them: in front of a stand-in for vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp")
+
+from lightning_core.backends.chat.completion import Completion, Options, Request
+from lightning_core.backends.vllm import weights
+from lightning_core.backends.vllm.command import free_port
+from lightning_core.backends.vllm.replicas import Replicas
+from tests.vllm.standin import TOKEN, StandIn
+from tests.vllm.weights import until
+
+STREAMS = 2000
+DESCRIPTORS = 2 * STREAMS + 500
+"""Both ends of every stream are in this process."""
+NEVER = 1e6
+"""Seconds."""
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[StandIn]:
+    async with StandIn() as started:
+        yield started
+
+
+@pytest.fixture
+def descriptors() -> Iterator[None]:
+    """As many as the streams of a test need, where the system allows it."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most < DESCRIPTORS:
+        pytest.skip(f"this system allows {most} open files for each process")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before, DESCRIPTORS), most))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+
+
+@asynccontextmanager
+async def replicas_of(*urls: str, **options: Any) -> AsyncIterator[Replicas]:
+    replicas = Replicas(urls, "tiny", **options)
+    yield replicas
+    await replicas.close()
+
+
+@contextmanager
+def silent_server() -> Iterator[str]:
+    """It takes every connection and all that is sent, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0), backlog=1000) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+@contextmanager
+def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A stand-in in a process of its own, and its address."""
+    port = free_port()
+    process = subprocess.Popen([sys.executable, "-m", "tests.vllm.standin", str(port), *arguments])
+    try:
+        while process.poll() is None:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.05)
+        yield process, f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def submit(replicas: Replicas, number: int, *, tokens: int = 2, request: Request | None = None) -> Completion:
+    """A reply in line to a prompt that holds its number."""
+    completion = Completion([number], Options(max_tokens=tokens), request or Request())
+    replicas.submit(completion, frozenset())
+    return completion
+
+
+async def ends(completions: Sequence[Completion]) -> None:
+    await until(lambda: all(each.finished for each in completions))
+
+
+def answered(completions: Sequence[Completion], tokens: int = 2) -> bool:
+    """Whether all were, to their last token."""
+    errors = {str(each.error) for each in completions if each.error is not None}
+    assert not errors
+    return all(each.ids == [TOKEN] * tokens and each.finish_reason == "length" for each in completions)
+
+
+@pytest.mark.usefixtures("descriptors")
+async def test_no_stream_of_a_slow_server_fails_while_others_get_on(server: StandIn) -> None:
+    """One reply is broken off, and /health gives no answer to the question why: 1,999 others stay whole."""
+    server.well.clear()
+    server.breaking, server.pace = 1, 2.0
+    async with replicas_of(server.url, max_running=STREAMS, silence=6.0, probe_seconds=0.1) as replicas:
+        completions = [submit(replicas, number, tokens=4) for number in range(STREAMS)]
+        await until(lambda: server.probes > 4 or bool(replicas.dead))
+        server.well.set()
+        await ends(completions)
+        assert answered(completions, 4)
+        assert replicas.sent == {server.url: STREAMS + 1}
+        assert (replicas.dead, server.most_open) == ([], STREAMS)
+
+
+async def test_no_more_replies_than_the_limit_are_under_way_and_the_rest_come_in_order(
+    server: StandIn,
+) -> None:
+    server.go.clear()
+    async with replicas_of(server.url, max_running=8) as replicas:
+        completions = [submit(replicas, number) for number in range(200)]
+        await until(lambda: len(server.prompts) == 8 and replicas.waiting == {server.url: 192})
+        assert replicas.running == {server.url: 8}
+        server.go.set()
+        await ends(completions)
+        assert answered(completions)
+        assert server.most_open == 8
+        assert first_seen(server.prompts, 8) == list(range(200))
+
+
+def first_seen(prompts: list[list[int]], apart: int) -> list[int]:
+    """The numbers as they came; those that were under way together may have overtaken each other."""
+    numbers = [number for (number,) in prompts]
+    assert all(abs(place - number) < apart for place, number in enumerate(numbers))
+    return sorted(numbers)
+
+
+async def test_who_waits_may_leave_and_the_next_takes_its_turn(server: StandIn) -> None:
+    server.go.clear()
+    async with replicas_of(server.url, max_running=1) as replicas:
+        first, second, third = (submit(replicas, number) for number in range(3))
+        await until(lambda: len(first.ids) == 1 and replicas.waiting == {server.url: 2})
+        second.cancel()
+        await ends([second])
+        assert replicas.waiting == {server.url: 1}
+        first.cancel()
+        await until(lambda: server.prompts == [[0], [2]])
+        server.go.set()
+        await ends([third])
+        assert answered([third])
+        await until(lambda: replicas.running == {server.url: 0})
+
+
+async def test_a_hold_ends_with_the_replies_under_way_and_not_with_those_that_wait(server: StandIn) -> None:
+    """All choices of a request are answered by one version, though only the first was under way."""
+    server.go.clear()
+    async with replicas_of(server.url, max_running=1, policy_version=4) as replicas:
+        request, later = Request(), Request()
+        begun = [submit(replicas, 0, request=request)]
+        new = [submit(replicas, number, request=later) for number in (1, 2)]
+        begun += [submit(replicas, 0, request=request) for _ in range(2)]
+        await until(lambda: replicas.waiting == {server.url: 4} and bool(begun[0].ids))
+        holding = asyncio.create_task(replicas.hold())
+        await until(lambda: replicas.held)
+        server.go.set()
+        await holding
+        assert answered(begun)
+        assert server.prompts == [[0]] * 3
+        assert replicas.waiting == {server.url: 2}
+        await replicas.set_version(5, [server.url])
+        await replicas.release()
+        await ends(new)
+        assert answered(new)
+        assert (request.policy_version, later.policy_version) == (4, 5)
+
+
+async def test_a_server_that_takes_requests_and_never_answers_is_given_up_though_more_are_sent() -> None:
+    with silent_server() as url:
+        async with replicas_of(url, silence=0.8, probe_seconds=0.05) as replicas:
+            completions: list[Completion] = []
+            while not replicas.dead:
+                completions.append(submit(replicas, len(completions)))
+                await asyncio.sleep(0.05)
+            assert not any(each.ids for each in completions)
+
+
+async def test_what_a_silent_server_was_at_goes_on_at_another(server: StandIn) -> None:
+    with silent_server() as url:
+        async with replicas_of(url, server.url, silence=0.8, probe_seconds=0.05) as replicas:
+            completions = [submit(replicas, number) for number in range(20)]
+            await ends(completions)
+            assert answered(completions)
+            assert (replicas.dead, replicas.sent[url]) == ([url], 10)
+
+
+async def test_a_process_that_has_ended_is_known_to_be_dead_without_a_probe() -> None:
+    with started() as (process, url):
+        options = {"alive": lambda _: process.poll() is None, "silence": NEVER, "patience": 0.1}
+        async with replicas_of(url, probe_seconds=0.3, **options) as replicas:
+            completion = submit(replicas, 0)
+            await until(lambda: len(completion.ids) == 1)
+            process.kill()
+            await ends([completion])
+            assert f"{url}: its process has ended" in str(completion.error)
+
+
+async def test_a_server_that_refuses_again_and_again_is_given_up() -> None:
+    with started() as (process, url):
+        async with replicas_of(url, probe_seconds=0.05, silence=NEVER, patience=0.1) as replicas:
+            completion = submit(replicas, 0)
+            await until(lambda: len(completion.ids) == 1)
+            process.kill()
+            await ends([completion])
+            assert "no server of model 'tiny' has answered for 0.1 s" in str(completion.error)
+
+
+async def test_a_server_that_was_started_anew_is_out_until_it_has_the_weights(server: StandIn) -> None:
+    given: list[tuple[str, int]] = []
+
+    async def restore(url: str, version: int) -> None:
+        given.append((url, version))
+
+    async with replicas_of(server.url, policy_version=4, restore=restore, probe_seconds=0.02) as replicas:
+        await until_known(replicas)
+        server.born, server.breaking = 2.0, 1
+        completion = submit(replicas, 1)
+        await ends([completion])
+        assert answered([completion])
+        assert given == [(server.url, 4)]
+
+
+async def until_known(replicas: Replicas) -> None:
+    """It was seen which process serves there."""
+    await ends([submit(replicas, 0)])
+    (replica,) = replicas._serving.replicas
+    await until(lambda: replica.born is not None)
+
+
+async def test_a_server_that_is_slow_to_say_when_it_was_started_is_not_a_new_one(server: StandIn) -> None:
+    async with replicas_of(server.url, silence=0.8, probe_seconds=0.02) as replicas:
+        await until_known(replicas)
+        server.go.clear()
+        server.well.clear()
+        completion = submit(replicas, 1)
+        await until(lambda: bool(replicas.dead))
+        server.counted.clear()
+        server.well.set()
+        (replica,) = replicas._serving.replicas
+        await until(lambda: "not ready" in (replica.lost or ""))
+        server.counted.set()
+        server.go.set()
+        await ends([completion])
+        assert answered([completion])
+
+
+async def test_a_server_is_looked_after_while_another_takes_its_time(server: StandIn) -> None:
+    """One has to be given its weights, for as long as that takes: the other is given up meanwhile."""
+
+    async def restore(url: str, version: int) -> None:
+        await asyncio.Event().wait()
+
+    with silent_server() as url:
+        options = {"silence": 0.8, "probe_seconds": 0.02, "restore": restore}
+        async with replicas_of(server.url, url, **options) as replicas:
+            await replicas.drop(server.url, "it is to be given its weights")
+            submit(replicas, 0)
+            await until(lambda: replicas.dead == [server.url, url])
+
+
+async def test_a_server_may_take_its_time_to_forget_what_older_weights_have_computed(
+    server: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "AGAIN_SECONDS", 0.001)
+    server.resets = 150
+    async with replicas_of(server.url) as replicas:
+        await weights.reset_prefixes(replicas, server.url)
+    assert server.resets == -1
+
+
+async def test_no_server_is_blamed_when_this_process_has_no_descriptors_left() -> None:
+    with started("0.2") as (_, url):
+        async with replicas_of(url, probe_seconds=0.1) as replicas:
+            await ends([submit(replicas, 0)])
+            before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, most))
+            try:
+                completions = [submit(replicas, number) for number in range(40)]
+                await ends(completions)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+            assert answered(completions)
+            assert replicas.sent[url] > 41, "there were descriptors enough"
+            assert replicas.dead == []
