@@ -407,7 +407,7 @@ def _rows(query: str, connection: sqlite3.Connection) -> list[tuple[object, ...]
 
 
 async def test_a_read_that_fails_leaves_the_next_one_up_to_date(url: str) -> None:
-    """The rows after one that can't be read must not keep the reader in the past, however long the error is kept."""
+    """The rows after it must not keep the reader in the past, however long the error is kept."""
     broken: dict[str, Any] = {}
     for _ in range(300):
         broken = {"a": broken}
