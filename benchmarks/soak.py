@@ -51,7 +51,7 @@ TOKENS_KEPT: Final = 131_072
 ATTEMPTS_KEPT: Final = 4_096
 """The gateway remembers the conversations of so many attempts; so many are played before the first call."""
 STRETCHES: Final = 10
-MOST_KIB: Final = 64.0
+MOST_KIB: Final = 32.0
 """KiB that 1,000 calls may add to the memory."""
 MOST_WAL_MIB: Final = 64.0
 MOST_RATIO: Final = 1.2

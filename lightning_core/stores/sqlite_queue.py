@@ -1,7 +1,7 @@
 """Finding and changing rollouts and their rewards in the SQLite schema, inside somebody's transaction.
 
 The rules say what becomes of a rollout; here is only which rows are looked at, each by an index.
-All are fetched before one is read: one that can't be would leave its statement open, and the reader in the past.
+All are fetched before one is read: one that can't be would leave the statement open, the reader in the past.
 """
 
 from __future__ import annotations

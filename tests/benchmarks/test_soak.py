@@ -23,7 +23,7 @@ def soaked(samples: list[Sample], last_ms: float = 10.0) -> Soak:
 def test_what_is_level_has_no_fault() -> None:
     found = figures(soaked(LEVEL))
     assert faults(found) == []
-    assert "| 0.0 (0.0 to 0.0) | ≤ 64 |" in render(found)
+    assert "| 0.0 (0.0 to 0.0) | ≤ 32 |" in render(found)
 
 
 def test_each_kind_of_growth_is_a_fault() -> None:

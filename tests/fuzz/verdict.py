@@ -11,6 +11,8 @@ from google.rpc.status_pb2 import Status
 from tests.fuzz.grammar import Case
 from tests.fuzz.wire import Answer
 
+_OWN_FAILURES = ("the engine failed", "could not be recorded", "the gateway was stopped")
+"""What the errors say that are the server's, not the request's: a stream that has begun has no status."""
 _UNANSWERED = ("cut", "stall", "leave", "abort")
 _BEFORE_HTTP = b"Invalid HTTP request received."
 """The server's answer to what is not HTTP, such as a header with bytes that no header may have."""
@@ -78,7 +80,12 @@ def _stream_fault(case: Case, body: bytes) -> str | None:
         return f"a stream that ends with {data[:200]!r}"
     if last.get("type") in ("message_stop", "response.completed", "response.incomplete"):
         return None
-    return f"a stream that ends with {data[:300]}"
+    error = last.get("error")
+    if not isinstance(error, dict) or not error.get("message"):
+        return f"a stream that ends with {data[:300]}"
+    if any(words in error["message"] for words in _OWN_FAILURES):
+        return f"a stream that fails: {error['message'][:300]}"
+    return None
 
 
 def _whole_fault(case: Case, answer: Answer) -> str | None:

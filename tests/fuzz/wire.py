@@ -15,6 +15,7 @@ PATIENCE = 120.0
 """Seconds for one answer. A reply of 128 choices takes a slow machine a while; a hang takes for ever."""
 _STALL_SECONDS = 0.5
 _PIECES = 5
+_READ = ("whole", "slow", "half")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ async def ask(
     where = urlsplit(url)
     assert where.hostname is not None
     reader, writer = await asyncio.open_connection(where.hostname, where.port, limit=1 << 22)
+    # read from the beginning: who is refused early is answered, and cut off, while he still sends
+    reading = asyncio.create_task(_read(reader, headless=method == "HEAD")) if manner in _READ else None
     try:
         async with asyncio.timeout(PATIENCE):
             await _send(writer, _head(where.netloc, method, path, headers, body) + b"\r\n", body, manner)
@@ -57,12 +60,16 @@ async def ask(
                     return NOTHING
                 case "abort":
                     return await _abort(reader, writer, len(body) % 300)
-            return await _read(reader, headless=method == "HEAD")
+            assert reading is not None
+            return await reading
     except TimeoutError:
         return Answer(0, {}, b"", whole=False, late=True)
     except (ConnectionError, asyncio.IncompleteReadError):
         return NOTHING
     finally:
+        if reading is not None:
+            reading.cancel()
+            await asyncio.wait({reading})
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
@@ -79,16 +86,13 @@ def _head(host: str, method: str, path: str, headers: list[tuple[str, bytes]], b
 async def _send(writer: asyncio.StreamWriter, head: bytes, body: bytes, manner: Manner) -> None:
     if manner in ("cut", "stall"):
         body = body[: len(body) // 2]
-    if manner != "slow":
-        writer.write(head + body)
-    else:
-        size = len(head + body) // _PIECES + 1
+    pieces = _PIECES if manner == "slow" else 1
+    size = len(head + body) // pieces + 1
+    with suppress(ConnectionError):  # an answer before the end of the body is one too
         for start in range(0, len(head + body), size):
             writer.write((head + body)[start : start + size])
             await writer.drain()
-            await asyncio.sleep(0.03)
-    with suppress(ConnectionError):  # an answer before the end of the body is one too
-        await writer.drain()
+            await asyncio.sleep(0.03 if pieces > 1 else 0)
         if manner == "half":
             writer.write_eof()
 
