@@ -34,6 +34,8 @@ Key = Literal["live", "ended", "expired", "forged", "none"]
 Manner = Literal["whole", "slow", "cut", "stall", "leave", "abort", "half"]
 """How it is sent: at once, in pieces, broken off, never completed; left without or in the middle of the
 answer; or with the client's side closed once it is sent."""
+_MOST_BYTES: Final = 24 << 20
+"""Of a body; more than a server should read."""
 _MANNERS: Final[dict[Manner, int]] = {
     "whole": 160,
     "slow": 4,
@@ -89,7 +91,7 @@ def make_case(seed: int, number: int) -> Case:
     method, path, headers, body = _MAKERS[target](draw)
     if draw.random() < 0.01:
         method = draw.choice(("GET", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"))
-    return Case(number, target, method, path, tuple(headers.items()), body, key, manner)
+    return Case(number, target, method, path, tuple(headers.items()), body[:_MOST_BYTES], key, manner)
 
 
 Made = tuple[str, str, dict[str, bytes], bytes]
@@ -162,13 +164,13 @@ def _rewards(draw: Random) -> Made:
                 ("writer", "c1", "chatcmpl-c1", text(draw)[:200])
             )
         if draw.random() < 0.3:
-            made["reason"] = text(draw)
+            made["reason"] = text(draw)[:5_000]
         if draw.random() < 0.3:
             made["id"] = draw.choice(("a", "b", text(draw)[:200]))
         return made
 
     many = draw.choice((0, 1, 2, 50, 2_000)) if draw.random() < 0.3 else None
-    body = reward() if many is None else [reward() for _ in range(min(many, 50))] * (many // 50 or 1)
+    body = reward() if many is None else [reward() for _ in range(min(many, 5))] * (many // 5 or 1)
     headers = {"content-type": b"application/json"}
     rollout = draw.choices(("{live}", "{bystander}", "nobody"), (20, 2, 1))[0]
     return "POST", f"/rollouts/{rollout}/rewards", headers, _changed(draw, body, headers)
