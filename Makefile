@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?= runs/demo
 
-.PHONY: help demo demo-verl environments test test-new test-verl test-workers test-servers peers proof proof-2 proof-3 faults check bench bench-verl results policies clean
+.PHONY: help demo demo-verl environments test test-new test-verl test-workers test-servers peers proof proof-2 proof-3 faults fuzz soak check bench bench-verl results policies clean
 
 help:
 	@echo "make demo      train the SQL agent's writer and rewriter on this machine (minutes)"
@@ -21,6 +21,8 @@ help:
 	@echo "make results   make the tables of docs/results.md (all, or EXAMPLE=sql, calc, rag, plain, crew)"
 	@echo "make proof     count wrong and missing tags over thousands of calls of all frameworks at once"
 	@echo "make faults    kill trainer, gateway, workers and database again and again, and compare with a calm run"
+	@echo "make fuzz      send the gateway 20,000 requests that are almost right, beside rollouts that go on"
+	@echo "make soak      50,000 calls through gateway, SQLite and engine: memory, descriptors, log, latency"
 	@echo "make policies  make the three shipped policies anew from their recipes"
 	@echo "make clean     remove environments, caches and runs"
 
@@ -113,6 +115,17 @@ KILLS ?= 50
 
 faults: $(READY)
 	$(BIN)/python -m tests.faults --kills $(KILLS)
+
+# The seed is printed: with it a case can be sent again.
+CASES ?= 20000
+
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz --cases $(CASES)
+
+SOAK ?= 50000
+
+soak: $(READY)
+	$(BIN)/python -m benchmarks.soak --calls $(SOAK)
 
 check: $(READY)
 	$(BIN)/ruff check .

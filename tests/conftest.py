@@ -16,6 +16,7 @@ LONG = (
     "tests/recipes/",
     "tests/runner/",
     "tests/stores/",
+    "tests/fuzz/",
     "tests/benchmarks/",
     "tests/cli/",
     "tests/air/",

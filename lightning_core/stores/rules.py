@@ -9,6 +9,7 @@ an older number has lost the lease, and calls recorded late can't be taken for t
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from hashlib import blake2b

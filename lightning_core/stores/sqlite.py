@@ -291,7 +291,8 @@ class SqliteStore(RunRecords):
 
     async def _select(self, to_value: Callable[[rows.Row], T], query: str, *arguments: object) -> list[T]:
         return await self._reader.run(
-            lambda connection: [to_value(row) for row in connection.execute(query, arguments)]
+            # all rows first: a value that fails would leave the statement open, and the reader in the past
+            lambda connection: [to_value(row) for row in connection.execute(query, arguments).fetchall()]
         )
 
     async def _has_work(self, run_id: str | None) -> bool:

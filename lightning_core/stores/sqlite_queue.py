@@ -1,6 +1,7 @@
 """Finding and changing rollouts and their rewards in the SQLite schema, inside somebody's transaction.
 
 The rules say what becomes of a rollout; here is only which rows are looked at, each by an index.
+All are fetched before one is read: one that can't be would leave the statement open, the reader in the past.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ MOST_ENDS = 2**31
 def find(connection: sqlite3.Connection, rollout_ids: Iterable[str]) -> dict[str, Rollout]:
     """The rollouts that are stored under these ids, by id."""
     query = f"SELECT {ROLLOUT} FROM rollouts WHERE {AMONG}"
-    return {row[0]: to_rollout(row) for row in connection.execute(query, (json_list(rollout_ids),))}
+    found = connection.execute(query, (json_list(rollout_ids),)).fetchall()
+    return {row[0]: to_rollout(row) for row in found}
 
 
 def statuses(connection: sqlite3.Connection, rollout_ids: Iterable[str]) -> dict[str, Status]:
@@ -96,7 +98,7 @@ def held(connection: sqlite3.Connection, attempts: Sequence[Attempt]) -> list[tu
 def held_by(connection: sqlite3.Connection, worker: str) -> list[Rollout]:
     """The running rollouts of that worker."""
     query = f"SELECT {ROLLOUT} FROM rollouts WHERE status = 'running' AND worker = ?"
-    return [to_rollout(row) for row in connection.execute(query, (worker,))]
+    return [to_rollout(row) for row in connection.execute(query, (worker,)).fetchall()]
 
 
 def workers(connection: sqlite3.Connection, rollout_ids: Iterable[str]) -> set[str]:
@@ -118,7 +120,7 @@ def has_work(connection: sqlite3.Connection, run_id: str | None) -> bool:
 def queued(connection: sqlite3.Connection, run_id: str | None, limit: int) -> list[Rollout]:
     """The next queued rollouts of that run (of all runs)."""
     query = f"SELECT {ROLLOUT} FROM rollouts WHERE {_queued_of(run_id)} ORDER BY priority DESC, seq LIMIT ?"
-    return [to_rollout(row) for row in connection.execute(query, (*_given(run_id), limit))]
+    return [to_rollout(row) for row in connection.execute(query, (*_given(run_id), limit)).fetchall()]
 
 
 def expire(connection: sqlite3.Connection) -> list[str]:
@@ -170,7 +172,7 @@ def ends(connection: sqlite3.Connection) -> int:
 def last_final(connection: sqlite3.Connection, attempt: Attempt) -> float | None:
     """The last final reward that was added in that attempt."""
     query = f"SELECT {REWARD} FROM rewards WHERE rollout_id = ? AND attempt = ? ORDER BY rowid"
-    found = connection.execute(query, (attempt.rollout.id, attempt.number))
+    found = connection.execute(query, (attempt.rollout.id, attempt.number)).fetchall()
     return rules.last_final(map(to_reward, found), attempt.number)
 
 
