@@ -20,8 +20,9 @@ from lightning_core.algorithms.corrections import Masked, Truncated
 from lightning_core.algorithms.options import LEAST
 from lightning_core.backends.base import check_backend
 from lightning_core.errors import LightningError, PluginError
+from lightning_core.hookspecs import Kind
 from lightning_core.judge.judge import Judge
-from lightning_core.plugins import Kind, Plugins
+from lightning_core.plugins import Plugins
 from lightning_core.trainer.course import check_signals, make_courses
 from lightning_core.trainer.judging import check_judge
 

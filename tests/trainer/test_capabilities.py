@@ -85,8 +85,8 @@ def test_a_backend_that_can_t_be_imported_is_left_out():
 
     class Broken:
         @lightning.hookimpl
-        def lightning_register_backends(self, register):
-            register("far", "no_such_package:Far")
+        def lightning_register(self, register):
+            register("backend", "far", "no_such_package:Far")
 
     plugins.add("broken", Broken())
     assert Walk(plugins).backends == ["local", "verl"]
@@ -97,8 +97,8 @@ def test_a_plugin_s_algorithm_is_asked_too():
 
     class Mine:
         @lightning.hookimpl
-        def lightning_register_algorithms(self, register):
-            register("mine", f"{__name__}:Mine")
+        def lightning_register(self, register):
+            register("algorithm", "mine", f"{__name__}:Mine")
 
     plugins.add("mine", Mine())
     asked = Counter(case.algorithm for case in Walk(plugins).options())
