@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?= runs/demo
 
-.PHONY: help demo demo-verl environments test test-new test-verl test-workers test-servers peers proof proof-2 proof-3 faults fuzz soak check bench bench-verl results policies clean
+.PHONY: help demo demo-verl environments test test-new test-verl test-workers test-servers peers proof proof-2 proof-3 faults fuzz soak check bench house bench-verl results policies clean
 
 help:
 	@echo "make demo      train the SQL agent's writer and rewriter on this machine (minutes)"
@@ -17,6 +17,7 @@ help:
 	@echo "make peers     compare losses and advantages with verl's and TRL's own"
 	@echo "make check     ruff, mypy --strict and the layer contract"
 	@echo "make bench     gateway, engine, merging, verl batch, import and store benchmarks"
+	@echo "make house     measure the sources: lines, imports, circles, settings"
 	@echo "make bench-verl train the SQL agent with both backends, three seeds of each (half an hour)"
 	@echo "make results   make the tables of docs/results.md (all, or EXAMPLE=sql, calc, rag, plain, crew)"
 	@echo "make proof     count wrong and missing tags over thousands of calls of all frameworks at once"
@@ -135,6 +136,9 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+house: $(READY)
+	$(BIN)/python -m benchmarks.house
 
 bench-verl: $(VERL)/.ready
 	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(ON_CPU) python -m benchmarks.verl

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lightning_core.air.base import Records as Records
     from lightning_core.air.base import Signal as Signal
     from lightning_core.air.rules import AIR as AIR
-    from lightning_core.alerts.rules import Alerts as Alerts
+    from lightning_core.alerts.watch import Alerts as Alerts
     from lightning_core.algorithms.base import Critic as Critic
     from lightning_core.algorithms.base import Phase as Phase
     from lightning_core.algorithms.dpo import DPO as DPO
@@ -53,7 +53,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AIR": "air.rules",
     "Alert": "types",
-    "Alerts": "alerts.rules",
+    "Alerts": "alerts.watch",
     "Call": "types",
     "Command": "runner.command",
     "Critic": "algorithms.base",

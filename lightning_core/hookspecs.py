@@ -6,7 +6,7 @@ point of the group `lightning_core`. The package's own parts are registered thro
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import pluggy
 
@@ -17,10 +17,14 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
-class Register(Protocol):
-    """Adds a part under a name; `path` is "package.module:Class", imported when it is first used."""
+Kind = Literal["store", "backend", "credit", "algorithm", "air", "executor", "alert", "tracker"]
+"""What a plugin can add by name."""
 
-    def __call__(self, name: str, path: str) -> None: ...
+
+class Register(Protocol):
+    """Adds a part under a name; `target` is "package.module:attribute", imported when it is first used."""
+
+    def __call__(self, kind: Kind, name: str, target: str) -> None: ...
 
 
 @hookspec
@@ -38,44 +42,17 @@ def lightning_attach(target: Any) -> Any:
 
 
 @hookspec
-def lightning_register_stores(register: Register) -> None:
-    """Add stores: `register(url_scheme, "module:Class")`; the class is called with the URL."""
+def lightning_register(register: Register) -> None:
+    """Add parts by name: `register("store", "mydb", "package.module:Class")`.
 
-
-@hookspec
-def lightning_register_backends(register: Register) -> None:
-    """Add backends: `register(name, "module:Class")`; the class is called with `model=` and `seed=`."""
-
-
-@hookspec
-def lightning_register_credit(register: Register) -> None:
-    """Add credit methods: `register(name, "module:function")`, a function as in `credit/base.py`, or a class
-    that is made with its defaults and called like one."""
-
-
-@hookspec
-def lightning_register_algorithms(register: Register) -> None:
-    """Add algorithms: `register(name, "module:Class")`, a dataclass as in `algorithms/base.py`."""
-
-
-@hookspec
-def lightning_register_air(register: Register) -> None:
-    """Add rules of AIR: `register(name, "module:function")`, a function as in `air/base.py`."""
-
-
-@hookspec
-def lightning_register_executors(register: Register) -> None:
-    """Add executors: `register(name, "module:Class")`, a class as in `runner/executor.py` that is made with
-    its defaults."""
-
-
-@hookspec
-def lightning_register_alerts(register: Register) -> None:
-    """Add rules of alerts: `register(name, "module:function")`, a function as in `alerts/base.py`, or a class
-    that is made with its thresholds and called like one."""
-
-
-@hookspec
-def lightning_register_trackers(register: Register) -> None:
-    """Add trackers: `register(name, "module:Class")`, a class as in `trackers/base.py` that is made with its
-    defaults."""
+    | kind | the target, and its contract |
+    |---|---|
+    | store | a class, called with the URL whose scheme is the name; `stores/base.py` |
+    | backend | a class, called with `model=` and `seed=`; `backends/base.py` |
+    | credit | a function, or a class made with its defaults and called like one; `credit/base.py` |
+    | algorithm | a dataclass with defaults; `algorithms/base.py` |
+    | air | a function; `air/base.py` |
+    | executor | a class made with its defaults; `runner/executor.py` |
+    | alert | a function, or a class made with its thresholds and called like one; `alerts/watch.py` |
+    | tracker | a class made with its defaults; `trackers/base.py` |
+    """

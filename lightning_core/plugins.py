@@ -12,29 +12,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import pluggy
 
 from lightning_core import __version__, builtins, hookspecs
 from lightning_core.errors import ConfigError, PluginError
-from lightning_core.hookspecs import PROJECT
+from lightning_core.hookspecs import PROJECT, Kind
 from lightning_core.types import Who
 
 log = logging.getLogger(__name__)
 
 CORE = "core"
-Kind = Literal["store", "backend", "credit", "algorithm", "air", "executor", "alert", "tracker"]
-_REGISTER_HOOKS: dict[Kind, str] = {
-    "store": "lightning_register_stores",
-    "backend": "lightning_register_backends",
-    "credit": "lightning_register_credit",
-    "algorithm": "lightning_register_algorithms",
-    "air": "lightning_register_air",
-    "executor": "lightning_register_executors",
-    "alert": "lightning_register_alerts",
-    "tracker": "lightning_register_trackers",
-}
 
 
 class PluginInfo(NamedTuple):
@@ -52,7 +41,7 @@ class PluginInfo(NamedTuple):
 class _Part:
     kind: Kind
     name: str
-    path: str
+    target: str
     """"package.module:attr"."""
     plugin: str
 
@@ -169,8 +158,8 @@ class Plugins:
 
     def names(self, kind: Kind) -> Sequence[str]:
         """The registered names of a kind, sorted."""
-        if kind not in _REGISTER_HOOKS:
-            raise ConfigError(f"no kind of part is called {kind!r}; kinds: {_listed(get_args(Kind))}")
+        if kind not in get_args(Kind):
+            raise ConfigError(f"no kind of part is called {kind!r}; {_kinds()}")
         return sorted(name for of_kind, name in self._parts if of_kind == kind)
 
     def list(self) -> Sequence[PluginInfo]:
@@ -205,9 +194,8 @@ class Plugins:
 
     def _collect_parts(self, name: str, plugin: object) -> Sequence[_Part]:
         found: dict[tuple[Kind, str], _Part] = {}
-        for kind, hook in _REGISTER_HOOKS.items():
-            for implementation in self._implementations(hook, plugin):
-                implementation(_adder(kind, name, found))
+        for implementation in self._implementations("lightning_register", plugin):
+            implementation(_adder(name, found))
         return tuple(found.values())
 
     def _implementations(self, hook: str, plugin: object) -> Sequence[Callable[..., Any]]:
@@ -233,32 +221,38 @@ def _import(point: EntryPoint) -> object:
     return plugin
 
 
-def _adder(kind: Kind, plugin: str, found: dict[tuple[Kind, str], _Part]) -> hookspecs.Register:
-    def register(name: str, path: str) -> None:
-        module, _, attr = path.partition(":")
+def _adder(plugin: str, found: dict[tuple[Kind, str], _Part]) -> hookspecs.Register:
+    def register(kind: Kind, name: str, target: str) -> None:
+        if kind not in get_args(Kind):
+            raise PluginError(f"{kind!r} is no kind of part{_guess(kind, get_args(Kind))}; {_kinds()}")
+        module, _, attr = target.partition(":")
         if not (module and attr):
-            raise PluginError(f"{kind} {name!r} needs a path like 'package.module:Class', not {path!r}")
+            raise PluginError(f"{kind} {name!r} needs a target like 'package.module:Class', not {target!r}")
         if (kind, name) in found:
             raise PluginError(f"{kind} {name!r} is registered twice")
-        found[kind, name] = _Part(kind, name, path, plugin)
+        found[kind, name] = _Part(kind, name, target, plugin)
 
     return register
 
 
 def _resolve(part: _Part) -> Any:
-    module, _, attr = part.path.partition(":")
+    module, _, attr = part.target.partition(":")
     try:
         return getattr(importlib.import_module(module), attr)
     except (ImportError, AttributeError) as error:
         raise PluginError(
             f"{part.kind} {part.name!r} of plugin {part.plugin!r} can't be imported "
-            f"from {part.path!r}: {error}"
+            f"from {part.target!r}: {error}"
         ) from error
 
 
 def _guess(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _kinds() -> str:
+    return f"kinds: {_listed(get_args(Kind))}"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -1,46 +1,383 @@
-"""`Alerts`: which rules watch a run, with what thresholds, and who is told."""
+"""The rules that watch a run: each a pure function of a `Scene`, with its formula and thresholds."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from statistics import fmean, median
 
-from lightning_core.alerts.base import Rule
-from lightning_core.errors import ConfigError
-from lightning_core.types import Alert
+from lightning_core.alerts.watch import Finding, Scene, Space
+from lightning_core.types import Metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alerts:
-    """Changes to the rules that watch a run, and a function of your own to be told."""
+class RewardCollapse:
+    """Reward collapse: the policy had learnt something and lost it.
 
-    rules: Mapping[str, Mapping[str, float] | bool] = field(default_factory=dict)
-    """By name: thresholds to change, such as {"reward_collapse": {"drop": 0.6}}, or False to switch it
-    off."""
-    functions: Sequence[Rule] = ()
-    """Rules of your own, without a plugin."""
-    on_alert: Callable[[Alert], Any] | None = None
-    """Called with each new alert, in a thread of its own if it is not async; it may take its time."""
-    every: float = 30.0
-    """Seconds between two looks at workers, rollouts and the disk, while a step goes on."""
+        fall = best - recent,    best = the highest mean of `window` steps in a row, recent = that of the last
+        found if  fall > drop * max(|best|, best - lowest)  and  fall > noise * s * sqrt(2 / window)
 
-    def __post_init__(self) -> None:
-        if self.every <= 0:
-            raise ConfigError(f"Alerts(every={self.every!r}): must be above 0 seconds")
+    `lowest` is the lowest reward of a step and s the jitter of the rewards, both before the last window. The
+    first bound asks for a large fall, the second for one that chance does not explain: sqrt(2 / window) * s
+    is the deviation of the difference of two such means. The best of many means lies far from an ordinary
+    one, so chance needs six: of 100 runs of 200 steps of pure noise, each step the mean of 8 coin flips, 1 to
+    5 raise this alert.
+    """
+
+    window: int = 5
+    """Steps that are averaged."""
+    drop: float = 0.4
+    """Part of the best that must be lost. In 52 recorded runs the mean of five steps, on tasks that differ,
+    was never more than 0.3 of the best below it."""
+    noise: float = 6.0
+    """Deviations that chance may explain."""
+
+    def __call__(self, scene: Scene) -> Iterator[Finding]:
+        rewards = numbers(scene.history, "reward")
+        before, last = rewards[: -self.window], rewards[-self.window :]
+        if len(before) < self.window:
+            return
+        best, recent = max(moving_means(before, self.window)), fmean(last)
+        fall = best - recent
+        large = self.drop * max(abs(best), best - min(before))
+        chance = self.noise * jitter(before) * math.sqrt(2 / self.window)
+        if fall > large and fall > chance:
+            yield Finding(
+                f"the mean reward of {self.window} steps fell from {best:.3g} to {recent:.3g}; stop, and go "
+                "on from a checkpoint before the fall with a lower learning rate or kl above 0, and look at "
+                "rollouts from before and after it (agentlightning show RUN --rollout worst)",
+                level="critical",
+            )
 
 
-def make_rule(name: str, part: Any, change: Mapping[str, float] | bool) -> Rule:
-    """The rule registered under a name, with changed thresholds. ConfigError for one that it does not
-    have."""
-    thresholds = {} if isinstance(change, bool) else dict(change)
-    known = [each for each in inspect.signature(part).parameters if each != "scene"]
-    for given in thresholds.keys() - set(known):
-        has = f"it has {', '.join(map(repr, known))}" if known else "it has none"
-        raise ConfigError(f"alert rule {name!r} has no threshold {given!r}; {has}")
-    if isinstance(part, type):
-        rule: Rule = part(**thresholds)
-        return rule
-    return partial(part, **thresholds) if thresholds else part
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntropyCollapse:
+    """Entropy collapse: the policy says the same whatever it samples, so that nothing better can be found.
+
+        H = minus the mean log-probability of the sampled tokens: estimates the policy's entropy per token
+        found if  H(last window) < share * H(first window)  and  top - reward > slack * (top - lowest)
+
+    `top` and `lowest` are the rewards of the best and the worst step, `reward` is that of the last window. A
+    policy that is sure because it is right has a reward near its best step; that is no collapse. How entropy
+    is spent: Cui et al., "The Entropy Mechanism of RL for Reasoning Language Models", arXiv 2505.22617.
+    """
+
+    window: int = 5
+    """Steps that are averaged."""
+    share: float = 0.1
+    """Part of the first entropy below which there is none left to speak of. In 52 recorded runs that learnt
+    well it never fell below 0.17 of the first, five steps taken together."""
+    slack: float = 0.1
+    """How far below its best step, as a part of the range seen, the reward still counts as at its best."""
+
+    def __call__(self, scene: Scene) -> Iterator[Finding]:
+        rewards = numbers(scene.history, "reward")
+        # of all that was sampled; a run begun by an older version knows it of what was trained on alone
+        all_sampled = scene.history and "entropy" in scene.history[-1].values
+        entropies = numbers(scene.history, "entropy" if all_sampled else "sampled_entropy")
+        if len(entropies) < 2 * self.window or len(rewards) < self.window:
+            return
+        first, last = fmean(entropies[: self.window]), fmean(entropies[-self.window :])
+        top, low, reward = max(rewards), min(rewards), fmean(rewards[-self.window :])
+        if last < self.share * first and top - reward > self.slack * (top - low):
+            yield Finding(
+                f"the entropy of what is sampled fell from {first:.3g} to {last:.3g} nats per token, with "
+                f"the reward at {reward:.3g} and not at its best of {top:.3g}: the policy no longer tries "
+                "anything else; go on from an earlier checkpoint with a higher clip_high, kl above 0 or a "
+                "lower learning rate"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobGap:
+    """Log-probability gap: the engine that samples and the optimizer that trains do not agree on the policy.
+
+        g = mean over tokens of |log p(training) - log p(engine)|, before the first step of an update
+        found if  g > bound + per_version * staleness  in each of the last `steps` steps that have it
+
+    On the policy g is 0 but for rounding. Where it is not, the importance ratio of a token is off by about
+    exp(g) - 1, and the update is silently off-policy (Yao et al., "Your Efficient RL Framework Secretly
+    Brings You Off-Policy RL Training", 2025). Batches that are some updates old differ rightly: `per_version`
+    allows for that.
+    """
+
+    steps: int = 3
+    """In a row."""
+    bound: float = 0.05
+    """Nats: the ratios are off by 5 %, a quarter of the clip's 20. The local engine has 1e-6."""
+    per_version: float = 0.05
+    """Nats that each update of staleness may add. Runs with batches four updates old had 0.07 at most."""
+
+    def __call__(self, scene: Scene) -> Iterator[Finding]:
+        measured = [entry.values for entry in scene.history if "logprob_gap_mean" in entry.values]
+        last = measured[-self.steps :]
+        if len(last) < self.steps or not all(map(self._beyond, last)):
+            return
+        gap = last[-1]["logprob_gap_mean"]
+        yield Finding(
+            f"the engine's log-probabilities are {gap:.3g} nats from training's, mean of all tokens, in "
+            f"{self.steps} steps in a row: what is trained on was not sampled from the policy; give engine "
+            "and training the same weights, number format and chat template, and keep a correction "
+            "(Truncated)"
+        )
+
+    def _beyond(self, values: dict[str, float]) -> bool:
+        allowed = self.bound + self.per_version * values.get("staleness_max", 0.0)
+        return not values["logprob_gap_mean"] <= allowed  # not a number is beyond, too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroVariance:
+    """Zero-variance share: rollouts are made and teach nothing, as all of a group came to the same.
+
+        found if  (groups of equal rewards) / (groups) >= share    over the last `window` steps
+
+    Such groups have no advantage under any baseline, and are left out of the update.
+    """
+
+    window: int = 5
+    """Steps that are counted together."""
+    share: float = 0.95
+    """Of the groups. Of 52 recorded runs, many of which had learnt their tasks, one came to it: with a reward
+    of 0.99."""
+
+    def __call__(self, scene: Scene) -> Iterator[Finding]:
+        steps = [entry for entry in scene.history if "groups" in entry.values][-self.window :]
+        groups, equal = total(steps, "groups"), total(steps, "zero_variance_groups")
+        if len(steps) < self.window or equal < self.share * groups or not groups:
+            return
+        reward = fmean(numbers(steps, "reward") or [0.0])
+        yield Finding(
+            f"{equal:.0f} of {groups:.0f} groups of the last {self.window} steps had equal rewards (mean "
+            f"{reward:.3g}), so their rollouts taught nothing; if that is the best there is, stop here, else "
+            "give tasks that are solved sometimes, a finer reward, a larger group_size, or refill=1"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailingRollouts:
+    """Failing rollouts: the app fails more often than it did, or most of the time.
+
+    p = failed share of the n rollouts of the last `window` steps,  q = (failed + 1) / (m + 2) of m before
+    found if  p >= share,  or  p - q >= rise  and  p - q > noise * sqrt(q * (1 - q) * (1 / n + 1 / m))
+    """
+
+    window: int = 5
+    """Steps that are counted together."""
+    share: float = 0.5
+    """Of rollouts that fail, from which on it does not matter what it was before."""
+    rise: float = 0.1
+    """By which the share must have risen."""
+    noise: float = 4.0
+    """Deviations that chance may explain."""
+
+    def __call__(self, scene: Scene) -> Iterator[Finding]:
+        steps = [entry for entry in scene.history if "rollouts" in entry.values]
+        before, last = steps[: -self.window], steps[-self.window :]
+        rollouts = total(last, "rollouts")
+        if len(last) < self.window or not rollouts:
+            return
+        now, former = total(last, "failures") / rollouts, total(before, "rollouts")
+        usual = (total(before, "failures") + 1) / (former + 2)
+        chance = self.noise * math.sqrt(usual * (1 - usual) * (1 / rollouts + 1 / max(former, 1)))
+        risen = bool(before) and now - usual >= self.rise and now - usual > chance
+        if now >= self.share or risen:
+            was = f", against {usual:.0%} before" if before else ""
+            yield Finding(
+                f"{now:.0%} of the rollouts of the last {self.window} steps failed{was}; the newest of them "
+                "(agentlightning show RUN) say why: a service that is down, a time-out, an agent that writes "
+                "what the app can't read",
+                level="critical" if now >= self.share else "warning",
+            )
+
+
+WATCHED = ("loss", "grad_norm", "value_loss")
+
+
+def failed_update(scene: Scene) -> Iterator[Finding]:
+    """Failed updates: the loss or the gradient was not a finite number, so a step changed nothing.
+
+        found if  the last step had `failed_updates`, or a loss or gradient that is not finite
+
+    No threshold: an update has a finite loss and finite weights. The run itself stops at the third in a row.
+    """
+    if not scene.history:
+        return
+    last = scene.history[-1]
+    broken = [name for name in WATCHED if not math.isfinite(last.values.get(name, 0.0))]
+    if last.values.get("failed_updates") or broken:
+        named = f" ({', '.join(broken)} not finite)" if broken else ""
+        yield Finding(
+            f"the update of step {last.step + 1} could not be made{named}, and its rollouts were of no use; "
+            "the log says why: look for rewards that are not finite, and lower the learning rate",
+            level="critical",
+        )
+
+
+def unusable_groups(scene: Scene) -> Iterator[Finding]:
+    """Unusable groups: a reward or an advantage in them is not finite, or too large.
+
+        found if  the last step had `unusable_groups`
+
+    No threshold: rewards are checked where they are given, so none should get here.
+    """
+    if not scene.history:
+        return
+    last = scene.history[-1]
+    if count := last.values.get("unusable_groups", 0.0):
+        yield Finding(
+            f"{count:.0f} of {last.values.get('groups', count):.0f} groups of step {last.step + 1} were left "
+            "out, as a reward or an advantage in them is not finite or too large; the log says which"
+        )
+
+
+def staleness(scene: Scene) -> Iterator[Finding]:
+    """Staleness beyond its bound: a batch was trained on that is older than was asked for.
+
+        found if  staleness_max > staleness + replay    in the last step; the metrics hold the bound too
+
+    No threshold: the user gives the bound, and it holds while rollouts are requested as planned.
+    """
+    values = scene.history[-1].values if scene.history else {}
+    oldest, bound = values.get("staleness_max"), values.get("staleness_bound")
+    if oldest is not None and bound is not None and oldest > bound:
+        yield Finding(
+            f"a rollout was trained on that was sampled {oldest:.0f} updates before, and {bound:.0f} are "
+            "allowed; is a gateway still serving old weights, or was the run resumed from an older "
+            "checkpoint? Restart what serves them"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StuckWorker:
+    """Stuck workers: a process that plays in the run gives no more sign of life.
+
+        found if  now - seen_at > seconds    for a gateway, and for a runner while rollouts are under way
+
+    Only of those seen since this trainer began: who died before it has no part in what it waits for.
+    """
+
+    seconds: float = 60.0
+    """Twenty signs of life, and the lease of a rollout: what it held goes to others by now."""
+
+    def __call__(self, scene: Scene) -> Iterator[Finding]:
+        for member in scene.members:
+            silent = scene.now - member.seen_at
+            idle = member.role == "runner" and not scene.running
+            if member.role == "trainer" or idle or member.seen_at < scene.since or silent <= self.seconds:
+                continue
+            host = f" on {member.data['host']}" if "host" in member.data else ""
+            yield Finding(
+                f"{member.role} {member.name!r}{host} was last seen {silent:.0f} s ago; what it held goes to "
+                "others, once its leases have run out: look at its log, end it if it still runs, and start "
+                "it anew under the same name",
+                subject=f"{member.role}/{member.name}",
+                since=f"{member.seen_at:.0f}",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StuckRollout:
+    """Stuck rollouts: one goes on far longer than the others take, and the step waits for it.
+
+        found if  t > factor * max(median of those that ended, least / factor)  and `known` or more have ended
+
+    t is how long a rollout has been seen under way.
+    """
+
+    factor: float = 10.0
+    """Times what others take: agents differ by two or three times, not by ten."""
+    least: float = 120.0
+    """Seconds below which nothing is stuck."""
+    known: int = 8
+    """Rollouts that must have ended for a comparison."""
+
+    def __call__(self, scene: Scene) -> Iterator[Finding]:
+        if len(scene.ended) < self.known:
+            return
+        usual = median(scene.ended)
+        for rollout, seconds in scene.running.items():
+            if seconds > max(self.factor * usual, self.least):
+                yield Finding(
+                    f"rollout {rollout} has been under way for {seconds:.0f} s, and others take {usual:.0f} "
+                    "s at most; its app may wait for something that never comes: give its clients and tools "
+                    "a time-out, or Trainer a smaller timeout, and see agentlightning show RUN --rollout",
+                    subject=rollout,
+                    since="",
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskFilling:
+    """Disk filling: the run will stop for want of space before it is done.
+
+        used per step  u = decline of (free + checkpoints) from the first to the last reading, per step
+        steps left     (free - largest checkpoint) / u
+        found if  steps left < min(steps, updates still to make),  or no room for another checkpoint
+
+    Checkpoints are added back as old ones are deleted: what grows is the rest, such as the store. A disk that
+    others fill as well is full all the same, so it is the free space that counts and not the run's own.
+    """
+
+    steps: int = 20
+    """Updates ahead: time to make room."""
+    least: int = 5
+    """Readings that an estimate needs."""
+
+    def __call__(self, scene: Scene) -> Iterator[Finding]:
+        if not scene.space:
+            return
+        last = scene.space[-1]
+        left = self._left(scene.space)
+        to_make = None if scene.total_steps is None else scene.total_steps - last.step - 1
+        if to_make == 0:
+            return
+        full = last.free < last.largest
+        if full or (left is not None and left < min(self.steps, to_make or self.steps)):
+            ahead = "" if left is None or full else f", enough for about {left:.0f} more steps"
+            yield Finding(
+                f"the disk of the run's folder has {last.free / 1e9:.2f} GB free and a checkpoint takes "
+                f"{last.largest / 1e9:.2f} GB{ahead}; make room, keep fewer checkpoints (keep_checkpoints), "
+                "or stop and go on elsewhere: a run that is stopped by a full disk resumes from its last "
+                "checkpoint",
+                level="critical" if full else "warning",
+            )
+
+    def _left(self, space: Sequence[Space]) -> float | None:
+        """Updates that the free space is enough for; None if that can't be said, or nothing is used."""
+        first, last = space[0], space[-1]
+        if len(space) < self.least or last.step == first.step:
+            return None
+        used = (first.free + first.checkpoints - last.free - last.checkpoints) / (last.step - first.step)
+        return max(0.0, last.free - last.largest) / used if used > 0 else None
+
+
+def numbers(history: Sequence[Metrics], name: str) -> list[float]:
+    """A number of all steps that have it, by rising step; those that are not finite are left out."""
+    found = (entry.values[name] for entry in history if name in entry.values)
+    return [value for value in found if math.isfinite(value)]
+
+
+def moving_means(values: Sequence[float], width: int) -> list[float]:
+    """The mean of every `width` values in a row."""
+    sums = list(accumulate(values, initial=0.0))
+    return [(sums[end] - sums[end - width]) / width for end in range(width, len(sums))]
+
+
+def jitter(values: Sequence[float]) -> float:
+    """The deviation of values about their trend: sqrt(mean of squared differences of neighbours / 2).
+
+    Of independent values it is their standard deviation; a slow rise or fall hardly adds to it (von Neumann,
+    "Distribution of the ratio of the mean square successive difference to the variance", 1941). The largest
+    tenth of the differences, one at least, is left out: a sudden fall is no noise.
+    """
+    squares = sorted((later - former) ** 2 for former, later in pairwise(values))
+    kept = squares[: -max(1, len(squares) // 10)]
+    return math.sqrt(fmean(kept) / 2) if kept else 0.0
+
+
+def total(history: Sequence[Metrics], name: str) -> float:
+    """The sum of a number over the steps that have it."""
+    return math.fsum(numbers(history, name))

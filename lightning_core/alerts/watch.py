@@ -1,18 +1,22 @@
-"""Watching: what the rules find becomes alerts, each condition once.
+"""Alerts: what a rule sees of a run, what it finds, and when a person is told.
 
-A condition is a rule and a subject. It is told when it is first found, and again only after it was gone for
-`QUIET` steps: a number that swings about its threshold is one condition, not one a step. An alert's id
-follows from the rule, the subject and the step, so a resumed run that finds it again adds nothing to the
-store.
+A rule is a pure function from a `Scene` to `Finding`s: what is wrong now. It keeps no memory; `Watch` reports
+each condition once. A condition is a rule and a subject. It is reported when it is first found, and again
+only after it was absent for `QUIET` steps, so a number that swings about its threshold gives one alert. An
+alert's id follows from rule, subject and step: a resumed run that finds it again adds nothing to the store.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
 
-from lightning_core.alerts.base import Finding, Rule, Scene
-from lightning_core.types import Alert, Metrics
+from lightning_core.errors import ConfigError
+from lightning_core.types import Alert, Member, Metrics
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +24,95 @@ QUIET = 5
 """Steps without it after which a condition is over."""
 RECALLED = 50
 """Steps that are gone through again on resume, for the conditions that still hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The disk of the run's folder, in bytes, after a step."""
+
+    step: int
+    free: int
+    checkpoints: int
+    """All that are kept."""
+    largest: int
+    """The largest checkpoint: as much is written before an older one is deleted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """A run as it stands."""
+
+    history: Sequence[Metrics] = ()
+    """The numbers of its steps, by rising step."""
+    total_steps: int | None = None
+    """Updates it is to make."""
+    now: float = 0.0
+    """Unix seconds."""
+    since: float = 0.0
+    """When this process began to watch, in Unix seconds."""
+    members: Sequence[Member] = ()
+    """Who plays in it."""
+    running: Mapping[str, float] = field(default_factory=dict)
+    """Rollouts under way, by id and attempt, and for how many seconds at least."""
+    ended: Sequence[float] = ()
+    """Seconds that rollouts took which ended lately, at most."""
+    space: Sequence[Space] = ()
+    """By rising step."""
+
+    @property
+    def step(self) -> int | None:
+        """The newest step that has numbers."""
+        return self.history[-1].step if self.history else None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A condition that holds now."""
+
+    message: str
+    """What happened, to what, and what to do."""
+    subject: str = ""
+    """Whom it is about, where a rule can find the same of several: a worker, a rollout."""
+    level: Literal["warning", "critical"] = "warning"
+    since: str | None = None
+    """What tells it from another time of the same; None: the step at which it is first found."""
+
+
+Rule = Callable[[Scene], Iterable[Finding]]
+"""A rule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alerts:
+    """Changes to the rules that watch a run, and a function of your own to be told."""
+
+    rules: Mapping[str, Mapping[str, float] | bool] = field(default_factory=dict)
+    """By name: thresholds to change, such as {"reward_collapse": {"drop": 0.6}}, or False to switch it
+    off."""
+    functions: Sequence[Rule] = ()
+    """Rules of your own, without a plugin."""
+    on_alert: Callable[[Alert], Any] | None = None
+    """Called with each new alert, in a thread of its own if it is not async; it may take its time."""
+    every: float = 30.0
+    """Seconds between two looks at workers, rollouts and the disk, while a step goes on."""
+
+    def __post_init__(self) -> None:
+        if self.every <= 0:
+            raise ConfigError(f"Alerts(every={self.every!r}): must be above 0 seconds")
+
+
+def make_rule(name: str, part: Any, change: Mapping[str, float] | bool) -> Rule:
+    """The rule registered under a name, with changed thresholds. ConfigError for one that it does not
+    have."""
+    thresholds = {} if isinstance(change, bool) else dict(change)
+    known = [each for each in inspect.signature(part).parameters if each != "scene"]
+    for given in thresholds.keys() - set(known):
+        has = f"it has {', '.join(map(repr, known))}" if known else "it has none"
+        raise ConfigError(f"alert rule {name!r} has no threshold {given!r}; {has}")
+    if isinstance(part, type):
+        rule: Rule = part(**thresholds)
+        return rule
+    return partial(part, **thresholds) if thresholds else part
 
 
 class Watch:

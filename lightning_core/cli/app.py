@@ -289,15 +289,6 @@ def plugins() -> None:
     run_views.list_plugins()
 
 
-@app.command()
-def capabilities() -> None:
-    """Print which algorithms, credit methods, options and backends go together, as Markdown.
-
-    The code is asked, so it holds for what is installed here, plugins included.
-    """
-    run_views.print_capabilities()
-
-
 def main() -> None:
     """Entry point: errors of this package are shown as one message, without a traceback."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")

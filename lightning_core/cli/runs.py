@@ -17,7 +17,6 @@ from lightning_core.cli.rollouts import LISTED, find_rollouts, open_run, show_ne
 from lightning_core.plugins import load_plugins
 from lightning_core.presence import living
 from lightning_core.stores.base import Store
-from lightning_core.trainer.capability_page import capability_page
 from lightning_core.trainer.display import agent_table, alert_line, phase_line, success_table
 from lightning_core.trainer.report import find_phases, terminal_curve
 from lightning_core.trainer.staleness import describe
@@ -146,13 +145,6 @@ def find_summary(path: Path) -> Summary | None:
         return Summary.model_validate_json((path / "summary.json").read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
-
-
-def print_capabilities() -> None:
-    """The page as it is, so that it can be written to a file."""
-    Console(soft_wrap=True, markup=False, highlight=False, emoji=False).print(
-        capability_page(load_plugins()), end=""
-    )
 
 
 def list_plugins() -> None:

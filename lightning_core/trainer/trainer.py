@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from rich.console import Console
 
 from lightning_core.air.rules import AIR
-from lightning_core.alerts.rules import Alerts
+from lightning_core.alerts.watch import Alerts
 from lightning_core.algorithms.base import Algorithm, Phase
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.errors import ConfigError, StoreError, TrainingStopped

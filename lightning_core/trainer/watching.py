@@ -15,9 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from lightning_core.alerts.base import Rule, Scene, Space
-from lightning_core.alerts.rules import Alerts, make_rule
-from lightning_core.alerts.watch import Watch
+from lightning_core.alerts.watch import Alerts, Rule, Scene, Space, Watch, make_rule
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.plugins import Plugins
 from lightning_core.trainer.display import Display

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lightning_core.alerts.base import Rule, Scene
+from lightning_core.alerts.watch import Rule, Scene
 from lightning_core.types import Metrics
 
 

@@ -8,18 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_core.alerts.base import Space
-from lightning_core.alerts.disk import DiskFilling
-from lightning_core.alerts.entropy import EntropyCollapse
-from lightning_core.alerts.failures import FailingRollouts
-from lightning_core.alerts.logprobs import LogprobGap
-from lightning_core.alerts.reward import RewardCollapse
-from lightning_core.alerts.rollouts import StuckRollout
-from lightning_core.alerts.series import jitter, moving_means
-from lightning_core.alerts.staleness import staleness
-from lightning_core.alerts.updates import failed_update, unusable_groups
-from lightning_core.alerts.variance import ZeroVariance
-from lightning_core.alerts.workers import StuckWorker
+from lightning_core.alerts.rules import (
+    DiskFilling,
+    EntropyCollapse,
+    FailingRollouts,
+    LogprobGap,
+    RewardCollapse,
+    StuckRollout,
+    StuckWorker,
+    ZeroVariance,
+    failed_update,
+    jitter,
+    moving_means,
+    staleness,
+    unusable_groups,
+)
+from lightning_core.alerts.watch import Space
 from lightning_core.types import Member
 from tests.alerts.histories import first_found, found, history
 

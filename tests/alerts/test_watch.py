@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_core.alerts.base import Finding, Scene
-from lightning_core.alerts.reward import RewardCollapse
-from lightning_core.alerts.rules import Alerts, make_rule
-from lightning_core.alerts.updates import failed_update
-from lightning_core.alerts.watch import QUIET, Watch
-from lightning_core.alerts.workers import StuckWorker
+from lightning_core.alerts.rules import RewardCollapse, StuckWorker, failed_update
+from lightning_core.alerts.watch import QUIET, Alerts, Finding, Scene, Watch, make_rule
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
 from lightning_core.trainer.watching import make_rules, to_alerts

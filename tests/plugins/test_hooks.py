@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -13,16 +14,7 @@ from lightning_core.types import Who
 
 PAGE = Path(__file__).parents[2] / "docs" / "plugins" / "README.md"
 HOOKS = {name: hook for name, hook in vars(hookspecs).items() if name.startswith("lightning_")}
-PARTS = {
-    "lightning_register_stores": "store",
-    "lightning_register_backends": "backend",
-    "lightning_register_credit": "credit",
-    "lightning_register_algorithms": "algorithm",
-    "lightning_register_air": "air",
-    "lightning_register_executors": "executor",
-    "lightning_register_alerts": "alert",
-    "lightning_register_trackers": "tracker",
-}
+KINDS = get_args(hookspecs.Kind)
 
 
 class Answering:
@@ -37,36 +29,9 @@ class Answering:
         return ["attached", target] if target == "mine" else None
 
     @hookspecs.hookimpl
-    def lightning_register_stores(self, register: hookspecs.Register) -> None:
-        register("mine", "fractions:Fraction")
-
-    @hookspecs.hookimpl
-    def lightning_register_backends(self, register: hookspecs.Register) -> None:
-        register("mine", "fractions:Fraction")
-
-    @hookspecs.hookimpl
-    def lightning_register_credit(self, register: hookspecs.Register) -> None:
-        register("mine", "fractions:Fraction")
-
-    @hookspecs.hookimpl
-    def lightning_register_algorithms(self, register: hookspecs.Register) -> None:
-        register("mine", "fractions:Fraction")
-
-    @hookspecs.hookimpl
-    def lightning_register_air(self, register: hookspecs.Register) -> None:
-        register("mine", "fractions:Fraction")
-
-    @hookspecs.hookimpl
-    def lightning_register_executors(self, register: hookspecs.Register) -> None:
-        register("mine", "fractions:Fraction")
-
-    @hookspecs.hookimpl
-    def lightning_register_alerts(self, register: hookspecs.Register) -> None:
-        register("mine", "fractions:Fraction")
-
-    @hookspecs.hookimpl
-    def lightning_register_trackers(self, register: hookspecs.Register) -> None:
-        register("mine", "fractions:Fraction")
+    def lightning_register(self, register: hookspecs.Register) -> None:
+        for kind in KINDS:
+            register(kind, "mine", "fractions:Fraction")
 
 
 def test_every_hook_has_a_section_with_its_arguments_and_a_paragraph() -> None:
@@ -90,10 +55,14 @@ def test_who_and_attach_are_asked() -> None:
     assert plugins.attach("mine") == ["attached", "mine"]
 
 
-@pytest.mark.parametrize("hook", sorted(HOOKS.keys() - {"lightning_who", "lightning_attach"}))
-def test_a_registered_part_is_found_by_its_name(hook: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_registered_part_is_found_by_its_name(kind: hookspecs.Kind) -> None:
     plugins = load_plugins([])
-    assert "mine" not in plugins.names(PARTS[hook])
+    assert "mine" not in plugins.names(kind)
     plugins.add("answering", Answering())
-    assert "mine" in plugins.names(PARTS[hook])
-    assert plugins.part(PARTS[hook], "mine").__name__ == "Fraction"
+    assert "mine" in plugins.names(kind)
+    assert plugins.part(kind, "mine").__name__ == "Fraction"
+
+
+def test_the_page_has_a_section_for_each_kind() -> None:
+    assert all(f"\n### {kind}\n" in PAGE.read_text() for kind in KINDS)

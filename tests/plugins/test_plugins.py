@@ -58,15 +58,20 @@ def test_a_good_plugin_is_found_with_its_version_and_hooks(install: Install) -> 
         ("def lightning_who(): return None\n", "", "implements no hook"),
         ("@hookimpl\ndef lightning_woh(): pass\n", "", "no hook (did you mean 'lightning_who'"),
         ("@hookimpl\ndef lightning_who(request): pass\n", "", "request"),
-        ("@hookimpl\ndef lightning_register_stores(register): 1 / 0\n", "", "division by zero"),
+        ("@hookimpl\ndef lightning_register(register): 1 / 0\n", "", "division by zero"),
         (
-            "@hookimpl\ndef lightning_register_stores(register): register('paper', 'no_colon')\n",
+            "@hookimpl\ndef lightning_register(register): register('store', 'paper', 'no_colon')\n",
             "",
-            "store 'paper' needs a path",
+            "store 'paper' needs a target",
         ),
         (
-            "@hookimpl\ndef lightning_register_stores(register):\n"
-            "    register('paper', 'a:B')\n    register('paper', 'a:C')\n",
+            "@hookimpl\ndef lightning_register(register): register('stores', 'paper', 'a:B')\n",
+            "",
+            "'stores' is no kind of part (did you mean 'store'?)",
+        ),
+        (
+            "@hookimpl\ndef lightning_register(register):\n"
+            "    register('store', 'paper', 'a:B')\n    register('store', 'paper', 'a:C')\n",
             "",
             "store 'paper' is registered twice",
         ),
@@ -145,10 +150,10 @@ def test_attach_asks_the_plugins_and_says_who_is_there_if_none_takes_it() -> Non
 
 
 def store_plugin(path: str) -> object:
-    def lightning_register_stores(register: Register) -> None:
-        register("paper", path)
+    def lightning_register(register: Register) -> None:
+        register("store", "paper", path)
 
-    return SimpleNamespace(lightning_register_stores=hookimpl(lightning_register_stores))
+    return SimpleNamespace(lightning_register=hookimpl(lightning_register))
 
 
 def test_a_part_of_a_plugin_is_imported_when_asked_for(install: Install) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import lightning_core as lightning
-from lightning_core.alerts.base import Finding, Scene
+from lightning_core.alerts.watch import Finding, Scene
 from lightning_core.cli.export import export_tensorboard
 from lightning_core.errors import ConfigError
 from lightning_core.presence import Presence, make_member

@@ -17,7 +17,7 @@ import lightning_core as lightning
 from examples.sql.execution import describe_schema, open_database
 from examples.sql.prompts import write_prompt
 from examples.sql.tasks import load_tasks
-from lightning_core.alerts.base import Finding, Scene
+from lightning_core.alerts.watch import Finding, Scene
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch
 from lightning_core.cli.runs import list_alerts, show_run
