@@ -73,8 +73,11 @@ def count_code(text: str) -> int:
         if line.strip() and not line.lstrip().startswith("#")
     }
     for node in ast.walk(ast.parse(text)):
-        words = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if isinstance(node, ast.Import | ast.ImportFrom) or (words and isinstance(node.value.value, str)):
+        if isinstance(node, ast.Import | ast.ImportFrom) or (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             left -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(left)
 
