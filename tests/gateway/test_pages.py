@@ -95,7 +95,7 @@ async def test_a_stranger_can_neither_end_nor_replace_the_call_of_another() -> N
     added: list[Call] = []
 
     class Noting(MemoryStore):
-        async def add_call(self, call: Call) -> None:
+        async def add_call(self, call: Call, *, running: bool = False) -> None:
             added.append(call)
 
     engine = ScriptedEngine(pause_after=0)
