@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from tests.fuzz.grammar import Manner
 
 PATIENCE = 600.0
-"""Seconds for one answer. A reply up to the end of the context takes a busy machine minutes, a hang for ever."""
+"""Seconds for one answer. A reply up to the end of the context takes a busy machine minutes."""
 _STALL_SECONDS = 0.5
 _PIECES = 5
 _READ = ("whole", "slow", "half")
