@@ -184,7 +184,7 @@ def _template(draw: Random) -> dict[str, Any]:
 
 
 def _length(draw: Random) -> Any:
-    return None if draw.random() < 0.02 else draw.choice((1, 2, 3, 5, 8, 12, 16))
+    return None if draw.random() < 0.005 else draw.choice((1, 2, 3, 5, 8, 12, 16))
 
 
 def _words(draw: Random) -> str:
