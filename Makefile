@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?= runs/demo
 
-.PHONY: help demo demo-verl environments test test-new test-verl test-workers test-servers peers proof proof-2 proof-3 faults fuzz soak check bench house bench-verl results policies clean
+.PHONY: help demo demo-verl environments test test-new test-verl test-workers test-servers peers proof proof-2 proof-3 faults fuzz soak check markers bench house bench-verl results policies clean
 
 help:
 	@echo "make demo      train the SQL agent's writer and rewriter on this machine (minutes)"
@@ -15,7 +15,7 @@ help:
 	@echo "make test      run all tests"
 	@echo "make test-verl run those of them that start verl's workers and vLLM's servers"
 	@echo "make peers     compare losses and advantages with verl's and TRL's own"
-	@echo "make check     ruff, mypy --strict and the layer contract"
+	@echo "make check     ruff, mypy --strict, the layer contract, and no marker of an unfinished merge"
 	@echo "make bench     gateway, engine, merging, verl batch, import and store benchmarks"
 	@echo "make house     measure the sources: lines, imports, circles, settings"
 	@echo "make bench-verl train the SQL agent with both backends, three seeds of each (half an hour)"
@@ -128,11 +128,15 @@ SOAK ?= 50000
 soak: $(READY)
 	$(BIN)/python -m benchmarks.soak --calls $(SOAK)
 
-check: $(READY)
+check: $(READY) markers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Lines that an unfinished merge leaves in a file. A heading here is never underlined with seven signs.
+markers:
+	@! git grep -InE '^(<{7}|={7}|>{7}|[|]{7})( |$$)'
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -1,11 +1,16 @@
-"""Writing folders whole or not at all, whatever ends the process that writes."""
+"""Writing folders whole or not at all, whatever ends the process that writes.
+
+`.NAME.*.partial` is not finished, and the next writer deletes it. `.NAME.old` is whole: it is what stood at
+NAME until a writer set it aside, and `recover` gives it its name again if nothing has taken its place.
+"""
 
 from __future__ import annotations
 
+import errno
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lightning_core.errors import ModelError
@@ -15,16 +20,21 @@ from lightning_core.errors import ModelError
 def replacing(folder: Path) -> Iterator[Path]:
     """An empty folder to write to, which takes the place of `folder` when the block ends without an error.
 
-    Raises ModelError, with what there was before as it was, if the disk refuses.
+    Only its user may enter it and read its files. Raises ModelError, with what there was before as it was,
+    if the disk refuses.
     """
     folder = folder.absolute()
-    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
+    partial = _partial(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        recover(folder)
+        _discard(folder)
         for left in folder.parent.glob(f".{folder.name}.*.partial"):
             shutil.rmtree(left)  # by a process that was killed while it wrote
-        partial.mkdir()
+        partial.mkdir(mode=0o700)
         yield partial
+        for path in partial.rglob("*"):
+            path.chmod(0o700 if path.is_dir() else 0o600)
         _swap(partial, folder)
     except OSError as error:
         raise ModelError(
@@ -32,14 +42,54 @@ def replacing(folder: Path) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        recover(folder)
+
+
+def recover(folder: Path) -> None:
+    """Give a folder its name again that a writer had set aside when it was killed.
+
+    Whoever reads a folder that may be replaced meanwhile calls this first. One that is there is left alone.
+    """
+    if not folder.exists():
+        with suppress(OSError):  # there is none, or its writer lives and has been quicker
+            _old(folder).rename(folder)
+
+
+def tidy(parent: Path) -> None:
+    """Recover every folder in this one, and delete what else kills left there, while no one writes there."""
+    for old in parent.glob(".*.old"):
+        folder = parent / old.name.removeprefix(".").removesuffix(".old")
+        recover(folder)
+        with suppress(OSError):
+            _discard(folder)
+    for partial in parent.glob(".*.partial"):
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _swap(partial: Path, folder: Path) -> None:
     """Give the finished folder its name; an older one steps aside first and is deleted after."""
-    if not folder.exists():
-        partial.rename(folder)
-        return
-    old = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
-    folder.rename(old)
-    partial.rename(folder)
-    shutil.rmtree(old)
+    while True:
+        try:
+            partial.rename(folder)
+            break
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        folder.rename(_old(folder))  # a reader may recover it, which takes another round
+    _discard(folder)
+
+
+def _discard(folder: Path) -> None:
+    """Delete what was set aside; what is left of it by a kill is nothing that `recover` would take."""
+    if _old(folder).exists():
+        partial = _partial(folder)
+        _old(folder).rename(partial)
+        shutil.rmtree(partial)
+
+
+def _partial(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
+
+
+def _old(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from lightning_core import __version__
+from lightning_core import __version__, telemetry
 from lightning_core.cli import model_verbs, run_verbs, serving
 from lightning_core.cli import runs as run_views
 from lightning_core.cli.tokens import print_token
@@ -291,6 +291,7 @@ def plugins() -> None:
 
 def main() -> None:
     """Entry point: errors of this package are shown as one message, without a traceback."""
+    telemetry.obey()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         app()

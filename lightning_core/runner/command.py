@@ -23,6 +23,7 @@ from uuid import uuid4
 from pydantic import JsonValue
 
 from lightning_core.errors import ConfigError, ExecutorError
+from lightning_core.masking import masked
 from lightning_core.runner.tail import Tail
 from lightning_core.runner.warded import Warded, end_of
 from lightning_core.tracing.environment import environment
@@ -72,7 +73,8 @@ class Command:
         if os.sep in name and self.folder is not None:
             name = os.path.join(self.folder, name)
         if shutil.which(name, path=path) is None:
-            raise ConfigError(f"Command({list(self.arguments)!r}): there is no program {self.arguments[0]!r}")
+            shown = list(masked(self.arguments))
+            raise ConfigError(f"Command({shown!r}): there is no program {self.arguments[0]!r}")
 
     async def __call__(self, task: Task) -> Any:
         """Run it on a task; the reward it printed, or None. Nothing of it is left when this ends."""
@@ -123,7 +125,7 @@ class Command:
         if scope is None:
             return
         attributes: dict[str, JsonValue] = {
-            "process.command_args": list(self.arguments),
+            "process.command_args": list(masked(self.arguments)),
             "process.exit.code": code,
             "process.stdout": out.text(KEPT),
             "process.stderr": err.text(KEPT),

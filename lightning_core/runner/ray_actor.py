@@ -9,7 +9,7 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from lightning_core.plugins import load_plugins
@@ -27,8 +27,13 @@ ROUNDS = 20
 class RolloutActor:
     """Runs one attempt at a time on the actor's loop, and is spoken to on another."""
 
-    def __init__(self, solve: bytes, path: Sequence[str], folder: str) -> None:
-        """`path` and `folder`: the driver's, as far as they are here as well."""
+    def __init__(
+        self, solve: bytes, path: Sequence[str], folder: str, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """`path` and `folder`: the driver's, as far as they are here as well. `variables`: for the
+        environment, where it has none of that name."""
+        for name, value in (variables or {}).items():
+            os.environ.setdefault(name, value)
         sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
         with suppress(OSError):
             os.chdir(folder)

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+from lightning_core import telemetry
 from lightning_core.errors import ConfigError, ExecutorError
 from lightning_core.runner import wire
 from lightning_core.runner.executor import Outcome, Solve
@@ -143,7 +144,7 @@ class RayPlace:
         """An actor that is ready. Raises ExecutorError if it can't be made so."""
         import ray
 
-        place = cls(actor.remote(solve, sys.path, os.getcwd()))
+        place = cls(actor.remote(solve, sys.path, os.getcwd(), _quiet()))
         try:
             ready = place._ask("node")
             ready.add_done_callback(_unheard)
@@ -229,6 +230,12 @@ class RayPlace:
         except ray.exceptions.RayError:
             return True
         return False
+
+
+def _quiet() -> dict[str, str]:
+    """The variables by which this process's libraries send no telemetry, for an actor's."""
+    names = (telemetry.SWITCH, *telemetry.VARIABLES) if telemetry.SWITCH in os.environ else ()
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def _unheard(future: asyncio.Future[Any]) -> None:

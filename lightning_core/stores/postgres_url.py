@@ -113,7 +113,7 @@ def _meaning(error: psycopg.Error, said: str) -> str:
     state = error.sqlstate
     if state is None and isinstance(error, psycopg.OperationalError):
         if "authentication failed" in said or "no password" in said:
-            return "refuses the password: check user and password in its URL"
+            return "refuses the password: check user and password in its URL, or set PGPASSWORD or PGPASSFILE"
         if "does not exist" in said and "database" in said:
             return "names a database that is not there: make it with `createdb`, or name another"
         if "FATAL:" in said:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any, Protocol, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from lightning_core.errors import ConfigError, StoreError
+from lightning_core.masking import without_password
 from lightning_core.stores import redis_scripts
 
 try:
@@ -43,6 +45,10 @@ class Connection(Protocol):
     def read_response(self) -> Any: ...
 
 
+PASSWORD = "REDISCLI_AUTH"
+"""The environment variable with the password for a URL without one, as for redis-cli."""
+
+
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
     """`redis://[user:password@]host[:port][/database][?prefix=...]`, or `rediss://` for TLS."""
@@ -70,7 +76,7 @@ def read_url(url: str) -> RedisUrl:
         )
     try:
         parts = urlsplit(url)
-        shown = parts._replace(netloc=_without_password(parts.netloc)).geturl()
+        shown = without_password(url)
         port = parts.port
     except ValueError:  # it quotes what may be a password
         raise ConfigError(
@@ -93,6 +99,8 @@ def read_url(url: str) -> RedisUrl:
     try:
         options = parse_url(parts._replace(query=urlencode(query)).geturl())  # type: ignore[no-untyped-call]
         kind = options.pop("connection_class", DriverConnection)
+        if "password" not in options and PASSWORD in os.environ:
+            options["password"] = os.environ[PASSWORD]
         kind(**options)
     except (TypeError, ValueError, redis.RedisError) as error:
         raise ConfigError(f"store {shown!r} can't be used: {error}") from error
@@ -162,7 +170,9 @@ class RedisLink:
         said = f"the store {self.url.shown!r}"
         match error:
             case redis.AuthenticationError():
-                return StoreError(f"{said} refused user or password ({error}): correct them in the URL")
+                return StoreError(
+                    f"{said} refused user or password ({error}): correct them in the URL, or set {PASSWORD}"
+                )
             case redis.exceptions.NoPermissionError():
                 return StoreError(f"{said} forbids a command ({error}): give the user all rights to its keys")
             case redis.exceptions.BusyLoadingError():
@@ -247,9 +257,3 @@ def _syncs(connection: Connection) -> str | None:
 def _lines(answer: bytes) -> dict[str, str]:
     lines = (line.partition(":") for line in answer.decode().splitlines())
     return {name: value for name, colon, value in lines if colon}
-
-
-def _without_password(address: str) -> str:
-    user, at, host = address.rpartition("@")
-    name, colon, _ = user.partition(":")
-    return f"{name}{colon and ':***'}{at}{host}"

@@ -1,17 +1,23 @@
 """Opening the file of a SQLite store, and its errors in words.
 
 A file is either ours, with the schema this version writes, or it is refused: another program's
-tables are left alone, and a newer schema is not guessed at.
+tables are left alone, and a newer schema is not guessed at. It holds prompts and the keys that sign
+tokens, so only its user may read it.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
+import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from lightning_core.errors import ConfigError, StoreError
+
+log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 5
 
@@ -132,6 +138,8 @@ def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
     folder = path.parent
     if not os.path.isdir(folder):  # unlike Path.is_dir, no exception if it may not be entered
         raise StoreError(f"can't reach folder {str(folder)!r} of store {path.name!r}: make it or allow it")
+    with suppress(OSError):  # it is there, or SQLite says why it can't be
+        os.mknod(path, stat.S_IFREG | 0o600)  # opens nothing: to close it would end SQLite's own locks on it
     try:
         connection = sqlite3.connect(path, busy_seconds, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
@@ -144,7 +152,29 @@ def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
     except StoreError:
         connection.close()
         raise
+    _narrow(path)
     return connection
+
+
+def _narrow(path: Path) -> None:
+    """Take the rights of others, and those of a group that may read and not write, from file and log.
+
+    A group that may write was given the file on purpose: SQLite's readers must write too.
+    """
+    for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
+        with suppress(FileNotFoundError):
+            mode = stat.S_IMODE(file.stat().st_mode)
+            wanted = mode & (0o770 if mode & stat.S_IWGRP else 0o700)
+            if mode != wanted:
+                try:
+                    file.chmod(wanted)
+                except PermissionError:
+                    log.warning(
+                        "the store %r can be read by other users of this machine, and is another user's: ask "
+                        "its owner to run `chmod o-rwx %s`",
+                        str(file),
+                        file,
+                    )
 
 
 def in_words(error: sqlite3.Error, path: Path, busy_seconds: float) -> StoreError:

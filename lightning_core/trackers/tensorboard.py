@@ -36,7 +36,13 @@ class TensorBoard:
             raise ConfigError("a run without a folder: give TensorBoard(folder=...)")
         folder = Path(self.folder or Path(str(run.folder)) / "tensorboard")
         earlier = find_earlier(folder, run.id)
+        if self.folder is None:
+            folder.mkdir(mode=0o700, exist_ok=True)
         self._writer = EventFileWriter(str(folder), filename_suffix=f".{run.id}")
+        self._writer.flush()
+        if self.folder is None:  # as all in the run's folder; one that was given is open as its user wants
+            for path in find_earlier(folder, run.id):
+                path.chmod(0o600)
         if not beginning.resumed:
             for path in earlier:
                 path.unlink()

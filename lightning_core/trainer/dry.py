@@ -15,6 +15,7 @@ from lightning_core.backends.base import Backend, check_backend
 from lightning_core.backends.outline import Check, Fact, Outline, trial
 from lightning_core.credit.base import Credit
 from lightning_core.errors import LightningError
+from lightning_core.masking import without_password
 from lightning_core.plugins import Plugins, load_plugins
 from lightning_core.runner.executor import make_executor
 from lightning_core.trainer.course import Course, check_signals, make_courses, make_phases
@@ -22,7 +23,6 @@ from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.intermediate import make_rulebook
 from lightning_core.trainer.judging import check_judge
 from lightning_core.trainer.plan import EVALUATIONS
-from lightning_core.trainer.provenance import mask
 from lightning_core.trainer.session import make_backend
 from lightning_core.types import Task
 
@@ -131,7 +131,7 @@ def _tokens(course: Course, context: int) -> str:
 
 def _where(trainer: Trainer, folder: Path) -> Iterable[Fact]:
     yield Fact("folder", str(folder))
-    yield Fact("store", mask(trainer.store or RunFolder(folder, resume=trainer.resume).store_url))
+    yield Fact("store", without_password(trainer.store or RunFolder(folder, resume=trainer.resume).store_url))
     if "gateway" in trainer.roles_elsewhere:
         yield Fact("gateway", "elsewhere: agentlightning gateway")
     else:
@@ -162,7 +162,7 @@ def _checks(
         return f"algorithm and credit go together, and backend {backend.name!r} can do both"
 
     def check_store() -> str:
-        scheme = (trainer.store or "sqlite://").partition("://")[0]
+        scheme = (trainer.store or "sqlite://").partition(":")[0]
         plugins.part("store", scheme)
         return scheme
 

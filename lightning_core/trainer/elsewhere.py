@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from collections.abc import Sequence
 from typing import Final
 
 from lightning_core.errors import ConfigError
+from lightning_core.masking import without_password
 from lightning_core.types import Role
 
 ROLES: Final[tuple[Role, ...]] = ("gateway", "runner")
@@ -37,9 +37,3 @@ def command_for(role: Role, store: str) -> str:
     """What starts somebody who plays the role, as a line for a shell; without the store's password."""
     script, shown = sys.argv[0] or "SCRIPT", without_password(store)
     return COMMANDS[role].format(script=shlex.quote(script), store=shlex.quote(shown))
-
-
-def without_password(store: str) -> str:
-    """A store's URL as it may be shown: with the word PASSWORD where its password stands."""
-    shown = re.sub(r"(://[^:/@]*):.*@", r"\1:PASSWORD@", store)
-    return re.sub(r"(?i)([?&][^=&]*passw(?:or)?d=)[^&]*", r"\1PASSWORD", shown)

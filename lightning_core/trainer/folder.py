@@ -1,16 +1,25 @@
-"""The folder of a run: store, checkpoints, summary and curve, and who may write there."""
+"""The folder of a run: store, checkpoints, summary and curve, and who may read and write there.
+
+It holds prompts, the key that signs every token of the run, and weights: it is its user's alone.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from lightning_core.backends.folders import recover, tidy
 from lightning_core.errors import ConfigError, StoreError
+from lightning_core.masking import without_password
+
+log = logging.getLogger(__name__)
 
 CHECKPOINT = re.compile(r"step-(\d{6})")
 RUNS = Path("runs")
@@ -44,8 +53,9 @@ class RunFolder:
                 f"there is no run to resume in {str(self.path)!r}; `agentlightning runs` lists them"
             )
         try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / "lock").open("w")
+            make_private(self.path, known="lock")
+            self.checkpoints.mkdir(mode=0o700, exist_ok=True)
+            self._lock = open(self.path / "lock", "w", opener=_private)
         except OSError as problem:
             raise StoreError(
                 f"can't write the run folder {str(self.path)!r}: {problem}; choose another with folder=..."
@@ -61,6 +71,9 @@ class RunFolder:
                 f"{str(self.path)!r} already holds a run: resume it with resume=True (--resume), "
                 "or give another folder"
             )
+        for parent in (self.checkpoints, self.path / "versions", self.path / "references"):
+            tidy(parent)
+        recover(self.policy)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -96,7 +109,7 @@ class RunFolder:
 
     def read_address(self) -> dict[str, Any] | None:
         """{"run": id, "store": URL or null, "port": of its gateway or null}; None before the run was opened.
-        A folder of an older version names no port."""
+        The URL has no password. A folder of an older version names no port."""
         try:
             address: dict[str, Any] = json.loads(self.address_file.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
@@ -105,7 +118,8 @@ class RunFolder:
 
     def write_address(self, store: str | None, port: int | None = None) -> None:
         """Say under which id and in which store the run is kept, None is the folder's own, and at which port
-        its gateway listens."""
+        its gateway listens. The store's password is left out."""
+        store = None if store is None else without_password(store)
         self.write_json(self.address_file.name, {"run": self.run_id, "store": store, "port": port})
 
     def checkpoint(self, step: int) -> Path:
@@ -139,14 +153,44 @@ def absolute(path: Path) -> str:
     return os.path.abspath(path)
 
 
+def make_private(folder: Path, *, known: str) -> None:
+    """The folder is there, and nobody but its user may enter it.
+
+    One that others may enter is narrowed if it is empty or holds a file named `known`; any other is the
+    user's for other things too, and a warning says what to do.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    mode = folder.stat().st_mode
+    if not mode & 0o077:
+        return
+    if (folder / known).exists() or not any(folder.iterdir()):
+        with suppress(PermissionError):  # somebody else's folder
+            folder.chmod(mode & 0o7700)
+            return
+    log.warning(
+        "other users may enter the run folder %r, which will hold prompts and weights: run `chmod 700 %s`",
+        str(folder),
+        folder,
+    )
+
+
 def write_atomically(path: Path, content: bytes) -> None:
-    """The file holds the old content or the new, never a part of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    """The file, which only its user may read, holds the old content or the new, never a part of it.
+
+    No two may write it at once: what a writer that was killed has left is the next one's to replace.
+    """
+    temporary = path.with_name(f".{path.name}.partial")
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb", opener=_private) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as problem:
         raise StoreError(f"can't write {str(path)!r}: {problem}; free some space, then resume") from problem
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

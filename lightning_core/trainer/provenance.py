@@ -21,6 +21,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from lightning_core.masking import mask, masked
 from lightning_core.plugins import PluginInfo
 
 PACKAGES = {
@@ -45,13 +46,6 @@ PACKAGES = {
 """Distributions that matter to the numbers, and what they are imported as."""
 GIT_SECONDS = 5.0
 """Git may look through a large tree; a run does not wait for it."""
-_MASK = "***"
-_LOGIN = re.compile(r"(?<=://)[^\s'\"]*@")
-_SECRET = r"[\w-]*(?:(?:api|access)[_-]?key|[_-]key|secret|passw(?:or)?d|credential|(?<![a-z])token)"
-_GIVEN = re.compile(
-    rf"(?i)({_SECRET}['\"]?\s*[=:]\s*)(?!None\b)('[^']*'|\"[^\"]*\"|[^\s,&)}}\]]+)|(\bbearer\s+)\S+"
-)
-_FLAG = re.compile(rf"(?i)--?{_SECRET}$")
 
 
 def describe_origin(trainer: Any, plugins: Sequence[PluginInfo] = ()) -> dict[str, JsonValue]:
@@ -65,7 +59,7 @@ def describe_origin(trainer: Any, plugins: Sequence[PluginInfo] = ()) -> dict[st
         "versions": {**versions(), **{f"plugin {each.name}": each.version for each in plugins}},
         "git": git_state(folder),
         "machine": machine(),
-        "command": list(_masked(sys.orig_argv)),
+        "command": list(masked(sys.orig_argv)),
         "script": str(Path(script).resolve()) if script else None,
         "folder": str(Path.cwd()),
     }
@@ -87,12 +81,6 @@ def resumed(first: Mapping[str, JsonValue], now: dict[str, JsonValue]) -> dict[s
     }
     earlier = first.get("resumed", [])
     return {**first, "resumed": [*(earlier if isinstance(earlier, list) else []), entry]}
-
-
-def mask(text: str) -> str:
-    """The text without passwords: those of URLs, and what is given to a name such as api_key."""
-    text = _LOGIN.sub(f"{_MASK}@", text)
-    return _GIVEN.sub(lambda found: f"{found[1] or found[3]}{_MASK}", text)
 
 
 def versions() -> dict[str, JsonValue]:
@@ -162,14 +150,6 @@ def _setting(value: Any) -> JsonValue:
     if isinstance(value, Path):
         return str(value)
     return mask(value if isinstance(value, str) else re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)))
-
-
-def _masked(arguments: Sequence[str]) -> Iterator[str]:
-    """A command line without secrets: neither in an argument, nor after a flag that asks for one."""
-    secret = False
-    for argument in arguments:
-        yield _MASK if secret else mask(argument)
-        secret = _FLAG.fullmatch(argument) is not None
 
 
 def _flat(values: Mapping[str, JsonValue], before: str = "") -> Iterator[tuple[str, JsonValue]]:

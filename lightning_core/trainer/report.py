@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+from io import BytesIO
 from statistics import fmean
-from typing import Any
+from typing import Any, BinaryIO
 
+from lightning_core.masking import mask
 from lightning_core.stores.base import Store
-from lightning_core.trainer.folder import RunFolder
+from lightning_core.trainer.folder import RunFolder, write_atomically
 from lightning_core.trainer.plan import find_place
 from lightning_core.trainer.summary import (
     AgentSummary,
@@ -68,7 +69,7 @@ async def summarise(store: Store, folder: RunFolder, trainer: Any, model: str) -
         agents=_agents(metrics),
         phases=find_phases(await store.find_run(folder.run_id)),
         settings={
-            name: repr(getattr(trainer, name))
+            name: mask(repr(getattr(trainer, name)))
             for name in (
                 "agents",
                 "algorithm",
@@ -115,7 +116,7 @@ def _agents(metrics: Sequence[Metrics]) -> dict[str, AgentSummary]:
     }
 
 
-def plot_curve(metrics: Sequence[Metrics], summary: Summary, path: Path) -> None:
+def plot_curve(metrics: Sequence[Metrics], summary: Summary, file: BinaryIO) -> None:
     """Mean training reward per step, its running mean, and the held-out success before and after."""
     from matplotlib.figure import Figure
 
@@ -139,7 +140,7 @@ def plot_curve(metrics: Sequence[Metrics], summary: Summary, path: Path) -> None
     axes.set_ylim(min(low, -0.02), max(high, 1.02))
     axes.legend()
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    figure.savefig(file, format="png", dpi=120)
 
 
 def terminal_curve(metrics: Sequence[Metrics]) -> str:
@@ -228,5 +229,7 @@ async def write_report(store: Store, folder: RunFolder, trainer: Any, model: str
     summary = await summarise(store, folder, trainer, model)
     metrics = await store.list_metrics(folder.run_id)
     folder.write_json("summary.json", summary.model_dump(mode="json"))
-    plot_curve(metrics, summary, folder.path / "curve.png")
+    picture = BytesIO()
+    plot_curve(metrics, summary, picture)
+    write_atomically(folder.path / "curve.png", picture.getvalue())
     return summary

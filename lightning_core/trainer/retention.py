@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_core.errors import StoreError
+from lightning_core.backends.folders import replacing
 from lightning_core.ranges import check_range
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder, absolute
@@ -102,22 +102,12 @@ def _within(uri: str, folder: Path) -> bool:
 def _keep_for_serving(checkpoint: Path, place: Path) -> None:
     """Make a folder of what can be served of a checkpoint. Its files are the checkpoint's own, not copies,
     where the file system can do that."""
-    partial = place.with_name(f".{place.name}.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+    with replacing(place) as partial:
         for file in (*checkpoint.glob("*.json"), *(checkpoint / "model").rglob("*")):
             target = partial / file.relative_to(checkpoint)
             if file.is_file():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 _link(file, target)
-        if place.exists():
-            shutil.rmtree(place)
-        partial.rename(place)
-    except OSError as problem:
-        raise StoreError(
-            f"can't keep {str(checkpoint)!r} for serving: {problem}; free some space, then resume"
-        ) from problem
 
 
 def _link(file: Path, target: Path) -> None:

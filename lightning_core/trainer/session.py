@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from lightning_core.backends.base import Backend, check_backend
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.gateway.app import Gateway
+from lightning_core.masking import without_password
 from lightning_core.plugins import Plugins, load_plugins
 from lightning_core.presence import Presence, make_member
 from lightning_core.runner.executor import make_executor
 from lightning_core.stores.base import Store
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.trainer.course import Course, check_signals, make_courses, make_phases
-from lightning_core.trainer.elsewhere import without_password
 from lightning_core.trainer.embedded import serving_gateway, serving_runner
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.intermediate import add_automatic, make_rulebook
@@ -144,12 +144,13 @@ class Session:
     def _store_url(self) -> str:
         """The store of a resumed run is the one it was begun with."""
         given, address = self.trainer.store, self.folder.read_address()
-        if address is not None and given not in (None, address["store"]):
-            begun = without_password(address["store"] or "of its folder")
-            raise ConfigError(
-                f"run {self.folder.run_id!r} was begun with store {begun!r}, "
-                f"not {without_password(str(given))!r}; resume it without `store`"
-            )
+        if address is not None and given is not None:
+            begun, shown = without_password(address["store"] or "of its folder"), without_password(given)
+            if shown != begun:
+                raise ConfigError(
+                    f"run {self.folder.run_id!r} was begun with store {begun!r}, not {shown!r}; "
+                    "resume it without `store`"
+                )
         return str(given or (address or {}).get("store") or self.folder.store_url)
 
     def _made(self) -> int:
@@ -225,7 +226,7 @@ class Session:
 
 def open_store(url: str, plugins: Plugins) -> Store:
     """The store for a URL, by its scheme; enter it to open it."""
-    store: Store = plugins.part("store", url.partition("://")[0])(url)
+    store: Store = plugins.part("store", url.partition(":")[0])(url)
     return store
 
 

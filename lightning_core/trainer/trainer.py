@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 from rich.console import Console
 
+from lightning_core import telemetry
 from lightning_core.air.rules import AIR
 from lightning_core.alerts.watch import Alerts
 from lightning_core.algorithms.base import Algorithm, Phase
@@ -193,6 +194,7 @@ class Trainer:
         --dry-run`) it prints what the run would be, starts and writes nothing, and ends the script.
         """
         check_not_loading()
+        telemetry.obey()
         chosen = dict(_overrides.get() or {})
         joining, dry = chosen.pop("joining", None), chosen.pop("dry_run", False)
         trainer = choose(self, chosen)

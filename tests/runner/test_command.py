@@ -118,6 +118,14 @@ async def test_a_reward_that_is_no_number_is_an_error_that_shows_it() -> None:
     assert "'high', not a finite number" in str(failed.error)
 
 
+async def test_the_run_of_a_program_is_stored_without_the_keys_on_its_command_line() -> None:
+    program = Command(["sh", "-c", "echo 1", "--api-key", "sk-1", "postgresql://me:sk-2@h/d", "--steps", "3"])
+    _, span = await play(program)
+    assert span.attributes["process.command_args"] == [
+        *("sh", "-c", "echo 1", "--api-key", "***", "postgresql://***@h/d", "--steps", "3")
+    ]
+
+
 # failing --------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("code", "end"),

@@ -288,6 +288,32 @@ async def test_a_damaged_file_is_refused_with_its_name(tmp_path: Path, url: str)
             await store.find_rollouts("run")
 
 
+def modes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022], ids=["000", "022"])
+async def test_only_its_user_may_read_a_file_or_its_log(umask: int, tmp_path: Path, url: str) -> None:
+    before = os.umask(umask)
+    try:
+        async with SqliteStore(url) as store:
+            await store.enqueue(rollouts(3))
+            assert modes(tmp_path) == dict.fromkeys(("runs.db", "runs.db-wal", "runs.db-shm"), 0o600)
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize(("found", "left"), [(0o644, 0o600), (0o666, 0o660), (0o660, 0o660), (0o640, 0o600)])
+async def test_a_file_that_others_may_read_is_narrowed_and_shared_with_a_group_that_writes(
+    found: int, left: int, tmp_path: Path, url: str
+) -> None:
+    await open_and_close(url)
+    (tmp_path / "runs.db").chmod(found)
+    async with SqliteStore(url) as store:
+        await store.enqueue(rollouts(3))
+        assert set(modes(tmp_path).values()) == {left}
+
+
 @pytest.fixture
 def write_protected() -> Iterator[str]:
     """A store that another user may only read; not under tmp_path, which nobody else may enter."""

@@ -1,6 +1,8 @@
 """A run's folder has one owner and is never half written."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,37 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path):
         (folder.checkpoints / ".step-000011.tmp").mkdir()
         assert folder.latest_checkpoint() == (10, folder.checkpoint(10))
         assert folder.checkpoint_folders() == [folder.checkpoint(step) for step in (1, 9, 10)]
+
+
+WRITE = """
+import os, signal, sys
+from pathlib import Path
+from lightning_core.trainer.folder import write_atomically
+
+os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)
+write_atomically(Path(sys.argv[1]), b"3")
+"""
+
+
+def test_what_a_killed_writer_left_is_gone_after_the_next_write(tmp_path):
+    write_atomically(tmp_path / "run.json", b"1")
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", WRITE, str(tmp_path / "run.json")])
+    assert len(list(tmp_path.iterdir())) == 2
+    assert (tmp_path / "run.json").read_bytes() == b"1"
+    write_atomically(tmp_path / "run.json", b"2")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("run.json", b"2")]
+
+
+def test_a_run_that_goes_on_finds_a_checkpoint_that_a_killed_trainer_had_set_aside(tmp_path):
+    with RunFolder(tmp_path / "run", resume=False) as folder:
+        (folder.checkpoints / ".step-000003.old").mkdir()
+        (folder.checkpoints / ".step-000003.1234abcd.partial").mkdir()
+        (folder.path / ".policy.old").mkdir()
+    with RunFolder(tmp_path / "run", resume=True) as folder:
+        assert [path.name for path in folder.checkpoints.iterdir()] == ["step-000003"]
+        assert folder.latest_checkpoint() == (3, folder.checkpoint(3))
+        assert folder.policy.is_dir()
 
 
 def test_an_atomic_write_leaves_nothing_else_behind(tmp_path):

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from lightning_core.backends.folders import recover
 from lightning_core.errors import ModelError
 
 TINY = "tiny"
@@ -27,6 +28,7 @@ def check_folder(model: str | Path) -> Path:
     here."""
     asked = str(model)
     folder = tiny_folder() if asked == TINY else Path(model)
+    recover(folder)
     on_hub = isinstance(model, str) and asked.count("/") == 1 and not asked.startswith((".", "/", "~"))
     if not folder.exists() and not on_hub:
         raise ModelError(

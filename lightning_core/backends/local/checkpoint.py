@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from lightning_core.backends.folders import replacing
+from lightning_core.backends.folders import recover, replacing
 from lightning_core.backends.local.model import Model
 from lightning_core.backends.local.policy import Policy
 from lightning_core.errors import ModelError
@@ -55,6 +55,7 @@ class Checkpoints:
 
         Raises ModelError naming the folder if a part is missing or does not fit.
         """
+        recover(folder)
         try:
             state = json.loads((folder / STATE).read_text())
             names = [MOMENTS, CRITIC] if state.get("critic_steps") is not None else [MOMENTS]

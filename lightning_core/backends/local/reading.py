@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from lightning_core.backends.base import TensorChange
 from lightning_core.backends.chat.folder import check_folder
+from lightning_core.backends.folders import recover
 from lightning_core.backends.local.checkpoint import (
     ADAPTER,
     STATE,
@@ -48,6 +49,7 @@ class Content:
     def folder(self) -> Path | None:
         """The transformers folder, or that of LoRA's adapters; None for a name on the hub."""
         path = Path(self.source)
+        recover(path)
         if (path / "model").is_dir():
             return path / "model"
         if path.is_absolute() and not path.exists():

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_core.backends.folders import replacing
+from lightning_core.backends.folders import recover, replacing
 from lightning_core.errors import ModelError
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def _write_model(cluster: Cluster, folder: Path) -> None:
 
 def read_state(folder: Path) -> dict[str, Any]:
     """The state of a checkpoint. Raises ModelError if it is none, or verl's own files are gone."""
+    recover(folder)
     try:
         state: dict[str, Any] = json.loads((folder / STATE).read_text())
     except (OSError, ValueError) as error:

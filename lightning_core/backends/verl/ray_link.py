@@ -17,11 +17,13 @@ from typing import Any, Final
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from lightning_core import telemetry
 from lightning_core.backends.verl.guard import set_guard
 from lightning_core.backends.verl.room import COLOCATED, check_room, groups
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.backends.verl.supply import check_count, count_gpus, ray_counts
 from lightning_core.errors import BackendError
+from lightning_core.masking import is_secret
 
 ALIVE_SECONDS: Final = 30.0
 """How long an actor may take to say that it lives."""
@@ -129,10 +131,16 @@ def _claim() -> int:
 
 
 def _environment() -> dict[str, str]:
-    """What workers need of this process's environment; Ray's own are passed on by Ray."""
+    """What workers need of this process's environment; Ray's own are passed on by Ray.
+
+    Ray writes it to logs that every user of a machine may read, so no key is among it. Workers here
+    inherit keys; on other machines, set them where Ray is started.
+    """
     passed = ("VERL_", "VLLM_", "HF_", "NCCL_", "GLOO_", "OMP_", "TOKENIZERS_", "PYTHONPATH", "CUDA_LAUNCH")
+    passed = (*passed, telemetry.SWITCH, *telemetry.VARIABLES)
     quiet = {"TOKENIZERS_PARALLELISM": "true", "VLLM_LOGGING_LEVEL": "WARN", "HYDRA_FULL_ERROR": "1"}
-    return quiet | {name: value for name, value in os.environ.items() if name.startswith(passed)}
+    given = {name: value for name, value in os.environ.items() if name.startswith(passed)}
+    return {name: value for name, value in (quiet | given).items() if not is_secret(name)}
 
 
 def done(answer: Any) -> Any:

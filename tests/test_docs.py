@@ -1,0 +1,156 @@
+"""The pages render: links lead somewhere, code blocks and tables are whole, and no merge is unfinished."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+ROOT = Path(__file__).parent.parent
+LISTED = subprocess.run(
+    ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+).stdout
+FILES = {ROOT / name for name in LISTED.split("\0") if name}
+"""Those of a clone; what is ignored, such as data that was fetched, is in no clone."""
+PAGES = sorted(path for path in FILES if path.suffix == ".md" and path.exists())
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+LANGUAGES = {"bash", "conf", "console", "diff", "json", "python", "sh", "text", "toml", "yaml"}
+MARKDOWN = MarkdownIt("commonmark").enable("table")
+ATTRIBUTE = re.compile(r"""\s(href|src|id|name)=["']([^"']*)["']""")
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=NAMES)
+
+
+def flat(text: str) -> list[Token]:
+    """All tokens of a page, those inside of paragraphs too."""
+    return [token for block in MARKDOWN.parse(text) for token in (block, *(block.children or ()))]
+
+
+def written_in_html(text: str, *names: str) -> list[str]:
+    html = [token.content for token in flat(text) if token.type in ("html_block", "html_inline")]
+    return [value for part in html for name, value in ATTRIBUTE.findall(part) if name in names]
+
+
+def links(text: str) -> list[str]:
+    """Where the page's links and images lead."""
+    found = [token.attrGet("href") or token.attrGet("src") for token in flat(text)]
+    return [str(link) for link in found if link is not None] + written_in_html(text, "href", "src")
+
+
+def anchors(text: str) -> set[str]:
+    """The headings as GitHub names them, and what is named in HTML."""
+    found: Counter[str] = Counter()
+    names = set(written_in_html(text, "id", "name"))
+    tokens = MARKDOWN.parse(text)
+    for before, token in pairwise(tokens):
+        if before.type == "heading_open":
+            said = "".join(part.content for part in token.children or ())
+            name = re.sub(r"[^\w\- ]", "", said.lower()).replace(" ", "-")
+            names.add(f"{name}-{found[name]}" if found[name] else name)
+            found[name] += 1
+    return names
+
+
+def dead_links(page: Path, text: str, files: set[Path]) -> list[str]:
+    """The page's links within the project that lead nowhere."""
+    dead = []
+    for link in links(text):
+        parts = urlsplit(link)
+        if parts.scheme or parts.netloc:
+            continue
+        target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+        there = target in files or any(target in file.parents for file in files)
+        if there and parts.fragment and target.suffix == ".md":
+            there = parts.fragment in anchors(text if target == page else target.read_text())
+        if not there:
+            dead.append(link)
+    return dead
+
+
+def bad_blocks(text: str) -> list[str]:
+    """Code blocks that no fence ends, or in no language that we know."""
+    lines, bad = text.splitlines(), []
+    for token in MARKDOWN.parse(text):
+        if token.type == "fence" and token.map is not None:
+            first, end = token.map
+            closed = end - first > 1 and re.fullmatch(rf"[ >]*{token.markup}+", lines[end - 1])
+            if not closed or token.info not in LANGUAGES:
+                bad.append(f"line {first + 1}: {token.markup}{token.info}")
+    return bad
+
+
+def bad_tables(text: str) -> list[str]:
+    """Rows with more or fewer cells than their table's first, and rows that are part of no table."""
+    lines, bad = text.splitlines(), []
+    for token in MARKDOWN.parse(text):
+        if token.type == "table_open" and token.map is not None:
+            rows = [re.split(r"(?<!\\)\|", line.strip().strip("|")) for line in lines[slice(*token.map)]]
+            bad += ["|".join(row) for row in rows if len(row) != len(rows[0])]
+        if token.type == "inline":
+            bad += [line for line in token.content.splitlines() if re.match(r"\|.*\|$", line)]
+    return bad
+
+
+@each_page
+def test_every_link_and_image_leads_to_what_is_there(page: Path) -> None:
+    assert dead_links(page, page.read_text(), FILES) == []
+
+
+@each_page
+def test_every_code_block_is_closed_and_names_its_language(page: Path) -> None:
+    assert bad_blocks(page.read_text()) == []
+
+
+@each_page
+def test_every_row_of_a_table_has_as_many_cells_as_its_heading(page: Path) -> None:
+    assert bad_tables(page.read_text()) == []
+
+
+def test_what_does_not_render_is_found(tmp_path: Path) -> None:
+    page, other = tmp_path / "page.md", tmp_path / "other.md"
+    other.write_text("# A `thing`, and more\n\n## Twice\n\n## Twice\n")
+    text = (
+        "[a](other.md#a-thing-and-more) [b](other.md#twice-1) [c](#here) [d](http://example.org/x)\n"
+        "[e](gone.md) [f](other.md#gone) [g](#gone) ![h](gone.png) <img src='gone2.png'>\n\n# Here\n"
+    )
+    found = dead_links(page, text, {page, other})
+    assert found == ["gone.md", "other.md#gone", "#gone", "gone.png", "gone2.png"]
+    assert bad_blocks("```python\na\n```\n\n```\nb\n```\n\n```sh\nc\n") == ["line 5: ```", "line 9: ```sh"]
+    assert bad_tables("| a | b |\n|---|---|\n| 1 | 2 |\n| 3 |\n") == [" 3 "]
+    assert bad_tables("| a | b |\n|---|\n| 1 | 2 |\n") == ["| a | b |", "|---|", "| 1 | 2 |"]
+
+
+def test_no_file_holds_what_a_merge_left_behind() -> None:
+    found = subprocess.run(["make", "-s", "markers"], cwd=ROOT, capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("marker", ["<<<<<<< HEAD", "=======", ">>>>>>> 1e9a8f2 (Another)", "||||||| base"])
+def test_make_check_refuses_what_a_merge_left_behind(marker: str, tmp_path: Path) -> None:
+    assert "markers" in re.findall(r"^check:(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[0].split()
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    page = tmp_path / "page.md"
+
+    def check() -> subprocess.CompletedProcess[str]:
+        subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)
+        return subprocess.run(["make", "-s", "markers"], cwd=tmp_path, capture_output=True, text=True)
+
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    page.write_text("Title\n========\n\na <<<<<<< b\n")
+    assert (check().returncode, check().stdout) == (0, "")
+    page.write_text(f"one\n{marker}\ntwo\n")
+    found = check()
+    assert found.returncode != 0
+    assert f"page.md:2:{marker}" in found.stdout
