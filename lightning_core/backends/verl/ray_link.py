@@ -136,8 +136,8 @@ def _environment() -> dict[str, str]:
     Ray writes it to logs that every user of a machine may read, so no key is among it. Workers here
     inherit keys; on other machines, set them where Ray is started.
     """
-    passed = ("VERL_", "VLLM_", "HF_", "NCCL_", "GLOO_", "OMP_", "TOKENIZERS_", "PYTHONPATH", "CUDA_LAUNCH")
-    passed = (*passed, telemetry.SWITCH, *telemetry.VARIABLES)
+    ours = ("VERL_", "VLLM_", "HF_", "NCCL_", "GLOO_", "OMP_", "TOKENIZERS_", "PYTHONPATH", "CUDA_LAUNCH")
+    passed = (*ours, telemetry.SWITCH, *telemetry.VARIABLES)
     quiet = {"TOKENIZERS_PARALLELISM": "true", "VLLM_LOGGING_LEVEL": "WARN", "HYDRA_FULL_ERROR": "1"}
     given = {name: value for name, value in os.environ.items() if name.startswith(passed)}
     return {name: value for name, value in (quiet | given).items() if not is_secret(name)}
