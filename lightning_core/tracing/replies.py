@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import orjson
 
-from lightning_core.json_text import read_json
 from lightning_core.tracing.streams import RESPONSE_ENDED, Json, error_of, merge
 from lightning_core.types import Choice
 
@@ -36,7 +35,7 @@ def read_reply(dialect: str, body: bytes, *, streamed: bool) -> Reply:
     if not body:
         return Reply()
     if not streamed:
-        return _reply(dialect, read_json(body), ended=True)
+        return _reply(dialect, orjson.loads(body), ended=True)
     reply, ended = merge(dialect, body)
     return _reply(dialect, reply, ended=ended)
 

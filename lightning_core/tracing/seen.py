@@ -12,7 +12,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lightning_core.json_text import read_json
+import orjson
+
 from lightning_core.tracing.replies import Reply, read_reply
 from lightning_core.tracing.scope import Scope
 from lightning_core.tracing.sdks import DIALECTS
@@ -107,7 +108,7 @@ class Watch:
 
     def _body(self) -> dict[str, Any]:
         try:
-            body = read_json(self.content or b"")
+            body = orjson.loads(self.content or b"")
         except ValueError:
             return {}
         return without_secrets(body) if isinstance(body, dict) else {}
@@ -175,7 +176,7 @@ class _Arrived:
         if self.response.status_code in (401, 403):
             return said
         try:
-            message = error_of(read_json(self.content()))
+            message = error_of(orjson.loads(self.content()))
         except (TypeError, AttributeError, ValueError, RuntimeError):
             message = None
         return f"{said}: {message[:_MOST_CHARACTERS]}" if message else said

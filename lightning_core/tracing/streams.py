@@ -12,7 +12,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Final
 
-from lightning_core.json_text import JsonError, read_json
+import orjson
 
 Json = dict[str, Any]
 _BLANK_LINE: Final = re.compile(rb"\r?\n\r?\n")
@@ -40,7 +40,7 @@ def _events(body: bytes) -> list[Json]:
     """The data of server-sent events. The last one may have been cut off: then it never was."""
     *blocks, rest = _BLANK_LINE.split(body)
     events = [_event(block) for block in blocks]
-    with suppress(JsonError):
+    with suppress(orjson.JSONDecodeError):
         events.append(_event(rest))
     return [event for event in events if isinstance(event, dict)]
 
@@ -53,7 +53,7 @@ def _event(block: bytes) -> Any:
         data = b"\n".join(lines)
     if data.startswith(b"[DONE]"):
         return _END
-    return read_json(data) if data else None
+    return orjson.loads(data) if data else None
 
 
 def _merge_chat(events: Iterable[Json]) -> Json:
