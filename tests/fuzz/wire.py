@@ -101,8 +101,9 @@ async def _abort(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, aft
     """Leave in the middle of the answer, by a reset."""
     with suppress(asyncio.IncompleteReadError):
         await reader.readexactly(after)
-    sock = writer.get_extra_info("socket")
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with suppress(OSError):  # it may be closed already
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
     return NOTHING
 
