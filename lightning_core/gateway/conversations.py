@@ -1,8 +1,8 @@
 """Conversations that a request may go on from by the id of an earlier response.
 
 Each attempt of a rollout has its own: one rollout can't go on from another's response. They live in this
-gateway's memory; how many attempts and how many responses of each is bounded, and the least recently
-used go first.
+gateway's memory; how many attempts, how many responses of each, and how many bytes of all is bounded, and the
+least recently used go first.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lightning_core.gateway.refusals import Refusal
+from lightning_core.gateway.wire import to_json
 
 Owner = tuple[str | None, int | None]
 """A rollout and its attempt; both None for callers without a token, who share one space."""
 _MOST_ATTEMPTS: Final = 4096
 _MOST_RESPONSES: Final = 1024
+_MOST_BYTES: Final = 256 * 2**20
+"""Of all that is kept, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +43,34 @@ def messages_of(turn: Turn | None) -> list[dict[str, Any]]:
 class Conversations:
     """The turns that can be gone on from."""
 
-    def __init__(self, *, attempts: int = _MOST_ATTEMPTS, responses: int = _MOST_RESPONSES) -> None:
+    def __init__(
+        self,
+        *,
+        attempts: int = _MOST_ATTEMPTS,
+        responses: int = _MOST_RESPONSES,
+        most_bytes: int = _MOST_BYTES,
+    ) -> None:
         self._attempts = attempts
         self._responses = responses
-        self._turns: OrderedDict[Owner, OrderedDict[str, Turn]] = OrderedDict()
+        self._free = most_bytes
+        self._turns: OrderedDict[Owner, OrderedDict[str, tuple[Turn, int]]] = OrderedDict()
+        """Each turn with its bytes."""
         self._lock = threading.Lock()
         """A long request is read in a thread of its own."""
 
     def keep(self, owner: Owner, response_id: str, turn: Turn) -> None:
         """Let later requests go on from this response."""
+        size = len(to_json(turn.messages))
         with self._lock:
             turns = self._turns.setdefault(owner, OrderedDict())
             self._turns.move_to_end(owner)
-            turns[response_id] = turn
-            turns.move_to_end(response_id)
-            if len(turns) > self._responses:
-                turns.popitem(last=False)
-            if len(self._turns) > self._attempts:
-                self._turns.popitem(last=False)
+            self._free += turns.pop(response_id, (None, 0))[1] - size
+            turns[response_id] = turn, size
+            while len(self._turns) > self._attempts or (self._free < 0 and len(self._turns) > 1):
+                _, dropped = self._turns.popitem(last=False)
+                self._free += sum(each for _, each in dropped.values())
+            while len(turns) > self._responses or (self._free < 0 and len(turns) > 1):
+                self._free += turns.popitem(last=False)[1][1]
 
     def get(self, owner: Owner, response_id: str) -> Turn:
         """The turn that ended in this response. Raises Refusal if it is not known here."""
@@ -66,7 +79,7 @@ class Conversations:
             if response_id in turns:
                 self._turns.move_to_end(owner)
                 turns.move_to_end(response_id)
-                return turns[response_id]
+                return turns[response_id][0]
         raise Refusal(
             f"response {response_id!r} is not known to this attempt of the rollout: it was made "
             "elsewhere, with store=false, too long ago, or before the gateway was restarted; send the "
