@@ -292,17 +292,19 @@ async def test_a_reply_that_failed_is_not_gone_on_from() -> None:
             await client.responses.create(model="m", input="b", previous_response_id="resp_c")
 
 
-def test_the_conversations_that_are_kept_have_no_more_bytes_than_there_is_room_for() -> None:
+@pytest.mark.parametrize("attempts", [1, 40])
+def test_no_more_bytes_of_conversations_are_kept_than_there_is_room_for(attempts: int) -> None:
     kept = Conversations(most_bytes=1000)
-    for place in range(40):
+    owners = [("r", place % attempts) for place in range(40)]
+    for place, owner in enumerate(owners):
         said = {"role": "user", "content": f"{place:02d}" * 50}
-        kept.keep((f"r{place % 4}", 1), f"resp_{place}", Turn(None, (said,)))
-    found = []
-    for place in range(40):
+        kept.keep(owner, f"resp_{place}", Turn(None, (said,)))
+    found = {}
+    for place, owner in enumerate(owners):
         with suppress(Refusal):
-            found.append((place, kept.get((f"r{place % 4}", 1), f"resp_{place}")))
-    assert [place for place, _ in found] == list(range(39 - len(found) + 1, 40))
-    assert 0 < sum(len(orjson.dumps(turn.messages)) for _, turn in found) <= 1000
+            found[place] = kept.get(owner, f"resp_{place}")
+    assert list(found) == list(range(40 - len(found), 40))
+    assert 0 < sum(len(orjson.dumps(turn.messages)) for turn in found.values()) <= 1000
 
 
 def test_conversations_are_bounded_and_the_least_recently_used_go_first() -> None:
