@@ -272,7 +272,7 @@ class StuckWorker:
             yield Finding(
                 f"{member.role} {member.name!r}{host} was last seen {silent:.0f} s ago; what it held goes to "
                 "others, once its leases have run out: look at its log, end it if it still runs, and start "
-                "it anew under the same name",
+                "it again under the same name",
                 subject=f"{member.role}/{member.name}",
                 since=f"{member.seen_at:.0f}",
             )

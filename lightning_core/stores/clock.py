@@ -1,4 +1,4 @@
-"""The clock that leases of one machine run by. Nobody can set it, and it goes on while the machine sleeps.
+"""The clock that leases of one machine run by. It can't be set, and goes on while the machine sleeps.
 
 It begins with the machine, and all its processes share it. So its readings mean nothing after the next start
 of the machine, nor on another one: each lease says by which clock it was made.

@@ -107,7 +107,7 @@ def lock(connection: Connection, where: LiteralString, value: Any) -> list[tuple
 
 
 def save(connection: Connection, rollouts: Sequence[Rollout], notices: Sequence[Notice]) -> None:
-    """Write what can change of the rollouts, held by nobody, and tell of it; inside a transaction."""
+    """Write what can change of the rollouts, with no lease, and tell of it; inside a transaction."""
     if rollouts:
         add(connection, SAVE, [changed(rollout) for rollout in rollouts])
     tell(connection, notices)

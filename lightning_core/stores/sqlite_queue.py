@@ -142,7 +142,7 @@ def hold(
 
 
 def save(connection: sqlite3.Connection, rollouts: Sequence[Rollout]) -> None:
-    """Write what can change of the rollouts, held by nobody."""
+    """Write what can change of the rollouts, with no lease."""
     changed = [
         (
             rollout.status.value,

@@ -154,7 +154,7 @@ def absolute(path: Path) -> str:
 
 
 def make_private(folder: Path, *, known: str) -> None:
-    """The folder is there, and nobody but its user may enter it.
+    """The folder is there, and only its user may enter it.
 
     One that others may enter is narrowed if it is empty or holds a file named `known`; any other is the
     user's for other things too, and a warning says what to do.

@@ -359,7 +359,7 @@ async def test_a_row_that_fails_ends_alone_and_the_others_get_what_they_get_with
     others = {i for ids in [*wanted, *prompts, doomed] for i in ids}
     failing = next(i for i in greedy[:-1] if i not in others) if where == "reply" else bad
     if (how, where) == ("overflows", "prompt"):
-        doomed = [*doomed, bad]  # what is not wanted of a prompt's logits harms nobody
+        doomed = [*doomed, bad]  # what is not wanted of a prompt's logits does no harm
     engine = start_engine(qwen, prefill_tokens=64)
     _Failing(engine, **{how: failing})
     await asyncio.wrap_future(engine.hold())

@@ -1,4 +1,4 @@
-"""The requests: valid ones of every endpoint, and what becomes of them when parts are changed.
+"""The requests: valid ones of every endpoint, and how parts of them are changed.
 
 A case follows from the seed and its number alone, so that one can be made again without the others.
 """

@@ -1,4 +1,4 @@
-"""How much a client may send, and how fast: strangers next to nothing, and nobody without end."""
+"""How much a client may send, and how fast: strangers next to nothing, and no one without end."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CACHE_BYTES: Final = 1 << 26
 """Memory for the pieces that are remembered, of one model: about 8 M tokens of English."""
 GENEROUS: Final = 1024
-"""Bytes that a token of a tokenizer that is not understood may cover. Nobody's text comes near."""
+"""Bytes that a token of a tokenizer that is not understood may cover. No ordinary text comes near."""
 _PIECE_BYTES: Final = 400
 """What remembering a piece costs beside its text and ids."""
 _LETTERS: Final = bytes(range(ord("A"), ord("Z") + 1)) + bytes(range(ord("a"), ord("z") + 1))

@@ -116,7 +116,7 @@ class Watch:
             except LostError:  # the next look may learn it
                 return
             if born is not None and born != replica.born:
-                self._serving.lose(replica, f"{replica.url}: it was started anew")
+                self._serving.lose(replica, f"{replica.url}: it was restarted")
         replica.doubted = False
         self.tell()
 
