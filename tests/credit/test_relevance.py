@@ -174,5 +174,5 @@ def test_a_weight_by_its_own_return_is_found_out():
 
 @pytest.mark.parametrize("options", [{"floor": -0.1}, {"unknown": 2.0}], ids=str)
 def test_options_out_of_range_are_refused(options):
-    with pytest.raises(ConfigError, match=f"{next(iter(options))} must lie between 0 and 1"):
+    with pytest.raises(ConfigError, match=f"can't use {next(iter(options))}=.* at least 0 and at most 1"):
         Relevance(**options)

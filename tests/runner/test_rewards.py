@@ -145,5 +145,5 @@ async def test_a_value_that_is_no_reward_fails_the_rollout_where_it_was_given(st
         return 1.0
 
     [done] = await run_all(solve, store, rollouts(1))
-    assert "reward(nan) is not a finite number" in str(done.error)
+    assert "reward(nan) in rollout 'r0' is not a finite number" in str(done.error)
     assert "in solve" in str(done.error)
