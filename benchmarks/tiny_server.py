@@ -14,16 +14,21 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from benchmarks.stores.processes import rss_bytes
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.types import ResourceVersion, Run
 
+if TYPE_CHECKING:
+    from lightning_core.backends.chat.encoding import Encoder
+
 RUN = Run(id="run", config={"model": "tiny"})
 TRAINED = ("writer",)
 """The agents whose calls are trained on."""
 TOKENS = Tokens(b"of a server that is only measured")
+TEXTS = 130_000
+"""More pieces of a message's length than the tokenizer remembers."""
 
 
 class TinyServer:
@@ -109,6 +114,7 @@ async def serve(folder: Path) -> None:
     # measured at start by default; here equal requests must get equal replies on any machine
     backend = LocalBackend("tiny", threads=1, dtype="float32")
     await backend.start()
+    fill(backend.upstream.prompts.encoder)
     try:
         async with open_store(store_url(folder), load_plugins()) as store:
             await store.put_run(RUN)
@@ -120,6 +126,12 @@ async def serve(folder: Path) -> None:
             await upstream.close()
     finally:
         await backend.close()
+
+
+def fill(encoder: Encoder) -> None:
+    """Give the tokenizer as many pieces of text as it remembers: that memory is then taken, once."""
+    for first in range(0, TEXTS, 10_000):
+        encoder.encode([f"<|im_start|>user\nwarm {first + n} {'x ' * 20}" for n in range(10_000)])
 
 
 if __name__ == "__main__":

@@ -293,7 +293,7 @@ async def test_prompts_at_the_edge_of_the_context_disturb_nobody(place: Place) -
 
 
 async def test_text_that_can_not_fit_the_context_is_refused_before_it_is_encoded(place: Place) -> None:
-    encoder: Encoder = place.backend.upstream._prompts.encoder
+    encoder: Encoder = place.backend.upstream.prompts.encoder
     assert (await place.chat(max_tokens=2)).status_code == 200
     before = encoder.encoded
     async with place.bystanders(1):
@@ -328,7 +328,7 @@ async def test_replies_stream_and_short_prompts_are_answered_while_long_ones_are
 
 
 async def test_a_conversation_that_goes_on_has_only_its_new_messages_encoded(place: Place) -> None:
-    encoder: Encoder = place.backend.upstream._prompts.encoder
+    encoder: Encoder = place.backend.upstream.prompts.encoder
     messages: list[dict[str, Any]] = user("the lazy dog")
     written = 0
     for turn in range(10):

@@ -54,7 +54,7 @@ class ChatUpstream:
         self._engine = engine
         self._tokenizer = model.tokenizer.backend_tokenizer
         self._hidden = hidden_ids(model.tokenizer, model.stop_ids)
-        self._prompts = Prompts(model.tokenizer, model.name, model.vocabulary)
+        self.prompts = Prompts(model.tokenizer, model.name, model.vocabulary)
         # their threads end when this object goes
         self._short = ThreadPoolExecutor(2, "lightning-prompts")
         self._long = ThreadPoolExecutor(1, "lightning-long-prompts")
@@ -92,14 +92,14 @@ class ChatUpstream:
         loop, context = asyncio.get_running_loop(), self.model.context
         many = len(request.messages) + len(request.tools or ()) > MANY_MESSAGES
         made = await loop.run_in_executor(
-            self._long if many else self._short, self._prompts.begin, request, context
+            self._long if many else self._short, self.prompts.begin, request, context
         )
         return made if isinstance(made, list) else await loop.run_in_executor(self._long, made)
 
     def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
         """(prompt ids, completion ids), as they would have been recorded. Raises ContextLengthError."""
         d, model = demonstration, self.model
-        prompt, reply = self._prompts.with_reply(
+        prompt, reply = self.prompts.with_reply(
             d.messages, d.message, d.tools, d.template, model.stop_ids, model.context
         )
         if len(prompt) + len(reply) > model.context:
