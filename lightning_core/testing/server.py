@@ -86,6 +86,8 @@ class GatewayDouble:
     async def answer(self, request: Request) -> Response:
         body = await request.json() if request.method == "POST" else {}
         path = request.url.path
+        if "/v1/" not in path:  # a port that was another server's a moment ago has visitors
+            return JSONResponse({"error": {"message": "not served"}}, 404)
         if path.endswith("/input_tokens"):  # how long a prompt would be: no call of a model, and not served
             error = {"error": {"message": "not served", "type": "invalid_request_error"}}
             return JSONResponse(error, 404)

@@ -57,7 +57,7 @@ def mistakes(received: Iterable[Tagged]) -> list[str]:
     nonces: dict[str | None, set[str]] = defaultdict(set)
     for request in received:
         for name, tag in (("rollout", request.rollout), ("agent", request.agent)):
-            if tag != request.marks[name]:
+            if tag is None or tag != request.marks.get(name):
                 found.append(f"{name} is {tag!r}, truth {dict(request.marks)}")
         if request.call is None:
             found.append(f"no call id, truth {dict(request.marks)}")

@@ -108,7 +108,8 @@ async def test_no_stream_of_a_slow_server_fails_while_others_get_on(server: Stan
         await ends(completions)
         assert answered(completions, 4)
         assert replicas.sent == {server.url: STREAMS + 1}
-        assert (replicas.dead, server.most_open) == ([], STREAMS)
+        assert replicas.dead == []
+        assert server.most_open >= STREAMS - 1, "the one that is broken off may end before the last begins"
 
 
 async def test_no_more_replies_than_the_limit_are_under_way_and_the_rest_come_in_order(
