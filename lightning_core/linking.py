@@ -31,13 +31,10 @@ def link(calls: Iterable[Call], events: Sequence[Event]) -> list[Event]:
 
     A tool run is found by its `tool_call_id`, a span by its `gen_ai.response.id` or, if it describes a tool
     run, by its `gen_ai.tool.call.id`. Some servers give the same ids in every reply: of several calls a tool
-    run has the one by the agent who asked for it, and what still fits several stays unlinked. A run that was
-    asked for in words belongs to the call of its agent that gave that very reply; of several equal ones each
-    has its own, in order, if there are as many. Links that are there already stay; what matches nothing is
-    returned as it came.
+    run has the one by the agent who asked for it, and what still fits several stays unlinked. Links that are
+    there already stay; what matches nothing is returned as it came.
     """
     calls = list(calls)
-    in_words = _asked_in_words(calls, events)
     asked: _Ids = defaultdict(dict)
     answered: _Ids = defaultdict(dict)
     for call in calls:
@@ -46,12 +43,7 @@ def link(calls: Iterable[Call], events: Sequence[Event]) -> list[Event]:
                 asked[call.rollout_id, tool_call_id][call.id] = call
         if call.response_id is not None:
             answered[call.rollout_id, call.response_id][call.id] = call
-    return [
-        event.model_copy(update={"call_id": in_words[place]})
-        if place in in_words
-        else _linked(event, asked, answered)
-        for place, event in enumerate(events)
-    ]
+    return [_linked(event, asked, answered) for event in events]
 
 
 def link_rewards(calls: Iterable[Call], rewards: Iterable[Reward]) -> list[Reward]:
@@ -132,33 +124,6 @@ def _linked(event: Event, asked: _Ids, answered: _Ids) -> Event:
     if call_id is None:
         call_id = _asking(event, asked.get((event.rollout_id, tool_call_id), {}))
     return event if call_id is None else event.model_copy(update={"call_id": call_id})
-
-
-def _asked_in_words(calls: Sequence[Call], events: Sequence[Event]) -> dict[int, str]:
-    """By place among the events: the calls whose replies asked for those runs in words."""
-    runs: defaultdict[tuple[str, str, str], list[tuple[float, int]]] = defaultdict(list)
-    for place, event in enumerate(events):
-        if isinstance(event, ToolEvent) and event.reply and not event.tool_call_id and event.call_id is None:
-            runs[event.rollout_id, event.agent, event.reply.strip()].append((event.started_at, place))
-    replies: defaultdict[tuple[str | None, str], list[tuple[float, str, str]]] = defaultdict(list)
-    for call in calls if runs else ():
-        for text in {_said(choice.message) for choice in call.choices}:
-            replies[call.rollout_id, call.agent].append((call.started_at, call.id, text))
-    found: dict[int, str] = {}
-    for (rollout_id, agent, reply), places in runs.items():
-        of_agent = sorted(replies[rollout_id, agent])
-        same = [call_id for _, call_id, text in of_agent if text == reply]
-        same = same or [
-            call_id for _, call_id, text in of_agent if text.startswith(reply)
-        ]  # it was cut short
-        if len(same) == len(places):
-            found |= {place: call_id for (_, place), call_id in zip(sorted(places), same, strict=True)}
-    return found
-
-
-def _said(message: dict[str, Any]) -> str:
-    content = message.get("content")
-    return content.strip() if isinstance(content, str) else ""
 
 
 def _asking(event: Event, calls: dict[str, Call]) -> str | None:

@@ -40,38 +40,6 @@ def test_each_tool_run_finds_the_call_that_asked_for_it() -> None:
     assert [event.call_id for event in link(calls, runs)] == ["c2", "c1", "c1", "other", None, None]
 
 
-def said(name: str, text: str, started: float, **fields: Any) -> Call:
-    fields = {"started_at": started, "ended_at": started + 0.5, **fields}
-    return call(name, **fields).model_copy(update={"choices": [Choice(message={"content": text})]})
-
-
-def in_words(reply: str, started: float = 1.0, **fields: Any) -> ToolEvent:
-    return tool(None, reply=reply, **fields).model_copy(update={"started_at": started})
-
-
-DRAW = "Thought: now.\nAction: draw\nAction Input: {}"
-
-
-def test_a_run_that_was_asked_for_in_words_finds_the_call_that_said_so() -> None:
-    calls = [
-        said("c1", f"\n{DRAW}\n", 1.0),
-        said("other", DRAW, 1.0, agent="b"),
-        said("elsewhere", DRAW, 1.0, rollout="r2"),
-        said("c2", "Final Answer: done", 2.0),
-    ]
-    assert [event.call_id for event in link(calls, [in_words(DRAW)])] == ["c1"]
-    assert [event.call_id for event in link(calls, [in_words("Action: else"), in_words("")])] == [None, None]
-    cut = [said("c1", f"{DRAW}\nObservation: made up", 1.0)]
-    assert [event.call_id for event in link(cut, [in_words(DRAW)])] == ["c1"]
-
-
-def test_of_equal_replies_in_words_each_has_its_own_run_or_none_has() -> None:
-    calls = [said("c2", DRAW, 2.0), said("c1", DRAW, 1.0)]
-    late, early = in_words(DRAW, 2.6, id="late"), in_words(DRAW, 1.6, id="early")
-    assert [event.call_id for event in link(calls, [late, early])] == ["c2", "c1"]
-    assert [event.call_id for event in link(calls, [late])] == [None]
-
-
 def test_a_span_finds_its_call_by_the_replys_id() -> None:
     calls = [call("c1", response_id="chatcmpl-c1"), call("c2", response_id="resp_c2")]
     spans = [span(**{"gen_ai.response.id": "resp_c2"}), span(**{"gen_ai.response.id": "else"}), span()]

@@ -28,6 +28,7 @@ _FAILED: Final = re.compile(
     |An\ error\ occurred\ (?:when|while)\ (?:calling|executing|invoking|parsing|running)\ (?:the\ )?tool\b
     |I\ encountered\ an\ error\ while\ trying\ to\ use\ the\ tool\b
     |Tool\ \S+\ timed\ out\ after\b
+    |Tool\ not\ found$
     |Traceback\ \(most\ recent\ call\ last\)
     |[\w.]*(?:Error|Exception)(?::\ |\()""",
     re.VERBOSE,

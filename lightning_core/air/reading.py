@@ -8,8 +8,7 @@ Three can tell what came of a request, and the first that does is believed, neve
    Completions say it in a message of role "tool", Responses in a `function_call_output`, Anthropic in a
    `tool_result`.
 
-Where replies gave one id to several requests, it tells nothing about any of them. A reply that asks in words
-gives no id at all: there the run that a plugin saw, linked by the reply itself, is the request as well.
+Where replies gave one id to several requests, it tells nothing about any of them.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def read_records(rollout: Rollout, calls: Sequence[Call], events: Sequence[Event
             return None
         return seen.get(request) or (told.get(request[1]) if by_id[request[1]] == 1 else None)
 
-    requests = defaultdict(list, _in_words(completed, linked))
+    requests: defaultdict[str, list[ToolRequest]] = defaultdict(list)
     for call, tool_call_id, name, arguments in asked:
         outcome = find_outcome((call.id, tool_call_id))
         requests[call.id].append(ToolRequest(call, tool_call_id, name, arguments, outcome))
@@ -59,22 +58,6 @@ def asked_tools(call: Call) -> Iterator[tuple[str | None, str, str]]:
             if isinstance(each, dict) and isinstance(function := each.get("function"), dict):
                 tool_call_id = str(each["id"]) if each.get("id") else None
                 yield tool_call_id, str(function.get("name") or ""), _arguments(function)
-
-
-def _in_words(calls: Sequence[Call], events: Sequence[Event]) -> dict[str, list[ToolRequest]]:
-    """By call id: what the replies asked for in words, each known by the id of its run."""
-    asking = {call.id: call for call in calls}
-    found: defaultdict[str, list[ToolRequest]] = defaultdict(list)
-    for event in events:
-        if (
-            isinstance(event, ToolEvent)
-            and event.reply
-            and not event.tool_call_id
-            and event.call_id in asking
-        ):
-            call, outcome = asking[event.call_id], outcome_of(event.result, event.error, event.error_type)
-            found[call.id].append(ToolRequest(call, event.id, event.name, event.arguments, outcome))
-    return found
 
 
 def _arguments(function: dict[str, Any]) -> str:

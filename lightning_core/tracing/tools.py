@@ -1,8 +1,7 @@
 """Runs of tools, as the plugins see them: noted in the rollout's scope, stored when its attempt ends.
 
 A plugin reports from within the context that ran the tool (or under `rollout_of` that context), so a run
-belongs to its rollout by identity. The link to the call that asked is the `tool_call_id`; of a request in
-words, which has none, the `reply` itself.
+belongs to its rollout by identity. The link to the call that asked is the `tool_call_id`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ def report_tool(
     error: BaseException | str | None = None,
     error_type: ToolErrorType | None = None,
     tool_call_id: str | None = None,
-    reply: str | None = None,
     started_at: float | None = None,
     ended_at: float | None = None,
 ) -> None:
@@ -53,7 +51,6 @@ def report_tool(
             error=_described(error),
             error_type=error_type or ("raised" if error is not None else None),
             tool_call_id=_text(tool_call_id),
-            reply=_text(reply),
             started_at=end if started_at is None else started_at,
             ended_at=end,
         )

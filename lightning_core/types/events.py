@@ -31,8 +31,6 @@ class ToolEvent(Record):
     error_type: ToolErrorType | None = None
     tool_call_id: str | None = None
     """The id that the reply gave the request for it: the link to the call that asked."""
-    reply: str | None = None
-    """The reply that asked for it, where it did so in words and so gave no id: the link in its place."""
     call_id: str | None = None
     """That call; see `linking.link`."""
     started_at: float

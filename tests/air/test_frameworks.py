@@ -11,9 +11,7 @@ import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient
 
 import tests.examples.conftest  # noqa: F401  # CrewAI, once imported, keeps its files where this says
-from lightning_core.gateway.upstream import ChatRequest
-from tests.air.playing import ASKED, EXPECTED, REFUSING, TOOL, check, play
-from tests.gateway.scripted import Line
+from tests.air.playing import REFUSING, TOOL, check, play
 
 App = Callable[[str], Awaitable[object]]
 
@@ -94,47 +92,6 @@ async def crewai() -> AsyncIterator[App]:
 
     yield app
     detach()
-
-
-def ask_in_words(request: ChatRequest, choice: int) -> Line:
-    """Ask for the tool that the task says, in the words that CrewAI asks for, and answer what came of it."""
-    texts = [str(message["content"]) for message in request.messages]
-    if any(message["role"] == "assistant" for message in request.messages):
-        return Line("Thought: I know.\nFinal Answer: done")
-    name, arguments = ASKED[next(name for name in ASKED if any(f"<{name}>" in text for text in texts))]
-    return Line(f"Thought: I need it.\nAction: {name}\nAction Input: {arguments}")
-
-
-@pytest.mark.filterwarnings(r"ignore::DeprecationWarning:crewai\.")
-@pytest.mark.filterwarnings("ignore:Cannot set an attribute on 'crewai.rag':ImportWarning")
-async def test_a_tool_that_crewai_s_agents_ask_for_in_words_is_the_fault_of_the_call_that_did() -> None:
-    from crewai import LLM
-    from crewai.tools import tool
-    from lightning_crewai import attach, detach
-
-    from plugins.crewai.tests.apps import Kit
-
-    tools = [tool(TOOL)(look_up), tool(REFUSING)(refuse)]
-
-    async def app(question: str) -> object:
-        headers = {"connection": "close"}
-        llm = LLM(model="o1", api_key="none", default_headers=headers)  # for CrewAI it has no tool calls
-        kit = Kit(rollout="any", models=[llm])
-        crew = attach(kit.crew(kit.agent("clerk", tools=tools, max_iter=4)))
-        crew.tasks[0].description = question
-        return await asyncio.to_thread(crew.kickoff)
-
-    tasks = [name for name in EXPECTED if name != "garbled"]  # CrewAI mends JSON that is cut
-    rewards, calls = await play(app, tasks, plugins=["crewai"], says=ask_in_words)
-    detach()
-    assert {name: [reward.source for reward in given] for name, given in rewards.items()} == {
-        name: EXPECTED[name] for name in tasks
-    }
-    for name, given in rewards.items():
-        assert len(calls[name]) == 2
-        assert [(reward.call_id, reward.agent) for reward in given] == [(calls[name][0].id, "clerk")] * len(
-            given
-        )
 
 
 @pytest.mark.filterwarnings(r"ignore::DeprecationWarning:crewai\.")

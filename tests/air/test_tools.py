@@ -215,17 +215,6 @@ def test_what_can_not_be_linked_is_no_signal() -> None:
     assert spoke(call(1, asks(), status="cancelled"), failed) == {}
 
 
-def test_a_tool_that_was_asked_for_in_words_is_a_request_of_the_call_that_did() -> None:
-    reply = "Action: look_up\nAction Input: {}"
-    given = '{"word": "boat"}'
-    failed = run(None, error="KeyError: 1", error_type="raised", result=None, reply=reply, arguments=given)
-    asking, other = call(1, text=reply), call(2, text="Final Answer: none")
-    assert spoke(asking, other, failed) == {"tool_raised": [("c1", "e")]}
-    (request,) = recorded(asking, other, failed).requests
-    assert (request.call.id, request.name, request.arguments) == ("c1", "look_up", given)
-    assert spoke(asking, other, failed.model_copy(update={"agent": "reader"})) == {}
-
-
 class Watched(dict[str, Any]):
     """Counts how often it is looked into."""
 

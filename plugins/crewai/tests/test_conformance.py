@@ -22,7 +22,8 @@ class CrewAI(Framework):
     plugin = "crewai"
     modules = ("crewai",)
     lacks: ClassVar[dict[Ability, str]] = {
-        "shared apps": "a crew, and each of its agents, runs once at a time"
+        "shared apps": "a crew, and each of its agents, runs once at a time",
+        "tool events": "no hook of CrewAI gives the id of the request; results are read from the wire",
     }
 
     @asynccontextmanager

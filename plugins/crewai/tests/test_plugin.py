@@ -14,8 +14,6 @@ from typing import Any
 import lightning_crewai
 import pytest
 from crewai import Agent, Crew, Task, lite_agent
-from crewai.agents import agent_executor, step_executor
-from crewai.events.event_bus import CrewAIEventsBus
 from crewai.flow.flow import Flow
 from crewai.project import CrewBase, agent, crew, task
 from lightning_crewai import attach, detach
@@ -28,10 +26,7 @@ from plugins.crewai.tests import apps
 from plugins.crewai.tests.apps import Kit
 from plugins.crewai.tests.playing import expect, scope_at
 
-TOUCHED: tuple[Any, ...] = (
-    *(Task, Agent, lite_agent.LiteAgent, agent_executor.AgentExecutor, CrewAIEventsBus),
-    *(agent_executor, step_executor, lite_agent),
-)
+TOUCHED = (Task, Agent, lite_agent.LiteAgent)
 
 
 @pytest.fixture
@@ -141,13 +136,7 @@ def test_attaching_again_after_detaching_names_again(gateway: GatewayDouble, sol
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [
-        (Task, "execute_sync"),
-        (Agent, "execute_task"),
-        (agent_executor.AgentExecutor, "_execute_single_native_tool_call"),
-        (step_executor, "execute_single_native_tool_call"),
-        (CrewAIEventsBus, "emit"),
-    ],
+    [(Task, "execute_sync"), (Agent, "execute_task")],
 )
 def test_a_crewai_without_a_needed_place_is_refused_by_name_and_left_alone(
     solo: Agent, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str

@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Agent, Model, ModelResponse, get_current_span, set_trace_provider
-from agents.exceptions import ToolTimeoutError
-from agents.tool import FunctionToolResult
-from agents.tool_context import ToolContext
+from agents import Agent, Model, get_current_span, set_trace_provider
 from agents.tracing import AgentSpanData, get_trace_provider
 from agents.tracing.provider import DefaultTraceProvider
 from lightning_openai_agents import attach, install, uninstall
@@ -25,8 +22,6 @@ from lightning_core.testing.server import GatewayDouble
 from plugins.openai_agents.tests.apps import member
 from plugins.openai_agents.tests.playing import arun, expect, scope_at
 from plugins.openai_agents.tests.tracing import OwnProvider, Recorder
-
-WATCHED = (ToolContext, ToolTimeoutError, FunctionToolResult, ModelResponse)
 
 
 def python(program: str, folder: Path) -> None:
@@ -114,11 +109,9 @@ def _in_place_of_ours() -> OwnProvider:
 async def test_whatever_the_app_sets_since_everything_is_taken_back(
     bare_gateway: GatewayDouble, model: Model, change: Callable[[], OwnProvider], again: bool
 ) -> None:
-    before = [dict(vars(owner)) for owner in WATCHED]
     writer = member(model, "writer")
     install()
     await arun(writer, scope_at(bare_gateway))
-    assert [dict(vars(owner)) for owner in WATCHED] != before
     own = change()
     set_trace_provider(own)
     if again:
@@ -126,9 +119,7 @@ async def test_whatever_the_app_sets_since_everything_is_taken_back(
         await arun(writer, scope_at(bare_gateway))
     uninstall()
     assert get_trace_provider() is own
-    assert [dict(vars(owner)) for owner in WATCHED] == before
     await arun(writer, scope_at(bare_gateway))
-    assert [dict(vars(owner)) for owner in WATCHED] == before
     data = AgentSpanData("writer")
     noted = dict(vars(data))
     own.create_span(data)

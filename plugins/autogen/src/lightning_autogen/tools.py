@@ -4,23 +4,19 @@ Both events pass through the wrapped stream of the agent that made them, in the 
 and then once more through the stream of each agent around it (behind an `AgentTool`, say). The innermost
 stream sees an event first, and the agents that are nested share what they have seen.
 
-AutoGen keeps only the text of what a tool raised, so what kind of failure it was is read from the request
-and from that text.
+AutoGen keeps only the text of what a tool raised. Arguments that don't fit a tool's schema are reported as
+"raised"; AIR's `invalid_arguments` finds them by the schema that the request offered.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lightning_core.tracing.tools import report_tool
 from lightning_core.types import ToolErrorType
-
-_REFUSED_BY_PYDANTIC = re.compile(r"\d+ validation errors? for (\S+)\n")
 
 
 class Tools:
@@ -59,7 +55,7 @@ class Tools:
             arguments=arguments,
             result=result.content,
             error=result.content if failed else None,
-            error_type=_kind(self._worker, result.name, arguments, result.content) if failed else None,
+            error_type=_kind(result.name, arguments, result.content) if failed else None,
             tool_call_id=result.call_id or None,
             started_at=self._asked_at if call is not None else None,
         )
@@ -72,16 +68,11 @@ class Tools:
         return None
 
 
-def _kind(worker: Any, name: str, arguments: str, error: str) -> ToolErrorType:
+def _kind(name: str, arguments: str, error: str) -> ToolErrorType:
     if not _is_json(arguments):
         return "invalid_arguments"
-    if error == f"Error: tool '{name}' not found in any workbench":
-        return "unknown_tool"
-    refused = _REFUSED_BY_PYDANTIC.match(error)
-    if refused is None:
-        return "raised"
-    models = list(_argument_models(worker, name))
-    return "invalid_arguments" if not models or refused[1] in models else "raised"
+    unknown = error == f"Error: tool '{name}' not found in any workbench"
+    return "unknown_tool" if unknown else "raised"
 
 
 def _is_json(text: str) -> bool:
@@ -90,12 +81,3 @@ def _is_json(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _argument_models(worker: Any, name: str) -> Iterator[str]:
-    """What pydantic calls the arguments of a tool of this name, where the agent lets it be seen."""
-    workbenches: Sequence[Any] = getattr(worker, "_workbench", None) or ()
-    for workbench in workbenches:
-        for tool in getattr(workbench, "_tools", ()):
-            if tool.name == name:
-                yield tool.args_type().__name__

@@ -17,7 +17,6 @@ from lightning_core.errors import ConfigError, InstrumentationError
 from lightning_core.tracing.patching import patch
 from lightning_crewai.naming import FRAMEWORK
 from lightning_crewai.steps import in_agent, in_async_agent, in_async_task, in_task
-from lightning_crewai.tools import in_emit, in_native_call, in_planned_call, in_text_call
 
 T = TypeVar("T")
 Wrap = Callable[[Callable[..., Any], list[str]], Callable[..., Any]]
@@ -72,7 +71,7 @@ def detach() -> None:
     if "crewai" not in sys.modules:
         return
     with _CHANGING:
-        for owner in {**_fixed(), **_agent_classes()}:
+        for owner in _wrapped():
             for take_back in vars(owner).get(_UNDO, ()):
                 take_back()
             if _UNDO in vars(owner):
@@ -90,50 +89,33 @@ def _is_crew_base(target: Any) -> bool:
 
 
 def _install() -> None:
-    from crewai import Agent
+    from crewai import Agent, Task
 
-    needed = _fixed()
-    for owner, wraps in {**needed, Agent: _OF_AGENTS}.items():
+    for owner, wraps in ((Task, _OF_TASKS), (Agent, _OF_AGENTS)):
         for name in wraps.keys() - vars(owner).keys():
             raise _no_place(f"{owner.__name__}.{name}")
-    for owner, wraps in {**needed, **_agent_classes()}.items():
+    for owner, wraps in _wrapped().items():
         if _UNDO not in vars(owner):
             names = [name for name in wraps if name in vars(owner)]
             setattr(owner, _UNDO, [patch(owner, name, FRAMEWORK, wraps[name]) for name in names])
 
 
-def _fixed() -> dict[Any, dict[str, Wrap]]:
-    """What is wrapped whatever agents there are. Functions are wrapped where they are imported."""
-    from crewai import Task, lite_agent
-    from crewai.agents import agent_executor, step_executor
-    from crewai.events.event_bus import CrewAIEventsBus
-
-    text: dict[str, Wrap] = {"execute_tool_and_check_finality": in_text_call}
-    return {
-        Task: _OF_TASKS,
-        agent_executor.AgentExecutor: {"_execute_single_native_tool_call": in_native_call},
-        agent_executor: text,
-        step_executor: {"execute_single_native_tool_call": in_planned_call, **text},
-        lite_agent: text,
-        CrewAIEventsBus: {"emit": in_emit},
-    }
-
-
-def _agent_classes() -> dict[Any, dict[str, Wrap]]:
-    """Every class of agents that exists by now."""
+def _wrapped() -> dict[type, dict[str, Wrap]]:
+    """What is wrapped: tasks, and every class of agents that exists by now."""
+    from crewai import Task
     from crewai.agents.agent_builder.base_agent import BaseAgent
     from crewai.lite_agent import LiteAgent
 
     found: list[type] = [*BaseAgent.__subclasses__(), LiteAgent]
     for agent_class in found:
         found += agent_class.__subclasses__()
-    return dict.fromkeys(found, _OF_AGENTS)
+    return {Task: _OF_TASKS, **dict.fromkeys(found, _OF_AGENTS)}
 
 
 def _no_place(name: str) -> InstrumentationError:
     from importlib.metadata import version
 
     return InstrumentationError(
-        f"crewai {version('crewai')} has no {name!r}, which tells agents and their tools apart. "
+        f"crewai {version('crewai')} has no {name!r}, which tells agents apart. "
         "Install crewai>=1.15.30,<2, or name the calls yourself: with lightning.agent('name'): ..."
     )

@@ -55,7 +55,7 @@ def uninstall() -> None:
         if isinstance(provider, NamingProvider):
             sdk.set_trace_provider(provider.inner)
         for placed in vars(sdk).pop(_PLACED, ()):
-            placed.stop()
+            placed.stopped = True
 
 
 def find_sdk() -> Any:

@@ -8,8 +8,6 @@ processors that an app may empty.
 
 from __future__ import annotations
 
-from threading import Lock
-from types import ModuleType
 from typing import Any
 
 from agents.tracing import Span, Trace, TraceProvider, TracingConfig, TracingProcessor
@@ -28,8 +26,7 @@ class NamingProvider(TraceProvider):
     def __init__(self, inner: TraceProvider) -> None:
         self.inner = inner
         self.stopped = False
-        self._starting = Lock()
-        self._tools: ModuleType | None = None
+        """Whether it only passes through."""
 
     def create_span(
         self,
@@ -38,34 +35,9 @@ class NamingProvider(TraceProvider):
         parent: Trace | Span[Any] | None = None,
         disabled: bool = False,
     ) -> Span[TSpanData]:
-        tools = self._start()
-        if tools is None:
-            return self.inner.create_span(span_data, span_id, parent, disabled)
-        given = parent if isinstance(parent, Span) else None
-        current = self.inner.get_current_span()
-        note(span_data, given, current)
-        tools.prepare(span_data, given, current)
-        span = self.inner.create_span(span_data, span_id, parent, disabled)
-        tools.watch(span)
-        return span
-
-    def _start(self) -> ModuleType | None:
-        """The module `tools`, at the first span: this one is imported in the midst of the SDK's own import.
-        None once it is stopped."""
-        with self._starting:
-            if self._tools is None and not self.stopped:
-                from lightning_openai_agents import tools
-
-                tools.watch_values()
-                self._tools = tools
-            return self._tools
-
-    def stop(self) -> None:
-        """Take back what was changed in the SDK, and from now on only pass through."""
-        with self._starting:
-            if self._tools is not None:
-                self._tools.unwatch_values()
-            self.stopped, self._tools = True, None
+        if not self.stopped:
+            note(span_data, parent if isinstance(parent, Span) else None, self.inner.get_current_span())
+        return self.inner.create_span(span_data, span_id, parent, disabled)
 
     def create_trace(
         self,
