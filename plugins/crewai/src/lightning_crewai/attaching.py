@@ -91,7 +91,8 @@ def _is_crew_base(target: Any) -> bool:
 def _install() -> None:
     from crewai import Agent, Task
 
-    for owner, wraps in ((Task, _OF_TASKS), (Agent, _OF_AGENTS)):
+    needed: dict[type, dict[str, Wrap]] = {Task: _OF_TASKS, Agent: _OF_AGENTS}
+    for owner, wraps in needed.items():
         for name in wraps.keys() - vars(owner).keys():
             raise _no_place(f"{owner.__name__}.{name}")
     for owner, wraps in _wrapped().items():
