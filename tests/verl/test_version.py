@@ -13,8 +13,8 @@ pytest.importorskip("vllm", reason="vLLM lives in an environment of its own: mak
 from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.verl.backend import VerlBackend
 from lightning_core.backends.verl.checkpoint import STATE
-from lightning_core.backends.vllm.command import ServerOptions
 from lightning_core.backends.vllm.engine import VllmEngine
+from lightning_core.backends.vllm.server import ServerOptions
 from tests.backends.serving import ask
 
 

@@ -20,8 +20,8 @@ LITTLE_MEMORY = ("--kv-cache-memory-bytes", str(256 << 20))
 def engine() -> Iterator[object]:
     """Two servers of the shipped tiny model, float32. Tests may change the weights and kill servers."""
     pytest.importorskip("vllm")
-    from lightning_core.backends.vllm.command import ServerOptions
     from lightning_core.backends.vllm.engine import VllmEngine
+    from lightning_core.backends.vllm.server import ServerOptions
 
     options = ServerOptions(dtype="float32", max_num_seqs=64, extra=LITTLE_MEMORY)
     made = VllmEngine(tiny_folder(), servers=2, options=options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
 from typing import Any
 
@@ -51,6 +52,10 @@ class StandIn:
     async def __aexit__(self, *exc: object) -> None:
         for event in (self.well, self.counted, self.go):
             event.set()
+        await self.die()
+
+    async def die(self) -> None:
+        """Break all off and listen no more."""
         await self._runner.cleanup()
 
     async def listen(self, port: int = 0) -> int:
@@ -61,6 +66,7 @@ class StandIn:
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics),
                 web.post("/reset_prefix_cache", self._reset),
+                web.get("/v1/models", self._models),
                 web.post("/v1/completions", self._complete),
             ]
         )
@@ -80,12 +86,17 @@ class StandIn:
         await self.counted.wait()
         return web.Response(text=f"process_start_time_seconds {self.born}\n")
 
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "tiny", "max_model_len": 2048}]})
+
     async def _reset(self, _: web.Request) -> web.Response:
         self.resets -= 1
         return web.json_response({"success": self.resets < 0})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        if "stream" not in body:
+            return web.json_response({"choices": [_checked(body)]})
         self.prompts.append(body["prompt"])
         self.open += 1
         self.most_open = max(self.most_open, self.open)
@@ -111,6 +122,13 @@ class StandIn:
             await asyncio.sleep(self.pace)
         await response.write_eof()
         return response
+
+
+def _checked(body: dict[str, Any]) -> dict[str, Any]:
+    """One of two tokens, with the log-probabilities of both at the temperature."""
+    likely = -math.log1p(math.exp(-1 / body["temperature"]))
+    best = {f"token_id:{TOKEN}": likely, "token_id:8": likely - 1 / body["temperature"]}
+    return {"token_ids": [TOKEN], "prompt_token_ids": body["prompt"], "logprobs": {"top_logprobs": [best]}}
 
 
 def _event(token: int, reason: str | None) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
@@ -15,9 +16,8 @@ from aiohttp.test_utils import TestServer
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.chat.folder import tiny_folder
-from lightning_core.backends.vllm.command import ServerOptions
 from lightning_core.backends.vllm.replicas import Replicas
-from lightning_core.backends.vllm.server import VllmServer
+from lightning_core.backends.vllm.server import ServerOptions, VllmServer
 from lightning_core.backends.vllm.upstream import VllmUpstream
 from lightning_core.errors import ConfigError, EngineError, GatewayError
 from lightning_core.gateway.app import Gateway
@@ -51,19 +51,24 @@ async def test_a_server_that_is_away_is_named(nobody: Callable[[], str]) -> None
 
 
 async def test_a_reply_waits_for_servers_only_so_long_and_then_names_them(nobody: Callable[[], str]) -> None:
-    replicas = Replicas([nobody(), nobody()], "tiny", patience=0.1, probe_seconds=0.02)
+    replicas = Replicas([nobody(), nobody()], "tiny", server_timeout=0.1, probe_seconds=0.02)
+    while replicas.dead != replicas.urls:  # each of these finds one that is away
+        assert "a vLLM server failed during this reply" in str(await failed(replicas))
+        await asyncio.sleep(0.02)
+    error = await failed(replicas)
+    assert isinstance(error, EngineError)
+    assert str(error).startswith("no server of model 'tiny' has answered for 0.1 s")
+    assert all(url in str(error) for url in replicas.urls)
+    await replicas.close()
+
+
+async def failed(replicas: Replicas) -> BaseException | None:
+    """The error of a reply."""
     completion = Completion([5], Options(max_tokens=3), Request())
     replicas.submit(completion, frozenset())
     while not completion.finished:
         await completion.request.wait()
-    first, second = replicas.urls
-    assert isinstance(completion.error, EngineError)
-    said = str(completion.error)
-    assert said.startswith("no server of model 'tiny' has answered for 0.1 s")
-    assert first in said
-    assert second in said
-    assert replicas.dead == replicas.urls
-    await replicas.close()
+    return completion.error
 
 
 async def test_after_the_end_nothing_is_taken_and_what_ran_is_told(nobody: Callable[[], str]) -> None:

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 pytest.importorskip("vllm")
 
 from examples.calc.tasks import generate_split
-from lightning_core.backends.vllm.command import ServerOptions
 from lightning_core.backends.vllm.engine import VllmEngine, open_vllm
+from lightning_core.backends.vllm.server import ServerOptions
 from lightning_core.gateway.shelf import Shelf
 from tests.backends.serving import ask, plain_logprobs, serving
 

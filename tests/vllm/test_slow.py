@@ -1,4 +1,4 @@
-"""A server that is slow keeps its replies, one that is dead loses them: in front of a stand-in for vLLM."""
+"""A slow server keeps its replies, a dead one loses them and is left out: in front of a stand-in for vLLM."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
+import openai
 import pytest
 
 pytest.importorskip("aiohttp")
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
-from lightning_core.backends.vllm import weights
-from lightning_core.backends.vllm.command import free_port
+from lightning_core.backends.vllm import engine
 from lightning_core.backends.vllm.replicas import Replicas
+from lightning_core.backends.vllm.server import free_port
+from lightning_core.backends.vllm.upstream import VllmUpstream
+from lightning_core.errors import EngineError
+from tests.backends.serving import gateway
 from tests.vllm.standin import TOKEN, StandIn
 from tests.vllm.weights import until
 
@@ -53,6 +58,11 @@ async def replicas_of(*urls: str, **options: Any) -> AsyncIterator[Replicas]:
     replicas = Replicas(urls, "tiny", **options)
     yield replicas
     await replicas.close()
+
+
+@dataclass
+class Served:
+    upstream: VllmUpstream
 
 
 @contextmanager
@@ -98,7 +108,7 @@ def answered(completions: Sequence[Completion], tokens: int = 2) -> bool:
 
 @pytest.mark.usefixtures("descriptors")
 async def test_no_stream_of_a_slow_server_fails_while_others_get_on(server: StandIn) -> None:
-    """One reply is broken off, and /health gives no answer to the question why: 1,999 others stay whole."""
+    """One reply is broken off, and /health does not answer: 1,999 others stay whole."""
     server.well.clear()
     server.breaking, server.pace = 1, 2.0
     async with replicas_of(server.url, max_running=STREAMS, silence=6.0, probe_seconds=0.1) as replicas:
@@ -106,8 +116,10 @@ async def test_no_stream_of_a_slow_server_fails_while_others_get_on(server: Stan
         await until(lambda: server.probes > 4 or bool(replicas.dead))
         server.well.set()
         await ends(completions)
-        assert answered(completions, 4)
-        assert replicas.sent == {server.url: STREAMS + 1}
+        (broken,) = (each for each in completions if each.error is not None)
+        assert f"a vLLM server failed during this reply: {server.url} broke off" in str(broken.error)
+        assert answered([each for each in completions if each is not broken], 4)
+        assert replicas.sent == {server.url: STREAMS}
         assert replicas.dead == []
         assert server.most_open >= STREAMS - 1, "the one that is broken off may end before the last begins"
 
@@ -183,37 +195,99 @@ async def test_a_server_that_takes_requests_and_never_answers_is_given_up_though
             assert not any(each.ids for each in completions)
 
 
-async def test_what_a_silent_server_was_at_goes_on_at_another(server: StandIn) -> None:
+async def test_replies_of_a_silent_server_fail_and_what_waits_there_is_answered_by_another(
+    server: StandIn,
+) -> None:
     with silent_server() as url:
-        async with replicas_of(url, server.url, silence=0.8, probe_seconds=0.05) as replicas:
+        options = {"max_running": 5, "silence": 0.8, "probe_seconds": 0.05}
+        async with replicas_of(url, server.url, **options) as replicas:
             completions = [submit(replicas, number) for number in range(20)]
             await ends(completions)
-            assert answered(completions)
-            assert (replicas.dead, replicas.sent[url]) == ([url], 10)
+            failed = [each for each in completions if each.error is not None]
+            assert all(isinstance(each.error, EngineError) and not each.ids for each in failed)
+            assert answered([each for each in completions if each not in failed])
+            assert (replicas.dead, replicas.sent) == ([url], {url: 5, server.url: 15})
+            assert len(failed) == 5
 
 
-async def test_a_process_that_has_ended_is_known_to_be_dead_without_a_probe() -> None:
+async def test_a_process_that_has_ended_is_known_to_be_dead_without_a_probe(server: StandIn) -> None:
+    gone: list[str] = []
+    options = {"alive": lambda url: url not in gone, "silence": NEVER, "server_timeout": 0.1}
+    server.go.clear()
+    async with replicas_of(server.url, probe_seconds=0.05, **options) as replicas:
+        completion = submit(replicas, 0)
+        await until(lambda: len(completion.ids) == 1)
+        gone.append(server.url)
+        await ends([completion])
+        assert f"{server.url}: its process has ended" in str(completion.error)
+        assert server.probes == 0
+
+
+async def test_a_server_that_refuses_is_lost_and_requests_wait_only_so_long() -> None:
     with started() as (process, url):
-        options = {"alive": lambda _: process.poll() is None, "silence": NEVER, "patience": 0.1}
-        async with replicas_of(url, probe_seconds=0.3, **options) as replicas:
+        async with replicas_of(url, probe_seconds=0.05, silence=NEVER, server_timeout=0.1) as replicas:
             completion = submit(replicas, 0)
             await until(lambda: len(completion.ids) == 1)
             process.kill()
             await ends([completion])
-            assert f"{url}: its process has ended" in str(completion.error)
+            assert f"a vLLM server failed during this reply: {url} broke off" in str(completion.error)
+            await until(lambda: replicas.dead == [url])
+            later = submit(replicas, 1)
+            await ends([later])
+            assert "no server of model 'tiny' has answered for 0.1 s" in str(later.error)
 
 
-async def test_a_server_that_refuses_again_and_again_is_given_up() -> None:
-    with started() as (process, url):
-        async with replicas_of(url, probe_seconds=0.05, silence=NEVER, patience=0.1) as replicas:
-            completion = submit(replicas, 0)
-            await until(lambda: len(completion.ids) == 1)
-            process.kill()
-            await ends([completion])
-            assert "no server of model 'tiny' has answered for 0.1 s" in str(completion.error)
+async def test_choices_that_wait_fail_with_those_that_a_dead_server_had_begun(server: StandIn) -> None:
+    """They are answered by one version, which may be gone with the server."""
+    server.go.clear()
+    async with replicas_of(server.url, max_running=1, probe_seconds=NEVER) as replicas:
+        request = Request()
+        choices = [submit(replicas, 0, request=request) for _ in range(2)]
+        other = submit(replicas, 1)
+        await until(lambda: replicas.waiting == {server.url: 2} and bool(choices[0].ids))
+        await replicas.drop(server.url, "it is gone")
+        await ends(choices)
+        assert all(isinstance(each.error, EngineError) for each in choices)
+        await asyncio.wait_for(replicas.hold(), 5)
+        await replicas.set_version(1, [])
+        server.go.set()
+        replicas.replace([f"{server.url}/v1"])
+        await replicas.release()
+        await ends([other])
+        assert answered([other])
+        assert (request.policy_version, other.request.policy_version) == (0, 1)
 
 
-async def test_a_server_that_was_started_anew_is_out_until_it_has_the_weights(server: StandIn) -> None:
+async def test_a_call_whose_server_dies_is_sent_again_by_the_sdk_and_answered_by_another() -> None:
+    """A client that does not send it again gets a 500."""
+    async with StandIn() as one, StandIn() as other, replicas_of(one.url, other.url) as replicas:
+        for each in (one, other):
+            each.go.clear()
+        upstream = VllmUpstream("tiny", replicas)
+        async with gateway(Served(upstream)) as (web, store):
+            client = openai.AsyncOpenAI(
+                base_url=f"{str(web.base_url).rstrip('/')}/v1",
+                api_key=web.headers["authorization"].split()[1],
+            )
+            body: Any = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+            plain = asyncio.create_task(web.post("/v1/chat/completions", json=body))
+            retried = asyncio.create_task(client.chat.completions.create(**body))
+            await until(lambda: len(one.prompts + other.prompts) == 2)
+            asked, left = (one, other) if one.prompts else (other, one)
+            assert (len(asked.prompts), left.prompts) == (2, [])  # a rollout stays with one server
+            left.go.set()
+            await asked.die()
+            refused = await plain
+            assert refused.status_code == 500
+            assert "a vLLM server failed during this reply" in refused.text
+            assert (await retried).choices[0].finish_reason == "length"
+            assert replicas.dead == [asked.url]
+            statuses = [call.status for call in (await store.get_calls(["r1"]))["r1"]]
+            assert sorted(statuses) == ["completed", "failed", "failed"]
+            await client.close()
+
+
+async def test_a_server_that_was_restarted_is_out_until_it_has_the_weights(server: StandIn) -> None:
     given: list[tuple[str, int]] = []
 
     async def restore(url: str, version: int) -> None:
@@ -222,7 +296,11 @@ async def test_a_server_that_was_started_anew_is_out_until_it_has_the_weights(se
     async with replicas_of(server.url, policy_version=4, restore=restore, probe_seconds=0.02) as replicas:
         await until_known(replicas)
         server.born, server.breaking = 2.0, 1
-        completion = submit(replicas, 1)
+        broken = submit(replicas, 1)
+        await ends([broken])
+        assert isinstance(broken.error, EngineError)
+        await until(lambda: bool(given) and not replicas.dead)
+        completion = submit(replicas, 2)
         await ends([completion])
         assert answered([completion])
         assert given == [(server.url, 4)]
@@ -231,8 +309,8 @@ async def test_a_server_that_was_started_anew_is_out_until_it_has_the_weights(se
 async def until_known(replicas: Replicas) -> None:
     """It was seen which process serves there."""
     await ends([submit(replicas, 0)])
-    (replica,) = replicas._serving.replicas
-    await until(lambda: replica.born is not None)
+    (replica,) = replicas._pool.replicas
+    await until(lambda: replica.started_at is not None)
 
 
 async def test_a_server_that_is_slow_to_say_when_it_was_started_is_not_a_new_one(server: StandIn) -> None:
@@ -240,14 +318,15 @@ async def test_a_server_that_is_slow_to_say_when_it_was_started_is_not_a_new_one
         await until_known(replicas)
         server.go.clear()
         server.well.clear()
-        completion = submit(replicas, 1)
+        submit(replicas, 1)
         await until(lambda: bool(replicas.dead))
         server.counted.clear()
         server.well.set()
-        (replica,) = replicas._serving.replicas
+        (replica,) = replicas._pool.replicas
         await until(lambda: "not ready" in (replica.lost or ""))
         server.counted.set()
         server.go.set()
+        completion = submit(replicas, 2)
         await ends([completion])
         assert answered([completion])
 
@@ -269,10 +348,10 @@ async def test_a_server_is_looked_after_while_another_takes_its_time(server: Sta
 async def test_a_server_may_take_its_time_to_forget_what_older_weights_have_computed(
     server: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr(engine, "AGAIN_SECONDS", 0.001)
     server.resets = 150
     async with replicas_of(server.url) as replicas:
-        await weights.reset_prefixes(replicas, server.url)
+        await engine.reset_prefixes(replicas, server.url)
     assert server.resets == -1
 
 
@@ -287,6 +366,8 @@ async def test_no_server_is_blamed_when_this_process_has_no_descriptors_left() -
                 await ends(completions)
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
-            assert answered(completions)
-            assert replicas.sent[url] > 41, "there were descriptors enough"
+            failed = [each for each in completions if each.error is not None]
+            assert failed, "there were descriptors enough"
+            assert all("Too many open files" in str(each.error) for each in failed)
+            assert answered([each for each in completions if each not in failed])
             assert replicas.dead == []

@@ -31,7 +31,7 @@ class Request:
     Must be made on the event loop that reads it.
     """
 
-    __slots__ = ("_waiter", "begun", "loop", "policy_version", "rollout")
+    __slots__ = ("_waiter", "loop", "policy_version", "rollout")
 
     def __init__(self, rollout: str | None = None) -> None:
         self.loop = asyncio.get_running_loop()
@@ -40,9 +40,6 @@ class Request:
         self.policy_version: int | None = None
         """Set when the first choice is admitted; the others then wait for no update, so versions never mix.
         """
-        self.begun = False
-        """Set by an engine whose weights may be lost, when any choice has a token: none may then be answered
-        by other weights."""
         self._waiter: asyncio.Future[None] | None = None
 
     async def wait(self) -> None:

@@ -144,7 +144,7 @@ class VerlBackend(VerlSettings):
         from lightning_core.backends.verl.learning import Learner
         from lightning_core.backends.verl.sizes import check_memory, networks_beside
         from lightning_core.backends.verl.supply import check_supply, find_supply
-        from lightning_core.backends.vllm.replicas import PER_PLACE, Replicas
+        from lightning_core.backends.vllm.replicas import PER_SLOT, Replicas
         from lightning_core.backends.vllm.upstream import VllmUpstream
 
         shape = measure(fetch(self.model), self.context)
@@ -159,8 +159,8 @@ class VerlBackend(VerlSettings):
         replicas = Replicas(
             cluster.servers.addresses,
             cluster.served_name,
-            patience=self.patience,
-            max_running=PER_PLACE * self.max_batch,
+            server_timeout=self.server_timeout,
+            max_running=PER_SLOT * self.max_batch,
             busy=self._busy,
         )
         upstream = VllmUpstream(self.model, replicas, seed=self.seed)
@@ -294,9 +294,9 @@ class VerlBackend(VerlSettings):
     # servers ------------------------------------------------------------------------------
     async def _publish(self, version: int) -> None:
         parts = self._started
-        if not self._asleep:
-            await parts.replicas.hold(last=self._ahead)
         try:
+            if not self._asleep:
+                await parts.replicas.hold()
             await self._work(lambda: self._send(parts, version))
             addresses = parts.cluster.servers.addresses
             parts.replicas.replace(addresses)
@@ -330,8 +330,8 @@ class VerlBackend(VerlSettings):
             await self._publish(self.policy_version)
 
     async def _watching(self, parts: _Parts) -> None:
-        """Start a server again that has ended; its replies go on elsewhere meanwhile, or wait if there is no
-        other. While unpublished weights are trained that is left to `publish`: it would serve them."""
+        """Start a server again that has ended; other servers answer meanwhile, or requests wait if there is
+        none. While unpublished weights are trained that is left to `publish`: it would serve them."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             if parts.replicas.dead and not self._ahead and not self._asleep:

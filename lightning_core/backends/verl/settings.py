@@ -69,7 +69,7 @@ class VerlSettings:
     """Of the engine and of the forward pass in training; weights under training are float32."""
     merge: bool = True
     """Train shared prefixes once where they are in one row. Off only to compare: it changes no gradient."""
-    patience: float = 600.0
+    server_timeout: float = 600.0
     """Seconds that requests wait for a server when none is alive: one that has ended is started again, which
     takes minutes for a big model."""
     log: bool = False
@@ -87,7 +87,7 @@ class VerlSettings:
                 check_range(name, value, least=least, whole=True)
         check_range("serving_gpus", self.serving_gpus, least=0, whole=True)
         check_range("gpu_memory", self.gpu_memory, above=0, below=1)
-        check_range("patience", self.patience, least=0)
+        check_range("server_timeout", self.server_timeout, least=0)
         check_adamw(
             learning_rate=self.learning_rate,
             betas=self.betas,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from lightning_core.backends.local.reading import Content
 from lightning_core.backends.verl.settings import VerlSettings, find_device
-from lightning_core.backends.vllm.command import ServerOptions
 from lightning_core.backends.vllm.engine import open_vllm
+from lightning_core.backends.vllm.server import ServerOptions
 from lightning_core.gateway.shelf import VersionEngine
 
 

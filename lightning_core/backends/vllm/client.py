@@ -1,8 +1,8 @@
-"""What is said to one of vLLM's servers, and what it answers.
+"""The HTTP client of vLLM's servers, and the check whether a server can be used.
 
 Prompts go as token ids and replies come back as token ids with their log-probabilities (`return_token_ids`),
-so what is recorded is what the engine read and wrote. All that could change the distribution is said with
-every request: a server takes what is not said from the model's generation config.
+so what is recorded is what the engine read and wrote. Every request names all that could change the
+distribution: a server takes what is left out from the model's generation config.
 """
 
 from __future__ import annotations
@@ -21,21 +21,28 @@ from lightning_core.backends.chat.completion import Completion
 from lightning_core.errors import EngineError
 
 PROBE_SECONDS = 5.0
-"""How long a server that starts may take to say that it is well."""
+"""How long a server that starts may take to answer /health."""
 CONNECT_SECONDS = 10.0
 IDLE_SECONDS = 2.0
 """How long an idle connection is kept; vLLM closes it after 5, and a request may be sent just then."""
 AS_SAMPLED = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-"""What no request here asks for; a generation config may."""
+"""Written out, as a model's generation config may ask for other values."""
 _ID = "token_id:"
+CHECK_PROMPT = [5, 6, 7, 8]
+"""Any ids do; every model has these."""
+CHECK_BEST = 5
+CHECK_SECONDS = 60.0
+NEWER = "use vLLM 0.10.2 or newer"
+NEAR = 0.1
+"""How far the ratio of two distances may be from 2: number formats of 16 bits round."""
 
 
 class LostError(EngineError):
-    """A server broke off, or never answered: the request may go on elsewhere."""
+    """A server broke off, refused the connection or answered 5xx."""
 
 
 class SilentError(LostError):
-    """No answer came in time, or none could be waited for: the server may be slow as well as gone."""
+    """No answer came in time: the server may be slow or gone."""
 
 
 @dataclass(slots=True)
@@ -47,16 +54,16 @@ class Piece:
     best: list[list[tuple[int, float]]] = field(default_factory=list)
     finish_reason: str | None = None
     error: str | None = None
-    """What the server said of itself after all that."""
+    """The server's own error, which came after all that."""
 
 
 def sampling_body(completion: Completion, model: str, stop_ids: frozenset[int]) -> dict[str, Any]:
-    """The request for what a reply still lacks: all of it, or the rest of what another server has begun."""
-    options, so_far = completion.options, len(completion.ids)
+    """The request for one reply."""
+    options = completion.options
     body = {
         "model": model,
-        "prompt": completion.prompt_ids + completion.ids,
-        "max_tokens": options.max_tokens - so_far,
+        "prompt": completion.prompt_ids,
+        "max_tokens": options.max_tokens,
         "temperature": options.temperature,
         "top_p": options.top_p,
         "logprobs": options.top_logprobs,
@@ -66,17 +73,13 @@ def sampling_body(completion: Completion, model: str, stop_ids: frozenset[int]) 
         "return_tokens_as_token_ids": True,
         **AS_SAMPLED,
     }
-    if options.seed:  # the rest of a reply must not repeat the dice of its beginning
-        body["seed"] = _number(f"{options.seed}/{so_far}" if so_far else options.seed)
+    if options.seed:
+        digest = hashlib.blake2b(options.seed.encode(), digest_size=8).digest()
+        body["seed"] = int.from_bytes(digest) >> 1  # vLLM takes a signed one
     return body
 
 
-def _number(text: str) -> int:
-    """A seed as vLLM takes it."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
-
-
-class Wire:
+class Client:
     """Requests to servers, by URL. Belongs to the event loop that first uses it."""
 
     def __init__(self) -> None:
@@ -109,7 +112,7 @@ class Wire:
                 async for piece in _pieces(r, url, body):
                     yield piece
         except (aiohttp.ClientError, OSError) as error:
-            raise _kind(error)(f"{url} broke off: {_said(error)}") from error
+            raise _kind(error)(f"{url} broke off: {_words(error)}") from error
 
     async def ask(
         self, url: str, path: str, body: Mapping[str, Any] | None = None, seconds: float | None = None
@@ -124,24 +127,24 @@ class Wire:
         except orjson.JSONDecodeError:
             return None
 
-    async def ailment(self, url: str, seconds: float = PROBE_SECONDS) -> EngineError | None:
-        """What is wrong with a server; None if it says within `seconds` that it is well."""
+    async def find_problem(self, url: str, seconds: float = PROBE_SECONDS) -> EngineError | None:
+        """Why a server's /health does not answer 200 within `seconds`; None if it does."""
         try:
             await self._read(url, "/health", None, seconds)
         except EngineError as error:
             return error
         return None
 
-    async def born(self, url: str, seconds: float) -> float | None:
-        """When the server's process started; None if it does not say. Raises LostError if it says nothing."""
+    async def find_start_time(self, url: str, seconds: float) -> float | None:
+        """When the server's process started (Unix time); None if /metrics lacks it. Raises LostError."""
         try:
             lines = (await self._read(url, "/metrics", None, seconds)).splitlines()
         except LostError:
             raise
-        except EngineError:  # an old one, or one that keeps it to itself
+        except EngineError:
             return None
-        said = [line for line in lines if line.startswith(b"process_start_time_seconds ")]
-        return float(said[0].split()[1]) if said else None
+        found = [line for line in lines if line.startswith(b"process_start_time_seconds ")]
+        return float(found[0].split()[1]) if found else None
 
     async def _read(self, url: str, path: str, content: bytes | None, seconds: float | None) -> bytes:
         try:
@@ -154,7 +157,7 @@ class Wire:
                 await _check(r, url + path)
                 return await r.read()
         except (aiohttp.ClientError, OSError) as error:
-            raise _kind(error)(f"{url + path} does not answer: {_said(error)}") from error
+            raise _kind(error)(f"{url + path} does not answer: {_words(error)}") from error
 
 
 _JSON = {"content-type": "application/json"}
@@ -219,10 +222,94 @@ def best_of(table: dict[str, float], count: int) -> list[tuple[int, float]]:
 
 
 def _kind(error: Exception) -> type[LostError]:
-    """A time-out, and a lack of descriptors in this process, say nothing of the server."""
+    """After a time-out, or without descriptors left in this process, the server may be well."""
     ours = getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
     return SilentError if ours or isinstance(error, TimeoutError) else LostError
 
 
-def _said(error: BaseException) -> str:
+def _words(error: BaseException) -> str:
     return str(error) or type(error).__name__
+
+
+async def check_server(client: Client, url: str, model: str) -> int:
+    """The longest prompt plus completion, in tokens.
+
+    The log-probabilities must be those at the temperature sampled with. So two are tried: at half the
+    temperature the distance between two tokens' log-probabilities doubles. A server that reports the model's
+    own (raw) ones repeats itself.
+
+    Raises EngineError for a server that is away or can't be used, naming what it lacks.
+    """
+    context = await _context(client, url, model)
+    warm = await _sample(client, url, model, temperature=1.0)
+    cool = await _sample(client, url, model, temperature=0.5)
+    _check_logprobs(warm, cool, url)
+    return context
+
+
+async def _context(client: Client, url: str, model: str) -> int:
+    try:
+        said = await client.ask(url, "/v1/models", seconds=CHECK_SECONDS)
+    except LostError as error:
+        raise EngineError(f"{error}; start vLLM there, or give the address of a server that runs") from error
+    cards = said.get("data", []) if isinstance(said, dict) else []
+    names = [card.get("id") for card in cards]
+    if model not in names:
+        raise EngineError(
+            f"{url} does not serve {model!r} but {names}; give the name it serves, or start it with "
+            f"--served-model-name {model}"
+        )
+    context = cards[names.index(model)].get("max_model_len")
+    if not isinstance(context, int):
+        raise EngineError(
+            f"{url} does not say how long a prompt may be (max_model_len in /v1/models), so it is not vLLM, "
+            f"or an old one; {NEWER}"
+        )
+    return context
+
+
+async def _sample(client: Client, url: str, model: str, *, temperature: float) -> dict[int, float]:
+    """Log-probabilities of the best tokens after a prompt."""
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": CHECK_PROMPT,
+        "max_tokens": 1,
+        "temperature": temperature,
+        "seed": 0,
+        "logprobs": CHECK_BEST,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        **AS_SAMPLED,
+    }
+    said = await client.ask(url, "/v1/completions", body, CHECK_SECONDS)
+    choice = said["choices"][0]
+    if (
+        choice.get("token_ids") is None
+        or (choice.get("prompt_token_ids") or said.get("prompt_token_ids")) != CHECK_PROMPT
+    ):
+        raise EngineError(
+            f"{url} answers without token ids (return_token_ids), so its replies can't be trained on; {NEWER}"
+        )
+    try:
+        return dict(best_of(choice["logprobs"]["top_logprobs"][0], CHECK_BEST))
+    except (TypeError, KeyError, IndexError, ValueError) as error:
+        raise EngineError(
+            f"{url} answers without log-probabilities of token ids (return_tokens_as_token_ids); {NEWER}"
+        ) from error
+
+
+def _check_logprobs(warm: dict[int, float], cool: dict[int, float], url: str) -> None:
+    first, last = max(warm, key=warm.__getitem__), min(warm.keys() & cool.keys(), key=warm.__getitem__)
+    distance = warm[first] - warm[last]
+    if first not in cool or distance < 1e-3:
+        return  # a model that prefers nothing yet: its log-probabilities are alike at every temperature
+    ratio = (cool[first] - cool[last]) / distance
+    logits = max(*warm.values(), *cool.values()) > 0 or abs(cool[first] - 2 * warm[first]) < 1e-6 < abs(
+        warm[first]
+    )
+    if abs(ratio - 2) > NEAR or logits:
+        what = "logits" if logits else "log-probabilities of the model itself, whatever the temperature"
+        raise EngineError(
+            f"{url} reports {what}; training needs those of the distribution that was sampled from: start it "
+            "with --logprobs-mode processed_logprobs"
+        )
