@@ -26,8 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from lightning_core.algorithms.base import Critic, Entries, Teaching
-from lightning_core.algorithms.options import check_options
+from lightning_core.algorithms.base import Critic, Entries, Teaching, check_options
 from lightning_core.credit.base import Baseline, Scale
 from lightning_core.credit.pairs import Pairs, pair_up
 from lightning_core.ranges import check_range

@@ -37,9 +37,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
-from lightning_core.algorithms.base import Critic, Entries, Teaching
+from lightning_core.algorithms.base import Critic, Entries, Teaching, check_options, is_changed
 from lightning_core.algorithms.corrections import Correction, Truncated
-from lightning_core.algorithms.options import check_options, is_changed
 from lightning_core.credit.base import Baseline, Credit, Scale
 from lightning_core.errors import ConfigError
 from lightning_core.ranges import check_range

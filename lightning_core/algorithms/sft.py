@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from lightning_core.algorithms.base import Critic, Entries, Teaching
-from lightning_core.algorithms.options import check_options, is_changed
+from lightning_core.algorithms.base import Critic, Entries, Teaching, check_options, is_changed
 from lightning_core.credit.base import Baseline, Credit, Scale
 from lightning_core.credit.best import Best, everything
 from lightning_core.errors import ConfigError, TaskError
@@ -70,12 +69,12 @@ class SFT:
         for name in idle:
             if is_changed(self, name):
                 where = "without" if self.demonstrations is None else "with"
-                raise ConfigError(f"SFT has no use for {name} {where} demonstrations: leave it away")
+                raise ConfigError(f"SFT has no use for {name} {where} demonstrations: leave it out")
         if self.demonstrations is None:
             if self.group_size == 1 and self.least_return is None:
                 raise ConfigError("SFT(group_size=1) has nothing to choose from: give least_return")
         elif not self.demonstrations:
-            raise ConfigError("SFT(demonstrations=[]) teaches nothing: give at least one, or leave it away")
+            raise ConfigError("SFT(demonstrations=[]) teaches nothing: give at least one, or leave it out")
         else:
             read = tuple(_read(index, row) for index, row in enumerate(self.demonstrations))
             object.__setattr__(self, "demonstrations", read)

@@ -71,7 +71,7 @@ class Backend(Protocol):
         too long.
         """
 
-    async def refer(self, folder: Path) -> None:
+    async def set_reference(self, folder: Path) -> None:
         """Let the reference be the policy that `export` wrote to this folder, in place of the start. Needed
         only in later phases, by algorithms with a reference."""
 
@@ -129,7 +129,7 @@ class Timed(Protocol):
 OPTIONAL = (
     ("values", "has a critic", "an algorithm without one, such as GRPO"),
     ("encode", "learns from demonstrations", "SFT() on its own rollouts"),
-    ("refer", "takes the policy that its phase began with as its reference", "it in the first phase"),
+    ("set_reference", "takes the policy that its phase began with as its reference", "it in the first phase"),
 )
 """Methods that only some algorithms need: name, which do, and what to use where there is none."""
 
@@ -151,7 +151,7 @@ def check_backend(backend: Backend, algorithm: Algorithm, *, first_phase: bool =
     needed = {
         "values": algorithm.critic is not None,
         "encode": algorithm.teaching is not None,
-        "refer": algorithm.needs_reference and not first_phase,
+        "set_reference": algorithm.needs_reference and not first_phase,
     }
     for method, why, instead in OPTIONAL:
         if needed[method] and not callable(getattr(backend, method, None)):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_core.algorithms.base import Algorithm, Phase
-from lightning_core.algorithms.options import check_credit
+from lightning_core.algorithms.base import Algorithm, Phase, check_credit
 from lightning_core.credit.base import Credit
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import Plugins

@@ -122,7 +122,7 @@ class Loop:
         folder = self.session.folder.reference(course.first)
         if step == course.first:
             await self.session.backend.export(folder)
-        await self.session.backend.refer(folder)
+        await self.session.backend.set_reference(folder)
         self._referred = course.first
 
     async def checkpoint(self, step: int) -> None:

@@ -16,7 +16,7 @@ class Hosted(lightning.LocalBackend):
     """It has none of what only some algorithms need."""
 
     name = "hosted"
-    values = encode = refer = None  # type: ignore[assignment]
+    values = encode = set_reference = None  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_what_an_algorithm_needs_and_the_backend_lacks_is_refused(algorithm: Alg
 @pytest.mark.parametrize("algorithm", [lightning.DPO(), lightning.GRPO(kl=0.1)], ids=["dpo", "kl"])
 def test_another_reference_than_the_start_is_needed_in_later_phases_only(algorithm: Algorithm) -> None:
     check_backend(Hosted("tiny"), algorithm)
-    with pytest.raises(UnsupportedError, match="has no 'refer' for that; use it in the first phase"):
+    with pytest.raises(UnsupportedError, match="has no 'set_reference' for that; use it in the first phase"):
         check_backend(Hosted("tiny"), algorithm, first_phase=False)
     check_backend(lightning.LocalBackend("tiny"), algorithm, first_phase=False)
     check_backend(Hosted("tiny"), lightning.GRPO(), first_phase=False)

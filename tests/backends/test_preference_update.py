@@ -118,7 +118,7 @@ async def test_a_reference_that_is_moved_to_the_present_policy_agrees_with_it(
         await backend.export(tmp_path / "here")
         assert optimizer.update(batch, ALGORITHM)["loss"] < math.log(2) - 0.05
         await backend.export(tmp_path / "there")
-        await backend.refer(tmp_path / "there")
+        await backend.set_reference(tmp_path / "there")
         # exported in the format that serves, bfloat16 perhaps
         assert optimizer.update(batch, ALGORITHM)["loss"] == pytest.approx(math.log(2), abs=0.01)
 

@@ -83,7 +83,7 @@ def test_an_algorithm_s_own_baseline_is_no_option_that_somebody_gave():
 
 
 def test_replay_beside_a_critic_is_refused():
-    with pytest.raises(ConfigError, match=r"'ppo' has a critic and replay=1: .*leave replay away"):
+    with pytest.raises(ConfigError, match=r"'ppo' has a critic and replay=1: .*leave replay out"):
         make_courses([Phase(PPO(replay=1), 1)], load_plugins([]))
 
 

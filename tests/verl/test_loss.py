@@ -93,7 +93,7 @@ def locally(case: Case, algorithm: Algorithm, *, begun: bool) -> tuple[dict[str,
     """Metrics and gradient of the local backend."""
     policy = Policy(load_model(case.folder, device="cpu"), None)
     optimizer = Optimizer(policy, OptimizerOptions(), source=str(case.folder))
-    optimizer.refer(str(case.other))
+    optimizer.set_reference(str(case.other))
     packs = make_packs(
         case.batch, algorithm.weigh(case.batch), pack_tokens=200, units=algorithm.units(case.batch)
     )

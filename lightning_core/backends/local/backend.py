@@ -152,9 +152,9 @@ class LocalBackend:
         """(prompt ids, completion ids) in the model's own chat template."""
         return self._started.upstream.encode(demonstration)
 
-    async def refer(self, folder: Path) -> None:
+    async def set_reference(self, folder: Path) -> None:
         """The reference is from now on the policy in `folder`, read when an algorithm asks for it."""
-        self._started.optimizer.refer(str(folder))
+        self._started.optimizer.set_reference(str(folder))
 
     async def start(self) -> None:
         """Load the model, measure, and start serving."""

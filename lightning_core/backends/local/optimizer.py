@@ -35,7 +35,7 @@ class Optimizer:
         self._referred = False
         """Whether the reference is another than the start."""
 
-    def refer(self, source: str) -> None:
+    def set_reference(self, source: str) -> None:
         """Take the reference weights from another model folder."""
         self._source, self._reference, self._referred = source, None, True
 

@@ -116,10 +116,10 @@ class VerlBackend(VerlSettings):
         """(prompt ids, completion ids) in the model's own chat template."""
         return self._started.upstream.encode(demonstration)
 
-    async def refer(self, folder: Path) -> None:
+    async def set_reference(self, folder: Path) -> None:
         """The reference is from now on the policy in `folder`."""
         learner = self._started.learner
-        await self._work(lambda: learner.refer(folder.absolute()))
+        await self._work(lambda: learner.set_reference(folder.absolute()))
 
     async def start(self) -> None:
         """Start Ray, workers and servers; minutes for a big model.

@@ -61,7 +61,7 @@ class Learner:
         """The rate after warm-up."""
         return self._settings.rate(self._parameters)
 
-    def refer(self, folder: Path) -> None:
+    def set_reference(self, folder: Path) -> None:
         """Take the reference policy from a model folder."""
         self._cluster.drop_reference()
         self.reference = folder
