@@ -7,12 +7,13 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?= runs/demo
 
-.PHONY: help demo demo-verl environments test test-new test-verl test-workers test-servers peers proof proof-2 proof-3 faults fuzz soak check markers bench house bench-verl results policies clean
+.PHONY: help demo demo-verl environments test test-all test-new test-verl test-workers test-servers peers proof proof-2 proof-3 faults fuzz soak check markers bench house bench-verl results policies clean
 
 help:
 	@echo "make demo      train the SQL agent's writer and rewriter on this machine (minutes)"
 	@echo "make demo-verl the same with verl and vLLM, on this machine's processor"
-	@echo "make test      run all tests"
+	@echo "make test      run the tests for every change: one environment, ten minutes on two cores"
+	@echo "make test-all  run all tests: newest SDKs, verl and vLLM, peers, proof, faults (three environments)"
 	@echo "make test-verl run those of them that start verl's workers and vLLM's servers"
 	@echo "make peers     compare losses and advantages with verl's and TRL's own"
 	@echo "make check     ruff, mypy --strict, the layer contract, and no marker of an unfinished merge"
@@ -24,7 +25,7 @@ help:
 	@echo "make faults    kill trainer, gateway, workers and database again and again, and compare with a calm run"
 	@echo "make fuzz      send the gateway 20,000 requests that are almost right, beside rollouts that go on"
 	@echo "make soak      50,000 calls through gateway, SQLite and engine: memory, descriptors, log, latency"
-	@echo "make policies  make the three shipped policies anew from their recipes"
+	@echo "make policies  make the three shipped policies from their recipes"
 	@echo "make clean     remove environments, caches and runs"
 
 # Three environments. CrewAI needs openai 2 and newer OpenAI Agents SDKs need openai 3: $(VENV) has everything
@@ -78,8 +79,13 @@ environments: $(READY) $(NEW)/.ready $(VERL)/.ready
 PYTEST  := pytest -n 3 --dist loadfile --no-loadscope-reorder
 test: export OMP_NUM_THREADS := 1
 
-test: environments
-	$(BIN)/$(PYTEST) --durations 30
+test: $(READY)
+	$(BIN)/$(PYTEST)
+
+test-all: export OMP_NUM_THREADS := 1
+
+test-all: environments
+	$(BIN)/$(PYTEST) --all --durations 30
 	$(MAKE) test-new peers
 	$(MAKE) -j2 --output-sync test-verl
 	$(MAKE) -j2 proof
@@ -88,8 +94,11 @@ test: environments
 peers: $(VERL)/.ready
 	PYTHONPATH=$(VERL)/peers $(VERL)/bin/pytest tests/peers
 
+# The gateway's tests that a client of an SDK makes.
+SDKS := $(patsubst %,tests/gateway/test_%.py,anthropic_sdk chat completions responses streaming)
+
 test-new: $(NEW)/.ready
-	$(NEW)/bin/$(PYTEST) tests/tracing tests/gateway $(NEW_PLUGINS:%=plugins/%)
+	$(NEW)/bin/$(PYTEST) tests/tracing $(SDKS) $(NEW_PLUGINS:%=plugins/%)
 
 # Clusters and servers take their time to start, in which others may be tested: `make -j2 test-verl`.
 test-verl: test-workers test-servers

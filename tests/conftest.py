@@ -1,16 +1,16 @@
-"""The order of files: what trains and what starts processes comes first, so that no worker ends with it."""
+"""Which tests `make test` leaves to `make test-all`, and the order of files."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import settings
 
-LONG = (
+FIRST = (
     "tests/trainer/test_crash.py",
     "tests/roles/",
     "tests/cli/test_cli.py",
     "tests/test_readme.py",
-    "tests/testing/test_template.py",
+    "tests/testing/",
     "tests/trainer/",
     "tests/examples/",
     "tests/recipes/",
@@ -22,11 +22,46 @@ LONG = (
     "tests/air/",
     "tests/backends/",
 )
-"""In this order; then all others."""
+"""In this order, then all others. What trains and starts processes comes first: no worker ends with it."""
 
-settings.register_profile("any machine", deadline=None)  # a test asserts no time
-settings.load_profile("any machine")
+LONG = (
+    "tests/benchmarks/",
+    "tests/examples/",
+    "tests/fuzz/",
+    "tests/recipes/",
+    "tests/roles/test_network.py",
+    "tests/roles/test_page.py",
+    "tests/test_telemetry.py",
+    "tests/testing/test_template.py",
+    "tests/testing/test_write_an_adapter.py",
+    "tests/tracing/test_concurrency.py",
+    "tests/tracing/test_through_gateway.py",
+    "tests/trainer/test_crash.py",
+    "tests/trainer/test_private.py",
+    "tests/trainer/test_address.py",
+    "tests/vllm/",
+    "tests/verl/",
+)
+"""Left out unless `--all` is given, or files are named: a third of the time, for what changes rarely."""
+
+settings.register_profile("change", deadline=None, max_examples=15)  # a test asserts no time
+settings.register_profile("all", deadline=None, max_examples=50)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: next((i for i, p in enumerate(LONG) if item.nodeid.startswith(p)), len(LONG)))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="the long tests too, with more examples for each law")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("all" if config.getoption("--all") else "change")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(
+        key=lambda item: next((i for i, p in enumerate(FIRST) if item.nodeid.startswith(p)), len(FIRST))
+    )
+    if config.getoption("--all") or config.getoption("file_or_dir"):
+        return
+    long = [item for item in items if item.nodeid.startswith(LONG)]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if not item.nodeid.startswith(LONG)]

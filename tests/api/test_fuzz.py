@@ -161,7 +161,7 @@ def test_no_request_breaks_the_server(kind: str, tmp_path: Path) -> None:
     store: Store = MemoryStore() if kind == "memory" else SqliteStore(f"sqlite:///{tmp_path}/runs.db")
     with opened(store) as (runner, desk, key):
 
-        @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(suppress_health_check=list(HealthCheck))
         @given(st.lists(requests(), min_size=1, max_size=4))
         def check(asked: list[Asked]) -> None:
             runner.run(ask_all(desk, key, asked))
@@ -172,7 +172,6 @@ def test_no_request_breaks_the_server(kind: str, tmp_path: Path) -> None:
 def test_no_bytes_break_the_server() -> None:
     with opened(MemoryStore()) as (runner, desk, _):
 
-        @settings(max_examples=100, deadline=None)
         @given(st.binary(min_size=1, max_size=64), st.sampled_from(["la-", "ll-", "lt-", ""]))
         def check(content: bytes, prefix: str) -> None:
             answer = runner.run(desk.ask("POST", "/leases", content, scope="all admin"))

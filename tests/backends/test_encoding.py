@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -98,7 +98,6 @@ TEXTS = st.lists(st.sampled_from(WORDS) | st.text(st.characters(codec="utf-8"), 
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=300, deadline=None)
 @given(text=TEXTS)
 def test_the_ids_of_the_pieces_are_those_of_the_whole_text(name: str, text: str) -> None:
     tokenizer, encoder = ENCODERS[name]
@@ -117,7 +116,6 @@ def test_every_tokenizer_here_is_cut_at_the_tokens_of_its_template(name: str) ->
 
 
 @pytest.mark.parametrize("name", ["tiny", "byte-level", "composing"])
-@settings(max_examples=100, deadline=None)
 @given(text=TEXTS, times=st.integers(1, 2000))
 def test_no_text_is_said_to_have_more_tokens_than_it_has(name: str, text: str, times: int) -> None:
     tokenizer, encoder = ENCODERS[name]

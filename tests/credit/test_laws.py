@@ -24,7 +24,7 @@ from lightning_core.credit.uniform import uniform
 from lightning_core.types import Key, Trajectory
 from tests.credit.telling import Said, tell
 
-LAW = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+LAW = settings(suppress_health_check=[HealthCheck.too_slow])
 """How fast a machine is says nothing of a law."""
 METHODS: dict[str, Credit] = {
     "uniform": uniform,

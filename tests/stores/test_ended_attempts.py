@@ -15,9 +15,6 @@ from lightning_core.trainer.collect import to_trajectory
 from lightning_core.types import Attempt, Rollout
 from tests.gateway.conftest import House, drain, open_house
 from tests.gateway.scripted import ScriptedEngine, until
-from tests.stores.conftest import make_store, postgres_server, postgres_url, redis_server, redis_url, store
-
-__all__ = ["make_store", "postgres_server", "postgres_url", "redis_server", "redis_url", "store"]
 
 CHAT = "/v1/chat/completions"
 
