@@ -7,7 +7,6 @@ store does not: what it has accepted survives any process, not a power loss.
 
 from __future__ import annotations
 
-import sqlite3
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -18,7 +17,7 @@ from typing import Any
 from benchmarks.stores.processes import cpu_seconds
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store
-from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.stores.sqlite import SqliteConnection, SqliteStore
 from lightning_core.trainer.session import open_store
 
 Count = Callable[[Store], Awaitable[int]]
@@ -62,13 +61,13 @@ def memory(*, counted: bool = False) -> Iterator[Site]:
 def sqlite(*, counted: bool = False) -> Iterator[Site]:
     said: list[str] = []
 
-    def trace(connection: sqlite3.Connection) -> int:
-        connection.set_trace_callback(said.append)
+    def trace(connection: SqliteConnection) -> int:
+        connection.raw.set_trace_callback(said.append)
         return len(said)
 
     async def count(store: Store) -> int:
         assert isinstance(store, SqliteStore)
-        return await store._reader.run(trace)
+        return int(await store._reader.run(trace))
 
     with tempfile.TemporaryDirectory(prefix="lightning-bench-") as folder:
         yield Site("sqlite", f"sqlite:///{Path(folder) / 'runs.db'}", None, count if counted else None)

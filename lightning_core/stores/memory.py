@@ -13,7 +13,7 @@ from itertools import islice
 
 from lightning_core.errors import ConfigError, NotFoundError
 from lightning_core.stores import clock, rules
-from lightning_core.stores.waiting import QUEUE, Bells, Waiters, cancelled_of
+from lightning_core.stores.notifications import QUEUE, Notifications, cancelled_of, finished_of
 from lightning_core.types import (
     Alert,
     Attempt,
@@ -40,8 +40,7 @@ class MemoryStore:
                 f"store {url!r} is not a memory store: write 'memory://', without anything after it"
             )
         self._lock = threading.Lock()
-        self._waiters = Waiters()
-        self._bells = Bells()
+        self._notifications = Notifications()
         self._runs: dict[str, Run] = {}
         self._rollouts: dict[str, Rollout] = {}
         self._lists: defaultdict[tuple[str, str, int | str], list[str]] = defaultdict(list)
@@ -112,13 +111,13 @@ class MemoryStore:
             return attempts
 
     async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
-        with self._bells.listening(QUEUE) as bell:
+        with self._notifications.waiting([QUEUE]) as waiter:
             with self._lock:
                 self._expire()
                 if any(map(self._live_queue, list(self._queues) if run_id is None else [run_id])):
                     return True
                 expiry = self._expiries[0][0] - clock.seconds() if self._expiries else math.inf
-            return await bell.sleep(min(timeout, expiry)) or expiry <= timeout
+            return await waiter.sleep(min(timeout, expiry)) or expiry <= timeout
 
     async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
         with self._lock:
@@ -149,12 +148,12 @@ class MemoryStore:
                 lease = self._leases.get(rollout.id)
                 self._put(rules.cancelled(rollout, now))
                 if lease is not None:
-                    self._bells.ring(cancelled_of(lease.worker))
+                    self._notifications.tell([cancelled_of(lease.worker)])
             return len(unfinished)
 
     async def wait_cancelled(self, worker: str, timeout: float) -> bool:
-        with self._bells.listening(cancelled_of(worker)) as bell:
-            return await bell.sleep(timeout)
+        with self._notifications.waiting([cancelled_of(worker)]) as waiter:
+            return await waiter.sleep(timeout)
 
     async def release(self, attempts: Sequence[Attempt]) -> None:
         with self._lock:
@@ -202,10 +201,10 @@ class MemoryStore:
             return rules.all_found(rollout_ids, self._rollouts)
 
     async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
-        with self._waiters.waiting(rollout_ids) as waiter:
+        with self._notifications.waiting(map(finished_of, rollout_ids)) as waiter:
             finished = self._finished(rollout_ids)
             if len(finished) < len(rollout_ids):
-                self._waiters.finished(rollout.id for rollout in finished)
+                self._notifications.tell(finished_of(rollout.id) for rollout in finished)
                 await waiter.sleep(timeout)
                 finished = self._finished(rollout_ids)
             return finished
@@ -311,9 +310,9 @@ class MemoryStore:
         if rollout.status is Status.QUEUED:
             entry = (-rollout.priority, self._places[rollout.id], rollout.id)
             heapq.heappush(self._queues[rollout.run_id], entry)
-            self._bells.ring(QUEUE)
+            self._notifications.tell([QUEUE])
         elif rollout.status.finished:
-            self._waiters.finished([rollout.id])
+            self._notifications.tell([finished_of(rollout.id)])
 
     def _replace(self, rollout: Rollout) -> None:
         """Keep the rollout in place of what it was, if it was there, in the list of its status."""

@@ -1,306 +1,248 @@
 """The store in a PostgreSQL database: many machines may share it.
 
-What a method has returned from survives the death of every client and of the server. The operations
-are carried out on a few connections that own a thread each (`postgres_lines`); another one hears of
-what others do (`postgres_news`), so nobody polls.
+What a method has returned from survives the death of every client and of the server. Leases run by the
+server's clock: those of many machines need not agree.
+
+When an answer to COMMIT is lost, the transaction may have been committed. So each writer has a row with the
+number of its last transaction, by which the next connection finds out.
 """
 
 from __future__ import annotations
 
-import math
+import asyncio
 import secrets
+import struct
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import LiteralString, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any
 
-from lightning_core.errors import ConfigError, NotFoundError
-from lightning_core.stores import rows, rules
-from lightning_core.stores.run_records import RunRecords, Table
-from lightning_core.stores.waiting import QUEUE, Bells, Waiters, cancelled_of
-from lightning_core.types import (
-    Attempt,
-    Call,
-    Event,
-    Reward,
-    Rollout,
-    RolloutCount,
-    Status,
-)
+from lightning_core.errors import ConfigError, StoreError
+from lightning_core.stores.notifications import Notifications, Topic, Waiter
+from lightning_core.stores.rows import Row
+from lightning_core.stores.sql_store import SqlDriver, SqlStore
+from lightning_core.stores.workers import Job
 
 try:
     import psycopg
-    from psycopg import Connection
+    from psycopg import Connection, Cursor, Pipeline
 except ImportError as error:
     raise ConfigError(
         "a postgresql:// store needs its driver: pip install 'agent-lightning-core[postgres]'"
     ) from error
 
-from lightning_core.stores import postgres_news as news
-from lightning_core.stores import postgres_queue as queue
-from lightning_core.stores import postgres_statements as statements
-from lightning_core.stores.postgres_attempts import finishing, keeping, leasing, recording
-from lightning_core.stores.postgres_lines import PostgresLines
-from lightning_core.stores.postgres_schema import connect, opened
-from lightning_core.stores.postgres_statements import transaction
-from lightning_core.stores.postgres_url import in_words, place_of
-
-T = TypeVar("T")
+from lightning_core.stores.postgres_connection import DIALECT, connect, opened
+from lightning_core.stores.postgres_listener import Channels, Listener
+from lightning_core.stores.postgres_url import Place, in_words, may_pass, place_of
 
 LOOK_SECONDS = 30.0
 """How often one who waits looks for himself, should a notice ever be missed."""
-FEW = 100
-"""So many rows may be written beside what others do; more would hold those up."""
-OF_LAST_ATTEMPT = (
-    " AS item JOIN rollouts ON rollouts.id = item.rollout_id AND rollouts.attempts = item.attempt"
-    " WHERE rollouts.id = ANY(%b::text[]) ORDER BY"
-)
-ADD_ROLLOUT = statements.insert("rollouts", rows.ROLLOUT, otherwise="ON CONFLICT (id) DO NOTHING")
-PUT_EVENT = statements.upsert("events", rows.EVENT, "rollout_id, attempt, kind, id", "seq")
-ADD_REWARD = statements.insert(
-    "rewards",
-    f"{rows.REWARD}, sent",
-    otherwise="ON CONFLICT (rollout_id, attempt, id) WHERE id IS NOT NULL DO NOTHING",
-)
+OPEN_SECONDS = 10.0
+"""How long to wait at the start for a server that is just starting itself; a wrong URL is told then."""
+MOST = 64
+"""How many operations share a transaction."""
+NOTIFY = "SELECT pg_notify(channel, notice) FROM unnest(%b::text[], %b::text[]) AS told(channel, notice)"
 
 
-class PostgresStore(RunRecords):
+ENDED = "UPDATE writers SET number = ? WHERE name = ?"
+
+
+class PostgresStore(SqlStore):
     """`postgresql://user:password@host:port/database`, with `?schema=…` for another place in it."""
 
-    arrival = "seq"
-
-    def __init__(self, url: str, *, connections: int = 4, retry_seconds: float = 60.0) -> None:
-        """`connections`: how many operations may be carried out at once; they are made when needed.
-        `retry_seconds`: how long an operation waits for a server that is gone to come back."""
+    def __init__(self, url: str, *, server_timeout: float = 60.0) -> None:
+        """`server_timeout`: how long an operation waits for a server that is gone to come back."""
         self._place = place = place_of(url)
-        self._lines = PostgresLines(
-            place, lambda: opened(place), most=connections, retry_seconds=retry_seconds
+        self.name = place.name
+        self._server_timeout = server_timeout
+        notifications = Notifications()
+        channels = Channels(place.schema)
+        self._listener = Listener(lambda: connect(place), channels, notifications)
+        super().__init__(
+            _Writer(place, channels, notifications),
+            _Reader(place, notifications),
+            notifications,
+            server_timeout,
         )
-        self._waiters = Waiters()
-        self._bells = Bells()
-        self._channels = news.Channels(place.schema)
-        self._news = news.PostgresNews(lambda: connect(place), self._channels, self._waiters, self._bells)
 
     async def __aenter__(self) -> PostgresStore:
-        await self._lines.open()
-        try:
-            await self._news.open()
-        except psycopg.Error as error:
-            await self._lines.close()
-            raise in_words(error, self._place) from error
-        except BaseException:
-            await self._lines.close()
-            raise
+        deadline = time.monotonic() + min(OPEN_SECONDS, self._server_timeout)
+        while True:
+            try:
+                await self._writer.open()
+                break
+            except psycopg.Error as error:
+                if not may_pass(error, first=True) or time.monotonic() > deadline:
+                    raise in_words(error, self._place) from error
+            await asyncio.sleep(0.05)
+        await self._reader.open(connect=False)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._news.close()
-        await self._lines.close()
+        await self._listener.close()
+        await super().__aexit__(*exc)
 
-    # the queue of rollouts ----------------------------------------------------------------
-    async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
-        rules.check_ids(*rollouts)
-        return await self._write(ADD_ROLLOUT, rows.rollout_row, rollouts, self._channels.queued())
+    def _listen(self, kind: str) -> None:
+        self._listener.listen(kind)
 
-    async def lease(
-        self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
-    ) -> list[Attempt]:
-        rules.check_id("the worker", worker)
-        if limit <= 0:
-            return []
-        return await self._lines.run(leasing(worker, limit, seconds, run_id, self._channels))
+    async def _ends(self) -> int:
+        return 0  # the server tells of them
 
-    async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
-        deadline = time.monotonic() + timeout
-        with self._bells.listening(QUEUE) as bell:
-            self._news.listen(news.QUEUED)
-            while True:
-                found, expiry = await self._lines.run(lambda connection: queue.work(connection, run_id))
-                left = deadline - time.monotonic()
-                if found or left <= 0:
-                    return found
-                await bell.sleep(min(left, LOOK_SECONDS, math.inf if expiry is None else expiry))
+    async def _sleep(self, waiter: Waiter, seconds: float, ends: int | None = None) -> None:
+        await waiter.sleep(min(seconds, LOOK_SECONDS))
 
-    async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
-        return await self._lines.run(keeping(attempts, seconds)) if attempts else []
 
-    async def finish(
-        self, attempt: Attempt, *, reward: float | None = None, error: str | None = None
-    ) -> Rollout:
-        return await self._lines.run(finishing(attempt, reward, error, self._channels))
+class PostgresConnection:
+    """A connection to the store's schema (a `sql_queue.Transaction`).
 
-    async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        def operation(connection: Connection) -> int:
-            now = time.time()
-            with transaction(connection):
-                found = queue.lock(connection, "id = ANY(%b::text[])", list(rollout_ids))
-                unfinished = [(rollout, worker) for rollout, worker in found if not rollout.status.finished]
-                workers = dict.fromkeys(worker for _, worker in unfinished if worker is not None)
-                ended = [rules.cancelled(rollout, now) for rollout, _ in unfinished]
-                finished = self._channels.finished(rollout.id for rollout in ended)
-                queue.save(connection, ended, finished + self._channels.cancelled(workers))
-            return len(ended)
+    In a pipeline statements whose answers nobody reads go with the next one that is read: a round trip less.
+    """
 
-        return await self._lines.run(operation) if rollout_ids else 0
+    def __init__(self, raw: Connection) -> None:
+        self.raw = raw
+        self.topics: list[Topic] = []
+        self.pipeline: Pipeline | None = None
+        self.wrote = False
 
-    async def wait_cancelled(self, worker: str, timeout: float) -> bool:
-        with self._bells.listening(cancelled_of(worker)) as bell:
-            self._news.listen(news.CANCELLED)
-            return await bell.sleep(timeout)
+    def rows(self, query: str, *values: Any) -> list[Row]:
+        return self.raw.execute(_words(query), values, binary=True).fetchall()
 
-    async def release(self, attempts: Sequence[Attempt]) -> None:
-        by_id: defaultdict[str, list[Attempt]] = defaultdict(list)
-        for attempt in attempts:
-            by_id[attempt.rollout.id].append(attempt)
+    def run(self, statement: str, rows: Iterable[Row]) -> None:
+        self._send(statement, rows)
 
-        def held(rollout: Rollout) -> bool:
-            return any(rules.holds(attempt, rollout) for attempt in by_id[rollout.id])
+    def count(self, statement: str, rows: Iterable[Row]) -> int:
+        cursor = self._send(statement, rows)
+        if self.pipeline is not None:
+            self.pipeline.sync()
+        return cursor.rowcount
 
-        await self._release("id = ANY(%b::text[])", list(by_id), held)
+    def tell(self, topics: Iterable[Topic]) -> None:
+        self.topics += topics
 
-    async def reclaim(self, worker: str) -> int:
-        return await self._release("status = 'running' AND worker = %b", worker, lambda _: True)
+    def _send(self, statement: str, rows: Iterable[Row]) -> Cursor:
+        self.wrote = True
+        given = list(rows)
+        if len(given) == 1:
+            return self.raw.execute(_words(statement), given[0])
+        cursor = self.raw.cursor()
+        cursor.executemany(_words(statement), given)
+        return cursor
 
-    async def find_rollouts(
-        self,
-        run_id: str,
-        *,
-        step: int | None = None,
-        split: str | None = None,
-        status: Status | None = None,
-        after: str | None = None,
-        limit: int | None = None,
-        newest: bool = False,
-    ) -> list[Rollout]:
-        wanted = rules.wanted(step, status, split)
-        return await self._lines.run(
-            lambda connection: queue.page(connection, run_id, wanted, after, limit, newest)
-        )
 
-    async def count_rollouts(self, run_id: str) -> list[RolloutCount]:
-        return await self._select(rows.to_count, rows.COUNT.format("?"), run_id)
+@cache
+def _words(statement: str) -> Any:
+    return statement.format_map(DIALECT).replace("?", "%b")
 
-    async def get_rollouts(self, rollout_ids: Sequence[str]) -> list[Rollout]:
-        found = await self._lines.run(lambda connection: queue.find(connection, rollout_ids))
-        return rules.all_found(rollout_ids, found)
 
-    async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        pending = set(rollout_ids)
-        if pending:
-            self._news.listen(news.FINISHED)
-        while pending:
-            with self._waiters.waiting(pending) as waiter:  # anew, as a notice may have been wrong
-                unfinished = await self._unfinished(pending)
-                self._waiters.finished(pending - unfinished)
-                pending, left = unfinished, deadline - time.monotonic()
-                if not pending or left <= 0:
-                    break
-                await waiter.sleep(min(left, LOOK_SECONDS))
-        found = await self._lines.run(lambda connection: queue.find(connection, rollout_ids))
-        return [found[i] for i in rollout_ids if found[i].status.finished]
+class _Reader(SqlDriver[PostgresConnection]):
+    """Each statement sees what was committed before it."""
 
-    # what happened in them ----------------------------------------------------------------
-    async def add_call(self, call: Call, *, running: bool = False) -> None:
-        rules.check_ids(call)
-        await self._lines.run(recording(call, running=running))
+    def __init__(self, place: Place, notifications: Notifications) -> None:
+        super().__init__(notifications)
+        self.name = place.name
+        self._place = place
 
-    async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
-        rules.check_ids(*rewards)
-        for reward in rewards:
-            rules.check_reward(reward.rollout_id, reward.value)
-        name, tries = secrets.token_hex(8), 0
+    def connect(self) -> PostgresConnection:
+        return PostgresConnection(opened(self._place))
 
-        def operation(connection: Connection) -> None:
-            nonlocal tries
-            tries += 1
-            if tries > 1 and queue.was_sent(connection, rewards, name):
-                return
-            with transaction(connection):
-                rollouts, known = queue.state(connection, rewards) if running else ({}, set())
-                new = rules.new_rewards(rewards, known)
-                for reward in new if running else ():
-                    rules.check_running(reward, rollouts.get(reward.rollout_id))
-                statements.add(connection, ADD_REWARD, [(*rows.reward_row(one), name) for one in new])
+    def close(self, connection: PostgresConnection) -> None:
+        connection.raw.close()
 
-        if rewards:
-            await self._lines.run(operation)
+    @contextmanager
+    def transaction(self, connection: PostgresConnection, jobs: Sequence[Job]) -> Iterator[list[Topic]]:
+        yield []
 
-    async def add_events(self, events: Sequence[Event]) -> None:
-        await self._write(PUT_EVENT, rows.event_row, events)
+    def lost(self, error: Exception) -> bool:
+        if not isinstance(error, psycopg.Error) or not may_pass(error):
+            return False
+        return error.sqlstate is None or error.sqlstate.startswith(("08", "57P", "25P"))
 
-    async def get_calls(self, rollout_ids: Iterable[str]) -> dict[str, list[Call]]:
-        calls: dict[str, list[Call]] = {rollout_id: [] for rollout_id in rollout_ids}
-        query = f"SELECT {rows.of('item', rows.CALL)} FROM calls{OF_LAST_ATTEMPT} item.started_at, item.seq"
-        for call in await self._select(rows.to_call, query, list(calls)):
-            calls[str(call.rollout_id)].append(call)
-        return calls
+    def may_pass(self, error: Exception) -> bool:
+        return isinstance(error, psycopg.Error) and may_pass(error)
 
-    async def get_rewards(self, rollout_ids: Iterable[str]) -> dict[str, list[Reward]]:
-        rewards: dict[str, list[Reward]] = {rollout_id: [] for rollout_id in rollout_ids}
-        query = f"SELECT {rows.of('item', rows.REWARD)} FROM rewards{OF_LAST_ATTEMPT} item.seq"
-        for reward in await self._select(rows.to_reward, query, list(rewards)):
-            rewards[reward.rollout_id].append(reward)
-        return rewards
+    def explain(self, error: Exception) -> Exception:
+        if isinstance(error, psycopg.Error):
+            words = in_words(error, self._place)
+        elif isinstance(error, OverflowError | struct.error):
+            words = StoreError(f"a PostgreSQL store keeps integers of 64 bits: {error}")
+        else:
+            return error
+        words.__cause__ = error
+        return words
 
-    async def get_events(self, rollout_ids: Iterable[str]) -> dict[str, list[Event]]:
-        events: dict[str, list[Event]] = {rollout_id: [] for rollout_id in rollout_ids}
-        columns = rows.of("item", rows.EVENT)
-        query = f"SELECT {columns} FROM events{OF_LAST_ATTEMPT} item.started_at, item.seq"
-        for event in await self._select(rows.to_event, query, list(events)):
-            events[event.rollout_id].append(event)
-        return events
 
-    # ways to the lines --------------------------------------------------------------------
-    async def _write(
-        self,
-        statement: str,
-        to_row: Callable[[T], rows.Row],
-        values: Sequence[T],
-        notices: Sequence[statements.Notice] = (),
-    ) -> int:
-        """Run the statement for each value and tell of it; how many rows it changed."""
-        if not values:
-            return 0
-        operation = statements.writing(statement, lambda: list(map(to_row, values)), notices)
-        return await self._lines.run(operation if len(values) <= FEW else operation.alone)
+class _Writer(_Reader):
+    def __init__(self, place: Place, channels: Channels, notifications: Notifications) -> None:
+        super().__init__(place, notifications)
+        self._channels = channels
+        self._name = secrets.token_hex(8)
+        self._number = 0
+        """Of the transaction that was sent last."""
+        self._unsure: Sequence[Job] = ()
+        """The jobs of that one, while it is not known whether it was committed."""
 
-    async def _put(self, table: Table, row: rows.Row) -> None:
-        await self._write(statements.upsert(table.name, table.columns, table.key), tuple, [row])
+    def connect(self) -> PostgresConnection:
+        connection = super().connect()
+        statement = "INSERT INTO writers (name, number) VALUES (?, 0) ON CONFLICT (name) DO NOTHING"
+        try:
+            connection.run(statement, [(self._name,)])
+        except BaseException:
+            connection.raw.close()
+            raise
+        return connection
 
-    async def _add(self, table: Table, new: Sequence[rows.Row]) -> int:
-        otherwise = f"ON CONFLICT ({table.key}) DO NOTHING"
-        return await self._write(
-            statements.insert(table.name, table.columns, otherwise=otherwise), tuple, new
-        )
+    def close(self, connection: PostgresConnection) -> None:
+        with suppress(psycopg.Error):
+            if not self._unsure:
+                connection.run("DELETE FROM writers WHERE name = ?", [(self._name,)])
+        connection.raw.close()
 
-    async def _remove(self, table: Table, key: rows.Row) -> None:
-        where = " AND ".join(f"{column} = %b" for column in table.key.split(", "))
-        await self._write(f"DELETE FROM {table.name} WHERE {where}", tuple, [key])
+    def carry_out(self, connection: PostgresConnection, jobs: Sequence[Job]) -> None:
+        if connection.raw.closed:
+            raise psycopg.OperationalError("the connection is closed")
+        if self._unsure:
+            self._settle(connection)
+        pending = [job for job in jobs if not job.done]
+        try:
+            if pending:
+                super().carry_out(connection, pending)
+        except Exception as error:
+            if not self.lost(error):
+                self._unsure = ()
+            raise
 
-    async def _select(self, to_value: Callable[[rows.Row], T], query: str, *arguments: object) -> list[T]:
-        asked = query.replace("?", "%b")
-        return await self._lines.run(
-            lambda connection: [to_value(row) for row in statements.select(connection, asked, *arguments)]
-        )
+    def _settle(self, connection: PostgresConnection) -> None:
+        """Find out whether the last transaction was committed; waits for its end, should it still run."""
+        found = connection.rows("SELECT number FROM writers WHERE name = ? {lock}", self._name)
+        if found == [(self._number,)]:
+            for job in self._unsure:
+                job.done = True
+        self._unsure = ()
 
-    async def _release(
-        self, where: LiteralString, value: object, given_back: Callable[[Rollout], bool]
-    ) -> int:
-        def operation(connection: Connection) -> int:
-            with transaction(connection):
-                found = [rollout for rollout, _ in queue.lock(connection, where, value)]
-                released = [rules.released(rollout) for rollout in found if given_back(rollout)]
-                queue.save(connection, released, self._channels.queued() if released else [])
-            return len(released)
+    @contextmanager
+    def transaction(self, connection: PostgresConnection, jobs: Sequence[Job]) -> Iterator[list[Topic]]:
+        connection.topics, connection.wrote = [], False
+        try:
+            with connection.raw.pipeline() as connection.pipeline:
+                connection.raw.execute("BEGIN")
+                yield connection.topics
+                if connection.wrote:
+                    self._number += 1
+                    self._notify(connection)
+                    connection.run(ENDED, [(self._number, self._name)])
+                    self._unsure = jobs
+                connection.raw.execute("COMMIT")
+            self._unsure = ()
+        except BaseException:
+            with suppress(psycopg.Error):
+                connection.raw.rollback()
+            raise
+        finally:
+            connection.pipeline = None
 
-        return await self._lines.run(operation) if value else 0
-
-    async def _unfinished(self, rollout_ids: Collection[str]) -> set[str]:
-        statuses = await self._lines.run(lambda connection: queue.statuses(connection, rollout_ids))
-        unknown = set(rollout_ids) - statuses.keys()
-        if unknown:
-            raise NotFoundError(
-                f"no rollout {min(unknown)!r} in {self._place.name!r}: enqueue it before waiting for it"
-            )
-        return {rollout_id for rollout_id, status in statuses.items() if not status.finished}
+    def _notify(self, connection: PostgresConnection) -> None:
+        notices = self._channels.notices(dict.fromkeys(connection.topics))
+        if notices:
+            channels, words = zip(*notices, strict=True)
+            connection.raw.execute(NOTIFY, (list(channels), list(words)))

@@ -140,12 +140,12 @@ class RedisLink:
             raise self.in_words(error) from error
         return connection
 
-    def check(self, patience: float) -> None:
+    def check(self, server_timeout: float) -> None:
         """Make sure that this is a server we can use and a prefix that is ours. Raises StoreError.
 
-        One that is still reading its data is waited for, up to `patience` seconds.
+        One that is still reading its data is waited for, up to `server_timeout` seconds.
         """
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + server_timeout
         while True:
             try:
                 connection = self.connect()

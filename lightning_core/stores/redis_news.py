@@ -14,16 +14,12 @@ from contextlib import suppress
 import redis
 
 from lightning_core.errors import StoreError
+from lightning_core.stores.notifications import CANCELLED, Notifications
 from lightning_core.stores.redis_link import Connection, RedisLink
 from lightning_core.stores.redis_rows import text
-from lightning_core.stores.waiting import QUEUE, Bells, Waiters, cancelled_of
 
 log = logging.getLogger(__name__)
 
-FINISHED = "finished"
-"""Told with the id of a rollout."""
-CANCELLED = "cancelled"
-"""Told with the name of the worker that held the rollout."""
 ALIVE_SECONDS = 30.0
 """After so long a silence the server is asked whether it is there."""
 
@@ -31,10 +27,9 @@ ALIVE_SECONDS = 30.0
 class RedisNews:
     """Wakes those who wait in this process. It connects when the first of them comes."""
 
-    def __init__(self, link: RedisLink, bells: Bells, waiters: Waiters) -> None:
+    def __init__(self, link: RedisLink, notifications: Notifications) -> None:
         self._link = link
-        self._bells = bells
-        self._waiters = waiters
+        self._notifications = notifications
         self._lock = threading.Lock()
         self._topics: set[str] = set()
         self._connection: Connection | None = None
@@ -43,7 +38,7 @@ class RedisNews:
         self._thread: threading.Thread | None = None
 
     def listen(self, topic: str) -> None:
-        """Hear of this topic from soon on: QUEUE, FINISHED or CANCELLED."""
+        """Hear of this topic from soon on: QUEUED, FINISHED or CANCELLED."""
         with self._lock:
             if topic in self._topics or self._closing.is_set():
                 return
@@ -112,11 +107,7 @@ class RedisNews:
         if isinstance(message, bytes):  # so a PING is answered where nothing is subscribed to
             raise redis.ConnectionError("the driver has connected anew by itself, without the subscriptions")
         kind, topic = message[0], text(message[1]).removeprefix(self._link.url.channels)
-        if kind == b"message" and topic == FINISHED:
-            self._waiters.finished([text(message[2])])
-        elif kind == b"message" and topic == CANCELLED:
-            self._bells.ring(cancelled_of(text(message[2])))
-        elif kind == b"message" or (kind == b"subscribe" and topic == QUEUE):
-            self._bells.ring(topic)
-        elif kind == b"subscribe" and topic == FINISHED:
-            self._waiters.wake_all()
+        if kind == b"message":
+            self._notifications.tell([(topic, text(message[2]))])
+        elif kind == b"subscribe" and topic != CANCELLED:
+            self._notifications.wake(topic)

@@ -15,13 +15,12 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from lightning_core.stores import redis_rows, rules
+from lightning_core.stores.notifications import QUEUE, QUEUED, Topic, cancelled_of, finished_of
 from lightning_core.stores.packing import load_json
 from lightning_core.stores.redis_link import RedisLink
-from lightning_core.stores.redis_news import CANCELLED, FINISHED
 from lightning_core.stores.redis_rows import Row, load_appended, text
 from lightning_core.stores.redis_scripts import FIELDS
 from lightning_core.stores.redis_thread import Commands, Steps
-from lightning_core.stores.waiting import QUEUE
 from lightning_core.types import Attempt, Call, Reward, Rollout, RolloutCount, Split, Status
 
 T = TypeVar("T")
@@ -183,22 +182,23 @@ class Rollouts:
             change.commands.append(("ZADD", next(lists), before.place, after.id))
         if after.status is Status.QUEUED:
             change.commands += (("ZADD", queue, -after.priority, before.member) for queue in queues)
-            change.commands.append(self.news(QUEUE))
+            change.commands.append(self.publish(QUEUE))
         elif after.status.finished:
-            change.commands.append(self.news(FINISHED, after.id))
+            change.commands.append(self.publish(finished_of(after.id)))
         if after.status is Status.CANCELLED and before.worker:
-            change.commands.append(self.news(CANCELLED, before.worker))
+            change.commands.append(self.publish(cancelled_of(before.worker)))
         return change
 
-    def news(self, topic: str, content: str = "") -> tuple[Any, ...]:
-        return ("PUBLISH", self._link.url.channels + topic, content)
+    def publish(self, topic: Topic) -> tuple[Any, ...]:
+        kind, name = topic
+        return ("PUBLISH", self._link.url.channels + kind, name)
 
     # the operations on the queue ----------------------------------------------------------
     def enqueue(self, rollouts: Sequence[Rollout], request: str) -> Steps[int]:
         """Add those whose id is new, each id once; in steps, as the server does nothing else meanwhile."""
         new = 0
         for at in range(0, len(rollouts), MOST_ADDED):
-            words: list[Any] = [self._prefix, self._link.url.channels + QUEUE, request]
+            words: list[Any] = [self._prefix, self._link.url.channels + QUEUED, request]
             for one in rollouts[at : at + MOST_ADDED]:
                 words += (one.id, one.run_id, one.status.value, one.attempts, one.max_attempts)
                 words += (redis_rows.outcome(one), -one.priority, one.step, one.split)

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter
 
-from lightning_core.stores import rows
 from lightning_core.stores.packing import dump_json, load_json
+from lightning_core.stores.rows import CALLS, EVENTS
 from lightning_core.types import Attempt, Call, Event, Reward, Rollout, Status
 
 T = TypeVar("T", bound=BaseModel)
@@ -52,7 +52,8 @@ class Row:
 
     def attempt(self, until: float | None = None) -> Attempt:
         lasts = self.until if until is None else until
-        return rows.attempt(self.rollout, self.worker, lasts)
+        number = self.rollout.attempts
+        return Attempt(rollout=self.rollout, number=number, worker=self.worker, lease_until=lasts)
 
 
 def text(encoded: bytes) -> str:
@@ -94,7 +95,7 @@ def to_row(rollout_id: str, state: State, body: bytes | None) -> Row | None:
 
 def pack_call(call: Call, now: int) -> bytes:
     """A call in one piece: its JSON and then the numbers, as they are."""
-    row = rows.call_row(call)
+    row = CALLS.row(call)
     head, numbers = dump_json([*row[:13], row[18], row[19]]), (row[13], row[14] or b"", *row[15:18])
     missing = b"\x00" if row[14] is None else b"\x01"
     completed = b"c" if call.status == "completed" else b"-"
@@ -117,12 +118,12 @@ def _unpack_call(packed: bytes) -> tuple[int, Call]:
     head = load_json(packed[at + 1 :])
     if not packed[at]:
         parts[1] = None
-    return now, rows.to_call((*head[:13], *parts, *head[13:]))
+    return now, CALLS.value((*head[:13], *parts, *head[13:]))
 
 
 def pack_event(event: Event, place: int) -> bytes:
     """`place`: decides between events that started at once."""
-    return b"%d:%b" % (place, rows.event_row(event)[5])
+    return b"%d:%b" % (place, EVENTS.row(event)[5])
 
 
 def unpack_events(packed: Iterable[bytes]) -> list[Event]:

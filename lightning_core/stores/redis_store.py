@@ -22,8 +22,17 @@ from pydantic import BaseModel
 
 from lightning_core.errors import NotFoundError
 from lightning_core.stores import redis_rows, rules
+from lightning_core.stores.notifications import (
+    CANCELLED,
+    FINISHED,
+    QUEUE,
+    QUEUED,
+    Notifications,
+    cancelled_of,
+    finished_of,
+)
 from lightning_core.stores.redis_link import RedisLink, read_url
-from lightning_core.stores.redis_news import CANCELLED, FINISHED, RedisNews
+from lightning_core.stores.redis_news import RedisNews
 from lightning_core.stores.redis_queue import (
     Change,
     Rollouts,
@@ -34,8 +43,8 @@ from lightning_core.stores.redis_queue import (
     to_time,
 )
 from lightning_core.stores.redis_rows import Row
-from lightning_core.stores.redis_thread import Commands, RedisThread, Steps
-from lightning_core.stores.waiting import QUEUE, Bells, Waiters, cancelled_of
+from lightning_core.stores.redis_thread import Commands, RedisDriver, Steps
+from lightning_core.stores.workers import Worker
 from lightning_core.types import (
     Alert,
     Attempt,
@@ -62,27 +71,31 @@ class RedisStore:
     """`redis://[user:password@]host[:port][/database][?prefix=...]`, or `rediss://` for TLS."""
 
     def __init__(
-        self, url: str, *, patience: float = 60.0, answer_seconds: float = 30.0, look_seconds: float = 30.0
+        self,
+        url: str,
+        *,
+        server_timeout: float = 60.0,
+        answer_seconds: float = 30.0,
+        look_seconds: float = 30.0,
     ) -> None:
-        """`patience`: for how many seconds operations wait for a server that is gone. `answer_seconds`:
+        """`server_timeout`: for how many seconds operations wait for a server that is gone. `answer_seconds`:
         after how long without an answer it is taken for gone. `look_seconds`: how often those who wait
         look for themselves, in case that news did not reach them."""
         self.url = read_url(url)
         self._link = RedisLink(self.url, answer_seconds=answer_seconds)
         self._rollouts = Rollouts(self._link)
         self._key = self._rollouts.key
-        self._writer = RedisThread(self._link, patience=patience)
-        self._reader = RedisThread(self._link, patience=patience)
-        self._bells = Bells()
-        self._waiters = Waiters()
-        self._news = RedisNews(self._link, self._bells, self._waiters)
-        self._patience = patience
+        self._writer = Worker(RedisDriver(self._link), server_timeout=server_timeout)
+        self._reader = Worker(RedisDriver(self._link), server_timeout=server_timeout)
+        self._notifications = Notifications()
+        self._news = RedisNews(self._link, self._notifications)
+        self._server_timeout = server_timeout
         self._look_seconds = look_seconds
 
     async def __aenter__(self) -> RedisStore:
-        await asyncio.to_thread(self._link.check, self._patience)
-        self._writer.open()
-        self._reader.open()
+        await asyncio.to_thread(self._link.check, self._server_timeout)
+        await self._writer.open(connect=False)
+        await self._reader.open(connect=False)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -120,16 +133,16 @@ class RedisStore:
 
     async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
         deadline = time.monotonic() + timeout
-        self._news.listen(QUEUE)
+        self._news.listen(QUEUED)
         while True:
-            with self._bells.listening(QUEUE) as bell:
+            with self._notifications.waiting([QUEUE]) as waiter:
                 seconds = await self._reader.run(lambda tries: self._work_in(run_id))
                 left = deadline - time.monotonic()
                 if seconds <= 0:
                     return True
                 if left <= 0:
                     return False
-                await bell.sleep(min(left, seconds, self._look_seconds))
+                await waiter.sleep(min(left, seconds, self._look_seconds))
 
     async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
         if not attempts:
@@ -149,9 +162,9 @@ class RedisStore:
         return await self._change(rollout_ids, rule)
 
     async def wait_cancelled(self, worker: str, timeout: float) -> bool:
-        with self._bells.listening(cancelled_of(worker)) as bell:
+        with self._notifications.waiting([cancelled_of(worker)]) as waiter:
             self._news.listen(CANCELLED)
-            return await bell.sleep(timeout)
+            return await waiter.sleep(timeout)
 
     async def release(self, attempts: Sequence[Attempt]) -> None:
         by_id: defaultdict[str, list[Attempt]] = defaultdict(list)
@@ -200,13 +213,13 @@ class RedisStore:
         if pending:
             self._news.listen(FINISHED)
         while pending:
-            with self._waiters.waiting(pending) as waiter:
+            with self._notifications.waiting(map(finished_of, pending)) as waiter:
                 finished = await self._finished(pending)
                 pending -= finished
                 left = deadline - time.monotonic()
                 if not pending or left <= 0:
                     break
-                self._waiters.finished(finished)
+                self._notifications.tell(map(finished_of, finished))
                 await waiter.sleep(min(left, self._look_seconds))
         rows = await self._reader.run(lambda tries: self._rollouts.read_all(rollout_ids))
         return [row.rollout for row in rows if row.rollout.status.finished]

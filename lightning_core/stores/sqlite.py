@@ -1,56 +1,72 @@
 """The store in one SQLite file: the default. Several processes of one machine may share it.
 
-What a method has returned from survives `kill -9` of every process (not a power loss, see
-`sqlite_file`). Writes go through one thread and reads through another, each with its connection, so
-reading a big batch never holds up the recording of a call.
+What a method has returned from survives `kill -9` of every process (not a power loss, see `_prepare`). A file
+is either ours, with the schema this version writes, or it is refused: another program's tables are left
+alone, and another schema is not guessed at. It holds prompts and the keys that sign tokens, so only its user
+may read it.
 """
 
 from __future__ import annotations
 
-import math
+import logging
+import os
 import sqlite3
+import stat
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from lightning_core.errors import NotFoundError
-from lightning_core.stores import rows, rules, sqlite_queue
-from lightning_core.stores.run_records import RunRecords, Table
-from lightning_core.stores.sqlite_file import path_of
-from lightning_core.stores.sqlite_thread import SqliteThread
-from lightning_core.stores.waiting import QUEUE, Bells, Waiter, Waiters, cancelled_of
-from lightning_core.types import (
-    Attempt,
-    Call,
-    Event,
-    Reward,
-    Rollout,
-    RolloutCount,
-    Status,
-)
+from lightning_core.errors import ConfigError, StoreError
+from lightning_core.stores import clock
+from lightning_core.stores.notifications import FINISHED, Notifications, Topic, Waiter
+from lightning_core.stores.packing import dump_json
+from lightning_core.stores.rows import SCHEMA, Dialect, Row
+from lightning_core.stores.sql_queue import work
+from lightning_core.stores.sql_store import SqlDriver, SqlStore
+from lightning_core.stores.workers import Job
+from lightning_core.types import Attempt
 
-T = TypeVar("T")
+log = logging.getLogger(__name__)
 
-OF_LAST_ATTEMPT = (
-    " AS item JOIN rollouts ON rollouts.id = item.rollout_id AND rollouts.attempts = item.attempt"
-    " WHERE rollouts.id IN (SELECT value FROM json_each(?)) ORDER BY"
-)
+SCHEMA_VERSION = 6
+DIALECT: Dialect = {
+    "text": "TEXT",
+    "bytes": "BLOB",
+    "int": "INTEGER",
+    "bool": "INTEGER",
+    "float": "REAL",
+    "serial": "seq INTEGER PRIMARY KEY",
+    "order": "seq INTEGER PRIMARY KEY AUTOINCREMENT",
+    "often_updated": "",
+    "among": "IN (SELECT value FROM json_each(?))",
+    "index": "INDEXED BY",
+    "now": "lease_clock()",
+    # a transaction that writes has the whole file for itself
+    "lock": "",
+    "skip": "",
+    "share": "",
+}
+MOST_ENDS = 2**31
+"""SQLite keeps `user_version` in 32 bits."""
 
 
-class SqliteStore(RunRecords):
+class SqliteStore(SqlStore):
     """`sqlite:///runs.db` (relative) or `sqlite:////data/runs.db` (absolute)."""
 
-    arrival = "rowid"
-
     def __init__(self, url: str, *, busy_seconds: float = 30.0, poll_seconds: float = 0.25) -> None:
-        """`busy_seconds`: how long to wait for another process that is writing. `poll_seconds`: how
-        often `wait_finished` looks for what other processes finished; this one's wake it at once."""
+        """`busy_seconds`: how long to wait for another process that is writing. `poll_seconds`: how often
+        those who wait look for what other processes did; what this one does wakes them at once."""
         self.path = path_of(url)
-        self._writer = SqliteThread(self.path, writes=True, busy_seconds=busy_seconds)
-        self._reader = SqliteThread(self.path, writes=False, busy_seconds=busy_seconds)
+        self.name = str(self.path)
+        notifications = Notifications()
+        writer, reader = (
+            _Driver(self.path, busy_seconds, notifications, writes=writes) for writes in (True, False)
+        )
+        super().__init__(writer, reader, notifications)
         self._poll_seconds = poll_seconds
-        self._waiters = Waiters()
-        self._bells = Bells()
 
     async def __aenter__(self) -> SqliteStore:
         await self._writer.open()
@@ -61,263 +77,245 @@ class SqliteStore(RunRecords):
             raise
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self._writer.close()
-        await self._reader.close()
-
-    # the queue of rollouts ----------------------------------------------------------------
-    async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
-        rules.check_ids(*rollouts)
-        statement = rows.insert("rollouts", rows.ROLLOUT, otherwise="OR IGNORE")
-        added = await self._added(statement, [rows.rollout_row(rollout) for rollout in rollouts])
-        self._bells.ring(QUEUE)
-        return added
-
     async def lease(
         self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
     ) -> list[Attempt]:
-        rules.check_id("the worker", worker)
-        if limit <= 0 or not await self._has_work(run_id):
-            return []
+        # idle workers ask often, and the reader needs no lock
+        if limit > 0 and not (await self._read(lambda of: work(of, run_id)))[0]:
+            limit = 0
+        return await super().lease(worker, limit, seconds, run_id=run_id)
 
-        def operation(connection: sqlite3.Connection) -> tuple[list[Attempt], list[str]]:
-            failed = sqlite_queue.expire(connection)
-            started = [rules.started(rollout) for rollout in sqlite_queue.queued(connection, run_id, limit)]
-            sqlite_queue.save(connection, started)
-            until = sqlite_queue.hold(connection, started, seconds, worker)
-            return [rows.attempt(rollout, worker, until) for rollout in started], failed
+    def _listen(self, kind: str) -> None:
+        """A file tells nothing: `_sleep` looks."""
 
-        attempts, failed = await self._writer.run(operation)
-        self._waiters.finished(failed)
-        return attempts
+    async def _ends(self) -> int:
+        return await self._read(ends)
 
-    async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
-        deadline = time.monotonic() + timeout
-        with self._bells.listening(QUEUE) as bell:
-            while not await self._has_work(run_id):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                if await bell.sleep(min(left, self._poll_seconds)):
-                    return True
-        return True
-
-    async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
-        def operation(connection: sqlite3.Connection) -> list[Attempt]:
-            held = sqlite_queue.held(connection, attempts)
-            until = sqlite_queue.hold(connection, [rollout for _, rollout in held], seconds)
-            return [rows.attempt(rollout, attempt.worker, until) for attempt, rollout in held]
-
-        return await self._writer.run(operation) if attempts else []
-
-    async def finish(
-        self, attempt: Attempt, *, reward: float | None = None, error: str | None = None
-    ) -> Rollout:
-        def operation(connection: sqlite3.Connection) -> Rollout:
-            now = time.time()
-            before = sqlite_queue.find(connection, [attempt.rollout.id]).get(attempt.rollout.id)
-            given = sqlite_queue.last_final(connection, attempt) if reward is None and error is None else None
-            after = rules.finished(attempt, before, reward=reward, error=error, given=given, now=now)
-            if after is not before:
-                sqlite_queue.save(connection, [after])
-                if reward is not None:
-                    final = rules.final_reward(after, reward, now)
-                    connection.execute(rows.insert("rewards", rows.REWARD), rows.reward_row(final))
-            return after
-
-        rollout = await self._writer.run(operation)
-        if rollout.status.finished:
-            self._waiters.finished([rollout.id])
-        else:
-            self._bells.ring(QUEUE)
-        return rollout
-
-    async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        def operation(connection: sqlite3.Connection) -> tuple[list[str], set[str]]:
-            now = time.time()
-            found = sqlite_queue.find(connection, rollout_ids).values()
-            cancelled = [rules.cancelled(rollout, now) for rollout in found if not rollout.status.finished]
-            ids = [rollout.id for rollout in cancelled]
-            workers = sqlite_queue.workers(connection, ids)
-            sqlite_queue.save(connection, cancelled)
-            return ids, workers
-
-        cancelled, workers = await self._writer.run(operation)
-        self._waiters.finished(cancelled)
-        for worker in workers:
-            self._bells.ring(cancelled_of(worker))
-        return len(cancelled)
-
-    async def wait_cancelled(self, worker: str, timeout: float) -> bool:
-        """Sees at once what this process cancels; other processes' cancellations show in heartbeats."""
-        with self._bells.listening(cancelled_of(worker)) as bell:
-            return await bell.sleep(timeout)
-
-    async def release(self, attempts: Sequence[Attempt]) -> None:
-        def operation(connection: sqlite3.Connection) -> None:
-            sqlite_queue.save(
-                connection,
-                [rules.released(rollout) for _, rollout in sqlite_queue.held(connection, attempts)],
-            )
-
-        if attempts:
-            await self._writer.run(operation)
-            self._bells.ring(QUEUE)
-
-    async def reclaim(self, worker: str) -> int:
-        def operation(connection: sqlite3.Connection) -> int:
-            found = sqlite_queue.held_by(connection, worker)
-            sqlite_queue.save(connection, [rules.released(rollout) for rollout in found])
-            return len(found)
-
-        reclaimed = await self._writer.run(operation)
-        self._bells.ring(QUEUE)
-        return reclaimed
-
-    async def find_rollouts(
-        self,
-        run_id: str,
-        *,
-        step: int | None = None,
-        split: str | None = None,
-        status: Status | None = None,
-        after: str | None = None,
-        limit: int | None = None,
-        newest: bool = False,
-    ) -> list[Rollout]:
-        wanted = rules.wanted(step, status, split)
-        return await self._reader.run(
-            lambda connection: sqlite_queue.page(connection, run_id, wanted, after, limit, newest)
-        )
-
-    async def count_rollouts(self, run_id: str) -> list[RolloutCount]:
-        return await self._select(rows.to_count, rows.COUNT.format("?"), run_id)
-
-    async def get_rollouts(self, rollout_ids: Sequence[str]) -> list[Rollout]:
-        found = await self._reader.run(lambda connection: sqlite_queue.find(connection, rollout_ids))
-        return rules.all_found(rollout_ids, found)
-
-    async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        unfinished = set(rollout_ids)
-        with self._waiters.waiting(rollout_ids) as waiter:
-            while True:
-                ends, unfinished = await self._unfinished(unfinished)
-                self._waiters.finished(set(rollout_ids) - unfinished)
-                if not unfinished or not await self._end(waiter, ends, deadline):
-                    break
-        found = await self._reader.run(lambda connection: sqlite_queue.find(connection, rollout_ids))
-        return [found[i] for i in rollout_ids if found[i].status.finished]
-
-    # what happened in them ----------------------------------------------------------------
-    async def add_call(self, call: Call, *, running: bool = False) -> None:
-        rules.check_ids(call)
-        await self._writer.run(lambda connection: sqlite_queue.put_call(connection, call, running=running))
-
-    async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
-        rules.check_ids(*rewards)
-        for reward in rewards:
-            rules.check_reward(reward.rollout_id, reward.value)
-
-        def operation(connection: sqlite3.Connection) -> None:
-            new = rules.new_rewards(rewards, sqlite_queue.known_rewards(connection, rewards))
-            if running:
-                rollouts = sqlite_queue.find(connection, {reward.rollout_id for reward in new})
-                for reward in new:
-                    rules.check_running(reward, rollouts.get(reward.rollout_id))
-            connection.executemany(rows.insert("rewards", rows.REWARD), map(rows.reward_row, new)).close()
-
-        if rewards:
-            await self._writer.run(operation)
-
-    async def add_events(self, events: Sequence[Event]) -> None:
-        await self._insert_all(
-            rows.insert("events", rows.EVENT, otherwise="OR REPLACE"), rows.event_row, events
-        )
-
-    async def get_calls(self, rollout_ids: Iterable[str]) -> dict[str, list[Call]]:
-        calls: dict[str, list[Call]] = {rollout_id: [] for rollout_id in rollout_ids}
-        query = f"SELECT {rows.of('item', rows.CALL)} FROM calls{OF_LAST_ATTEMPT} item.started_at, item.rowid"
-        for call in await self._select(rows.to_call, query, sqlite_queue.json_list(calls)):
-            calls[str(call.rollout_id)].append(call)
-        return calls
-
-    async def get_rewards(self, rollout_ids: Iterable[str]) -> dict[str, list[Reward]]:
-        rewards: dict[str, list[Reward]] = {rollout_id: [] for rollout_id in rollout_ids}
-        query = f"SELECT {rows.of('item', rows.REWARD)} FROM rewards{OF_LAST_ATTEMPT} item.rowid"
-        for reward in await self._select(rows.to_reward, query, sqlite_queue.json_list(rewards)):
-            rewards[reward.rollout_id].append(reward)
-        return rewards
-
-    async def get_events(self, rollout_ids: Iterable[str]) -> dict[str, list[Event]]:
-        events: dict[str, list[Event]] = {rollout_id: [] for rollout_id in rollout_ids}
-        columns = rows.of("item", rows.EVENT)
-        query = f"SELECT {columns} FROM events{OF_LAST_ATTEMPT} item.started_at, item.rowid"
-        for event in await self._select(rows.to_event, query, sqlite_queue.json_list(events)):
-            events[event.rollout_id].append(event)
-        return events
-
-    # ways to the threads ------------------------------------------------------------------
-    async def _put(self, table: Table, row: rows.Row) -> None:
-        await self._insert(table.name, table.columns, row, otherwise="OR REPLACE")
-
-    async def _add(self, table: Table, new: Sequence[rows.Row]) -> int:
-        return await self._added(rows.insert(table.name, table.columns, otherwise="OR IGNORE"), new)
-
-    async def _remove(self, table: Table, key: rows.Row) -> None:
-        where = " AND ".join(f"{column} = ?" for column in table.key.split(", "))
-        statement = f"DELETE FROM {table.name} WHERE {where}"
-        await self._writer.run(lambda connection: connection.execute(statement, key).close())
-
-    async def _insert(self, table: str, columns: str, row: rows.Row, *, otherwise: str = "") -> None:
-        statement = rows.insert(table, columns, otherwise=otherwise)
-        await self._writer.run(lambda connection: connection.execute(statement, row).close())
-
-    async def _added(self, statement: str, new: Sequence[rows.Row]) -> int:
-        """How many of the rows an INSERT OR IGNORE put in."""
-
-        def operation(connection: sqlite3.Connection) -> int:
-            before = connection.total_changes
-            connection.executemany(statement, new).close()
-            return connection.total_changes - before
-
-        return await self._writer.run(operation)
-
-    async def _insert_all(self, statement: str, to_row: Callable[[T], rows.Row], values: Sequence[T]) -> None:
-        if values:  # thousands, perhaps: they become rows on the writer's thread, not on the event loop
-            await self._writer.run(
-                lambda connection: connection.executemany(statement, map(to_row, values)).close()
-            )
-
-    async def _select(self, to_value: Callable[[rows.Row], T], query: str, *arguments: object) -> list[T]:
-        return await self._reader.run(
-            # all rows first: a value that fails would leave the statement open, and the reader in the past
-            lambda connection: [to_value(row) for row in connection.execute(query, arguments).fetchall()]
-        )
-
-    async def _has_work(self, run_id: str | None) -> bool:
-        return await self._reader.run(lambda connection: sqlite_queue.has_work(connection, run_id))
-
-    async def _end(self, waiter: Waiter, ends: int, deadline: float) -> bool:
-        """Whether the waiter was woken, or another process finished anything since `ends`, in time."""
+    async def _sleep(self, waiter: Waiter, seconds: float, ends: int | None = None) -> None:
+        deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             if await waiter.sleep(min(left, self._poll_seconds)):
-                return True
-            if await self._reader.run(sqlite_queue.ends) != ends:
-                return True
-        return False
+                return
+            if ends is None or await self._ends() != ends:
+                return
 
-    async def _unfinished(self, rollout_ids: Collection[str]) -> tuple[int, set[str]]:
-        """The number of `ends` that was read before, and those of the rollouts that have not finished."""
-        ends, statuses = await self._reader.run(
-            lambda connection: (
-                sqlite_queue.ends(connection),
-                sqlite_queue.statuses(connection, rollout_ids),
-            )
+
+class SqliteConnection:
+    """A connection to the file of a store (a `sql_queue.Transaction`)."""
+
+    def __init__(self, raw: sqlite3.Connection) -> None:
+        self.raw = raw
+        self.topics: list[Topic] = []
+
+    def rows(self, query: str, *values: Any) -> list[Row]:
+        given = [dump_json(value).decode() if isinstance(value, list) else value for value in values]
+        return self.raw.execute(_words(query), given).fetchall()
+
+    def run(self, statement: str, rows: Iterable[Row]) -> None:
+        self.raw.executemany(_words(statement), rows).close()
+
+    def count(self, statement: str, rows: Iterable[Row]) -> int:
+        before = self.raw.total_changes
+        self.run(statement, rows)
+        return self.raw.total_changes - before
+
+    def tell(self, topics: Iterable[Topic]) -> None:
+        self.topics += topics
+
+
+@cache
+def _words(statement: str) -> str:
+    return statement.format_map(DIALECT)
+
+
+class _Driver(SqlDriver[SqliteConnection]):
+    def __init__(
+        self, path: Path, busy_seconds: float, notifications: Notifications, *, writes: bool
+    ) -> None:
+        super().__init__(notifications)
+        self.name = str(path)
+        self._path, self._busy_seconds, self._writes = path, busy_seconds, writes
+
+    def connect(self) -> SqliteConnection:
+        return connect(self._path, self._busy_seconds)
+
+    def close(self, connection: SqliteConnection) -> None:
+        connection.raw.close()
+
+    @contextmanager
+    def transaction(self, connection: SqliteConnection, jobs: Sequence[Job]) -> Iterator[list[Topic]]:
+        connection.topics = topics = []
+        if not self._writes:
+            yield topics
+            return
+        connection.raw.execute("BEGIN IMMEDIATE")
+        try:
+            yield topics
+            if any(kind == FINISHED for kind, _ in topics):
+                connection.raw.execute(f"PRAGMA user_version = {(ends(connection) + 1) % MOST_ENDS}")
+            connection.raw.execute("COMMIT")
+        except BaseException:
+            if connection.raw.in_transaction:
+                connection.raw.execute("ROLLBACK")
+            raise
+
+    def concerns_all(self, error: Exception) -> bool:
+        return _is_busy(error) or super().concerns_all(error)
+
+    def explain(self, error: Exception) -> Exception:
+        if isinstance(error, sqlite3.Error):
+            words = in_words(error, self._path, self._busy_seconds)
+        elif isinstance(error, UnicodeEncodeError):
+            words = StoreError(f"a store can't keep {error.object!r}: it is not whole Unicode text")
+        else:
+            return error
+        words.__cause__ = error
+        return words
+
+
+def ends(connection: SqliteConnection) -> int:
+    """A number that differs whenever rollouts have finished meanwhile, in whatever process.
+
+    It stands in the file's header, so who waits for thousands of rollouts reads that and no row.
+    """
+    return int(connection.rows("PRAGMA user_version")[0][0])
+
+
+def path_of(url: str) -> Path:
+    """The file a store URL names: `sqlite:///runs.db` is relative, `sqlite:////data/runs.db` absolute."""
+    prefix = "sqlite:///"
+    name = url.removeprefix(prefix)
+    if not url.startswith(prefix) or not name or name.endswith("/"):
+        raise ConfigError(
+            f"store {url!r} names no SQLite file: write 'sqlite:///runs.db' or 'sqlite:////data/runs.db'"
         )
-        unknown = set(rollout_ids) - statuses.keys()
-        if unknown:
-            raise NotFoundError(
-                f"no rollout {min(unknown)!r} in {str(self.path)!r}: enqueue it before waiting for it"
-            )
-        return ends, {rollout_id for rollout_id, status in statuses.items() if not status.finished}
+    if name == ":memory:":
+        raise ConfigError(f"store {url!r} can't be shared between connections: write 'memory://'")
+    if "?" in name:
+        raise ConfigError(f"store {url!r} has options after '?', and a SQLite store takes none")
+    return Path(name).absolute()
+
+
+def connect(path: Path, busy_seconds: float) -> SqliteConnection:
+    """An open connection to a file with the schema; made if it is not there yet. Raises StoreError."""
+    folder = path.parent
+    if not os.path.isdir(folder):  # unlike Path.is_dir, no exception if it may not be entered
+        raise StoreError(f"can't reach folder {str(folder)!r} of store {path.name!r}: make it or allow it")
+    with suppress(OSError):  # it is there, or SQLite says why it can't be
+        os.mknod(path, stat.S_IFREG | 0o600)  # opens nothing: to close it would end SQLite's own locks on it
+    try:
+        connection = sqlite3.connect(path, busy_seconds, isolation_level=None, check_same_thread=False)
+    except sqlite3.Error as error:
+        raise in_words(error, path, busy_seconds) from error
+    try:
+        _prepare(connection, path, busy_seconds)
+    except sqlite3.Error as error:
+        connection.close()
+        raise in_words(error, path, busy_seconds) from error
+    except StoreError:
+        connection.close()
+        raise
+    _narrow(path)
+    return SqliteConnection(connection)
+
+
+def _narrow(path: Path) -> None:
+    """Take the rights of others, and those of a group that may read and not write, from file and log.
+
+    A group that may write was given the file on purpose: SQLite's readers must write too.
+    """
+    for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
+        with suppress(FileNotFoundError):
+            mode = stat.S_IMODE(file.stat().st_mode)
+            wanted = mode & (0o770 if mode & stat.S_IWGRP else 0o700)
+            if mode != wanted:
+                try:
+                    file.chmod(wanted)
+                except PermissionError:
+                    log.warning(
+                        "the store %r can be read by other users of this machine, and is another user's: ask "
+                        "its owner to run `chmod o-rwx %s`",
+                        str(file),
+                        file,
+                    )
+
+
+def in_words(error: sqlite3.Error, path: Path, busy_seconds: float) -> StoreError:
+    """What an SQLite error means for the user: what happened, to which file, what to do next."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    said = {
+        sqlite3.SQLITE_BUSY: f"is locked: another process held it for {busy_seconds:g} s; end that process",
+        sqlite3.SQLITE_READONLY: "can't be written: make file and folder writable, or use another path",
+        sqlite3.SQLITE_FULL: "has no room: free some disk space; what was recorded before is kept",
+        sqlite3.SQLITE_IOERR: "can't be read or written by the disk: check its space and health",
+        sqlite3.SQLITE_CANTOPEN: "can't be opened: it must be a file that you may read and write",
+        sqlite3.SQLITE_NOTADB: "is not a SQLite database: use another path",
+        sqlite3.SQLITE_CORRUPT: "is damaged: restore it from a copy, or use another path",
+    }.get(code, "refused an operation")
+    return StoreError(f"the store {str(path)!r} {said} ({error})")
+
+
+def _prepare(connection: sqlite3.Connection, path: Path, busy_seconds: float) -> None:
+    connection.create_function("lease_clock", 0, clock.seconds)
+    _switch_to_wal(connection, path, busy_seconds)
+    # In WAL mode NORMAL survives the death of any process at any moment; only a power loss or a
+    # kernel crash may undo the last transactions (never damage the file). FULL costs an fsync each.
+    connection.execute("PRAGMA synchronous = NORMAL")
+    if _found(connection) != (SCHEMA_VERSION, clock.clock_name()):
+        connection.execute("BEGIN IMMEDIATE")
+        found = _found(connection)  # another process may have been first
+        if found is None:
+            _create(connection, path)
+        elif found[0] == SCHEMA_VERSION:  # its leases were made before the machine was started
+            connection.execute("UPDATE rollouts SET lease_until = 0 WHERE status = 'running'")
+            connection.execute("UPDATE schema_version SET clock = ?", (clock.clock_name(),))
+        connection.execute("COMMIT")
+    version = (_found(connection) or (None,))[0]
+    if version != SCHEMA_VERSION:
+        raise StoreError(
+            f"the store {str(path)!r} has schema version {version}, this program reads {SCHEMA_VERSION}: "
+            "use the program that wrote it, or another path"
+        )
+
+
+def _switch_to_wal(connection: sqlite3.Connection, path: Path, busy_seconds: float) -> None:
+    """Readers beside a writer need WAL. The switch doesn't wait for locks by itself, so it is repeated."""
+    deadline = time.monotonic() + busy_seconds
+    while True:
+        try:
+            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            break
+    if mode != "wal":
+        raise StoreError(
+            f"the store {str(path)!r} can't use a write-ahead log (mode {mode!r}): "
+            "make it writable and keep it on a local disk, not on a network share"
+        )
+
+
+def _found(connection: sqlite3.Connection) -> tuple[int, str | None] | None:
+    """The schema version of the file, and the clock its leases run by; None if it has no such table."""
+    tables = "SELECT 1 FROM sqlite_schema WHERE name = 'schema_version'"
+    if connection.execute(tables).fetchone() is None:
+        return None
+    row = connection.execute("SELECT * FROM schema_version").fetchone()
+    return None if row is None else (row[0], row[1] if len(row) > 1 else None)
+
+
+def _create(connection: sqlite3.Connection, path: Path) -> None:
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    if tables:
+        raise StoreError(f"{str(path)!r} is the database of another program: use another path for the store")
+    for statement in SCHEMA:
+        connection.execute(_words(statement))
+    connection.execute("CREATE TABLE schema_version (version INTEGER NOT NULL, clock TEXT NOT NULL)")
+    connection.execute("INSERT INTO schema_version VALUES (?, ?)", (SCHEMA_VERSION, clock.clock_name()))
+
+
+def _is_busy(error: Exception) -> bool:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return isinstance(error, sqlite3.Error) and code == sqlite3.SQLITE_BUSY

@@ -26,11 +26,11 @@ class Away:
     def __init__(self, kind: str, stack: ExitStack) -> None:
         if kind == "postgres":
             postgres = stack.enter_context(postgres_server.serving())
-            self.store: Store = PostgresStore(postgres.url(), retry_seconds=PATIENCE)
+            self.store: Store = PostgresStore(postgres.url(), server_timeout=PATIENCE)
             self.go, self.come = postgres.crash, postgres.start
         else:
             redis = stack.enter_context(redis_server.serving())
-            self.store = RedisStore(redis.url, patience=PATIENCE)
+            self.store = RedisStore(redis.url, server_timeout=PATIENCE)
             self.go, self.come = redis.kill, redis.start
 
 

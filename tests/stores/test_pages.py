@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import redis
 
-from lightning_core.stores import postgres_queue, postgres_schema, sqlite_queue
+from lightning_core.stores import postgres_connection, sql_queue
 from lightning_core.stores.base import Store
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.postgres import PostgresStore
 from lightning_core.stores.postgres_url import place_of
 from lightning_core.stores.redis_store import RedisStore
-from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.stores.sqlite_file import connect
+from lightning_core.stores.sqlite import SqliteStore, connect
 from lightning_core.types import Status
 from tests.stores.conftest import KINDS
 from tests.stores.test_laws import enqueue_many
@@ -62,17 +61,17 @@ async def read_of(store: Store, request: pytest.FixtureRequest, look: dict[str, 
         steps += 1
 
     connection = connect(store.path, 1.0)
-    connection.set_progress_handler(count, 1)
-    sqlite_queue.page(connection, "run", wanted, after, LIMIT, newest)
-    connection.close()
+    connection.raw.set_progress_handler(count, 1)
+    sql_queue.page(connection, "run", wanted, after, LIMIT, newest)
+    connection.raw.close()
     return steps
 
 
 def rows_of_postgres(url: str, wanted: dict[str, Any], newest: bool) -> float:
     """Rows that the nodes of the plan have touched, those that a filter removed included."""
-    query = postgres_queue.paging(tuple(wanted), newest=newest)
+    query = sql_queue.paging(tuple(wanted), newest=newest).replace("?", "%b")
     key = [*wanted.values(), "run"]
-    with closing(postgres_schema.connect(place_of(url))) as connection:
+    with closing(postgres_connection.connect(place_of(url))) as connection:
         explain = f"EXPLAIN (ANALYZE, FORMAT JSON) {query}"
         ((plan,),) = connection.execute(explain, (*key, 60, *key, LIMIT)).fetchall()
     return touched(plan[0]["Plan"])

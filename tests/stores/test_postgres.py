@@ -17,12 +17,12 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from lightning_core.errors import ConfigError, StoreError
-from lightning_core.stores import postgres, postgres_schema
+from lightning_core.stores import postgres, postgres_connection
+from lightning_core.stores.notifications import KINDS, QUEUED, Notifications
 from lightning_core.stores.postgres import PostgresStore
-from lightning_core.stores.postgres_news import KINDS, Channels, PostgresNews
-from lightning_core.stores.postgres_text import MARK, escape, unescape
+from lightning_core.stores.postgres_connection import MARK, escape, unescape
+from lightning_core.stores.postgres_listener import Channels, Listener
 from lightning_core.stores.postgres_url import may_pass, place_of
-from lightning_core.stores.waiting import Bells, Waiters
 from lightning_core.types import Attempt, Call, Reward, Rollout, Status, Task
 from tests.stores.cutting import Relay, relayed
 from tests.stores.hearing import TRIES, cancel_until_heard
@@ -59,7 +59,7 @@ def call(attempt: Attempt, name: str = "c", **fields: object) -> Call:
 
 def connected(url: str) -> psycopg.Connection:
     """A plain connection that sees the store's tables."""
-    return postgres_schema.connect(place_of(url))
+    return postgres_connection.connect(place_of(url))
 
 
 def start(url: str, job: str) -> subprocess.Popen[str]:
@@ -100,7 +100,7 @@ async def test_a_server_that_crashes_again_and_again_loses_nothing_and_counts_no
     """Each rollout may be tried once: a lease that was lost or given twice would show."""
     count = 240
     finished = asyncio.Semaphore(0)
-    async with PostgresStore(frail.url(schema="crashes"), retry_seconds=PATIENT) as store:
+    async with PostgresStore(frail.url(schema="crashes"), server_timeout=PATIENT) as store:
 
         async def work(worker: str) -> None:
             while attempts := await store.lease(worker, 3, PATIENT * 10):
@@ -241,7 +241,7 @@ async def test_one_who_waits_hears_what_happens_after_a_crash(
 async def test_a_server_that_stays_away_is_told_in_words_and_the_store_works_again_when_it_is_back(
     frail: PostgresServer,
 ) -> None:
-    async with PostgresStore(frail.url(schema="away"), retry_seconds=2) as store:
+    async with PostgresStore(frail.url(schema="away"), server_timeout=2) as store:
         await store.enqueue(rollouts(1))
         await asyncio.to_thread(frail.crash)
         with pytest.raises(StoreError, match=r"can't be reached: check that the server runs.*refused"):
@@ -251,7 +251,7 @@ async def test_a_server_that_stays_away_is_told_in_words_and_the_store_works_aga
 
 
 async def test_a_store_may_be_closed_while_its_server_is_gone(frail: PostgresServer) -> None:
-    async with PostgresStore(frail.url(schema="closed"), retry_seconds=3600) as store:
+    async with PostgresStore(frail.url(schema="closed"), server_timeout=3600) as store:
         await asyncio.to_thread(frail.crash)
         adding = asyncio.create_task(store.enqueue(rollouts(1)))
         await asyncio.sleep(0.05)
@@ -273,13 +273,13 @@ async def test_who_hears_news_hangs_up_if_closed_just_as_the_server_is_back(post
             psycopg.connect(host="127.0.0.1", port=free_port())
         connecting.set()
         closing.wait(PATIENT)
-        made.append(postgres_schema.connect(place_of(postgres_url)))
+        made.append(postgres_connection.connect(place_of(postgres_url)))
         return made[0]
 
-    news = PostgresNews(connect, Channels("news"), Waiters(), Bells())
-    await news.open()
+    listener = Listener(connect, Channels("news"), Notifications())
+    listener.listen(QUEUED)
     assert await asyncio.to_thread(connecting.wait, PATIENT)
-    ending = asyncio.create_task(news.close())
+    ending = asyncio.create_task(listener.close())
     await asyncio.sleep(0)
     closing.set()
     await ending
@@ -374,12 +374,8 @@ async def test_the_end_of_thousands_is_told_whole(store: PostgresStore, never_lo
 
 
 # locks ----------------------------------------------------------------------------------------
-async def test_a_lock_that_is_held_too_long_is_told_and_may_pass(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shorter = postgres_schema.SETTINGS.replace("lock_timeout = '20s'", "lock_timeout = '50ms'")
-    monkeypatch.setattr(postgres_schema, "SETTINGS", shorter)
-    async with PostgresStore(postgres_url, retry_seconds=0.2) as store:
+async def test_a_lock_that_is_held_too_long_is_told_and_may_pass(postgres_url: str) -> None:
+    async with PostgresStore(postgres_url, server_timeout=0.2) as store:
         await store.enqueue(rollouts(1))
         held = await store.lease("w", 1, PATIENT)
         with connected(postgres_url) as other, other.transaction():
@@ -405,46 +401,20 @@ async def test_a_newer_schema_is_refused(postgres_url: str) -> None:
         pass
     with connected(postgres_url) as other:
         other.execute("INSERT INTO migrations VALUES (99)")
-    with pytest.raises(StoreError, match=r"schema version 99.*this program reads 2"):
+    with pytest.raises(StoreError, match=r"schema version 99.*this program reads 3"):
         async with PostgresStore(postgres_url):
             pass
 
 
-async def test_an_older_schema_is_brought_up_to_date_with_all_it_holds(postgres_url: str) -> None:
-    async with PostgresStore(postgres_url) as store:
-        await store.enqueue(rollouts(3))
-    later = {**postgres_schema.MIGRATIONS, 3: ("ALTER TABLE runs ADD COLUMN mood text DEFAULT 'good'",)}
-    place = place_of(postgres_url)
-    for _ in range(2):
-        with postgres_schema.opened(place, later) as other:
-            assert other.execute("SELECT version FROM migrations ORDER BY 1").fetchall() == [(1,), (2,), (3,)]
-            assert other.execute("SELECT count(*), count(mood) FROM rollouts, runs").fetchall() == [(0, 0)]
-            assert other.execute("SELECT count(*) FROM rollouts").fetchall() == [(3,)]
-
-
-async def test_a_migration_that_fails_changes_nothing(postgres_url: str) -> None:
-    async with PostgresStore(postgres_url) as store:
-        later = {**postgres_schema.MIGRATIONS, 3: ("DROP TABLE alerts", "ALTER TABLE nothing ADD x text")}
-        with pytest.raises(StoreError, match=r"refused an operation.*nothing"):
-            postgres_schema.opened(place_of(postgres_url), later)
-        assert await store.list_alerts("run") == []
-
-
-async def test_a_migration_that_fails_for_a_moment_may_be_tried_again(postgres_url: str) -> None:
-    fails = "DO $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '40001'; END $$"
-    with pytest.raises(psycopg.errors.SerializationFailure, match="not now"):
-        postgres_schema.opened(place_of(postgres_url), {**postgres_schema.MIGRATIONS, 3: (fails,)})
-
-
 async def test_tables_of_another_program_are_left_alone(postgres_url: str) -> None:
     place = place_of(postgres_url)
-    with postgres_schema.connect(place) as other:
+    with postgres_connection.connect(place) as other:
         other.execute(f"CREATE SCHEMA {place.schema}")
         other.execute("CREATE TABLE rollouts (url text)")
     with pytest.raises(StoreError, match=f"schema {place.schema!r} .*holds tables of another program"):
         async with PostgresStore(postgres_url):
             pass
-    with postgres_schema.connect(place) as other:
+    with postgres_connection.connect(place) as other:
         assert other.execute(
             "SELECT count(*) FROM pg_tables WHERE schemaname = %s", [place.schema]
         ).fetchone()
@@ -506,7 +476,7 @@ def test_the_urls_that_the_docs_show_are_understood() -> None:
 
 async def refusal(url: str) -> str:
     with pytest.raises(StoreError) as refused:
-        async with PostgresStore(url, retry_seconds=0.1):
+        async with PostgresStore(url, server_timeout=0.1):
             pass
     return str(refused.value)
 

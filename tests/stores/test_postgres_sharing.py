@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from lightning_core.errors import LightningError, StoreError
-from lightning_core.stores import postgres_schema
+from lightning_core.stores import postgres_connection
 from lightning_core.stores.postgres import PostgresStore
 from lightning_core.stores.postgres_url import place_of
 from lightning_core.types import Attempt, Call, Rollout, Status, Task
@@ -36,13 +36,12 @@ def call(attempt: Attempt) -> Call:
 
 
 def connected(url: str) -> psycopg.Connection:
-    return postgres_schema.connect(place_of(url))
+    return postgres_connection.connect(place_of(url))
 
 
 @pytest.fixture
 async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
-    """With one line, so all that comes at once waits for it."""
-    async with PostgresStore(postgres_url, connections=1) as opened:
+    async with PostgresStore(postgres_url) as opened:
         yield opened
 
 
@@ -99,7 +98,7 @@ async def test_operations_that_shared_a_lost_answer_are_each_carried_out_once(po
 
     async def state(url: str, replies: int) -> list[object]:
         name = f"{replies} of {'relay' if url != postgres_url else 'none'} "
-        async with PostgresStore(url, connections=1) as store:
+        async with PostgresStore(url) as store:
             await store.enqueue(rollouts(8, name, run_id=name))
             await store.lease("dead", 1, -1.0, run_id=name)
             relay.cut_at_reply(replies)
@@ -137,7 +136,7 @@ async def test_operations_that_shared_a_lost_answer_are_each_carried_out_once(po
 
 
 async def test_a_rollout_that_another_holds_keeps_no_other_waiting(postgres_url: str) -> None:
-    async with PostgresStore(postgres_url, connections=2) as store:
+    async with PostgresStore(postgres_url) as store:
         await store.enqueue(rollouts(20))
         attempts = await store.lease("w", 20, LONG)
         with connected(postgres_url) as other:
@@ -154,7 +153,7 @@ async def test_a_rollout_that_another_holds_keeps_no_other_waiting(postgres_url:
 async def test_those_who_change_the_same_rollouts_in_any_order_never_block_each_other(
     postgres_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("DEBUG", logger="lightning_core.stores.postgres_lines")
+    caplog.set_level("DEBUG", logger="lightning_core.stores.workers")
     async with PostgresStore(postgres_url) as one, PostgresStore(postgres_url) as two:
         await one.enqueue(rollouts(60))
         attempts = await one.lease("w", 60, LONG)

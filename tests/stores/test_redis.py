@@ -205,7 +205,7 @@ async def test_one_who_waits_hears_what_happens_after_a_crash(frail: RedisServer
 async def test_a_server_that_stays_away_is_told_in_words_and_the_store_works_again_when_it_is_back(
     frail: RedisServer,
 ) -> None:
-    async with RedisStore(f"{frail.url}?prefix=away:", patience=0.2) as store:
+    async with RedisStore(f"{frail.url}?prefix=away:", server_timeout=0.2) as store:
         await store.enqueue(rollouts(1))
         await asyncio.to_thread(frail.kill)
         with pytest.raises(StoreError, match=r"can't be reached: start the server.*refused"):
@@ -243,7 +243,7 @@ async def test_a_try_that_comes_after_a_later_one_takes_nothing(store: RedisStor
 
 
 async def test_a_store_may_be_closed_while_its_server_is_gone(frail: RedisServer) -> None:
-    async with RedisStore(f"{frail.url}?prefix=closed:", patience=NEVER) as store:
+    async with RedisStore(f"{frail.url}?prefix=closed:", server_timeout=NEVER) as store:
         await asyncio.to_thread(frail.kill)
         adding = asyncio.create_task(store.enqueue(rollouts(1)))
         await asyncio.sleep(0.05)

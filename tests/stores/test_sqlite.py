@@ -19,9 +19,10 @@ import pytest
 from pydantic import PrivateAttr
 
 from lightning_core.errors import ConfigError, StoreError
+from lightning_core.stores import sql_queue
 from lightning_core.stores.memory import MemoryStore
-from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.types import Call, ResourceVersion, Reward, Rollout, Run, Span, Status, Task, ToolEvent
+from lightning_core.stores.sqlite import SqliteConnection, SqliteStore
+from lightning_core.types import Call, Reward, Rollout, Run, Span, Status, Task
 
 ROOT = Path(__file__).parents[2]
 
@@ -169,7 +170,7 @@ async def test_a_waiter_reads_no_rollout_again_until_one_has_finished(url: str) 
     async with SqliteStore(url, poll_seconds=0.001) as trainer, SqliteStore(url) as worker:
         await trainer.enqueue(rollouts(2))
         attempts = await worker.lease("w", 2, 60)
-        await trainer._reader.run(lambda connection: connection.set_trace_callback(said.append))
+        await trainer._reader.run(lambda connection: connection.raw.set_trace_callback(said.append))
         waiting = asyncio.create_task(trainer.wait_finished(["r0", "r1"], timeout=60))
         while len(said) < 20:  # so often it has asked whether anything finished
             await worker.put_run(Run(id="run"))
@@ -215,65 +216,8 @@ async def test_a_schema_of_another_version_is_refused(tmp_path: Path, url: str) 
     await open_and_close(url)
     with closing(sqlite3.connect(tmp_path / "runs.db")) as other, other:
         other.execute("UPDATE schema_version SET version = 99")
-    with pytest.raises(StoreError, match=r"schema version 99, this program reads 5"):
+    with pytest.raises(StoreError, match=r"schema version 99, this program reads 6"):
         await open_and_close(url)
-
-
-async def test_a_store_of_the_first_schema_is_brought_up_to_date_with_all_it_holds(
-    tmp_path: Path, url: str
-) -> None:
-    async with SqliteStore(url) as store:
-        await store.enqueue(rollouts(3))
-        await store.lease("dead", 1, 60.0)
-    with closing(sqlite3.connect(tmp_path / "runs.db")) as old, old:
-        for index in ("leased", "of_run", "of_step", "of_split", "of_status"):
-            old.execute(f"DROP INDEX rollouts_{index}")
-        for column in ("lease_clock", "lease_end"):
-            old.execute(f"ALTER TABLE rollouts DROP COLUMN {column}")
-        old.execute("UPDATE rollouts SET lease_until = 1, max_attempts = 2 WHERE status = 'running'")
-        old.execute("CREATE INDEX rollouts_of_run ON rollouts (run_id, step, seq)")
-        old.execute("CREATE INDEX rollouts_leased ON rollouts (lease_until) WHERE status = 'running'")
-        old.execute("DROP TABLE events")
-        old.execute("DROP INDEX rewards_by_id")
-        old.execute("ALTER TABLE rewards DROP COLUMN id")
-        for column in ("response_id", "endpoint"):
-            old.execute(f"ALTER TABLE calls DROP COLUMN {column}")
-        for table, column in (("runs", "provenance"), ("runs", "secret"), ("rollouts", "policy_version")):
-            old.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-        for table in ("members", "alerts", "resources"):
-            old.execute(f"DROP TABLE {table}")
-        old.execute(
-            "CREATE TABLE resources (run_id TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL,"
-            " kind TEXT NOT NULL, uri TEXT NOT NULL, parent INTEGER, metrics BLOB NOT NULL,"
-            " created_at REAL NOT NULL, PRIMARY KEY (run_id, name, version))"
-        )
-        old.execute("INSERT INTO resources VALUES ('run', 'policy', 3, 'weights', '/w', 2, '{}', 5.0)")
-        old.execute("UPDATE schema_version SET version = 1")
-    event = ToolEvent(id="t", rollout_id="r1", attempt=1, agent="w", name="f", started_at=1, ended_at=1)
-    seen = Call(
-        id="c",
-        rollout_id="r1",
-        attempt=1,
-        agent="w",
-        trained=False,
-        endpoint="http://x",
-        started_at=1,
-        ended_at=1,
-    )
-    async with SqliteStore(url) as store:
-        assert len(await store.lease("w", 3, 60.0)) == 3
-        await store.add_events([event])
-        await store.add_call(seen)
-        assert await store.get_events(["r1"]) == {"r1": [event]}
-        assert await store.get_calls(["r1"]) == {"r1": [seen]}
-        for _ in range(2):
-            await store.add_rewards([Reward(rollout_id="r1", attempt=1, value=1.0, id="x")])
-        assert len((await store.get_rewards(["r1"]))["r1"]) == 1
-        (weights,) = await store.list_resources("run")
-        assert weights == ResourceVersion(
-            run_id="run", version=3, uri="/w", parent=2, created_at=5.0, chosen_at=5.0
-        )
-        assert await store.list_members("run") == []
 
 
 async def test_a_damaged_file_is_refused_with_its_name(tmp_path: Path, url: str) -> None:
@@ -355,7 +299,9 @@ async def test_a_lock_that_goes_in_time_is_waited_for(tmp_path: Path, url: str) 
 async def test_a_full_disk_refuses_what_has_no_room_and_keeps_the_rest(url: str) -> None:
     async with SqliteStore(url) as store:
         await store.enqueue(rollouts(5))
-        await store._writer.run(lambda connection: connection.execute("PRAGMA max_page_count = 60").close())
+        await store._writer.run(
+            lambda connection: connection.raw.execute("PRAGMA max_page_count = 60").close()
+        )
         small = [store.put_run(Run(id=f"run{i}")) for i in range(3)]
         big = store.put_run(Run(id="big", config={"text": "x" * 1_000_000}))
         *stored, refused = await asyncio.gather(*small, big, return_exceptions=True)
@@ -405,7 +351,7 @@ async def test_a_batch_of_events_is_written_out_off_the_event_loop(url: str) -> 
     )
     async with SqliteStore(url) as store:
         await store.add_events([span])
-    assert span._threads == ["store runs.db"]
+    assert span._threads == [f"store {store.path}"]
 
 
 async def test_a_store_that_is_not_open_says_so(url: str) -> None:
@@ -429,15 +375,16 @@ async def test_a_lease_costs_the_same_however_many_rollouts_have_ended(url: str)
     """No query of the queue may scan the table: each is answered from an index."""
     plans = []
     async with SqliteStore(url) as store:
-        for wanted in ("status = 'queued'", "status = 'queued' AND run_id = 'x'"):
-            plan = f"EXPLAIN QUERY PLAN SELECT * FROM rollouts WHERE {wanted} ORDER BY priority DESC, seq"
-            plans += await store._reader.run(partial(_rows, plan))
+        for run_id in (None, "x"):
+            queue, given = sql_queue.queued(run_id)
+            plan = f"EXPLAIN QUERY PLAN SELECT * FROM {queue} ORDER BY priority DESC, seq"
+            plans += await store._reader.run(partial(_rows, plan, given))
     assert all("USING INDEX rollouts_queued" in str(plan[3]) for plan in plans)
     assert not any("TEMP B-TREE" in str(plan[3]) for plan in plans)
 
 
-def _rows(query: str, connection: sqlite3.Connection) -> list[tuple[object, ...]]:
-    return connection.execute(query).fetchall()
+def _rows(query: str, given: tuple[str, ...], connection: SqliteConnection) -> list[tuple[object, ...]]:
+    return connection.rows(query, *given)
 
 
 async def test_a_read_that_fails_leaves_the_next_one_up_to_date(url: str) -> None:

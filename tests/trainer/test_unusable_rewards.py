@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import lightning_core as lightning
-from lightning_core.stores.rows import REWARD, insert
+from lightning_core.stores.rows import REWARDS
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.types import Metrics
 from tests.trainer.versioned import fit
@@ -39,7 +39,7 @@ def spoil(folder: Path, values: dict[int, float], *, groups: int, on_the_way: bo
             for place, value in values.items():
                 if on_the_way:
                     row = (members[place], 1, value, "intermediate", None, "c", "app", None, 1.0, None)
-                    store.execute(insert("rewards", REWARD), row)
+                    store.execute(REWARDS.insert, row)
                 else:
                     of = (value, members[place])
                     store.execute("UPDATE rollouts SET reward = ? WHERE id = ?", of)

@@ -1,0 +1,97 @@
+"""Waking those who wait for rollouts to finish, for work or for a cancellation, within one process.
+
+A waiter sleeps on its own event loop; what it waits for may happen on another thread. A store that is shared
+between processes passes on what the others tell, or looks now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Lock
+
+Topic = tuple[str, str]
+"""What happened, and to whom."""
+QUEUED, FINISHED, CANCELLED = KINDS = ("queued", "finished", "cancelled")
+QUEUE: Topic = (QUEUED, "")
+"""A rollout is queued."""
+
+
+def finished_of(rollout_id: str) -> Topic:
+    """This rollout is finished."""
+    return FINISHED, rollout_id
+
+
+def cancelled_of(worker: str) -> Topic:
+    """Something that this worker held is cancelled."""
+    return CANCELLED, worker
+
+
+class Waiter:
+    """One sleeper, and the topics that it has not heard of yet."""
+
+    def __init__(self, topics: Iterable[Topic]) -> None:
+        self.pending = set(topics)
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+
+    def wake(self) -> None:
+        """Wake the sleeper, from any thread."""
+        with suppress(RuntimeError):  # its loop is closed, and the sleeper gone
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    async def sleep(self, seconds: float | None) -> bool:
+        """True once woken since the last sleep, False after `seconds`."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        self._event.clear()
+        return True
+
+
+class Notifications:
+    """All sleepers of one store, found by topic."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._waiters: defaultdict[Topic, set[Waiter]] = defaultdict(set)
+
+    @contextmanager
+    def waiting(self, topics: Iterable[Topic]) -> Iterator[Waiter]:
+        """A waiter that is woken when each of the topics was told once from now on."""
+        waiter = Waiter(topics)
+        with self._lock:
+            for topic in waiter.pending:
+                self._waiters[topic].add(waiter)
+        try:
+            yield waiter
+        finally:
+            with self._lock:
+                self._forget(waiter)
+
+    def tell(self, topics: Iterable[Topic]) -> None:
+        """These have happened; wakes each waiter whose last one is among them. From any thread."""
+        with self._lock:
+            for topic in topics:
+                for waiter in self._waiters.pop(topic, ()):
+                    waiter.pending.discard(topic)
+                    if not waiter.pending:
+                        waiter.wake()
+
+    def wake(self, *kinds: str) -> None:
+        """Wake all who wait for these kinds, to look for themselves: something may have been missed."""
+        with self._lock:
+            waiters = {one for topic, some in self._waiters.items() if topic[0] in kinds for one in some}
+            for waiter in waiters:
+                waiter.wake()
+
+    def _forget(self, waiter: Waiter) -> None:
+        for topic in waiter.pending:
+            others = self._waiters.get(topic, set())
+            others.discard(waiter)
+            if not others:
+                self._waiters.pop(topic, None)

@@ -1,0 +1,332 @@
+"""A store in SQL tables: every operation, written once over a small driver for each database.
+
+A driver makes connections (`sql_queue.Transaction`), begins and commits transactions, and tells other users
+of the store what happened. One thread writes and another reads, each on its connection, so reading a big
+batch never holds up the recording of a call. What is written at the same time shares a transaction.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+from lightning_core.errors import LightningError, NotFoundError
+from lightning_core.stores import rules, sql_queue
+from lightning_core.stores.notifications import (
+    FINISHED,
+    QUEUE,
+    QUEUED,
+    Notifications,
+    Topic,
+    Waiter,
+    cancelled_of,
+    finished_of,
+)
+from lightning_core.stores.rows import (
+    ALERTS,
+    CALLS,
+    COUNT,
+    EVENTS,
+    MEMBERS,
+    METRICS,
+    RESOURCES,
+    REWARDS,
+    ROLLOUTS,
+    RUNS,
+    Row,
+    Table,
+    to_count,
+)
+from lightning_core.stores.sql_queue import Transaction
+from lightning_core.stores.workers import Driver, Job, Worker
+from lightning_core.types import (
+    Alert,
+    Attempt,
+    Call,
+    Event,
+    Member,
+    Metrics,
+    ResourceVersion,
+    Reward,
+    Role,
+    Rollout,
+    RolloutCount,
+    Run,
+    Status,
+)
+
+C = TypeVar("C", bound=Transaction)
+T = TypeVar("T")
+
+
+class SqlDriver(Driver[C]):
+    """Carries out jobs in transactions of one database."""
+
+    def __init__(self, notifications: Notifications) -> None:
+        self.notifications = notifications
+
+    @abstractmethod
+    def transaction(self, connection: C, jobs: Sequence[Job]) -> AbstractContextManager[list[Topic]]:
+        """Begins, and commits or takes back; gives what to tell when it is committed."""
+
+    def carry_out(self, connection: C, jobs: Sequence[Job]) -> None:
+        """Run all in one transaction. An operation raises our own errors before it writes anything, so such
+        a refusal is its result; any other error takes the transaction back."""
+        with self.transaction(connection, jobs) as topics:
+            for job in jobs:
+                job.result, job.error = None, None
+                try:
+                    job.result = job.operation(connection)
+                except LightningError as error:
+                    job.error = error
+        for job in jobs:
+            job.done = True
+        self.notifications.tell(topics)
+
+
+class SqlStore(ABC):
+    """The `Store` that SQLite and PostgreSQL have in common."""
+
+    name: str
+    """For messages."""
+
+    def __init__(
+        self,
+        writer: Driver[C],
+        reader: Driver[C],
+        notifications: Notifications,
+        server_timeout: float = 0.0,
+    ) -> None:
+        self._writer = Worker(writer, server_timeout=server_timeout)
+        self._reader = Worker(reader, server_timeout=server_timeout)
+        self._notifications = notifications
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._writer.close()
+        await self._reader.close()
+
+    @abstractmethod
+    def _listen(self, kind: str) -> None:
+        """Hear of this kind, as other users of the store tell it, from soon on."""
+
+    @abstractmethod
+    async def _ends(self) -> int:
+        """A number that is another one once rollouts have finished, for a store that is not told of it."""
+
+    @abstractmethod
+    async def _sleep(self, waiter: Waiter, seconds: float, ends: int | None = None) -> None:
+        """Sleep until it is time to look again, at most for so long; with `ends`, for rollouts that finished
+        since that number was read."""
+
+    # runs ---------------------------------------------------------------------------------
+    async def put_run(self, run: Run) -> None:
+        await self._put(RUNS, run)
+
+    async def find_run(self, run_id: str) -> Run | None:
+        runs = await self._select(RUNS, "WHERE id = ?", run_id)
+        return runs[0] if runs else None
+
+    async def list_runs(self) -> list[Run]:
+        return await self._select(RUNS, "ORDER BY created_at DESC, seq")
+
+    # the queue of rollouts ----------------------------------------------------------------
+    async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
+        rules.check_ids(*rollouts)
+        statement = f"{ROLLOUTS.insert} ON CONFLICT (id) DO NOTHING"
+
+        def operation(transaction: Transaction) -> int:
+            new = transaction.count(statement, map(ROLLOUTS.row, rollouts))
+            transaction.tell([QUEUE])
+            return new
+
+        return await self._write(operation) if rollouts else 0
+
+    async def lease(
+        self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
+    ) -> list[Attempt]:
+        rules.check_id("the worker", worker)
+        if limit <= 0:
+            return []
+        return await self._write(lambda to: sql_queue.lease(to, worker, limit, seconds, run_id))
+
+    async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
+        deadline = time.monotonic() + timeout
+        self._listen(QUEUED)
+        while True:
+            with self._notifications.waiting([QUEUE]) as waiter:
+                found, expiry = await self._read(lambda of: sql_queue.work(of, run_id))
+                left = deadline - time.monotonic()
+                if found or left <= 0:
+                    return found
+                await self._sleep(waiter, min(left, math.inf if expiry is None else expiry))
+
+    async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
+        if not attempts:
+            return []
+        return await self._write(lambda to: sql_queue.heartbeat(to, attempts, seconds))
+
+    async def finish(
+        self, attempt: Attempt, *, reward: float | None = None, error: str | None = None
+    ) -> Rollout:
+        return await self._write(lambda to: sql_queue.finish(to, attempt, reward, error))
+
+    async def cancel(self, rollout_ids: Sequence[str]) -> int:
+        return await self._write(lambda to: sql_queue.cancel(to, rollout_ids)) if rollout_ids else 0
+
+    async def wait_cancelled(self, worker: str, timeout: float) -> bool:
+        with self._notifications.waiting([cancelled_of(worker)]) as waiter:
+            self._listen(cancelled_of(worker)[0])
+            return await waiter.sleep(timeout)
+
+    async def release(self, attempts: Sequence[Attempt]) -> None:
+        def operation(transaction: Transaction) -> None:
+            held = sql_queue.held(transaction, attempts)
+            sql_queue.save(transaction, [rules.released(rollout) for _, rollout in held])
+
+        if attempts:
+            await self._write(operation)
+
+    async def reclaim(self, worker: str) -> int:
+        return await self._write(lambda to: sql_queue.reclaim(to, worker))
+
+    async def find_rollouts(
+        self,
+        run_id: str,
+        *,
+        step: int | None = None,
+        split: str | None = None,
+        status: Status | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+        newest: bool = False,
+    ) -> list[Rollout]:
+        wanted = rules.wanted(step, status, split)
+        return await self._read(lambda of: sql_queue.page(of, run_id, wanted, after, limit, newest))
+
+    async def count_rollouts(self, run_id: str) -> list[RolloutCount]:
+        return await self._read(lambda of: list(map(to_count, of.rows(COUNT, run_id))))
+
+    async def get_rollouts(self, rollout_ids: Sequence[str]) -> list[Rollout]:
+        found = await self._read(lambda of: sql_queue.find(of, rollout_ids))
+        return rules.all_found(rollout_ids, found)
+
+    async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        pending = set(rollout_ids)
+        if pending:
+            self._listen(FINISHED)
+        while pending:
+            with self._notifications.waiting(map(finished_of, pending)) as waiter:
+                ends, unfinished = await self._ends(), await self._unfinished(pending)
+                self._notifications.tell(map(finished_of, pending - unfinished))
+                pending, left = unfinished, deadline - time.monotonic()
+                if not pending or left <= 0:
+                    break
+                await self._sleep(waiter, left, ends)
+        found = await self._read(lambda of: sql_queue.find(of, rollout_ids))
+        return [found[i] for i in rollout_ids if found[i].status.finished]
+
+    # what happened in them ----------------------------------------------------------------
+    async def add_call(self, call: Call, *, running: bool = False) -> None:
+        rules.check_ids(call)
+        await self._write(lambda to: sql_queue.put_call(to, call, running=running))
+
+    async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
+        rules.check_ids(*rewards)
+        for reward in rewards:
+            rules.check_reward(reward.rollout_id, reward.value)
+        if rewards:
+            await self._write(lambda to: sql_queue.add_rewards(to, rewards, running=running))
+
+    async def add_events(self, events: Sequence[Event]) -> None:
+        if events:  # thousands, perhaps: they become rows on the writer's thread, not on the event loop
+            await self._write(lambda to: to.run(EVENTS.upsert, map(EVENTS.row, events)))
+
+    async def get_calls(self, rollout_ids: Iterable[str]) -> dict[str, list[Call]]:
+        return await self._of_last_attempt(CALLS, rollout_ids, "item.started_at, item.seq")
+
+    async def get_rewards(self, rollout_ids: Iterable[str]) -> dict[str, list[Reward]]:
+        return await self._of_last_attempt(REWARDS, rollout_ids, "item.seq")
+
+    async def get_events(self, rollout_ids: Iterable[str]) -> dict[str, list[Event]]:
+        return await self._of_last_attempt(EVENTS, rollout_ids, "item.started_at, item.seq")
+
+    # what is learnt -----------------------------------------------------------------------
+    async def put_resource(self, version: ResourceVersion) -> None:
+        await self._put(RESOURCES, version)
+
+    async def list_resources(self, run_id: str, name: str = "policy") -> list[ResourceVersion]:
+        return await self._select(RESOURCES, "WHERE run_id = ? AND name = ? ORDER BY version", run_id, name)
+
+    async def put_metrics(self, metrics: Metrics) -> None:
+        await self._put(METRICS, metrics)
+
+    async def list_metrics(self, run_id: str) -> list[Metrics]:
+        return await self._select(METRICS, "WHERE run_id = ? ORDER BY step", run_id)
+
+    # who plays in a run, and what is wrong with it ----------------------------------------
+    async def put_member(self, member: Member) -> None:
+        await self._put(MEMBERS, member)
+
+    async def remove_member(self, run_id: str, role: Role, name: str) -> None:
+        statement = "DELETE FROM members WHERE run_id = ? AND role = ? AND name = ?"
+        await self._write(lambda to: to.run(statement, [(run_id, role, name)]))
+
+    async def list_members(self, run_id: str) -> list[Member]:
+        return await self._select(MEMBERS, "WHERE run_id = ? ORDER BY role, name", run_id)
+
+    async def add_alerts(self, alerts: Sequence[Alert]) -> int:
+        rules.check_ids(*alerts)
+        statement = f"{ALERTS.insert} ON CONFLICT ({ALERTS.key}) DO NOTHING"
+        return await self._write(lambda to: to.count(statement, map(ALERTS.row, alerts))) if alerts else 0
+
+    async def list_alerts(self, run_id: str) -> list[Alert]:
+        return await self._select(ALERTS, "WHERE run_id = ? ORDER BY seq", run_id)
+
+    # ways to the threads ------------------------------------------------------------------
+    async def _write(self, operation: Callable[[Transaction], T]) -> T:
+        result: T = await self._writer.run(operation)
+        return result
+
+    async def _read(self, operation: Callable[[Transaction], T]) -> T:
+        result: T = await self._reader.run(operation)
+        return result
+
+    async def _put(self, table: Table[Any], record: Any) -> None:
+        rules.check_ids(record)
+        await self._write(lambda to: to.run(table.upsert, [table.row(record)]))
+
+    async def _select(self, table: Table[T], rest: str, *values: object) -> list[T]:
+        query = f"SELECT {table.columns} FROM {table.name} {rest}"
+        return await self._read(lambda of: [table.value(row) for row in of.rows(query, *values)])
+
+    async def _of_last_attempt(
+        self, table: Table[T], rollout_ids: Iterable[str], order: str
+    ) -> dict[str, list[T]]:
+        found: dict[str, list[T]] = {rollout_id: [] for rollout_id in rollout_ids}
+        columns = ", ".join(f"item.{column}" for column in table.columns.split(", "))
+        query = (
+            f"SELECT {columns} FROM {table.name} AS item"
+            " JOIN rollouts ON rollouts.id = item.rollout_id AND rollouts.attempts = item.attempt"
+            f" WHERE rollouts.id {{among}} ORDER BY {order}"
+        )
+
+        def operation(transaction: Transaction) -> list[tuple[Row, T]]:
+            return [(row, table.value(row)) for row in transaction.rows(query, list(found))]
+
+        for row, value in await self._read(operation):
+            found[row[0]].append(value)
+        return found
+
+    async def _unfinished(self, rollout_ids: Collection[str]) -> set[str]:
+        statuses = await self._read(lambda of: sql_queue.statuses(of, rollout_ids))
+        unknown = set(rollout_ids) - statuses.keys()
+        if unknown:
+            raise NotFoundError(
+                f"no rollout {min(unknown)!r} in {self.name!r}: enqueue it before waiting for it"
+            )
+        return {rollout_id for rollout_id, status in statuses.items() if not status.finished}
