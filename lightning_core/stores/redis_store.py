@@ -31,7 +31,7 @@ from lightning_core.stores.notifications import (
     cancelled_of,
     finished_of,
 )
-from lightning_core.stores.redis_link import RedisLink, read_url
+from lightning_core.stores.redis_link import Connection, RedisLink, read_url
 from lightning_core.stores.redis_news import RedisNews
 from lightning_core.stores.redis_queue import (
     Change,
@@ -43,7 +43,7 @@ from lightning_core.stores.redis_queue import (
     to_time,
 )
 from lightning_core.stores.redis_rows import Row
-from lightning_core.stores.redis_thread import Commands, RedisDriver, Steps
+from lightning_core.stores.redis_thread import Commands, Operation, RedisDriver, Steps
 from lightning_core.stores.workers import Worker
 from lightning_core.types import (
     Alert,
@@ -62,6 +62,7 @@ from lightning_core.types import (
 )
 
 T = TypeVar("T", bound=BaseModel)
+R = TypeVar("R")
 
 AT_ONCE = 100
 """Of so many rollouts what happened is read in one step."""
@@ -120,7 +121,7 @@ class RedisStore:
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
         rules.check_ids(*rollouts)
         request, first = request_name(), firsts(rollouts, lambda rollout: rollout.id)
-        return await self._writer.run(lambda tries: self._rollouts.enqueue(first, request))
+        return await self._run(self._writer, lambda tries: self._rollouts.enqueue(first, request))
 
     async def lease(
         self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
@@ -129,14 +130,14 @@ class RedisStore:
         if limit <= 0:
             return []
         given = (queue_of(run_id), worker, limit, seconds, request_name())
-        return await self._writer.run(lambda tries: self._rollouts.lease(*given, tries))
+        return await self._run(self._writer, lambda tries: self._rollouts.lease(*given, tries))
 
     async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
         deadline = time.monotonic() + timeout
         self._news.listen(QUEUED)
         while True:
             with self._notifications.waiting([QUEUE]) as waiter:
-                seconds = await self._reader.run(lambda tries: self._work_in(run_id))
+                seconds = await self._run(self._reader, lambda tries: self._work_in(run_id))
                 left = deadline - time.monotonic()
                 if seconds <= 0:
                     return True
@@ -147,13 +148,15 @@ class RedisStore:
     async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
         if not attempts:
             return []
-        return await self._writer.run(lambda tries: self._rollouts.heartbeat(attempts, seconds))
+        return await self._run(self._writer, lambda tries: self._rollouts.heartbeat(attempts, seconds))
 
     async def finish(
         self, attempt: Attempt, *, reward: float | None = None, error: str | None = None
     ) -> Rollout:
         request = request_name()
-        return await self._writer.run(lambda tries: self._rollouts.finish(attempt, reward, error, request))
+        return await self._run(
+            self._writer, lambda tries: self._rollouts.finish(attempt, reward, error, request)
+        )
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
         def rule(row: Row, now: float) -> Rollout | None:
@@ -198,13 +201,15 @@ class RedisStore:
         newest: bool = False,
     ) -> list[Rollout]:
         wanted = rules.wanted(step, status, split)
-        return await self._reader.run(lambda tries: self._rollouts.page(run_id, wanted, after, limit, newest))
+        return await self._run(
+            self._reader, lambda tries: self._rollouts.page(run_id, wanted, after, limit, newest)
+        )
 
     async def count_rollouts(self, run_id: str) -> list[RolloutCount]:
-        return await self._reader.run(lambda tries: self._rollouts.count(run_id))
+        return await self._run(self._reader, lambda tries: self._rollouts.count(run_id))
 
     async def get_rollouts(self, rollout_ids: Sequence[str]) -> list[Rollout]:
-        found = await self._reader.run(lambda tries: self._rollouts.read_all(rollout_ids))
+        found = await self._run(self._reader, lambda tries: self._rollouts.read_all(rollout_ids))
         return rules.all_found(rollout_ids, {row.rollout.id: row.rollout for row in found})
 
     async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
@@ -221,14 +226,14 @@ class RedisStore:
                     break
                 self._notifications.tell(map(finished_of, finished))
                 await waiter.sleep(min(left, self._look_seconds))
-        rows = await self._reader.run(lambda tries: self._rollouts.read_all(rollout_ids))
+        rows = await self._run(self._reader, lambda tries: self._rollouts.read_all(rollout_ids))
         return [row.rollout for row in rows if row.rollout.status.finished]
 
     # what happened in them ----------------------------------------------------------------
     async def add_call(self, call: Call, *, running: bool = False) -> None:
         rules.check_ids(call)
         now = time.time_ns()
-        await self._writer.run(lambda tries: self._rollouts.add_call(call, now, running=running))
+        await self._run(self._writer, lambda tries: self._rollouts.add_call(call, now, running=running))
 
     async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
         rules.check_ids(*rewards)
@@ -236,8 +241,8 @@ class RedisStore:
             rules.check_reward(reward.rollout_id, reward.value)
         if rewards:
             request = request_name()
-            await self._writer.run(
-                lambda tries: self._rollouts.add_rewards(rewards, request, running=running)
+            await self._run(
+                self._writer, lambda tries: self._rollouts.add_rewards(rewards, request, running=running)
             )
 
     async def add_events(self, events: Sequence[Event]) -> None:
@@ -253,7 +258,7 @@ class RedisStore:
                 change.commands.append(("HSET", key, name, redis_rows.pack_event(event, place)))
             yield [self._rollouts.commit([change])]
 
-        await self._writer.run(operation)
+        await self._run(self._writer, operation)
 
     async def get_calls(self, rollout_ids: Iterable[str]) -> dict[str, list[Call]]:
         found = await self._of_last_attempts("calls", rollout_ids)
@@ -310,25 +315,29 @@ class RedisStore:
             ((new,),) = yield [self._rollouts.commit([change])]
             return int(new)
 
-        return await self._writer.run(operation) if alerts else 0
+        return await self._run(self._writer, operation) if alerts else 0
 
     async def list_alerts(self, run_id: str) -> list[Alert]:
         return redis_rows.load_appended(Alert, await self._read("HVALS", self._key("alerts", run_id)))
 
     # ways to the threads ------------------------------------------------------------------
+    async def _run(self, worker: Worker[Connection], operation: Operation[R]) -> R:
+        result: R = await worker.run(operation)
+        return result
+
     async def _write(self, *command: Any) -> None:
         """A command that may be carried out twice."""
 
         def operation(tries: int) -> Steps[None]:
             yield [command]
 
-        await self._writer.run(operation)
+        await self._run(self._writer, operation)
 
     async def _ask(self, commands: Commands) -> list[Any]:
         def operation(tries: int) -> Steps[list[Any]]:
             return (yield commands)
 
-        return await self._reader.run(operation)
+        return await self._run(self._reader, operation)
 
     async def _read(self, *command: Any) -> Any:
         (answer,) = await self._ask([command])
@@ -340,7 +349,9 @@ class RedisStore:
     async def _change(self, rollout_ids: Sequence[str], rule: Rule) -> int:
         """Change those that the rule changes; returns how many it did."""
         request = request_name()
-        changed = await self._writer.run(lambda tries: self._rollouts.change(rollout_ids, rule, request))
+        changed = await self._run(
+            self._writer, lambda tries: self._rollouts.change(rollout_ids, rule, request)
+        )
         return len(changed)
 
     async def _of_last_attempts(self, kind: str, rollout_ids: Iterable[str]) -> dict[str, list[bytes]]:

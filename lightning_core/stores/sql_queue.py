@@ -81,10 +81,10 @@ def page(
 ) -> list[Rollout]:
     """Rollouts of a run, by the index of the first thing they are wanted by."""
     place = 0 if after is None else _place(transaction, run_id, after)
-    first, *others = [*wanted.values()] or [None]
-    key = [run_id] if first is None else [first, run_id]
-    values = (*key, place, *key, *others, ALL if limit is None else limit)
-    rows = transaction.rows(paging(tuple(wanted), newest=newest), *values)
+    values = list(wanted.values())
+    key, others = [*values[:1], run_id], values[1:]
+    most = ALL if limit is None else limit
+    rows = transaction.rows(paging(tuple(wanted), newest=newest), *key, place, *key, *others, most)
     found = [ROLLOUTS.value(row) for row in rows]
     return found[::-1] if newest else found
 

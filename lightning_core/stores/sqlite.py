@@ -24,7 +24,7 @@ from lightning_core.stores import clock
 from lightning_core.stores.notifications import FINISHED, Notifications, Topic, Waiter
 from lightning_core.stores.packing import dump_json
 from lightning_core.stores.rows import SCHEMA, Dialect, Row
-from lightning_core.stores.sql_queue import work
+from lightning_core.stores.sql_queue import Transaction, work
 from lightning_core.stores.sql_store import SqlDriver, SqlStore
 from lightning_core.stores.workers import Job
 from lightning_core.types import Attempt
@@ -144,7 +144,8 @@ class _Driver(SqlDriver[SqliteConnection]):
 
     @contextmanager
     def transaction(self, connection: SqliteConnection, jobs: Sequence[Job]) -> Iterator[list[Topic]]:
-        connection.topics = topics = []
+        topics: list[Topic] = []
+        connection.topics = topics
         if not self._writes:
             yield topics
             return
@@ -173,7 +174,7 @@ class _Driver(SqlDriver[SqliteConnection]):
         return words
 
 
-def ends(connection: SqliteConnection) -> int:
+def ends(connection: Transaction) -> int:
     """A number that differs whenever rollouts have finished meanwhile, in whatever process.
 
     It stands in the file's header, so who waits for thousands of rollouts reads that and no row.
