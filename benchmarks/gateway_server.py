@@ -15,10 +15,10 @@ from collections.abc import AsyncIterator
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
-from lightning_core.gateway.upstream import ChatRequest, Delta
 from lightning_core.plugins import load_plugins
 from lightning_core.trainer.session import open_store
 from lightning_core.types import Rollout, Task
+from lightning_core.upstream import ChatRequest, Delta
 
 PROMPT = 1000
 COMPLETION = 200

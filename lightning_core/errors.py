@@ -13,6 +13,7 @@
     │   ├── NotFoundError      nothing is stored under that id
     │   └── LeaseLostError     the attempt no longer belongs to this worker
     ├── GatewayError           a request the gateway can't serve
+    │   ├── ApiError           the same with an HTTP status, a code and the field that it is about
     │   ├── AccessError        a token that is missing, forged or of another rollout
     │   │   └── ScopeError     a good token that does not open what was asked for
     │   ├── ContextLengthError a prompt longer than the model's context
@@ -85,6 +86,34 @@ class LeaseLostError(StoreError):
 
 class GatewayError(LightningError):
     """A request the gateway can't serve."""
+
+
+class ApiError(GatewayError):
+    """A request that gets an error as its answer, in the form that OpenAI's clients understand.
+
+    The SDKs raise a typed exception from the status and retry 5xx by themselves, so the status matters:
+    4xx for what the app must change, 5xx for what may pass.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str,
+        param: str | None = None,
+        kind: str = "invalid_request_error",
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.kind = kind
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The answer's JSON: `{"error": {message, type, code, param}}`."""
+        error = {"message": str(self), "type": self.kind, "code": self.code, "param": self.param}
+        return {"error": error}
 
 
 class AccessError(GatewayError):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_core.dialects import DIALECTS
 from lightning_core.transcript import prompt, replies, text, tokens_read, tokens_written
 from lightning_core.types import Call, Choice
 
@@ -34,9 +35,10 @@ FUNCTION = {"name": "f", "arguments": "{}"}
 
 
 @pytest.mark.parametrize(
-    ("request_", "messages"),
+    ("dialect", "request_", "messages"),
     [
         (
+            "chat",
             {
                 "messages": [
                     {"role": "system", "content": "hi"},
@@ -53,6 +55,7 @@ FUNCTION = {"name": "f", "arguments": "{}"}
             ],
         ),
         (
+            "responses",
             {
                 "instructions": "hi",
                 "input": [
@@ -63,10 +66,11 @@ FUNCTION = {"name": "f", "arguments": "{}"}
             },
             [("system", [HI]), ("user", [HI]), ("assistant", [ASKED]), ("tool", [ANSWERED])],
         ),
-        ({"input": "hi"}, [("user", [HI])]),
-        ({"prompt": "hi"}, [("user", [HI])]),
-        ({"prompt": ["hi", "hi"]}, [("user", [HI]), ("user", [HI])]),
+        ("responses", {"input": "hi"}, [("user", [HI])]),
+        ("completions", {"prompt": "hi"}, [("user", [HI])]),
+        ("completions", {"prompt": ["hi", "hi"]}, [("user", [HI]), ("user", [HI])]),
         (
+            "anthropic",
             {
                 "system": [{"type": "text", "text": "hi"}],
                 "messages": [
@@ -88,13 +92,31 @@ FUNCTION = {"name": "f", "arguments": "{}"}
                 ("user", [ANSWERED]),
             ],
         ),
-        ({"messages": None, "input": [3, None, {}]}, [("user", [{"type": "text", "content": "3"}])]),
-        ({}, []),
+        (
+            "responses",
+            {"instructions": None, "input": [3, None, {}]},
+            [("user", [{**HI, "content": "3"}])],
+        ),
+        ("chat", {}, []),
+        ("unheard of", {"messages": ["hi"]}, [("user", [HI])]),
     ],
-    ids=["chat", "responses", "input text", "completions", "prompts", "anthropic", "nonsense", "nothing"],
+    ids=[
+        "chat",
+        "responses",
+        "input text",
+        "completions",
+        "prompts",
+        "anthropic",
+        "nonsense",
+        "nothing",
+        "unknown",
+    ],
 )
-def test_a_prompt_is_read_whatever_its_dialect(request_: dict[str, Any], messages: list[Any]) -> None:
-    assert [(message["role"], message["parts"]) for message in prompt(call(request_))] == messages
+def test_a_prompt_is_read_whatever_its_dialect(
+    dialect: str, request_: dict[str, Any], messages: list[Any]
+) -> None:
+    read = prompt(call(request_, dialect=dialect))
+    assert [(message["role"], message["parts"]) for message in read] == messages
 
 
 @pytest.mark.parametrize(
@@ -127,9 +149,12 @@ ANYTHING = st.recursive(
 REQUESTS = st.dictionaries(WORDS, ANYTHING, max_size=4)
 
 
-@given(REQUESTS, REQUESTS)
-def test_whatever_was_sent_and_answered_can_be_shown(request: Any, message: Any) -> None:
-    anything = call(request, Choice(message=message))
+NAMES = st.sampled_from([dialect.name for dialect in DIALECTS])
+
+
+@given(NAMES, REQUESTS, REQUESTS)
+def test_whatever_was_sent_and_answered_can_be_shown(dialect: str, request: Any, message: Any) -> None:
+    anything = call(request, Choice(message=message), dialect=dialect)
     assert isinstance(text(prompt(anything)), str)
     assert [said["finish_reason"] for said in replies(anything)] == [""]
     assert isinstance(text(replies(anything)), str)
@@ -137,8 +162,10 @@ def test_whatever_was_sent_and_answered_can_be_shown(request: Any, message: Any)
 
 @given(ANYTHING)
 def test_a_message_may_be_anything(anything: Any) -> None:
-    for name in ("messages", "system"):
-        assert isinstance(text(prompt(call({name: anything}))), str)
+    for dialect in DIALECTS:
+        for name in (dialect.prompt, dialect.instructions or "system"):
+            assert isinstance(text(prompt(call({name: anything}, dialect=dialect.name))), str)
+            assert isinstance(list(dialect.offered_tools({"tools": anything})), list)
     for message in ({"role": "assistant", "tool_calls": anything}, {"role": "tool", "content": anything}):
         assert isinstance(text(prompt(call({"messages": [message]}))), str)
 

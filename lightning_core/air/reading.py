@@ -4,9 +4,8 @@ Three can tell what came of a request, and the first that does is believed, neve
 
 1. the plugin that saw the tool run (`ToolEvent`),
 2. a span of the tool's run that failed (`gen_ai.tool.call.id`),
-3. the wire: a later request of the rollout tells the model, under the id that the reply gave. Chat
-   Completions say it in a message of role "tool", Responses in a `function_call_output`, Anthropic in a
-   `tool_result`.
+3. the wire: a later request of the rollout tells the model, under the id that the reply gave
+   (`Dialect.tool_results`).
 
 Where replies gave one id to several requests, it tells nothing about any of them.
 """
@@ -20,6 +19,7 @@ from typing import Any
 
 from lightning_core.air.base import Outcome, Records, ToolRequest
 from lightning_core.air.outcomes import outcome_of, read_result
+from lightning_core.dialects import get_dialect
 from lightning_core.linking import TOOL_CALL_ID, link
 from lightning_core.types import Call, Event, Rollout, Span, ToolEvent
 
@@ -95,16 +95,14 @@ def _told(calls: Sequence[Call]) -> dict[str, Outcome]:
     told: dict[str, Outcome] = {}
     before: dict[tuple[str, str], list[Any]] = {}
     for call in calls:
-        for name in ("messages", "input"):
-            items = call.request.get(name)
-            if not isinstance(items, list):
-                continue
-            known = _beginning(items, before.get((call.agent, name)))
-            before[call.agent, name] = items
-            for item in items[known:]:
-                for tool_call_id, content, failed in _results(item):
-                    if tool_call_id not in told:
-                        told[tool_call_id] = read_result(content, failed)
+        dialect = get_dialect(call.dialect)
+        items = dialect.items(call.request)
+        known = _beginning(items, before.get((call.agent, dialect.name)))
+        before[call.agent, dialect.name] = items
+        for item in items[known:]:
+            for tool_call_id, content, failed in dialect.tool_results(item) if isinstance(item, dict) else ():
+                if tool_call_id not in told:
+                    told[tool_call_id] = read_result(content, failed)
     return told
 
 
@@ -115,23 +113,3 @@ def _beginning(items: list[Any], before: list[Any] | None) -> int:
     """
     grown = before is not None and len(items) >= len(before) > 0 and items[len(before) - 1] == before[-1]
     return len(before) if grown and before is not None else 0
-
-
-def _results(item: Any) -> Iterator[tuple[str, Any, bool | None]]:
-    """The results of tools in one message or item of a request, in any dialect: (id, content, failed)."""
-    if not isinstance(item, dict):
-        return
-    if item.get("type") == "function_call_output" and item.get("call_id"):
-        yield str(item["call_id"]), item.get("output"), None
-    elif item.get("role") == "tool" and item.get("tool_call_id"):
-        yield str(item["tool_call_id"]), item.get("content"), None
-    else:
-        content = item.get("content")
-        for block in content if isinstance(content, list) else ():
-            if isinstance(block, dict) and block.get("type") == "tool_result" and block.get("tool_use_id"):
-                failed = block.get("is_error")
-                yield (
-                    str(block["tool_use_id"]),
-                    block.get("content"),
-                    failed if isinstance(failed, bool) else None,
-                )

@@ -1,16 +1,23 @@
 """Rules about requests for tools, one function each.
 
 They read the reply, the tools that its request offered, and what came of the request (`reading.py`).
+`jsonschema` checks arguments. It is imported when arguments are first checked, and is never let fetch a
+schema from elsewhere. A schema that is not valid finds nothing wrong: that is no fault of the model's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from lightning_core.air.base import Records, Signal, ToolRequest
 from lightning_core.air.outcomes import is_empty
-from lightning_core.air.schemas import offered_tools, problem_of
+from lightning_core.dialects import get_dialect
 from lightning_core.types import ToolErrorType
+
+Schema = Mapping[str, Any]
 
 
 def tool_raised(records: Records) -> Iterator[Signal]:
@@ -27,7 +34,7 @@ def unknown_tool(records: Records) -> Iterator[Signal]:
     """There is no such tool: the framework says so, or the request offered others and it did not run."""
     yield from _failed(records, "unknown_tool")
     for request in records.requests:
-        offered = offered_tools(request.call.request)
+        offered = get_dialect(request.call.dialect).offered_tools(request.call.request)
         if offered and request.name not in offered and not _ran(request) and not _is(request, "unknown_tool"):
             yield _about(request, f"offered were {', '.join(map(repr, sorted(offered)))}")
 
@@ -36,9 +43,9 @@ def invalid_arguments(records: Records) -> Iterator[Signal]:
     """The arguments are not JSON, or not what the tool's schema asks for, or the framework refused them."""
     yield from _failed(records, "invalid_arguments")
     for request in records.requests:
-        offered = offered_tools(request.call.request)
+        offered = get_dialect(request.call.dialect).offered_tools(request.call.request)
         if request.name in offered and not _is(request, "invalid_arguments"):
-            problem = problem_of(request.arguments, offered[request.name])
+            problem = _problem_of(request.arguments, offered[request.name])
             if problem is not None:
                 yield _about(request, problem)
 
@@ -66,3 +73,33 @@ def _ran(request: ToolRequest) -> bool:
 
 def _about(request: ToolRequest, detail: str) -> Signal:
     return Signal(request.call.id, f"{request.name}: {detail}", request.tool_call_id)
+
+
+def _problem_of(arguments: str, schema: Schema | None) -> str | None:
+    """What is wrong with the arguments; None if nothing is. No text at all stands for no arguments."""
+    try:
+        given = json.loads(arguments) if arguments.strip() else {}
+    except ValueError as problem:
+        return f"not JSON: {problem}"
+    except RecursionError:
+        return "not JSON that can be read: nested too deep"
+    if not isinstance(given, dict):
+        return "not a JSON object"
+    return None if schema is None else _violation(given, schema)
+
+
+def _violation(given: dict[str, Any], schema: Schema) -> str | None:
+    from jsonschema.exceptions import UnknownType, best_match
+    from jsonschema.validators import Draft202012Validator, validator_for
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+
+    validator = validator_for(schema, default=Draft202012Validator)(schema, registry=Registry())
+    try:
+        worst = best_match(validator.iter_errors(given))
+    except (UnknownType, Unresolvable, re.error, AttributeError, RecursionError, TypeError, ValueError):
+        return None
+    if worst is None:
+        return None
+    place = ".".join(map(str, worst.absolute_path))
+    return f"{place}: {worst.message}" if place else str(worst.message)

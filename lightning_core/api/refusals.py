@@ -17,6 +17,7 @@ from starlette.responses import Response
 from lightning_core.api.wire import to_json
 from lightning_core.errors import (
     AccessError,
+    ApiError,
     ConfigError,
     DataError,
     LeaseLostError,
@@ -25,7 +26,6 @@ from lightning_core.errors import (
     ScopeError,
     StoreError,
 )
-from lightning_core.gateway.refusals import Refusal
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ DOCUMENTED: Final[dict[int | str, dict[str, Any]]] = {
 
 def refuse(error: Exception) -> Response:
     """The answer to an error of this package."""
-    if isinstance(error, Refusal):  # of the server, about the body
+    if isinstance(error, ApiError):  # of the server, about the body
         return answer(error.status, error.code, str(error))
     status, code = next(
         ((status, code) for kind, status, code in _ANSWERS if isinstance(error, kind)), (500, "internal")

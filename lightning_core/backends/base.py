@@ -11,8 +11,8 @@ from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.outline import Outline
 from lightning_core.errors import UnsupportedError
 from lightning_core.gateway.shelf import VersionEngine
-from lightning_core.gateway.upstream import Upstream
 from lightning_core.types import Demonstration, Key, Trajectory
+from lightning_core.upstream import Upstream
 
 
 @dataclass(frozen=True, slots=True)

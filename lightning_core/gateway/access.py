@@ -26,9 +26,8 @@ from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
-from lightning_core.errors import AccessError, DataError
-from lightning_core.gateway.fields import short
-from lightning_core.gateway.refusals import Refusal
+from lightning_core.dialects.reading import short
+from lightning_core.errors import AccessError, ApiError, DataError
 from lightning_core.gateway.tokens import PREFIX, Grant, Tokens
 from lightning_core.stores.rules import check_id
 from lightning_core.tracing.headers import AGENT, CALL, ROLLOUT, decode_name
@@ -80,7 +79,7 @@ class Access:
         if caller.rollout_id is None:
             form = _headers(scope["headers"]).get(CONTENT_TYPE, "")
             if form.partition(";")[0].strip().lower() != "application/json":
-                raise Refusal(
+                raise ApiError(
                     f"the content type is {form!r}; without a rollout's token send application/json",
                     status=415,
                     code="unsupported_media_type",
@@ -88,7 +87,7 @@ class Access:
         return caller
 
     def admit(self, scope: Scope) -> Caller:
-        """The caller. Raises AccessError without a good token, Refusal for another rollout's, and for a
+        """The caller. Raises AccessError without a good token, ApiError for another rollout's, and for a
         request without a token that a web page may have sent."""
         headers = _headers(scope["headers"])
         path: dict[str, Any] = scope.get("path_params", {})
@@ -110,7 +109,7 @@ class Access:
         )
 
     def _check_no_page(self, headers: dict[str, str]) -> None:
-        """Raise Refusal for what a web page may have sent."""
+        """Raise ApiError for what a web page may have sent."""
         host, origin = headers.get(HOST, ""), headers.get(ORIGIN)
         name = _name(f"//{host}")
         if name not in self._hosts and not _is_address(name):
@@ -128,7 +127,7 @@ class Access:
         grant = self._tokens.read(token)
         for rollout_id in claims:
             if rollout_id != grant.rollout_id:
-                raise Refusal(
+                raise ApiError(
                     f"the API key does not open rollout {rollout_id!r}; use that rollout's own token",
                     status=403,
                     code="other_rollout",
@@ -141,7 +140,7 @@ def _call_id(given: str | None) -> str:
     try:
         check_id(CALL, given or None)
     except DataError as error:
-        raise Refusal(str(error), code="invalid_value", param=CALL) from error
+        raise ApiError(str(error), code="invalid_value", param=CALL) from error
     return given or uuid.uuid4().hex
 
 
@@ -170,8 +169,8 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _foreign(header: str, value: str, name: str) -> Refusal:
-    return Refusal(
+def _foreign(header: str, value: str, name: str) -> ApiError:
+    return ApiError(
         f"the {header} {short(value)} is foreign to this gateway, which serves its own pages alone without a "
         f"rollout's token; if you trust it, start the gateway with --allow-host {name or 'NAME'}",
         status=403,

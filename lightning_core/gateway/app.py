@@ -13,29 +13,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from lightning_core.errors import GatewayError
+from lightning_core.dialects import DIALECTS
+from lightning_core.dialects.writing import TokenText
+from lightning_core.errors import ApiError, GatewayError
 from lightning_core.gateway.access import Access
-from lightning_core.gateway.anthropic import Anthropic
-from lightning_core.gateway.chat import Chat
-from lightning_core.gateway.completions import Completions
 from lightning_core.gateway.endpoint import Endpoint
+from lightning_core.gateway.errors import api_error_of
 from lightning_core.gateway.exchange import Exchanges
-from lightning_core.gateway.logprobs import TokenText
 from lightning_core.gateway.otlp import Traces
 from lightning_core.gateway.pins import version_name
-from lightning_core.gateway.refusals import Refusal, refusal_of
-from lightning_core.gateway.responses import Responses
 from lightning_core.gateway.rewards import Rewards
 from lightning_core.gateway.tokens import Tokens
-from lightning_core.gateway.upstream import Upstream
 from lightning_core.gateway.versions import Versioned
 from lightning_core.stores.base import Store
+from lightning_core.upstream import Upstream
 
-_CHAT: Final = "/v1/chat/completions"
-_COMPLETIONS: Final = "/v1/completions"
-_RESPONSES: Final = "/v1/responses"
-_MESSAGES: Final = "/v1/messages"
-_SERVED: Final = (_CHAT, _COMPLETIONS, _RESPONSES, _MESSAGES)
+_V1: Final = "/v1"
 _TRACES: Final = "/v1/traces"
 _OF_ROLLOUT: Final = "/rollouts/{rollout_id}/agents/{agent:path}"
 """Base URL of an agent of a rollout; the name may hold slashes once it is decoded."""
@@ -74,10 +67,7 @@ class Gateway:
         tokens, model = TokenText(self._upstream.decode), self._upstream.model_name
         parts = self._upstream, self._access, self._exchanges
         endpoints: dict[str, ASGIApp] = {
-            _CHAT: Endpoint(Chat(tokens, model), *parts),
-            _COMPLETIONS: Endpoint(Completions(tokens, model), *parts),
-            _RESPONSES: Endpoint(Responses(model), *parts),
-            _MESSAGES: Endpoint(Anthropic(model), *parts),
+            _V1 + dialect.path: Endpoint(dialect(tokens, model), *parts) for dialect in DIALECTS
         }
         routes = [Route("/healthz", self._health)]
         for base in ("", _OF_ROLLOUT):
@@ -110,7 +100,7 @@ class Gateway:
 
     async def _embeddings(self, request: Request) -> Response:
         self._access.admit(request.scope)
-        raise Refusal(
+        raise ApiError(
             f"embeddings are not served: {self._upstream.model_name!r} is a language model under training, "
             "whose weights change at each step, so that vectors of two steps could not be compared; send "
             "embeddings to an embedding model, with a client whose base_url is that model's server",
@@ -124,14 +114,15 @@ def _json(content: dict[str, Any], status: int = 200) -> Response:
 
 
 def _refuse(request: Request, error: Exception) -> Response:
-    refusal = refusal_of(error)
+    refusal = api_error_of(error)
     return _json(refusal.body(), refusal.status)
 
 
 def _refuse_http(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     asked = f"{request.method} {request.url.path}"
-    served = f"POST {', '.join(_SERVED)}, {_TRACES}, {_OF_PROGRAM}/rewards and GET /v1/models"
+    calls = ", ".join(_V1 + dialect.path for dialect in DIALECTS)
+    served = f"POST {calls}, {_TRACES}, {_OF_PROGRAM}/rewards and GET /v1/models"
     code = "method_not_allowed" if status == 405 else "unknown_endpoint"
-    refusal = Refusal(f"{asked} is not served here; served are {served}", status=status, code=code)
+    refusal = ApiError(f"{asked} is not served here; served are {served}", status=status, code=code)
     return _json(refusal.body(), status)

@@ -12,8 +12,7 @@ import time
 from collections import OrderedDict
 from typing import Final
 
-from lightning_core.errors import NotFoundError
-from lightning_core.gateway.refusals import Refusal
+from lightning_core.errors import ApiError, NotFoundError
 from lightning_core.stores.base import Store
 from lightning_core.types import ResourceVersion
 from lightning_core.versions import POLICY, find_current, get_version
@@ -41,7 +40,7 @@ class Catalogue:
         """How often the store was asked."""
 
     async def current(self, attempt: Attempt | None = None) -> ResourceVersion:
-        """The current version, as an attempt's call must see it. Raises Refusal if there is none."""
+        """The current version, as an attempt's call must see it. Raises ApiError if there is none."""
         if attempt is not None and attempt not in self._attempts:
             await self.look()
             self._remember(attempt)
@@ -49,7 +48,7 @@ class Catalogue:
             await self._keep_up()
         current = find_current(self._versions)
         if current is None:
-            raise Refusal(
+            raise ApiError(
                 f"run {self._run_id!r} has no weights to serve yet; try again when its trainer has started",
                 status=503,
                 code="no_version",
@@ -58,14 +57,14 @@ class Catalogue:
         return current
 
     async def get(self, version: int) -> ResourceVersion:
-        """A version with its content. Raises Refusal for one that is unknown or deleted."""
+        """A version with its content. Raises ApiError for one that is unknown or deleted."""
         await self._keep_up()
         if not any(known.version == version for known in self._versions):
             await self.look()
         try:
             return get_version(self._versions, version)
         except NotFoundError as error:
-            raise Refusal(
+            raise ApiError(
                 f"run {self._run_id!r} can't be answered by it: {error}", status=404, code="model_not_found"
             ) from error
 

@@ -7,18 +7,16 @@ ask for, is here, once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from lightning_core.errors import GatewayError
+from lightning_core.dialects.base import Dialect, ReplyWriter, Request
+from lightning_core.errors import ApiError, GatewayError
 from lightning_core.gateway.access import Access, Caller
+from lightning_core.gateway.errors import CONTEXT_LENGTH, api_error_of
 from lightning_core.gateway.exchange import Exchange, Exchanges, disconnected, stopped
 from lightning_core.gateway.pins import address
-from lightning_core.gateway.recording import Body, Recording
-from lightning_core.gateway.refusals import CONTEXT_LENGTH, Refusal, refusal_of
-from lightning_core.gateway.upstream import Delta, Upstream
+from lightning_core.gateway.recording import Recording
 from lightning_core.gateway.wire import (
     read_body,
     read_content,
@@ -27,57 +25,13 @@ from lightning_core.gateway.wire import (
     start_events,
     wait_disconnect,
 )
-
-AnyBody = TypeVar("AnyBody", bound=Body)
-
-
-class Reply(Protocol):
-    """Writes the replies to one call."""
-
-    def whole(self) -> dict[str, Any]:
-        """The reply as one JSON object, once the call is recorded."""
-
-    def opening(self) -> bytes:
-        """The events before the first piece."""
-
-    def pieces(self, deltas: Iterable[Delta]) -> bytes:
-        """The events of what was just sampled; may be none."""
-
-    def ending(self) -> bytes:
-        """The events after the last piece, once the call is recorded."""
-
-    def failing(self, refusal: Refusal) -> bytes:
-        """The event that ends a stream which can't be completed."""
+from lightning_core.upstream import Upstream
 
 
-class Dialect(Protocol[AnyBody]):
-    """One API that the gateway speaks."""
-
-    name: str
-    """As it is recorded: `Call.dialect`."""
-    prompt: str
-    """The field that holds the prompt, for errors about it."""
-
-    def read(self, content: bytes, caller: Caller) -> AnyBody:
-        """The request in `content`. The caller's sampling, where given, takes the place of the app's own.
-        Safe in any thread.
-
-        Raises Refusal for what is not valid or can't be honoured.
-        """
-
-    def reply(self, recording: Recording, body: AnyBody) -> Reply:
-        """The writer of this call's reply."""
-
-    def error(self, refusal: Refusal) -> dict[str, Any]:
-        """The JSON of a request that is refused."""
-
-
-class Endpoint(Generic[AnyBody]):
+class Endpoint:
     """Serves one dialect, as an ASGI application."""
 
-    def __init__(
-        self, dialect: Dialect[AnyBody], upstream: Upstream, access: Access, exchanges: Exchanges
-    ) -> None:
+    def __init__(self, dialect: Dialect, upstream: Upstream, access: Access, exchanges: Exchanges) -> None:
         self._dialect = dialect
         self._upstream = upstream
         self._access = access
@@ -90,18 +44,18 @@ class Endpoint(Generic[AnyBody]):
             content = await read_body(receive)
             if content is None:
                 return
-            body = await read_content(content, lambda content: self._dialect.read(content, caller))
-            request = address(body.request, caller, body.model, self._upstream.model_name)
+            request = await read_content(content, lambda content: self._read(content, caller))
+            asked = address(request.chat, caller, request.model, self._upstream.model_name)
         except GatewayError as error:
-            await self._refuse(refusal_of(error), send)
+            await self._refuse(api_error_of(error), send)
             return
-        recording = Recording(caller, body, self._dialect.name)
-        exchange = Exchange(recording, self._upstream, request)
-        reply = self._dialect.reply(recording, body)
+        recording = Recording(caller, request, self._dialect)
+        exchange = Exchange(recording, self._upstream, asked)
+        reply = self._dialect.reply(recording.sampled, request)
         self._exchanges.start(exchange)
         watch = asyncio.create_task(_watch(exchange, receive))
         try:
-            if body.stream:
+            if request.stream:
                 await self._stream(exchange, reply, send)
             else:
                 await self._answer(exchange, reply, send)
@@ -113,7 +67,10 @@ class Endpoint(Generic[AnyBody]):
         finally:
             watch.cancel()
 
-    async def _answer(self, exchange: Exchange, reply: Reply, send: Send) -> None:
+    def _read(self, content: bytes, caller: Caller) -> Request:
+        return self._dialect.read(content, caller.sampling, (caller.rollout_id, caller.attempt))
+
+    async def _answer(self, exchange: Exchange, reply: ReplyWriter, send: Send) -> None:
         await exchange.finished()
         failure = await self._exchanges.record(exchange)
         if failure is None:
@@ -121,7 +78,7 @@ class Endpoint(Generic[AnyBody]):
         else:
             await self._refuse(failure, send)
 
-    async def _stream(self, exchange: Exchange, reply: Reply, send: Send) -> None:
+    async def _stream(self, exchange: Exchange, reply: ReplyWriter, send: Send) -> None:
         started = False
         while deltas := await exchange.next_deltas():
             events = b"" if started else reply.opening()
@@ -139,7 +96,7 @@ class Endpoint(Generic[AnyBody]):
         else:
             await self._refuse(failure, send)
 
-    async def _refuse(self, refusal: Refusal, send: Send) -> None:
+    async def _refuse(self, refusal: ApiError, send: Send) -> None:
         if refusal.code == CONTEXT_LENGTH:
             refusal.param = self._dialect.prompt
         await send_json(send, self._dialect.error(refusal), status=refusal.status)
@@ -153,5 +110,5 @@ async def _watch(exchange: Exchange, receive: Receive) -> None:
 def _headers(recording: Recording) -> list[tuple[bytes, bytes]]:
     return [
         (b"x-request-id", recording.caller.call_id.encode("ascii", "replace")),
-        (b"x-lightning-policy-version", str(recording.policy_version).encode()),
+        (b"x-lightning-policy-version", str(recording.sampled.policy_version).encode()),
     ]

@@ -11,14 +11,14 @@ import asyncio
 import logging
 from collections import OrderedDict
 
-from lightning_core.errors import GatewayError, LeaseLostError, NotFoundError
+from lightning_core.errors import ApiError, GatewayError, LeaseLostError, NotFoundError
 from lightning_core.gateway.access import Caller
+from lightning_core.gateway.errors import api_error_of
 from lightning_core.gateway.recording import Recording
-from lightning_core.gateway.refusals import Refusal, refusal_of, unrecorded
-from lightning_core.gateway.upstream import ChatRequest, Delta, Upstream
 from lightning_core.stores.base import Store
 from lightning_core.stores.rules import under_own_id
 from lightning_core.types import CallStatus
+from lightning_core.upstream import ChatRequest, Delta, Upstream
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +37,14 @@ class Exchange:
         self._deltas: list[Delta] = []
         self._fresh = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._aborted: Refusal | None = None
+        self._aborted: ApiError | None = None
 
     def start(self) -> None:
         """Begin to sample."""
         self._task = asyncio.create_task(self._sample())
         self._task.add_done_callback(lambda _: self._fresh.set())
 
-    def abort(self, reason: Refusal) -> None:
+    def abort(self, reason: ApiError) -> None:
         """End the call early, unless it has ended already."""
         if self._task is not None and self._aborted is None and self._task.cancel():
             self._aborted = reason
@@ -65,30 +65,30 @@ class Exchange:
         return deltas
 
     @property
-    def failure(self) -> Refusal | None:
+    def failure(self) -> ApiError | None:
         """Why there is no complete reply; None if there is one. Known once finished."""
         if self._aborted is not None:
             return self._aborted
         if self._task is None or self._task.cancelled():
             return stopped()
         error = self._task.exception()
-        return None if error is None else refusal_of(error)
+        return None if error is None else api_error_of(error)
 
     async def _sample(self) -> None:
         generation = await self._upstream.chat(self._request)
-        recording, streamed = self.recording, self.recording.body.stream
+        sampled, streamed = self.recording.sampled, self.recording.request.stream
         try:
-            recording.prompt_ids = list(generation.prompt_ids)
+            sampled.prompt_ids = list(generation.prompt_ids)
             async for delta in generation:
-                recording.policy_version = generation.policy_version
+                sampled.policy_version = generation.policy_version
                 self._check_version(generation.policy_version)
-                recording.add(delta)
+                sampled.add(delta)
                 if streamed:
                     self._deltas.append(delta)
                     self._fresh.set()
         finally:
             await generation.aclose()
-        recording.check_finished()
+        sampled.check_finished()
 
     def _check_version(self, answering: int) -> None:
         """Answered by the version that was asked for, or not at all: whatever the engine is."""
@@ -107,7 +107,7 @@ class Exchanges:
         """The last attempts that have ended with calls on their way, and the store's words for it."""
 
     def check(self, caller: Caller) -> None:
-        """Raise Refusal if the caller's attempt is known to have ended: its reply would be withheld."""
+        """Raise ApiError if the caller's attempt is known to have ended: its reply would be withheld."""
         ended = self._ended.get(caller.key[:2])
         if ended is not None:
             raise attempt_ended(ended)
@@ -124,7 +124,7 @@ class Exchanges:
         self._running[key] = exchange
         exchange.start()
 
-    async def record(self, exchange: Exchange) -> Refusal | None:
+    async def record(self, exchange: Exchange) -> ApiError | None:
         """Store the finished call, once; afterwards its reply may be given. Returns why there is none.
 
         A reply that can't be stored is not given: its app sees an error instead. Nor is one whose attempt has
@@ -147,7 +147,7 @@ class Exchanges:
                 del self._running[key]
         return failure
 
-    async def _complete(self, recording: Recording) -> Refusal | None:
+    async def _complete(self, recording: Recording) -> ApiError | None:
         """Store a call that was sampled to its end; returns why its reply may not be given."""
         caller = recording.caller
         try:
@@ -155,7 +155,7 @@ class Exchanges:
                 recording.call("completed", None), running=caller.rollout_id is not None
             )
         except NotFoundError as error:
-            return Refusal(f"{error}, so the reply is withheld", status=404, code="no_rollout")
+            return ApiError(f"{error}, so the reply is withheld", status=404, code="no_rollout")
         except LeaseLostError as error:
             ended = str(error)
         else:
@@ -172,27 +172,37 @@ class Exchanges:
             exchange.abort(stopped())
 
 
-def _status(failure: Refusal | None) -> CallStatus:
+def _status(failure: ApiError | None) -> CallStatus:
     if failure is None:
         return "completed"
     return "cancelled" if failure.code == "cancelled" else "failed"
 
 
-def stopped() -> Refusal:
+def stopped() -> ApiError:
     """The gateway stops before the call has ended."""
-    return Refusal("the gateway was stopped", status=503, code="cancelled", kind="server_error")
+    return ApiError("the gateway was stopped", status=503, code="cancelled", kind="server_error")
 
 
-def disconnected() -> Refusal:
+def disconnected() -> ApiError:
     """The client did not wait for the reply."""
-    return Refusal("the client disconnected", code="cancelled")
+    return ApiError("the client disconnected", code="cancelled")
 
 
-def attempt_ended(words: str) -> Refusal:
+def attempt_ended(words: str) -> ApiError:
     """The caller's attempt is over. 410 and not 409, as OpenAI's SDK sends again what it gets a 409 for."""
-    return Refusal(words, status=410, code="attempt_ended")
+    return ApiError(words, status=410, code="attempt_ended")
 
 
-def superseded(call_id: str) -> Refusal:
+def superseded(call_id: str) -> ApiError:
     """A newer request has the same call id."""
-    return Refusal(f"call {call_id!r} was sent again; only the newer request is answered", code="superseded")
+    return ApiError(f"call {call_id!r} was sent again; only the newer request is answered", code="superseded")
+
+
+def unrecorded(error: Exception) -> ApiError:
+    """A reply that could not be stored, and is therefore not given."""
+    return ApiError(
+        f"the reply could not be recorded, so it is withheld: {error}",
+        status=503,
+        code="store_failed",
+        kind="server_error",
+    )

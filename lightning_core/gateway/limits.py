@@ -12,7 +12,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lightning_core.gateway.refusals import Refusal
+from lightning_core.errors import ApiError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ LIMITS: Final = Limits()
 
 class Bounded:
     """An ASGI app whose requests have bodies within the limits: to read one that is too large, or comes too
-    slowly, raises Refusal."""
+    slowly, raises ApiError."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self._app = app
@@ -77,14 +77,14 @@ class _Body:
 
     def _check(self, size: int) -> None:
         if size > self._limits.body_bytes:
-            raise Refusal(
+            raise ApiError(
                 f"the body is longer than {self._limits.body_bytes} bytes; send less in one request",
                 status=413,
                 code="too_large",
             )
 
-    def _too_slow(self) -> Refusal:
-        return Refusal(
+    def _too_slow(self) -> ApiError:
+        return ApiError(
             f"the body was not complete after {self._limits.body_seconds:g} s; send it faster, or in parts",
             status=408,
             code="too_slow",

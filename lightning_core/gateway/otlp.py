@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from starlette.types import Receive, Scope, Send
 
-from lightning_core.errors import AccessError, GatewayError
+from lightning_core.errors import AccessError, ApiError, GatewayError
 from lightning_core.gateway.access import Access, Caller
-from lightning_core.gateway.refusals import Refusal, refusal_of, too_large
+from lightning_core.gateway.errors import api_error_of, too_large
 from lightning_core.gateway.wire import read_body, send_json
 from lightning_core.stores.base import Store
 
@@ -60,7 +60,7 @@ class Traces:
             content = await asyncio.to_thread(_decompress, body, encoding)
             rejected = await self._keep(wire, content, form, caller)
         except GatewayError as error:
-            await _refuse(refusal_of(error), form, send)
+            await _refuse(api_error_of(error), form, send)
         else:
             await _send(wire.accepted(rejected, form), form, 200, send)
 
@@ -79,7 +79,7 @@ class Traces:
             await self._store.add_events(spans)
         except Exception as error:
             log.exception("%d spans of rollout %r could not be stored", len(spans), caller.rollout_id)
-            raise Refusal(
+            raise ApiError(
                 f"the spans could not be stored: {error}",
                 status=503,
                 code="store_failed",
@@ -101,7 +101,7 @@ def _find_wire() -> ModuleType | None:
 def _need_wire() -> ModuleType:
     wire = _find_wire()
     if wire is None:
-        raise Refusal(
+        raise ApiError(
             "this gateway can't read spans, as OpenTelemetry's protocol is not installed; where the gateway "
             "runs: pip install 'agent-lightning-core[otel]'",
             status=501,
@@ -119,19 +119,19 @@ def _encoding(headers: dict[str, str]) -> str:
 
 
 def _decompress(body: bytes, encoding: str) -> bytes:
-    """What was compressed. Raises Refusal for what is too large or broken."""
+    """What was compressed. Raises ApiError for what is too large or broken."""
     if encoding == "identity":
         return body
     stream = zlib.decompressobj(_WINDOWS[encoding])
     try:
         content = stream.decompress(body, MAX_BYTES + 1)
     except zlib.error as error:
-        raise Refusal(f"the body is not {encoding}: {error}", code="malformed_body") from error
+        raise ApiError(f"the body is not {encoding}: {error}", code="malformed_body") from error
     _check_size(len(content))
     if not stream.eof:
-        raise Refusal(f"the {encoding} body breaks off", code="malformed_body")
+        raise ApiError(f"the {encoding} body breaks off", code="malformed_body")
     if stream.unused_data:
-        raise Refusal(
+        raise ApiError(
             f"{len(stream.unused_data)} bytes follow the end of the {encoding} stream; send one stream",
             code="malformed_body",
         )
@@ -143,11 +143,11 @@ def _check_size(size: int) -> None:
         raise too_large(f"more than {MAX_BYTES} bytes")
 
 
-def _unsupported_media(what: str, known: str) -> Refusal:
-    return Refusal(f"{what} is not supported; send {known}", status=415, code="unsupported_media_type")
+def _unsupported_media(what: str, known: str) -> ApiError:
+    return ApiError(f"{what} is not supported; send {known}", status=415, code="unsupported_media_type")
 
 
-async def _refuse(refusal: Refusal, form: str, send: Send) -> None:
+async def _refuse(refusal: ApiError, form: str, send: Send) -> None:
     code = _STATUS_CODES.get(refusal.status, _INTERNAL)
     message = f"{refusal.code}: {refusal}"
     wire = await asyncio.to_thread(_find_wire) if form == PROTOBUF else None

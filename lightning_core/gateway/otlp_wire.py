@@ -18,8 +18,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
+from lightning_core.errors import ApiError
 from lightning_core.gateway.access import Caller
-from lightning_core.gateway.refusals import Refusal, too_large
+from lightning_core.gateway.errors import too_large
 from lightning_core.json_text import read_json
 from lightning_core.linking import AGENT_NAME
 from lightning_core.otlp.attributes import SERVICE_NAME, origin
@@ -43,7 +44,7 @@ _NO_ID: Final = b"\0"
 def read_spans(content: bytes, form: str, caller: Caller) -> tuple[list[Span], list[str]]:
     """The spans of a batch as the caller's, and for each that can't be stored the reason.
 
-    Raises Refusal if the batch as a whole is not OTLP, or of too many spans.
+    Raises ApiError if the batch as a whole is not OTLP, or of too many spans.
     """
     request = _read_json(content) if form.endswith("json") else _read_protobuf(content)
     spans, rejected = [], []
@@ -94,8 +95,8 @@ def _read_json(content: bytes) -> Any:
         raise _malformed(error) from error
 
 
-def _malformed(error: Exception) -> Refusal:
-    return Refusal(f"the body is no ExportTraceServiceRequest: {error}", code="malformed_body")
+def _malformed(error: Exception) -> ApiError:
+    return ApiError(f"the body is no ExportTraceServiceRequest: {error}", code="malformed_body")
 
 
 def _prepare(batch: dict[str, Any]) -> None:
@@ -133,7 +134,7 @@ def _check_counts(**counts: int) -> None:
 
 
 def _all_spans(request: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """Each with what is kept of its resource and scope. Raises Refusal if they are too many."""
+    """Each with what is kept of its resource and scope. Raises ApiError if they are too many."""
     resources = request.resource_spans
     _check_counts(resources=len(resources))  # before a step is taken for each of them
     scopes = [(of_resource, of_scope) for of_resource in resources for of_scope in of_resource.scope_spans]

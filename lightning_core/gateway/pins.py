@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lightning_core.dialects.reading import short
+from lightning_core.errors import ApiError
 from lightning_core.gateway.access import Caller
-from lightning_core.gateway.fields import short
-from lightning_core.gateway.refusals import Refusal
-from lightning_core.gateway.upstream import ChatRequest
+from lightning_core.upstream import ChatRequest
 from lightning_core.versions import read_number
 
 
@@ -23,13 +23,13 @@ def version_name(model: str, version: int) -> str:
 def address(request: ChatRequest, caller: Caller, model: str, served: str) -> ChatRequest:
     """The request with the version that is to answer it and the attempt that it belongs to.
 
-    `model` is what the client calls it, `served` the name it is served under. Raises Refusal for a version
+    `model` is what the client calls it, `served` the name it is served under. Raises ApiError for a version
     that is no number, and if a trained agent names another than its rollout's.
     """
     version, asked = caller.policy_version, _asked(model, served)
     if asked is not None and asked != version and caller.trained:
         pinned = "the current version" if version is None else f"version {version}"
-        raise Refusal(
+        raise ApiError(
             f"agent {caller.agent!r} is trained, so its rollout says which weights answer it, {pinned}, and "
             f"not the model name {model!r}; name another model, or enqueue the rollout with that version",
             code="other_version",
@@ -47,7 +47,7 @@ def _asked(model: str, served: str) -> int | None:
         return None
     number = read_number(version)
     if number is None:
-        raise Refusal(
+        raise ApiError(
             f"{short(model)} is no version of {served!r}: give its number in the digits 0 to 9, such as "
             f"{version_name(served, 3)!r}",
             status=404,

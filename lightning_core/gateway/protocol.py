@@ -15,8 +15,8 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from lightning_core.errors import ApiError
 from lightning_core.gateway.limits import Limits
-from lightning_core.gateway.refusals import Refusal
 from lightning_core.gateway.wire import send_json, to_json
 
 _INTERIM: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -140,18 +140,18 @@ class HttpProtocol(HttpToolsProtocol):
     def _late(self) -> None:
         if self._begun:
             words = f"the headers were not complete after {self._limits.head_seconds:g} s; send them faster"
-            self._refuse(Refusal(words, status=408, code="too_slow"))
+            self._refuse(ApiError(words, status=408, code="too_slow"))
         else:
             self.transport.close()
 
-    def _too_large(self) -> Refusal:
-        return Refusal(
+    def _too_large(self) -> ApiError:
+        return ApiError(
             f"the address and the headers are longer than {self._limits.head_bytes} bytes; send less",
             status=431,
             code="too_large",
         )
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: ApiError) -> None:
         """End the connection, with an answer unless one to an earlier request is under way."""
         if self.transport.is_closing():
             return
@@ -172,7 +172,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._expect(_REST_SECONDS, self.transport.close)
 
 
-def _refusing(refusal: Refusal) -> ASGIApp:
+def _refusing(refusal: ApiError) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send_json(send, refusal.body(), status=refusal.status)
 

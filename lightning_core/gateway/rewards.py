@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from starlette.types import Receive, Scope, Send
 
-from lightning_core.errors import DataError, GatewayError, LeaseLostError, NotFoundError
+from lightning_core.dialects.reading import invalid, missing, short
+from lightning_core.errors import ApiError, DataError, GatewayError, LeaseLostError, NotFoundError
 from lightning_core.gateway.access import Access, Caller
-from lightning_core.gateway.fields import short
-from lightning_core.gateway.refusals import Refusal, invalid, missing, refusal_of
+from lightning_core.gateway.errors import api_error_of
 from lightning_core.gateway.wire import read_body, read_content, send_json
 from lightning_core.json_text import JsonError, read_json
 from lightning_core.stores.base import Store
@@ -53,7 +53,7 @@ class Rewards:
             rewards = await read_content(content, lambda content: read_rewards(content, caller))
             await self._keep(rewards)
         except GatewayError as error:
-            refusal = refusal_of(error)
+            refusal = api_error_of(error)
             await send_json(send, refusal.body(), status=refusal.status)
         else:
             await send_json(send, {"stored": len(rewards)})
@@ -62,14 +62,14 @@ class Rewards:
         try:
             await self._store.add_rewards(rewards, running=True)
         except NotFoundError as error:
-            raise Refusal(str(error), status=404, code="no_rollout") from error
+            raise ApiError(str(error), status=404, code="no_rollout") from error
         except LeaseLostError as error:
-            raise Refusal(str(error), status=409, code="attempt_ended") from error
+            raise ApiError(str(error), status=409, code="attempt_ended") from error
         except DataError as error:
-            raise Refusal(str(error), code="invalid_value") from error
+            raise ApiError(str(error), code="invalid_value") from error
         except Exception as error:
             log.exception("%d rewards could not be stored", len(rewards))
-            raise Refusal(
+            raise ApiError(
                 f"the rewards could not be stored: {error}; send them again",
                 status=503,
                 code="store_failed",
@@ -78,16 +78,16 @@ class Rewards:
 
 
 def read_rewards(content: bytes, caller: Caller) -> list[Reward]:
-    """The rewards in a body. Raises Refusal that names the first field that can't be used."""
+    """The rewards in a body. Raises ApiError that names the first field that can't be used."""
     try:
         body = read_json(content)
     except JsonError as error:
-        raise Refusal(
+        raise ApiError(
             f"the request body can't be read as JSON: {error}; {_EXAMPLE}", code="invalid_json"
         ) from error
     if isinstance(body, list):
         if len(body) > MOST:
-            raise Refusal(
+            raise ApiError(
                 f"the body holds {len(body)} rewards; send at most {MOST} in one request",
                 status=413,
                 code="too_large",
@@ -98,12 +98,12 @@ def read_rewards(content: bytes, caller: Caller) -> list[Reward]:
 
 def _reward(item: Any, place: str, caller: Caller) -> Reward:
     if not isinstance(item, dict):
-        raise Refusal(
+        raise ApiError(
             f"{place.rstrip('.') or 'the body'} is {short(item)}, no reward; {_EXAMPLE}", code="invalid_json"
         )
     for name in item:
         if name not in ("value", *_TEXTS):
-            raise Refusal(
+            raise ApiError(
                 f"{place + name!r} is no field of a reward; {_EXAMPLE}",
                 code="unknown_parameter",
                 param=place + name,

@@ -13,7 +13,7 @@ from typing import Final, Protocol, runtime_checkable
 from lightning_core.errors import ModelError
 from lightning_core.gateway.catalogue import Catalogue
 from lightning_core.gateway.shelf import Shelf, VersionEngine
-from lightning_core.gateway.upstream import ChatRequest, Delta, Generation, Upstream
+from lightning_core.upstream import ChatRequest, Delta, Generation, Upstream
 
 ENGINES: Final = 2
 """Open at once: the version before can answer what it has begun while the next one is opened, and two can be
@@ -41,7 +41,7 @@ class Embedded:
 
 
 class VersionedUpstream:
-    """Serves the versions in a catalogue (`gateway.upstream.Upstream`)."""
+    """Serves the versions in a catalogue (`upstream.Upstream`)."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class VersionedUpstream:
         self._decode = embedded.upstream.decode if embedded is not None else None
 
     async def chat(self, request: ChatRequest) -> Generation:
-        """Start a completion by the version asked for, or the current one. Raises Refusal for a version
+        """Start a completion by the version asked for, or the current one. Raises ApiError for a version
         that is unknown or deleted; waits while its weights are read."""
         asked, embedded = request.policy_version, self._embedded
         if asked is None:

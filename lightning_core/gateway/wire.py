@@ -7,12 +7,12 @@ response watches for disconnects with a task group of its own; here the gateway 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-import orjson
 from starlette.types import Receive, Send
+
+from lightning_core.dialects.writing import to_json
 
 Headers = list[tuple[bytes, bytes]]
 Read = TypeVar("Read")
@@ -45,14 +45,6 @@ async def wait_disconnect(receive: Receive) -> None:
         pass
 
 
-def to_json(content: Any) -> bytes:
-    """JSON; half a surrogate pair (a model may write one into a tool's arguments) is escaped."""
-    try:
-        return orjson.dumps(content)
-    except orjson.JSONEncodeError:
-        return json.dumps(content).encode()
-
-
 async def send_json(send: Send, content: Any, *, status: int = 200, headers: Headers | None = None) -> None:
     """A complete JSON reply."""
     body = to_json(content)
@@ -78,13 +70,3 @@ async def start_events(send: Send, headers: Headers) -> None:
 async def send_events(send: Send, body: bytes, *, more: bool) -> None:
     """A piece of a server-sent-events reply."""
     await send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-def event(content: Any) -> bytes:
-    """One server-sent event."""
-    return b"data: " + to_json(content) + b"\n\n"
-
-
-def typed_event(content: dict[str, Any]) -> bytes:
-    """One server-sent event, named by its content's `type`."""
-    return b"event: %b\ndata: %b\n\n" % (content["type"].encode(), to_json(content))

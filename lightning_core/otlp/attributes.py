@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lightning_core import transcript
+from lightning_core.dialects import get_dialect
 from lightning_core.linking import AGENT_NAME, RESPONSE_ID, TOOL_CALL_ID
 from lightning_core.types import Call, Reward, Rollout, ToolEvent
 
@@ -49,7 +50,7 @@ def call_attributes(call: Call) -> Attributes:
     here = call.endpoint is None
     return _known(
         {
-            "gen_ai.operation.name": "text_completion" if call.dialect == "completions" else "chat",
+            "gen_ai.operation.name": get_dialect(call.dialect).operation,
             "gen_ai.provider.name": "lightning" if here else None,
             "server.address": None if here else urlsplit(str(call.endpoint)).hostname,
             "gen_ai.request.model": call.model or None,

@@ -9,6 +9,8 @@ tools are not valid JSON.
 from __future__ import annotations
 
 import asyncio
+import json
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,13 +19,18 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from lightning_core.dialects import find_dialect
+from lightning_core.dialects.base import ChoiceSoFar, Dialect, ReplyWriter, Sampled
+from lightning_core.dialects.base import Request as Asked
+from lightning_core.dialects.chat import Chat
+from lightning_core.dialects.writing import TokenText
 from lightning_core.gateway.thread import ServerThread
-from lightning_core.testing.replies import as_chat, compose, reply
 from lightning_core.testing.truth import Tagged, mistakes, read_marks
 from lightning_core.tracing.headers import AGENT, CALL, ROLLOUT, decode_name
+from lightning_core.upstream import ChatRequest, Delta
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,7 @@ class Seen:
     def tagged(self) -> Tagged:
         agent = self.headers.get(AGENT)
         return Tagged(
-            marks=read_marks(as_chat(self.path, self.body)),
+            marks=read_marks(self.body, _dialect(self.path) or Chat),
             rollout=self.headers.get(ROLLOUT),
             agent=decode_name(agent) if agent is not None else None,
             call=self.headers.get(CALL),
@@ -91,8 +98,11 @@ class GatewayDouble:
         if path.endswith("/input_tokens"):  # how long a prompt would be: no call of a model, and not served
             error = {"error": {"message": "not served", "type": "invalid_request_error"}}
             return JSONResponse(error, 404)
-        chat = as_chat(path, body)
-        marks = read_marks(chat)
+        dialect = _dialect(path)
+        if dialect is None:
+            self.seen.append(Seen(path, request.url.query, dict(request.headers), body, 200))
+            return JSONResponse({"object": "list", "data": []})
+        marks = read_marks(body, dialect)
         attempt = self._attempt(marks)
         failed = attempt <= int(marks.get("fail", 0))
         self.seen.append(Seen(path, request.url.query, dict(request.headers), body, 500 if failed else 200))
@@ -101,11 +111,13 @@ class GatewayDouble:
             return JSONResponse(error, 500, headers={"retry-after-ms": "1"})
         late = int(marks.get("late", attempt))
         await self._wait(float(marks.get("slow", 0)) if attempt <= late else 0)
-        message = compose(chat.get("messages", ()), body.get("tools") or (), marks)
+        said = compose(dialect, body, marks)
         self.asked += [
-            AskedTool(call["function"]["name"], call["id"], marks) for call in message.get("tool_calls") or ()
+            AskedTool(call["function"]["name"], call["id"], marks)
+            for call in said
+            if not isinstance(call, str)
         ]
-        return reply(path, body, message)
+        return _reply(dialect, body, said)
 
     def end(self) -> None:
         """Let nobody wait any longer."""
@@ -144,3 +156,57 @@ def serving(gather: int = 0) -> Iterator[GatewayDouble]:
         yield double
     finally:
         server.stop()
+
+
+def _dialect(path: str) -> type[Dialect] | None:
+    return find_dialect(path.partition("/v1")[2])
+
+
+def compose(
+    dialect: type[Dialect], body: Mapping[str, Any], marks: Mapping[str, str]
+) -> list[str | dict[str, Any]]:
+    """What the model says next in the script of the `calls` mark: tool calls, and words at its end.
+
+    For the tools in the `broken` mark the arguments are not valid JSON.
+    """
+    steps = [step.split("+") for step in marks.get("calls", "").split(",") if step]
+    names = {name for step in steps for name in step}
+    parts = [part for message in dialect.messages(body) for part in message["parts"]]
+    asked = [part for part in parts if part["type"] == "tool_call" and part["name"] in names]
+    for step in steps:
+        if not asked:
+            tools, broken = dialect.offered_tools(body), marks.get("broken", "").split(",")
+            return [_call(name, tools.get(name) or {}, name in broken) for name in step]
+        asked = asked[len(step) :]
+    return ["it ", "is ", "done"]
+
+
+def _call(name: str, schema: Mapping[str, Any], broken: bool) -> dict[str, Any]:
+    """A request for a tool; all of its required arguments are taken to be strings."""
+    given = dict.fromkeys(schema.get("required") or (), "asked")
+    function = {"name": name, "arguments": '{"broken": ' if broken else json.dumps(given)}
+    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
+
+
+def _reply(dialect: type[Dialect], body: Mapping[str, Any], said: list[str | dict[str, Any]]) -> Response:
+    """What was said as an answer to a request, streamed or whole."""
+    sampled = Sampled(uuid.uuid4().hex, [ChoiceSoFar()], prompt_ids=[1], policy_version=0)
+    asked = Asked(dict(body), "played", ChatRequest(messages=[]), bool(body.get("stream")))
+    writer = dialect(TokenText(str), "played").reply(sampled, asked)
+    pieces = _play(sampled, writer, said)
+    if asked.stream:
+        return StreamingResponse(pieces, media_type="text/event-stream")
+    for _ in pieces:
+        pass
+    return JSONResponse(writer.whole())
+
+
+def _play(sampled: Sampled, writer: ReplyWriter, said: list[str | dict[str, Any]]) -> Iterator[bytes]:
+    yield writer.opening()
+    for piece in said:
+        text, calls = (piece, None) if isinstance(piece, str) else ("", [piece])
+        delta = Delta(0, [1], [-1.0], text, calls)
+        sampled.add(delta)
+        yield writer.pieces([delta])
+    sampled.choices[0].finish_reason = "tool_calls" if sampled.choices[0].tool_calls else "stop"
+    yield writer.ending()

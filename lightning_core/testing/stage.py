@@ -18,7 +18,7 @@ from openai import OpenAI
 
 from lightning_core.testing.framework import Ability, Framework, Member, Tool
 from lightning_core.testing.server import GatewayDouble
-from lightning_core.testing.truth import mark, read_marks
+from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import Scope, rollout_scope
 
 Entrance = Literal["async", "stream", "sync"]
@@ -148,7 +148,7 @@ class Stage:
 
     def expect_untouched(self, names: set[str], remedy: str) -> None:
         """These agents' calls went to the app's own endpoint, with its key, and bear nothing of ours."""
-        arrived = {read_marks(request.body).get("agent") for request in self.hosted.seen}
+        arrived = {request.tagged().marks.get("agent") for request in self.hosted.seen}
         if arrived != names:
             self.fail(f"the app's own endpoint got the calls of {arrived}, not of {names}", remedy)
         for request in self.hosted.seen:

@@ -12,6 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lightning_core.dialects.base import Dialect
+from lightning_core.dialects.chat import Chat
+
 _MARK = re.compile(r"<<(\w+)=([^>]*)>>")
 
 
@@ -20,24 +23,15 @@ def mark(**values: object) -> str:
     return "".join(f"<<{name}={value}>>" for name, value in values.items())
 
 
-def read_marks(body: Mapping[str, Any]) -> dict[str, str]:
-    """The marks in a chat or responses request; of equal names the last one counts."""
-    messages = body.get("messages") or body.get("input") or ()
-    if isinstance(messages, str):
-        messages = ({"content": messages},)
-    text = "".join(_text(message.get("content")) for message in messages)
-    return find_marks(text)
+def read_marks(body: Mapping[str, Any], dialect: type[Dialect] = Chat) -> dict[str, str]:
+    """The marks in a request; of equal names the last one counts."""
+    parts = [part for message in dialect.messages(body) for part in message["parts"]]
+    return find_marks("".join(part["content"] for part in parts if part["type"] == "text"))
 
 
 def find_marks(text: str) -> dict[str, str]:
     """The marks in any text; of equal names the last one counts."""
     return dict(_MARK.findall(text))
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, list):
-        return "".join(part.get("text", "") for part in content)
-    return content or ""
 
 
 @dataclass(frozen=True, slots=True)

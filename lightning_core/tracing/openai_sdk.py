@@ -2,9 +2,9 @@
 
 `BaseClient._build_request` makes the HTTP request of each attempt, sync and async, for every kind of
 call, under the same name in openai 2.x (on httpx) and 3.x (on httpx2), and in anthropic, whose SDK is
-made by the same generator (see `sdks`). Inside a rollout a request is either *routed*, sent to the
-gateway with the rollout's token and three headers that say whose it is, or left exactly as the app made
-it: a hosted endpoint sees nothing of ours, and `listening` notes what came of the call. An address in the
+made by the same generator (`Sdk` says what differs). Inside a rollout a request is either *routed*, sent
+to the gateway with the rollout's token and three headers that say whose it is, or left exactly as the app
+made it: a hosted endpoint sees nothing of ours, and `observed` records the call. An address in the
 gateway's path form says itself which rollout and agent it is of; where that is the running rollout, it stays.
 
 The call id is the idempotency key that `request()` mints for each call and repeats on its retries.
@@ -13,24 +13,28 @@ An app that sets that key itself says with it which requests are one call.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 from uuid import uuid4
 
+from lightning_core.dialects import DIALECTS, find_dialect
 from lightning_core.errors import InstrumentationError
-from lightning_core.tracing import headers, listening, spans, threads
+from lightning_core.tracing import headers, observed, spans, threads
 from lightning_core.tracing.importing import WhenImported
 from lightning_core.tracing.patching import patch
 from lightning_core.tracing.scope import Scope, current_agent, current_scope
-from lightning_core.tracing.sdks import DIALECTS, SDKS, Sdk
 from lightning_core.types import UNNAMED, Who
 
 Puller = Callable[[], Who | None]
 """Answers "who is calling right now?"; see `Plugins.who`."""
 
+API_KEY = "x-api-key"
+AUTHORIZATION = "authorization"
 _NEEDED = ("_build_request", "_idempotency_key")
 _KEY_PREFIX = "stainless-python-retry-"
 _TAKEN_OUT = frozenset(
@@ -41,6 +45,78 @@ _TAKEN_OUT = frozenset(
     )
 )
 """The headers of a routed request that are replaced or dropped: its address and its credentials."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sdk:
+    """One SDK."""
+
+    name: str
+    versions: str
+    """Those whose requests are known to be built in `BaseClient._build_request`."""
+    served: re.Pattern[str]
+    """The paths that the gateway can serve; the group is what follows `/v1`. The rest (embeddings, files,
+    audio) is not the policy's to answer: it goes where the app sends it."""
+    names_no_endpoint: Callable[[Any, Any], bool]
+    """Whether a call (client, request) could never succeed where it points: at the SDK's default address,
+    without a key that opens it."""
+    key_header: str
+    key_prefix: str
+    """How a request bears the rollout's token."""
+    base_path: str
+    """How its base URLs end."""
+
+    @property
+    def module(self) -> str:
+        """The module of its clients' base class."""
+        return f"{self.name}._base_client"
+
+
+def _no_openai_key(client: Any, request: Any) -> bool:
+    if client.base_url.host != "api.openai.com":
+        return False
+    return not request.headers.get(AUTHORIZATION, "").startswith(_OPENAI_KEYS)
+
+
+def _no_anthropic_key(client: Any, request: Any) -> bool:
+    """A request that bears no key at all gets one when it is sent, from the app's credentials."""
+    if client.base_url.host != "api.anthropic.com":
+        return False
+    given = request.headers.get(API_KEY), request.headers.get(AUTHORIZATION)
+    keys = [key.removeprefix("Bearer ") for key in given if key]
+    return bool(keys) and not any(key.startswith("sk-ant-") for key in keys)
+
+
+def _paths(sdk: str) -> str:
+    """A pattern of the addresses of the APIs that an SDK speaks."""
+    return "|".join(re.escape(dialect.path) for dialect in DIALECTS if dialect.sdk == sdk)
+
+
+_OPENAI_KEYS: Final = ("Bearer sk-", "Bearer eyJ", "Bearer workload-identity-auth")
+"""An API key, an OAuth token, the placeholder of a workload identity."""
+
+OPENAI: Final = Sdk(
+    name="openai",
+    versions=">=2.30,<4",
+    # Behind an absolute or an Azure prefix.
+    served=re.compile(
+        rf"(?:.*/(?:v\d+|openai))?(?:/deployments/[^/]+)?((?:{_paths('openai')}|/models)(?:/.*)?)"
+    ),
+    names_no_endpoint=_no_openai_key,
+    key_header=AUTHORIZATION,
+    key_prefix="Bearer ",
+    base_path="/v1",
+)
+ANTHROPIC: Final = Sdk(
+    name="anthropic",
+    versions=">=2.11,<3",
+    served=re.compile(rf"(?:.*/v\d+)?({_paths('anthropic')})"),
+    names_no_endpoint=_no_anthropic_key,
+    key_header=API_KEY,
+    key_prefix="",
+    base_path="",
+)
+SDKS: Final = (OPENAI, ANTHROPIC)
 
 
 class Instrumentation:
@@ -54,8 +130,8 @@ class Instrumentation:
         """Tag from now on; an SDK that the app has not imported yet, from its import on."""
         if self._undo:
             return self
-        self._undo += [threads.install(), spans.install()]
-        hooks = [WhenImported(name, self._listen) for name in listening.CLIENTS]
+        self._undo += [threads.install(), spans.install(_span_processor)]
+        hooks = [WhenImported(name, self._listen) for name in observed.CLIENTS]
         hooks += [WhenImported(sdk.module, partial(self._patch, sdk)) for sdk in SDKS]
         self._undo += [hook.stop for hook in hooks]
         try:
@@ -80,11 +156,18 @@ class Instrumentation:
         self.uninstall()
 
     def _listen(self, module: ModuleType) -> None:
-        self._undo += listening.install(module, self._who)
+        self._undo += observed.install(module, self._who)
 
     def _patch(self, sdk: Sdk, module: ModuleType) -> None:
         owner = _require(sdk, module)
         self._undo.append(patch(owner, "_build_request", self._who, partial(_build_request, sdk)))
+
+
+def _span_processor() -> Any:
+    """OpenTelemetry is imported only once the app has imported it."""
+    from lightning_core.tracing.otel import LightningSpanProcessor
+
+    return LightningSpanProcessor()
 
 
 def instrument(who: Puller) -> Instrumentation:
@@ -135,9 +218,13 @@ def _build_request(sdk: Sdk, original: Callable[..., Any], users: list[Puller]) 
                 request.url = parse(url_type, _address(request, scope, served[1]))
                 request.extensions.pop("sni_hostname", None)
                 _tag(sdk, request, scope, agent, _call_id(sdk, options))
-                listening.keep_token(request)
-            elif request.method == "POST" and served[1] in DIALECTS and not _at_gateway(request, scope):
-                listening.watch(request, scope, agent, _call_id(sdk, options), served[1])
+                observed.keep_token(request)
+            elif (
+                request.method == "POST"
+                and (dialect := find_dialect(served[1]))
+                and not _at_gateway(request, scope)
+            ):
+                observed.watch(request, scope, agent, _call_id(sdk, options), dialect)
         return request
 
     return build_request

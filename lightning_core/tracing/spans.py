@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import Any
 
@@ -86,7 +87,7 @@ def _left_to_plugin(span: Any) -> bool:
     return _LEFT_TO.get(getattr(library, "name", "")) in sys.modules
 
 
-def install() -> Callable[[], None]:
+def install(make_processor: Callable[[], Any]) -> Callable[[], None]:
     """Keep the spans of the app's tracer providers until the returned function is called. May be nested.
 
     Covered are the global provider and every one that is made from now on. One that was made before and
@@ -96,11 +97,11 @@ def install() -> Callable[[], None]:
     undo: list[Callable[[], None]] = []
 
     def cover(sdk: ModuleType) -> None:
-        undo.append(patch(sdk.TracerProvider, "__init__", user, _covering))
+        undo.append(patch(sdk.TracerProvider, "__init__", user, partial(_covering, make_processor)))
         # Not get_tracer_provider(), which sets one, and for good, if the environment names it.
         provider = getattr(sys.modules["opentelemetry.trace"], "_TRACER_PROVIDER", None)
         if isinstance(provider, sdk.TracerProvider):
-            _cover(provider)
+            _cover(provider, make_processor)
 
     import_hook = WhenImported("opentelemetry.sdk.trace", cover)
     import_hook.start()
@@ -113,19 +114,19 @@ def install() -> Callable[[], None]:
     return uninstall
 
 
-def _covering(original: Callable[..., None], users: list[object]) -> Callable[..., None]:
+def _covering(
+    make_processor: Callable[[], Any], original: Callable[..., None], users: list[object]
+) -> Callable[..., None]:
     def __init__(provider: Any, *args: Any, **kwargs: Any) -> None:
         original(provider, *args, **kwargs)
         if users:
-            _cover(provider)
+            _cover(provider, make_processor)
 
     return __init__
 
 
-def _cover(provider: Any) -> None:
+def _cover(provider: Any, make_processor: Callable[[], Any]) -> None:
     """Give a provider its processor, once: it can't be taken back, and outside a rollout it does nothing."""
-    from lightning_core.tracing.otel import LightningSpanProcessor
-
     if not hasattr(provider, _COVERED):
         setattr(provider, _COVERED, True)
-        provider.add_span_processor(LightningSpanProcessor())
+        provider.add_span_processor(make_processor())

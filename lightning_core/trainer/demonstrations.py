@@ -14,11 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lightning_core.errors import ConfigError, DataError
-from lightning_core.gateway.anthropic_messages import read_system, read_turns, told_tools
-from lightning_core.gateway.messages import read_messages, read_tools
-from lightning_core.gateway.refusals import Refusal
-from lightning_core.gateway.response_items import read_functions, read_items
+from lightning_core.dialects import get_dialect
+from lightning_core.errors import ApiError, ConfigError, DataError
 from lightning_core.linking import with_final
 from lightning_core.plugins import load_plugins
 from lightning_core.tracing.scope import matches
@@ -30,9 +27,6 @@ logger = logging.getLogger(__name__)
 
 WHOLE = ("stop", "tool_calls")
 """Finish reasons of a reply that came to its own end."""
-
-Request = tuple[list[dict[str, Any]], list[dict[str, Any]] | None]
-"""Messages and tools."""
 
 
 def demonstrations(
@@ -104,8 +98,8 @@ def _of_call(call: Call, left_out: Counter[str]) -> Iterator[Demonstration]:
         left_out[f"{call.status} calls"] += 1
         return
     try:
-        messages, tools = _request(call)
-    except Refusal as problem:
+        messages, tools = get_dialect(call.dialect).conversation(call.request)
+    except ApiError as problem:
         left_out[str(problem)] += 1
         return
     for choice in call.choices:
@@ -126,20 +120,3 @@ def _reply(choice: Choice) -> dict[str, Any] | None:
     said = {name: choice.message.get(name) for name in ("content", "tool_calls")}
     said = {name: value for name, value in said.items() if value}
     return said if said and choice.finish_reason in WHOLE else None
-
-
-def _request(call: Call) -> Request:
-    """What was asked, as a chat. Raises Refusal for what can't be one."""
-    request: dict[str, Any] = call.request
-    tools, choice = request.get("tools"), "none" if request.get("tool_choice") == "none" else None
-    match call.dialect:
-        case "chat":
-            return read_messages(request.get("messages")), read_tools(tools, choice)
-        case "responses" if not request.get("previous_response_id"):
-            said = request.get("instructions")
-            first = [{"role": "system", "content": said}] if said else []
-            return [*first, *read_items(request.get("input"))], read_functions(tools, choice)
-        case "anthropic":
-            first = read_system(request.get("system"))
-            return [*first, *read_turns(request.get("messages"))], read_tools(told_tools(tools), None)
-    raise Refusal(f"{call.dialect} calls that are no chat", code="unsupported")

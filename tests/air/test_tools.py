@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from lightning_core.air import tools
+from lightning_core.dialects import DIALECTS
 from lightning_core.types import Choice
-from tests.air.records import TOOLS, asks, call, recorded, run, span, told, where
+from tests.air.records import SCHEMA, TOOLS, asks, call, recorded, run, span, told, where
 
 MINE = [("c1", "t1")]
 RULES = {
@@ -167,7 +168,8 @@ def test_the_wire_alone_tells_of_a_time_out() -> None:
 
 def test_responses_and_anthropic_tell_it_in_their_own_forms() -> None:
     output = {"type": "function_call_output", "call_id": "t1", "output": "Error: no boat"}
-    responses = call(2, text="sorry", request={"input": [output], "previous_response_id": "resp_c1"})
+    body: dict[str, Any] = {"input": [output], "previous_response_id": "resp_c1"}
+    responses = call(2, text="sorry", request=body, dialect="responses")
     assert spoke(call(1, asks()), responses) == {"tool_raised": MINE}
     for flag, content, expected in (
         (True, "no boat", {"tool_raised": MINE}),
@@ -178,7 +180,8 @@ def test_responses_and_anthropic_tell_it_in_their_own_forms() -> None:
         block = {"type": "tool_result", "tool_use_id": "t1", "content": content}
         block |= {} if flag is None else {"is_error": flag}
         request = {"messages": [{"role": "user", "content": [block]}]}
-        assert spoke(call(1, asks()), call(2, text="sorry", request=request)) == expected, flag
+        answer = call(2, text="sorry", request=request, dialect="anthropic")
+        assert spoke(call(1, asks()), answer) == expected, flag
 
 
 def test_a_plugin_s_report_is_believed_and_the_wire_is_not_asked_as_well() -> None:
@@ -283,22 +286,22 @@ def test_a_schema_that_is_none_finds_nothing_wrong(schema: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(
-    "tools_given",
+    ("dialect", "tool"),
     [
-        [{"type": "function", "name": "look_up", "parameters": TOOLS[0]["function"]["parameters"]}],
-        [{"name": "look_up", "input_schema": TOOLS[0]["function"]["parameters"]}],
+        ("responses", {"type": "function", "name": "look_up", "parameters": SCHEMA}),
+        ("anthropic", {"name": "look_up", "input_schema": SCHEMA}),
     ],
 )
-def test_responses_and_anthropic_offer_tools_in_their_own_forms(tools_given: list[Any]) -> None:
-    request = {"tools": tools_given}
-    assert spoke(call(1, asks(arguments={}), request=request)) == {"invalid_arguments": MINE}
-    assert spoke(call(1, asks(name="ghost"), request=request)) == {"unknown_tool": MINE}
+def test_responses_and_anthropic_offer_tools_in_their_own_forms(dialect: str, tool: dict[str, Any]) -> None:
+    asked: dict[str, Any] = {"dialect": dialect, "request": {"tools": [tool]}}
+    assert spoke(call(1, asks(arguments={}), **asked)) == {"invalid_arguments": MINE}
+    assert spoke(call(1, asks(name="ghost"), **asked)) == {"unknown_tool": MINE}
 
 
+@pytest.mark.parametrize("dialect", [dialect.name for dialect in DIALECTS])
 @pytest.mark.parametrize("odd", [None, 3, ["x", {}, {"function": 3}], {"function": {"name": "f"}}])
-def test_records_that_are_not_well_formed_are_read_as_far_as_they_go(odd: Any) -> None:
+def test_records_that_are_not_well_formed_are_read_as_far_as_they_go(odd: Any, dialect: str) -> None:
     message = {"role": "assistant", "content": odd, "tool_calls": odd}
-    strange = call(
-        1, request={"messages": odd, "tools": odd, "input": odd}, choices=[Choice(message=message)]
-    )
+    request = {"messages": odd, "tools": odd, "input": odd}
+    strange = call(1, request=request, choices=[Choice(message=message)], dialect=dialect)
     assert spoke(strange, run(error="KeyError: 1", error_type="raised")) == {}

@@ -15,7 +15,7 @@ from lightning_core.backends.chat.replies import ChatGeneration, Choice
 from lightning_core.backends.chat.text import StopStrings, TextStream
 from lightning_core.backends.chat.toolcalls import ToolCalls
 from lightning_core.errors import ContextLengthError, UnsupportedError
-from lightning_core.gateway.upstream import ChatRequest
+from lightning_core.upstream import ChatRequest
 from tests.backends.models import make_tokenizer
 from tests.backends.serving import ask, serving, user
 

@@ -214,7 +214,7 @@ async def test_a_cancelled_request_frees_its_row_for_the_next(qwen: Path) -> Non
 
 
 def _request(text: str, **options: Any) -> Any:
-    from lightning_core.gateway.upstream import ChatRequest
+    from lightning_core.upstream import ChatRequest
 
     return ChatRequest(user(text), **options)
 

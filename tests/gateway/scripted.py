@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_core.errors import ContextLengthError
-from lightning_core.gateway.upstream import ChatRequest, Delta
+from lightning_core.upstream import ChatRequest, Delta
 
 END = 0
 """The stop token."""

@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import httpx
 
-from lightning_core.gateway.upstream import ChatRequest
 from lightning_core.types import UNNAMED, Sampling
+from lightning_core.upstream import ChatRequest
 from tests.gateway.conftest import House, open_house
 from tests.gateway.scripted import END, Line, ScriptedEngine, logprob, until
 

@@ -9,15 +9,12 @@ import orjson
 import pytest
 from openai.types import Completion
 
-from lightning_core.gateway.access import Caller
-from lightning_core.gateway.completions import Completions
-from lightning_core.gateway.logprobs import TokenText
-from lightning_core.gateway.refusals import Refusal
-from lightning_core.gateway.upstream import ChatRequest
+from lightning_core.dialects.completions import Completions
+from lightning_core.dialects.writing import TokenText
+from lightning_core.errors import ApiError
+from lightning_core.upstream import ChatRequest
 from tests.gateway.conftest import House, drain, open_house
 from tests.gateway.scripted import END, Line, ScriptedEngine, logprob
-
-CALLER = Caller("c", "a", True, "r1", 1, None)
 
 
 async def test_every_served_parameter_reaches_the_engine() -> None:
@@ -144,6 +141,6 @@ async def test_an_engine_that_fails_midway_ends_the_stream_with_the_error() -> N
 )
 def test_what_can_not_be_honoured_is_refused_by_name(fields: dict[str, Any], param: str, code: str) -> None:
     dialect = Completions(TokenText(str), "m")
-    with pytest.raises(Refusal, match=param) as caught:
-        dialect.read(orjson.dumps({"model": "m", "prompt": "hi", **fields}), CALLER)
+    with pytest.raises(ApiError, match=param) as caught:
+        dialect.read(orjson.dumps({"model": "m", "prompt": "hi", **fields}), None, ("r1", 1))
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)

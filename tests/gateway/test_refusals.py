@@ -9,8 +9,9 @@ import openai
 import orjson
 import pytest
 
-from lightning_core.gateway.chat import read_chat
-from lightning_core.gateway.refusals import Refusal
+from lightning_core.dialects.chat import Chat
+from lightning_core.dialects.writing import TokenText
+from lightning_core.errors import ApiError
 from tests.gateway.conftest import House, open_house
 from tests.gateway.scripted import ScriptedEngine
 
@@ -178,10 +179,12 @@ async def test_embeddings_are_refused_with_the_reason(house: House, web: httpx.A
     assert (await web.post("/v1/embeddings")).status_code == 401
 
 
-def refused(fields: dict[str, Any]) -> Refusal:
+def refused(fields: dict[str, Any]) -> ApiError:
     """The refusal of a chat completion with these fields."""
-    with pytest.raises(Refusal) as caught:
-        read_chat(orjson.dumps({"model": "m", "messages": HI, **fields}), None)
+    with pytest.raises(ApiError) as caught:
+        Chat(TokenText(str), "m").read(
+            orjson.dumps({"model": "m", "messages": HI, **fields}), None, (None, None)
+        )
     return caught.value
 
 

@@ -10,11 +10,11 @@ import orjson
 import pytest
 from openai.types.responses import ResponseStreamEvent
 
-from lightning_core.gateway.access import Caller
-from lightning_core.gateway.conversations import Conversations, Turn, messages_of
-from lightning_core.gateway.refusals import Refusal
-from lightning_core.gateway.responses import Responses
-from lightning_core.gateway.upstream import ChatRequest
+from lightning_core.dialects.conversations import Conversations, Turn, messages_of
+from lightning_core.dialects.responses import Responses
+from lightning_core.dialects.writing import TokenText
+from lightning_core.errors import ApiError
+from lightning_core.upstream import ChatRequest
 from tests.gateway.conftest import House, drain, open_house
 from tests.gateway.scripted import END, Line, ScriptedEngine, logprob
 
@@ -29,7 +29,6 @@ LOOKS: list[dict[str, Any]] = [
     {"id": f"call_{i}", "type": "function", "function": {"name": "look", "arguments": f'{{"at":{i}}}'}}
     for i in range(2)
 ]
-CALLER = Caller("c", "a", True, "r1", 1, None)
 
 
 def looking() -> ScriptedEngine:
@@ -301,7 +300,7 @@ def test_no_more_bytes_of_conversations_are_kept_than_there_is_room_for(attempts
         kept.keep(owner, f"resp_{place}", Turn(None, (said,)))
     found = {}
     for place, owner in enumerate(owners):
-        with suppress(Refusal):
+        with suppress(ApiError):
             found[place] = kept.get(owner, f"resp_{place}")
     assert list(found) == list(range(40 - len(found), 40))
     assert 0 < sum(len(orjson.dumps(turn.messages)) for turn in found.values()) <= 1000
@@ -314,14 +313,14 @@ def test_conversations_are_bounded_and_the_least_recently_used_go_first() -> Non
         kept.keep(("r1", 1), name, turn)
     kept.get(("r1", 1), "a")
     kept.keep(("r1", 1), "c", Turn(turn, ({"role": "user", "content": "y"},)))
-    with pytest.raises(Refusal):
+    with pytest.raises(ApiError):
         kept.get(("r1", 1), "b")
     assert [m["content"] for m in messages_of(kept.get(("r1", 1), "c"))] == ["x", "y"]
     kept.keep(("r2", 1), "a", turn)
     kept.get(("r1", 1), "a")
     kept.keep(("r1", 2), "a", turn)
     assert kept.get(("r1", 1), "a") is turn
-    with pytest.raises(Refusal):
+    with pytest.raises(ApiError):
         kept.get(("r2", 1), "a")
 
 
@@ -401,8 +400,10 @@ def test_a_value_that_the_api_does_not_allow_is_refused_by_name(
     assert param.partition("[")[0] in str(refusal)
 
 
-def refused(fields: dict[str, Any]) -> Refusal:
+def refused(fields: dict[str, Any]) -> ApiError:
     """The refusal of a request with these fields."""
-    with pytest.raises(Refusal) as caught:
-        Responses("m").read(orjson.dumps({"model": "m", "input": "hi", **fields}), CALLER)
+    with pytest.raises(ApiError) as caught:
+        Responses(TokenText(str), "m").read(
+            orjson.dumps({"model": "m", "input": "hi", **fields}), None, ("r1", 1)
+        )
     return caught.value

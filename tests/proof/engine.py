@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from lightning_core.gateway.upstream import ChatRequest, Delta
-from lightning_core.testing.replies import compose
+from lightning_core.dialects.chat import Chat
+from lightning_core.testing.server import compose
 from lightning_core.testing.truth import read_marks
+from lightning_core.upstream import ChatRequest, Delta
 from tests.gateway.scripted import Line, ScriptedEngine, ScriptedGeneration
 
 STUCK_SECONDS = 60.0
@@ -23,8 +24,9 @@ STUCK_SECONDS = 60.0
 
 def _line(request: ChatRequest, choice: int) -> Line:
     marks = read_marks({"messages": request.messages})
-    message = compose(request.messages, request.tools or (), marks)
-    return Line(str(message["content"] or ""), tool_calls=message.get("tool_calls"))
+    said = compose(Chat, {"messages": request.messages, "tools": request.tools}, marks)
+    calls = [part for part in said if not isinstance(part, str)]
+    return Line("".join(part for part in said if isinstance(part, str)), tool_calls=calls or None)
 
 
 class EndlessGeneration(ScriptedGeneration):

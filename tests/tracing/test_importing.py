@@ -33,7 +33,7 @@ assert not hasattr(BaseClient._build_request, "__wrapped__")
 
 REFUSED = """
 from lightning_core.errors import InstrumentationError
-from lightning_core.tracing import listening, openai_sdk
+from lightning_core.tracing import observed, openai_sdk
 
 {place}
 openai_sdk.instrument(lambda: None)
@@ -59,7 +59,7 @@ def test_an_import_after_uninstall_is_left_alone() -> None:
     [
         ("openai_sdk._NEEDED = ('_gone',)", "openai", "openai._base_client.BaseClient._gone"),
         ("openai_sdk._NEEDED = ('_gone',)", "anthropic", "anthropic._base_client.BaseClient._gone"),
-        ("listening._NEEDED = ('Client.gone',)", "openai", "'Client.gone'"),
+        ("observed._NEEDED = ('Client.gone',)", "openai", "'Client.gone'"),
     ],
 )
 def test_a_missing_choke_point_is_an_error_at_the_apps_import(place: str, module: str, named: str) -> None:

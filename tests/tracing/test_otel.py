@@ -16,7 +16,6 @@ from opentelemetry.instrumentation.openai import OpenAIInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Tracer
 
-from lightning_core.gateway.upstream import ChatRequest
 from lightning_core.linking import link
 from lightning_core.runner import Runner
 from lightning_core.testing.truth import mark, read_marks
@@ -26,6 +25,7 @@ from lightning_core.tracing.otel import LightningSpanProcessor
 from lightning_core.tracing.scope import Scope, agent, rollout_scope
 from lightning_core.tracing.spans import current_span_agent
 from lightning_core.types import Attempt, Call, Event, Rollout, Span, Task
+from lightning_core.upstream import ChatRequest
 from tests.gateway.conftest import House, open_house
 from tests.gateway.scripted import Line, ScriptedEngine
 from tests.instrumenting import bare_afterwards

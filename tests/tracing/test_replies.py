@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from lightning_core.tracing.replies import Reply, read_reply
+from lightning_core.dialects import get_dialect
+from lightning_core.dialects.seen import SeenReply
 from tests.tracing.replaying import chunk, event
 
 
-def streamed(dialect: str, *events: bytes) -> Reply:
-    return read_reply(dialect, b"".join(events), streamed=True)
+def streamed(dialect: str, *events: bytes) -> SeenReply:
+    return get_dialect(dialect).read_reply(b"".join(events), streamed=True)
 
 
-def whole(dialect: str, reply: dict[str, Any]) -> Reply:
-    return read_reply(dialect, json.dumps(reply).encode(), streamed=False)
+def whole(dialect: str, reply: dict[str, Any]) -> SeenReply:
+    return get_dialect(dialect).read_reply(json.dumps(reply).encode(), streamed=False)
 
 
 def tool(name: str, arguments: str, call_id: str | None = "c1") -> dict[str, Any]:

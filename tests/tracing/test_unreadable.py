@@ -10,10 +10,11 @@ import httpx
 import openai
 import pytest
 
+from lightning_core.dialects.chat import Chat
 from lightning_core.runner import Runner
 from lightning_core.stores.memory import MemoryStore
+from lightning_core.tracing.observed import ObservedCall
 from lightning_core.tracing.scope import Scope, agent
-from lightning_core.tracing.seen import Watch
 from lightning_core.types import Attempt, Call, Event, Rollout, Task
 from tests.tracing.hosting import (
     HELLO,
@@ -143,9 +144,9 @@ def test_a_reply_in_a_broken_encoding_is_recorded_as_unreadable() -> None:
 
 
 # another thread ends the call meanwhile ---------------------------------------------------------
-def watch_in(scope: Scope) -> Watch:
+def watch_in(scope: Scope) -> ObservedCall:
     url = httpx.URL("http://hosted/v1/chat/completions")
-    watch = Watch(scope, "checker", "c1", "/chat/completions", url, b"{}")
+    watch = ObservedCall(scope, "checker", "c1", Chat, url, b"{}")
     scope.under_way["c1"] = watch.call
     return watch
 

@@ -23,8 +23,8 @@ from lightning_core.errors import ConfigError, EngineError, GatewayError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
-from lightning_core.gateway.upstream import ChatRequest
 from lightning_core.stores.memory import MemoryStore
+from lightning_core.upstream import ChatRequest
 from tests.backends.serving import serving, user
 
 

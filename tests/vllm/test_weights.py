@@ -13,7 +13,7 @@ pytest.importorskip("vllm")
 from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.vllm.engine import VllmEngine
 from lightning_core.errors import EngineError
-from lightning_core.gateway.upstream import ChatRequest
+from lightning_core.upstream import ChatRequest
 from tests.backends.serving import ask_all, plain_logprobs, user
 from tests.vllm.weights import PROMPT, all_agree, changed, tiny, until
 

@@ -11,8 +11,8 @@ from jinja2 import TemplateError
 from lightning_core.backends.chat.encoding import Encoder
 from lightning_core.backends.chat.template import check_arguments
 from lightning_core.errors import ContextLengthError, UnsupportedError
-from lightning_core.gateway.upstream import ChatRequest
 from lightning_core.json_text import JsonError, read_written, whole
+from lightning_core.upstream import ChatRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from lightning_core.backends.chat.completion import Completion, Request
 from lightning_core.backends.chat.text import StopStrings, TextStream
 from lightning_core.backends.chat.toolcalls import CLOSE, OPEN, ToolCalls
-from lightning_core.gateway.upstream import ChatRequest, Delta
+from lightning_core.upstream import ChatRequest, Delta
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 class ChatGeneration:
-    """A running chat completion (`gateway.upstream.Generation`)."""
+    """A running chat completion (`upstream.Generation`)."""
 
     def __init__(self, prompt_ids: list[int], request: Request, choices: list[Choice]) -> None:
         self.prompt_ids = prompt_ids

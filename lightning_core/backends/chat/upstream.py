@@ -1,4 +1,4 @@
-"""An engine as the gateway sees it: chat requests in, deltas out (`gateway.upstream.Upstream`)."""
+"""An engine as the gateway sees it: chat requests in, deltas out (`upstream.Upstream`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from lightning_core.backends.chat.prompts import Prompts
 from lightning_core.backends.chat.replies import ChatGeneration, Choice, hidden_ids
 from lightning_core.backends.chat.text import TextStream
 from lightning_core.errors import ContextLengthError
-from lightning_core.gateway.upstream import ChatRequest
 from lightning_core.types import Demonstration
+from lightning_core.upstream import ChatRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

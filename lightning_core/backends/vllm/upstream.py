@@ -10,7 +10,7 @@ from lightning_core.backends.chat.folder import find_source, find_stop_ids, load
 from lightning_core.backends.chat.replies import ChatGeneration
 from lightning_core.backends.chat.upstream import ChatModel, ChatUpstream
 from lightning_core.backends.vllm.replicas import Replicas
-from lightning_core.gateway.upstream import ChatRequest
+from lightning_core.upstream import ChatRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class _Engine:
 
 
 class VllmUpstream(ChatUpstream):
-    """Serves chat completions from vLLM's servers (`gateway.upstream.Upstream`).
+    """Serves chat completions from vLLM's servers (`upstream.Upstream`).
 
     Prompts are rendered here, with the tokenizer and template of the model's folder. Log-probabilities are
     those of the distribution sampled from: with `top_p` below 1, that of the tokens it leaves over.

@@ -13,7 +13,7 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from lightning_core.testing.conformance import *  # noqa: F403
 from lightning_core.testing.conformance import Ability, Framework, Member
-from lightning_core.testing.truth import mark, read_marks
+from lightning_core.testing.truth import find_marks, mark
 from plugins.openai_agents.tests.tracing import Recorder
 
 
@@ -55,7 +55,7 @@ class OpenAIAgents(Framework):
     def _agent(self, model: Model, member: Member, following: Agent[None] | None) -> Agent[None]:
         instructions, handoffs = member.instructions, []
         if following is not None:
-            script = read_marks({"input": instructions}).get("calls")
+            script = find_marks(instructions).get("calls")
             steps = [step for step in (script, f"transfer_to_{following.name}") if step]
             instructions += mark(calls=",".join(steps))
             handoffs.append(following)

@@ -1,4 +1,4 @@
-"""Reading the fields of a request: each is honoured, harmless, or refused by name.
+"""What the strict readers share: each field of a request is honoured, harmless, or refused by name.
 
 Every dialect names the fields that it serves, those that are harmless (they change nothing in what the
 model samples: labels, caching, priority), and those of which only neutral values, which ask for nothing,
@@ -13,7 +13,8 @@ from reprlib import Repr
 from types import MappingProxyType
 from typing import Any, Final
 
-from lightning_core.gateway.refusals import Refusal, invalid, unsupported
+from lightning_core.dialects.seen import Json
+from lightning_core.errors import ApiError
 from lightning_core.json_text import JsonError, read_json
 from lightning_core.types import Sampling
 
@@ -35,7 +36,7 @@ class Fields:
     """Options that only these values of can be honoured: those that ask for nothing."""
 
     def read(self, content: bytes) -> dict[str, Any]:
-        """The JSON object in `content`. Raises Refusal for a field that can't be honoured."""
+        """The JSON object in `content`. Raises ApiError for a field that can't be honoured."""
         body = _object(content)
         for name, value in body.items():
             if name not in self.served and name not in self.harmless:
@@ -49,7 +50,7 @@ class Fields:
             raise unsupported(
                 name, f"{name} = {short(value)} is not supported by this engine; leave {name} out"
             )
-        raise Refusal(
+        raise ApiError(
             f"{name!r} is not a parameter of this endpoint; leave it out",
             code="unknown_parameter",
             param=name,
@@ -60,9 +61,9 @@ def _object(content: bytes) -> dict[str, Any]:
     try:
         body = read_json(content)
     except JsonError as error:
-        raise Refusal(f"the request body can't be read as JSON: {error}", code="invalid_json") from error
+        raise ApiError(f"the request body can't be read as JSON: {error}", code="invalid_json") from error
     if not isinstance(body, dict):
-        raise Refusal("the request body must be a JSON object", code="invalid_json")
+        raise ApiError("the request body must be a JSON object", code="invalid_json")
     return body
 
 
@@ -150,6 +151,85 @@ def mapping(body: dict[str, Any], name: str) -> dict[str, Any] | None:
     value = body.get(name)
     if value is not None and not isinstance(value, dict):
         raise invalid(name, f"{name} must be an object, not {short(value)}")
+    return value
+
+
+def read_content(value: Any, param: str, parts: Mapping[str, str]) -> str | None:
+    """Content as text; `parts` gives the field that holds the text of each type of part.
+
+    The parts are joined by newlines, as vLLM does for templates that expect a string.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise invalid(param, f"{param} must be a string or a list of parts, not {type(value).__name__}")
+    return "\n".join(_part(part, f"{param}[{index}]", parts) for index, part in enumerate(value))
+
+
+def _part(part: Any, param: str, parts: Mapping[str, str]) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str) or kind not in parts:
+        raise unsupported(param, f"{param} has the type {short(kind)}; this model reads text only")
+    text = part.get(parts[kind])
+    if not isinstance(text, str):
+        raise invalid(param, f"{param}.{parts[kind]} must be a string")
+    return text
+
+
+def read_tools(tools: Any, choice: Any) -> list[Json] | None:
+    """The functions the model may call; with the choice "none" it is not told of any."""
+    if tools is None or tools == []:
+        return None
+    if not isinstance(tools, list):
+        raise invalid("tools", "tools must be a list")
+    for index, tool in enumerate(tools):
+        _check_tool(tool, f"tools[{index}]")
+    return None if choice == "none" else tools
+
+
+def _check_tool(tool: Any, param: str) -> None:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind != "function":
+        raise unsupported(param, f"{param} has the type {short(kind)}; only functions are supported")
+    function = tool.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise missing(f"{param}.function", f"{param}.function needs a name")
+
+
+def check_tool_choice(tools: list[Json] | None, choice: Any) -> None:
+    """Raise ApiError for a tool that is to be called without fail."""
+    if choice in (None, "none", "auto"):
+        return
+    if not tools:
+        raise invalid("tool_choice", "tool_choice needs tools")
+    raise unsupported(
+        "tool_choice",
+        f"tool_choice = {short(choice)} can't be forced on this engine; use 'auto' or 'none'",
+    )
+
+
+def unsupported(param: str, message: str) -> ApiError:
+    """A valid option that no engine here can honour: refused by name rather than ignored."""
+    return ApiError(message, code="unsupported_value", param=param)
+
+
+def invalid(param: str, message: str) -> ApiError:
+    """A value that the API itself does not allow."""
+    return ApiError(message, code="invalid_value", param=param)
+
+
+def missing(param: str, message: str | None = None) -> ApiError:
+    """A field that must be given."""
+    return ApiError(message or f"{param} is missing", code="missing_required_parameter", param=param)
+
+
+def string(item: Json, name: str, param: str) -> str:
+    """A string that must be given; `param` says where the item stands."""
+    value = item.get(name)
+    if value is None:
+        raise missing(f"{param}.{name}")
+    if not isinstance(value, str):
+        raise invalid(f"{param}.{name}", f"{param}.{name} must be a string, not {type(value).__name__}")
     return value
 
 

@@ -1,6 +1,9 @@
-"""A call that stays at the app's own endpoint: what is seen of it, and the `Call` that is stored.
+"""Calls that stay at the app's own endpoint: observed as they pass, without touching them, and stored.
 
-No header is kept, neither of the request nor of the reply: they bear the app's keys.
+The choke point notes a request as *watched* in its `extensions`, which never leave the process. The HTTP
+client's `send`, the one step that every attempt of both SDKs passes, then keeps the bytes of the reply as
+the app reads them. When the reply ends, however it ends, its `Call` is stored. No header is kept, neither of
+the request nor of the reply: they bear the app's keys.
 
 All this runs inside the app's own calls, so nothing that a server or an app sends may raise here: what
 can't be read becomes a call that says so.
@@ -9,32 +12,191 @@ can't be read becomes a call that says so.
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from types import ModuleType
 from typing import Any, Final
 
 import orjson
 
-from lightning_core.tracing.replies import Reply, read_reply
+from lightning_core.dialects.base import Dialect
+from lightning_core.dialects.seen import SeenReply, error_of
+from lightning_core.errors import InstrumentationError
+from lightning_core.tracing.patching import patch
 from lightning_core.tracing.scope import Scope
-from lightning_core.tracing.sdks import DIALECTS
-from lightning_core.tracing.streams import error_of
 from lightning_core.types import Call, CallStatus
 
+CLIENTS: Final = ("httpx", "httpx2")
+"""The HTTP libraries that the SDKs send with."""
+_NEEDED: Final = ("Client.send", "AsyncClient.send", "SyncByteStream", "AsyncByteStream")
+_WATCHED: Final = "lightning_watched"
+_ROUTED: Final = "lightning_routed"
 _MOST_CHARACTERS: Final = 500
 """Of a server's error message."""
 _SECRETS: Final = ("authorization", "authorization_token", "headers", "api_key")
 """What the descriptions of remote tools may hold, and bodies meant for a proxy."""
 
 
+def watch(request: Any, scope: Scope, agent: str, call_id: str, dialect: type[Dialect]) -> None:
+    """Observe a request that is about to be sent where the app sends it.
+
+    From here on it is under way; if it never passes `send`, that is how the rollout ends with it.
+    """
+    try:
+        content = request.content
+    except RuntimeError:  # it is sent piece by piece
+        content = None
+    watched = ObservedCall(scope, agent, call_id, dialect, request.url, content)
+    request.extensions[_WATCHED] = watched
+    scope.under_way[call_id] = watched.call
+
+
+def keep_token(request: Any) -> None:
+    """Let a routed request keep the rollout's token: credentials that the app's client adds to whatever
+    it sends would replace it, and end at the gateway."""
+    request.extensions[_ROUTED] = True
+
+
+class _Listening:
+    """A reply's stream of bytes that passes on what comes when it comes."""
+
+    def __init__(self, stream: Any, watch: ObservedCall) -> None:
+        self._stream = stream
+        self._watch = watch
+        self._chunks: list[bytes] = []
+        watch.chunks = self._chunks
+
+    @property
+    def elapsed(self) -> Any:
+        return self._stream.elapsed  # where httpx2's responses look for it
+
+
+class _SyncListening(_Listening):
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            for chunk in self._stream:
+                self._chunks.append(chunk)
+                yield chunk
+        except GeneratorExit:  # given up midway: whoever opened the reply closes it
+            raise
+        except BaseException as error:
+            self._watch.close(error)
+            raise
+        self._watch.close(whole=True)
+
+    def close(self) -> None:
+        try:
+            self._stream.close()
+        finally:
+            self._watch.close()
+
+
+class _AsyncListening(_Listening):
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in self._stream:
+                self._chunks.append(chunk)
+                yield chunk
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self._watch.close(error)
+            raise
+        self._watch.close(whole=True)
+
+    async def aclose(self) -> None:
+        try:
+            await self._stream.aclose()
+        finally:
+            self._watch.close()
+
+
+def install(module: ModuleType, user: object) -> list[Callable[[], None]]:
+    """Listen to what is sent with this HTTP library, until the functions returned are called.
+
+    Raises InstrumentationError if the library has no place for it.
+    """
+    missing = [name for name in _NEEDED if _find(module, name) is None]
+    if missing:
+        raise InstrumentationError(
+            f"{module.__name__} {getattr(module, '__version__', '')} has no {missing[0]!r}, through "
+            "which the calls that stay at the app's own endpoint are seen; install httpx<1 or httpx2>=2,<3"
+        )
+    sync = partial(_send, type("ListeningStream", (_SyncListening, module.SyncByteStream), {}))
+    not_sync = partial(_asend, type("ListeningStream", (_AsyncListening, module.AsyncByteStream), {}))
+    return [patch(module.Client, "send", user, sync), patch(module.AsyncClient, "send", user, not_sync)]
+
+
+def _find(found: object, name: str) -> object:
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _send(listening: type, original: Callable[..., Any], users: list[object]) -> Callable[..., Any]:
+    def send(client: Any, request: Any, **kwargs: Any) -> Any:
+        watch = _begin(request, kwargs) if users else None
+        if watch is None:
+            return original(client, request, **kwargs)
+        try:
+            response = original(client, request, **kwargs)
+        except BaseException as error:
+            watch.close(error)
+            raise
+        _listen(watch, response, listening)
+        return response
+
+    return send
+
+
+def _asend(listening: type, original: Callable[..., Any], users: list[object]) -> Callable[..., Any]:
+    async def send(client: Any, request: Any, **kwargs: Any) -> Any:
+        watch = _begin(request, kwargs) if users else None
+        if watch is None:
+            return await original(client, request, **kwargs)
+        try:
+            response = await original(client, request, **kwargs)
+        except BaseException as error:
+            watch.close(error)
+            raise
+        _listen(watch, response, listening)
+        return response
+
+    return send
+
+
+def _begin(request: Any, kwargs: dict[str, Any]) -> ObservedCall | None:
+    """The marks stay: a client of the app's own may send the same request again."""
+    if request.extensions.get(_ROUTED, False):
+        kwargs["auth"] = None
+    watch: ObservedCall | None = request.extensions.get(_WATCHED)
+    if watch is None:
+        return None
+    if watch.sent:
+        watch = request.extensions[_WATCHED] = watch.again()
+    watch.sent = True
+    return watch
+
+
+def _listen(watch: ObservedCall, response: Any, listening: type) -> None:
+    if watch.ended:  # the same request was sent again meanwhile
+        return
+    watch.response = response
+    if response.is_closed:  # read already
+        watch.close(whole=True)
+    else:
+        response.stream = listening(response.stream, watch)
+
+
 @dataclass(eq=False, slots=True)
-class Watch:
+class ObservedCall:
     """One attempt at a call, from the moment its request was built."""
 
     scope: Scope
     agent: str
     call_id: str
-    path: str
-    """The part of the address that follows the base URL; it names the dialect."""
+    dialect: type[Dialect]
     url: Any
     content: bytes | None
     """The request's body; None if it is sent piece by piece."""
@@ -46,15 +208,15 @@ class Watch:
     sent: bool = False
     ended: bool = False
 
-    def again(self) -> Watch:
+    def again(self) -> ObservedCall:
         """The next attempt with the same request. This one is over, and the next one counts."""
         self.close()
-        following = Watch(self.scope, self.agent, self.call_id, self.path, self.url, self.content)
+        following = ObservedCall(self.scope, self.agent, self.call_id, self.dialect, self.url, self.content)
         self.scope.under_way[self.call_id] = following.call
         return following
 
     def close(self, raised: BaseException | None = None, *, whole: bool = False) -> None:
-        """Report what came of the attempt. `whole`: the reply was read to its end. Only the first
+        """Store the attempt's call. `whole`: the reply was read to its end. Only the first
         time counts. Never raises."""
         if self.ended:
             return
@@ -99,10 +261,10 @@ class Watch:
             attempt=self.scope.attempt,
             agent=self.agent,
             trained=False,
-            dialect=DIALECTS[self.path],
+            dialect=self.dialect.name,
             started_at=self.started_at,
             ended_at=time.time(),
-            endpoint=endpoint_of(self.url, self.path),
+            endpoint=endpoint_of(self.url, self.dialect.path),
             **read,
         )
 
@@ -113,16 +275,18 @@ class Watch:
             return {}
         return without_secrets(body) if isinstance(body, dict) else {}
 
-    def _reply(self, arrived: _Arrived | None) -> tuple[Reply, str | None]:
+    def _reply(self, arrived: _Arrived | None) -> tuple[SeenReply, str | None]:
         """The reply, and why it could not be read if so. The app's own reading is its own matter."""
         if arrived is None or arrived.refused:
-            return Reply(), None
+            return SeenReply(), None
         try:
-            return read_reply(DIALECTS[self.path], arrived.content(), streamed=arrived.streamed), None
+            return self.dialect.read_reply(arrived.content(), streamed=arrived.streamed), None
         except (TypeError, LookupError, AttributeError, ValueError, RuntimeError) as error:
-            return Reply(), f"its reply could not be read: {type(error).__name__}: {error}"
+            return SeenReply(), f"its reply could not be read: {type(error).__name__}: {error}"
 
-    def _outcome(self, arrived: _Arrived | None, reply: Reply, whole: bool) -> tuple[CallStatus, str | None]:
+    def _outcome(
+        self, arrived: _Arrived | None, reply: SeenReply, whole: bool
+    ) -> tuple[CallStatus, str | None]:
         if arrived is not None and arrived.refused:
             return "failed", arrived.refusal()
         if reply.error is not None:

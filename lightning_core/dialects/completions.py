@@ -10,24 +10,34 @@ from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Any, Final
 
-from lightning_core.gateway.access import Caller
-from lightning_core.gateway.chat import MOST_CHOICES, fingerprint, token_usage
-from lightning_core.gateway.fields import (
+from lightning_core.dialects.base import (
+    ChoiceSoFar,
+    Conversation,
+    Dialect,
+    Owner,
+    Request,
+    Sampled,
+    by_choice,
+)
+from lightning_core.dialects.chat import MOST_CHOICES, fingerprint, token_usage, wants_usage
+from lightning_core.dialects.reading import (
     Fields,
     flag,
     integer,
+    invalid,
     mapping,
     seed,
     short,
     stop_texts,
     temperature_and_top_p,
     text,
+    unsupported,
 )
-from lightning_core.gateway.logprobs import TokenText
-from lightning_core.gateway.recording import ChoiceSoFar, Recording, TextBody, by_choice
-from lightning_core.gateway.refusals import Refusal, invalid, unsupported
-from lightning_core.gateway.upstream import ChatRequest, Delta
-from lightning_core.gateway.wire import event
+from lightning_core.dialects.seen import Json, assistant, choice, merge_choices
+from lightning_core.dialects.writing import TokenText, event
+from lightning_core.errors import ApiError
+from lightning_core.types import Choice, Sampling
+from lightning_core.upstream import ChatRequest, Delta
 
 _FIELDS: Final = Fields(
     served=frozenset(
@@ -55,22 +65,22 @@ _MAX_TOKENS: Final = 16
 _MOST_LOGPROBS: Final = 5
 
 
-class Completions:
+class Completions(Dialect):
     """The dialect."""
 
     name = "completions"
+    sdk = "openai"
+    path = "/completions"
+    id_prefix = "cmpl-"
     prompt = "prompt"
+    operation = "text_completion"
 
-    def __init__(self, tokens: TokenText, default_model: str) -> None:
-        self._tokens = tokens
-        self._default_model = default_model
-
-    def read(self, content: bytes, caller: Caller) -> TextBody:
+    def read(self, content: bytes, sampling: Sampling | None, owner: Owner) -> Request:
         body = _FIELDS.read(content)
-        options = mapping(body, "stream_options")
-        logprobs = integer(body, "logprobs", 0, _MOST_LOGPROBS)
-        temperature, top_p = temperature_and_top_p(body, caller.sampling)
-        request = ChatRequest(
+        mapping(body, "stream_options")
+        flag(body, "return_token_ids")
+        temperature, top_p = temperature_and_top_p(body, sampling)
+        chat = ChatRequest(
             messages=[],
             prompt=_prompt(body.get("prompt")),
             n=integer(body, "n", 1, MOST_CHOICES) or 1,
@@ -78,24 +88,31 @@ class Completions:
             temperature=temperature,
             top_p=top_p,
             stop=stop_texts(body, "stop"),
-            seed=seed(body, caller.sampling),
-            top_logprobs=logprobs or 0,
+            seed=seed(body, sampling),
+            top_logprobs=integer(body, "logprobs", 0, _MOST_LOGPROBS) or 0,
         )
-        return TextBody(
-            raw=body,
-            model=text(body, "model") or "",
-            request=request,
-            stream=flag(body, "stream"),
-            include_usage=bool(options and options.get("include_usage")),
-            logprobs=logprobs is not None,
-            return_token_ids=flag(body, "return_token_ids"),
-        )
+        return Request(raw=body, model=text(body, "model") or "", chat=chat, stream=flag(body, "stream"))
 
-    def reply(self, recording: Recording, body: TextBody) -> CompletionReply:
-        return CompletionReply(recording, body, self._tokens, body.model or self._default_model)
+    def reply(self, sampled: Sampled, request: Request) -> CompletionReply:
+        return CompletionReply(sampled, request, self._tokens, request.model or self._default_model)
 
-    def error(self, refusal: Refusal) -> dict[str, Any]:
-        return refusal.body()
+    @staticmethod
+    def conversation(request: Json) -> Conversation:
+        raise unsupported("prompt", "a raw prompt is no chat")
+
+    @staticmethod
+    def merge(events: Iterable[Json]) -> Json:
+        def add(so_far: Json, part: Json) -> None:
+            so_far["text"] = so_far.get("text", "") + (part.get("text") or "")
+
+        return merge_choices(events, add)
+
+    @staticmethod
+    def choices(reply: Json) -> list[Choice]:
+        return [
+            choice(part.get("index") or 0, part.get("finish_reason"), assistant(part.get("text"), []))
+            for part in reply.get("choices") or ()
+        ]
 
 
 def _prompt(value: Any) -> str | list[int]:
@@ -119,26 +136,27 @@ def _is_id(value: Any) -> bool:
 class CompletionReply:
     """Writes the replies to one call."""
 
-    def __init__(self, recording: Recording, body: TextBody, tokens: TokenText, model: str) -> None:
-        self._recording = recording
-        self._body = body
+    def __init__(self, sampled: Sampled, request: Request, tokens: TokenText, model: str) -> None:
+        self._sampled = sampled
         self._tokens = tokens
-        self._frame: dict[str, Any] = {
-            "id": recording.reply_id,
+        self._raw = request.raw
+        self._with_logprobs = request.raw.get("logprobs") is not None
+        self._frame: Json = {
+            "id": Completions.id_prefix + sampled.call_id,
             "object": "text_completion",
-            "created": int(recording.started_at),
+            "created": int(sampled.started_at),
             "model": model,
         }
-        self._offsets = [0] * body.request.n
+        self._offsets = [0] * len(sampled.choices)
         """Where in its text the next token of each choice begins."""
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Json:
         """The whole reply."""
         choices = [
             self._choice(index, choice, choice.finish_reason)
-            for index, choice in enumerate(self._recording.choices)
+            for index, choice in enumerate(self._sampled.choices)
         ]
-        return {**self._chunk(choices), "usage": token_usage(self._recording)}
+        return {**self._chunk(choices), "usage": token_usage(self._sampled)}
 
     def opening(self) -> bytes:
         """Nothing: the first piece of text begins the reply."""
@@ -149,7 +167,7 @@ class CompletionReply:
         return b"".join(
             event(self._chunk([self._choice(index, choice, None)]))
             for index, choice in by_choice(deltas).items()
-            if choice.parts or self._body.logprobs or self._body.return_token_ids
+            if choice.parts or self._with_logprobs or self._raw.get("return_token_ids")
         )
 
     def ending(self) -> bytes:
@@ -157,31 +175,31 @@ class CompletionReply:
         nothing = ChoiceSoFar()
         chunks = [
             event(self._chunk([self._choice(index, nothing, choice.finish_reason)]))
-            for index, choice in enumerate(self._recording.choices)
+            for index, choice in enumerate(self._sampled.choices)
         ]
-        if self._body.include_usage:
-            chunks.append(event({**self._chunk([]), "usage": token_usage(self._recording)}))
+        if wants_usage(self._raw):
+            chunks.append(event({**self._chunk([]), "usage": token_usage(self._sampled)}))
         return b"".join((*chunks, b"data: [DONE]\n\n"))
 
-    def failing(self, refusal: Refusal) -> bytes:
+    def failing(self, error: ApiError) -> bytes:
         """The error, as the last chunk."""
-        return event(refusal.body())
+        return event(error.body())
 
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self._frame, "system_fingerprint": fingerprint(self._recording), "choices": choices}
+    def _chunk(self, choices: list[Json]) -> Json:
+        return {**self._frame, "system_fingerprint": fingerprint(self._sampled), "choices": choices}
 
-    def _choice(self, index: int, choice: ChoiceSoFar, finish_reason: str | None) -> dict[str, Any]:
-        reply: dict[str, Any] = {
+    def _choice(self, index: int, choice: ChoiceSoFar, finish_reason: str | None) -> Json:
+        reply: Json = {
             "index": index,
             "text": choice.text,
-            "logprobs": self._logprobs(index, choice) if self._body.logprobs and choice.token_ids else None,
+            "logprobs": self._logprobs(index, choice) if self._with_logprobs and choice.token_ids else None,
             "finish_reason": finish_reason,
         }
-        if self._body.return_token_ids:
-            reply |= {"prompt_token_ids": self._recording.prompt_ids, "token_ids": choice.token_ids}
+        if self._raw.get("return_token_ids"):
+            reply |= {"prompt_token_ids": self._sampled.prompt_ids, "token_ids": choice.token_ids}
         return reply
 
-    def _logprobs(self, index: int, choice: ChoiceSoFar) -> dict[str, Any]:
+    def _logprobs(self, index: int, choice: ChoiceSoFar) -> Json:
         texts = [self._tokens.text(token) for token in choice.token_ids]
         offsets = []
         for token_text in texts:

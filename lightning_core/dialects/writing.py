@@ -1,18 +1,38 @@
-"""Log-probabilities as JSON.
-
-Those of one reply are hundreds of small objects that differ only in one number; they are joined from
-pieces that are made once for each token, and never exist as Python objects.
-"""
+"""What the writers of replies share: JSON, server-sent events, log-probabilities."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import orjson
 
 
+def to_json(content: Any) -> bytes:
+    """JSON; half a surrogate pair (a model may write one into a tool's arguments) is escaped."""
+    try:
+        return orjson.dumps(content)
+    except orjson.JSONEncodeError:
+        return json.dumps(content).encode()
+
+
+def event(content: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + to_json(content) + b"\n\n"
+
+
+def typed_event(content: dict[str, Any]) -> bytes:
+    """One server-sent event, named by its content's `type`."""
+    return b"event: %b\ndata: %b\n\n" % (content["type"].encode(), to_json(content))
+
+
 class TokenText:
-    """The JSON of tokens, each made once."""
+    """The JSON of tokens, each made once.
+
+    The log-probabilities of one reply are hundreds of small objects that differ only in one number. They are
+    joined from these pieces, and never exist as Python objects.
+    """
 
     def __init__(self, decode: Callable[[int], str]) -> None:
         self._decode = decode

@@ -12,11 +12,10 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lightning_core.gateway.refusals import Refusal
-from lightning_core.gateway.wire import to_json
+from lightning_core.dialects.base import Owner
+from lightning_core.dialects.writing import to_json
+from lightning_core.errors import ApiError
 
-Owner = tuple[str | None, int | None]
-"""A rollout and its attempt; both None for callers without a token, who share one space."""
 _MOST_ATTEMPTS: Final = 4096
 _MOST_RESPONSES: Final = 1024
 _MOST_BYTES: Final = 256 * 2**20
@@ -73,14 +72,14 @@ class Conversations:
                 self._free += turns.popitem(last=False)[1][1]
 
     def get(self, owner: Owner, response_id: str) -> Turn:
-        """The turn that ended in this response. Raises Refusal if it is not known here."""
+        """The turn that ended in this response. Raises ApiError if it is not known here."""
         with self._lock:
             turns = self._turns.get(owner, OrderedDict())
             if response_id in turns:
                 self._turns.move_to_end(owner)
                 turns.move_to_end(response_id)
                 return turns[response_id][0]
-        raise Refusal(
+        raise ApiError(
             f"response {response_id!r} is not known to this attempt of the rollout: it was made "
             "elsewhere, with store=false, too long ago, or before the gateway was restarted; send the "
             "whole conversation as input, without previous_response_id",

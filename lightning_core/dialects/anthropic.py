@@ -1,0 +1,457 @@
+"""Anthropic Messages: `POST /v1/messages`.
+
+`disable_parallel_tool_use` is accepted although nothing enforces it. A conversation that ends with the
+assistant asks for its reply to be continued, which a chat template can't express: it is refused.
+
+Texts and tool uses of one assistant turn are one message, as the engine wrote it; tool results, which
+Anthropic puts into the user's turn, are messages of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import orjson
+
+from lightning_core.dialects.base import (
+    ChoiceSoFar,
+    Conversation,
+    Dialect,
+    Owner,
+    Request,
+    Sampled,
+    by_choice,
+)
+from lightning_core.dialects.reading import (
+    Fields,
+    check_tool_choice,
+    flag,
+    integer,
+    invalid,
+    mapping,
+    missing,
+    read_content,
+    read_tools,
+    short,
+    stop_texts,
+    string,
+    temperature_and_top_p,
+    text,
+    unsupported,
+)
+from lightning_core.dialects.seen import (
+    Json,
+    Message,
+    Part,
+    assistant,
+    call_part,
+    choice,
+    read_message,
+    read_part,
+    response_part,
+    tool_call,
+)
+from lightning_core.dialects.writing import typed_event
+from lightning_core.errors import ApiError
+from lightning_core.json_text import JsonError, read_written
+from lightning_core.types import Choice, Sampling
+from lightning_core.upstream import ChatRequest, Delta
+
+_FIELDS: Final = Fields(
+    served=frozenset(
+        (
+            *("messages", "model", "max_tokens", "system", "tools", "tool_choice", "temperature", "top_p"),
+            *("stop_sequences", "stream", "chat_template_kwargs"),
+        )
+    ),
+    harmless=frozenset(("metadata", "service_tier", "cache_control")),
+    neutral=MappingProxyType(
+        {
+            "thinking": ({"type": "disabled"},),
+            "output_config": ({},),
+            "output_format": (),
+            "top_k": (-1, 0),
+            "speed": ("standard",),
+            "mcp_servers": ([],),
+            "betas": ([],),
+            "container": (),
+            "context_management": (),
+            "diagnostics": (),
+            "inference_geo": (),
+        }
+    ),
+)
+_HOTTEST: Final = 1.0
+"""The highest temperature of this API."""
+_TEXT_PARTS: Final = MappingProxyType({"text": "text"})
+_ERRORS: Final = MappingProxyType(
+    {
+        400: "invalid_request_error",
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+    }
+)
+_REASONS: Final = MappingProxyType({"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"})
+_FINISH_REASONS: Final = MappingProxyType(
+    {**{theirs: ours for ours, theirs in _REASONS.items()}, "stop_sequence": "stop"}
+)
+"""Why a message ended, in the words of a chat. What has no such word keeps its own."""
+
+
+class Anthropic(Dialect):
+    """The dialect."""
+
+    name = "anthropic"
+    sdk = "anthropic"
+    path = "/messages"
+    id_prefix = "msg_"
+    prompt = "messages"
+    instructions = "system"
+
+    def read(self, content: bytes, sampling: Sampling | None, owner: Owner) -> Request:
+        body = _FIELDS.read(content)
+        longest = integer(body, "max_tokens", 1)
+        if longest is None:
+            raise missing("max_tokens")
+        messages, tools = self.conversation(body)
+        check_tool_choice(body.get("tools"), _tool_choice(body))
+        temperature, top_p = temperature_and_top_p(body, sampling, _HOTTEST)
+        chat = ChatRequest(
+            messages=messages,
+            tools=tools,
+            max_tokens=longest,
+            temperature=temperature,
+            top_p=top_p,
+            stop=stop_texts(body, "stop_sequences"),
+            extra=mapping(body, "chat_template_kwargs") or {},
+        )
+        return Request(raw=body, model=text(body, "model") or "", chat=chat, stream=flag(body, "stream"))
+
+    def reply(self, sampled: Sampled, request: Request) -> AnthropicReply:
+        return AnthropicReply(sampled, request.model or self._default_model)
+
+    def error(self, error: ApiError) -> Json:
+        return _error(error)
+
+    @staticmethod
+    def conversation(request: Json) -> Conversation:
+        tools = request.get("tools")
+        if isinstance(tools, list):
+            tools = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+        messages = [*_read_system(request.get("system")), *_read_turns(request.get("messages"))]
+        return messages, read_tools(tools, _tool_choice(request))
+
+    @staticmethod
+    def merge(events: Iterable[Json]) -> Json:
+        message: Json = {}
+        blocks: dict[int, Json] = {}
+        for event in events:
+            match event.get("type"):
+                case "message_start":
+                    message.update(event["message"])
+                case "content_block_start":
+                    blocks[event["index"]] = {**event["content_block"], "json": ""}
+                case "content_block_delta":
+                    _add_to_block(blocks[event["index"]], event["delta"])
+                case "message_delta":
+                    message.update(event["delta"])
+                case "error":
+                    message["error"] = event.get("error")
+        return {**message, "content": [blocks[index] for index in sorted(blocks)]}
+
+    @staticmethod
+    def choices(reply: Json) -> list[Choice]:
+        blocks = reply.get("content") or []
+        texts = [block["text"] for block in blocks if block.get("type") == "text"]
+        calls = [
+            tool_call(block.get("id"), block["name"], _written(block))
+            for block in blocks
+            if block.get("type") == "tool_use"
+        ]
+        reason = reply.get("stop_reason")
+        if not blocks and not reason:
+            return []
+        return [choice(0, _FINISH_REASONS.get(reason, reason), assistant("".join(texts), calls))]
+
+    @staticmethod
+    def message(item: Any) -> Message:
+        content = item.get("content") if isinstance(item, dict) else None
+        if not isinstance(content, list):
+            return read_message(item)
+        return {"role": str(item.get("role", "user")), "parts": [_part(block) for block in content]}
+
+    @staticmethod
+    def tool_results(item: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool | None]]:
+        content = item.get("content")
+        for block in content if isinstance(content, list) else ():
+            if _kind(block) == "tool_result" and block.get("tool_use_id"):
+                failed = block.get("is_error")
+                said = failed if isinstance(failed, bool) else None
+                yield str(block["tool_use_id"]), block.get("content"), said
+
+    @staticmethod
+    def offered(tool: Mapping[str, Any]) -> tuple[Any, Any]:
+        return tool.get("name"), tool.get("input_schema")
+
+
+def _read_system(value: Any) -> list[Json]:
+    """The system prompt, as a message if there is one."""
+    content = read_content(value, "system", _TEXT_PARTS)
+    return [{"role": "system", "content": content}] if content else []
+
+
+def _read_turns(value: Any) -> list[Json]:
+    """The conversation."""
+    if not isinstance(value, list) or not value:
+        raise invalid("messages", "messages must be a list with at least one message")
+    messages = []
+    for index, turn in enumerate(value):
+        messages += _turn(turn, f"messages[{index}]")
+    if messages[-1]["role"] == "assistant":
+        raise unsupported(
+            f"messages[{len(value) - 1}]",
+            f"messages[{len(value) - 1}] asks to continue the assistant's own words, which is not supported; "
+            "end with a user's message",
+        )
+    return messages
+
+
+def _turn(turn: Any, param: str) -> list[Json]:
+    if not isinstance(turn, dict):
+        raise invalid(param, f"{param} must be an object, not {type(turn).__name__}")
+    role, content = turn.get("role"), turn.get("content")
+    if role not in ("assistant", "system", "user"):
+        raise invalid(
+            f"{param}.role", f"{param}.role must be 'user', 'assistant' or 'system', not {short(role)}"
+        )
+    if content is None:
+        raise missing(f"{param}.content")
+    if role == "assistant" and isinstance(content, list):
+        return [_assistant(content, f"{param}.content")]
+    if role == "user" and isinstance(content, list):
+        return _user(content, f"{param}.content")
+    return [{"role": role, "content": read_content(content, f"{param}.content", _TEXT_PARTS)}]
+
+
+def _assistant(blocks: list[Any], param: str) -> Json:
+    texts, calls = [], []
+    for index, block in enumerate(blocks):
+        if _kind(block) == "tool_use":
+            calls.append(_tool_call(block, f"{param}[{index}]"))
+        else:
+            texts.append(_text(block, f"{param}[{index}]"))
+    content = "".join(texts)
+    if calls:
+        return {"role": "assistant", "content": content or None, "tool_calls": calls}
+    return {"role": "assistant", "content": content}
+
+
+def _user(blocks: list[Any], param: str) -> list[Json]:
+    messages: list[Json] = []
+    for index, block in enumerate(blocks):
+        if _kind(block) == "tool_result":
+            messages.append(_tool_result(block, f"{param}[{index}]"))
+            continue
+        text = _text(block, f"{param}[{index}]")
+        if messages and messages[-1]["role"] == "user":
+            messages[-1]["content"] += "\n" + text
+        else:
+            messages.append({"role": "user", "content": text})
+    return messages or [{"role": "user", "content": ""}]
+
+
+def _kind(block: Any) -> Any:
+    return block.get("type") if isinstance(block, dict) else None
+
+
+def _text(block: Any, param: str) -> str:
+    if _kind(block) != "text":
+        raise unsupported(
+            param, f"{param} has the type {short(_kind(block))}; this model reads text and tools only"
+        )
+    return string(block, "text", param)
+
+
+def _tool_call(block: Json, param: str) -> Json:
+    given = block.get("input")
+    if not isinstance(given, dict):
+        raise invalid(f"{param}.input", f"{param}.input must be an object, not {type(given).__name__}")
+    function = {"name": string(block, "name", param), "arguments": json.dumps(given, ensure_ascii=False)}
+    return {"id": string(block, "id", param), "type": "function", "function": function}
+
+
+def _tool_result(block: Json, param: str) -> Json:
+    content = read_content(block.get("content"), f"{param}.content", _TEXT_PARTS)
+    return {"role": "tool", "tool_call_id": string(block, "tool_use_id", param), "content": content or ""}
+
+
+def _function(tool: Any, param: str) -> Json:
+    if not isinstance(tool, dict):
+        raise invalid(param, f"{param} must be an object, not {type(tool).__name__}")
+    if tool.get("type") not in (None, "custom"):
+        raise unsupported(
+            param, f"{param} has the type {short(tool['type'])}; only the app's own tools are supported"
+        )
+    told = {"name": "name", "description": "description", "input_schema": "parameters"}
+    function = {ours: tool[theirs] for theirs, ours in told.items() if tool.get(theirs) is not None}
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(body: Json) -> Any:
+    """`tool_choice` as a chat has it: "auto" or "none", or what can't be forced, for it to be refused."""
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") in ("auto", "none"):
+        return choice["type"]
+    return choice
+
+
+def _add_to_block(block: Json, delta: Json) -> None:
+    if delta.get("type") == "text_delta":
+        block["text"] += delta["text"]
+    elif delta.get("type") == "input_json_delta":
+        block["json"] += delta["partial_json"]
+
+
+def _written(block: Json) -> str:
+    """The arguments of a tool use: as they were streamed, or as a whole reply has them."""
+    return block.get("json") or orjson.dumps(block.get("input") or {}).decode()
+
+
+def _part(block: Any) -> Part:
+    match _kind(block):
+        case "tool_use":
+            return call_part(block.get("id"), block.get("name"), block.get("input"))
+        case "tool_result":
+            return response_part(block.get("tool_use_id"), block.get("content"))
+    return read_part(block)
+
+
+def _error(error: ApiError) -> Json:
+    """An error in Anthropic's form."""
+    described = {"type": _ERRORS.get(error.status, "api_error"), "message": str(error)}
+    return {"type": "error", "error": described, "request_id": None}
+
+
+class AnthropicReply:
+    """Writes the replies to one call."""
+
+    def __init__(self, sampled: Sampled, model: str) -> None:
+        self._sampled = sampled
+        self._model = model
+        self._blocks = 0
+        """Content blocks begun so far."""
+        self._open = False
+        """Whether the last of them is a text that may go on."""
+
+    def whole(self) -> Json:
+        """The whole reply."""
+        choice = self._choice
+        return self._message([_block(block) for block in choice.blocks()], **_end(choice))
+
+    def opening(self) -> bytes:
+        """The message, before it has any content."""
+        message = self._message([], stop_reason=None, stop_sequence=None)
+        return typed_event({"type": "message_start", "message": message})
+
+    def pieces(self, deltas: Iterable[Delta]) -> bytes:
+        """The events of what was just sampled."""
+        return b"".join(
+            self._text(block) if isinstance(block, str) else self._tool_use(block)
+            for choice in by_choice(deltas).values()
+            for block in choice.blocks()
+        )
+
+    def ending(self) -> bytes:
+        """The end of the last block, why the message has ended, and its end."""
+        end = {"type": "message_delta", "delta": _end(self._choice), "usage": self._usage()}
+        return self._close() + typed_event(end) + typed_event({"type": "message_stop"})
+
+    def failing(self, error: ApiError) -> bytes:
+        """The error, as the last event."""
+        return typed_event(_error(error))
+
+    @property
+    def _choice(self) -> ChoiceSoFar:
+        return self._sampled.choices[0]
+
+    def _message(self, content: list[Json], **end: Any) -> Json:
+        return {
+            "id": Anthropic.id_prefix + self._sampled.call_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            **end,
+            "usage": self._usage(),
+        }
+
+    def _usage(self) -> dict[str, int]:
+        return {
+            "input_tokens": self._sampled.tokens_read,
+            "output_tokens": self._sampled.tokens_written,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+        }
+
+    def _text(self, piece: str) -> bytes:
+        begin = b"" if self._open else self._begin({"type": "text", "text": ""})
+        self._open = True
+        return begin + self._event("content_block_delta", delta={"type": "text_delta", "text": piece})
+
+    def _tool_use(self, call: Json) -> bytes:
+        use = _block(call)
+        written = json.dumps(use["input"], ensure_ascii=False)
+        return b"".join(
+            (
+                self._close(),
+                self._begin({**use, "input": {}}),
+                self._event(
+                    "content_block_delta", delta={"type": "input_json_delta", "partial_json": written}
+                ),
+                self._event("content_block_stop"),
+            )
+        )
+
+    def _begin(self, block: Json) -> bytes:
+        self._blocks += 1
+        return self._event("content_block_start", content_block=block)
+
+    def _close(self) -> bytes:
+        """End the text that is open, if one is."""
+        if not self._open:
+            return b""
+        self._open = False
+        return self._event("content_block_stop")
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        return typed_event({"type": kind, "index": self._blocks - 1, **fields})
+
+
+def _block(block: str | Json) -> Json:
+    if isinstance(block, str):
+        return {"type": "text", "text": block}
+    function = block["function"]
+    return {
+        "type": "tool_use",
+        "id": block["id"],
+        "name": function["name"],
+        "input": _input(function["arguments"]),
+    }
+
+
+def _input(arguments: str) -> Json:
+    """Arguments as an object. What is none, which only other engines let through, keeps its words."""
+    try:
+        value = read_written(arguments)
+    except JsonError:
+        value = None
+    return value if isinstance(value, dict) else {"arguments": arguments}
+
+
+def _end(choice: ChoiceSoFar) -> dict[str, str | None]:
+    reason = "stop_sequence" if choice.stop is not None else _REASONS.get(choice.finish_reason or "")
+    return {"stop_reason": reason, "stop_sequence": choice.stop}

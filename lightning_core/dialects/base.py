@@ -1,0 +1,270 @@
+"""One API in which an app speaks to a model, and the values that pass between it and the gateway.
+
+Each API is one class in a file of its own. It is the only place that knows the API's fields, events and ids.
+An instance serves one gateway: it reads requests strictly, because every option must be honoured, and writes
+replies. Calls that only passed by are read by the class itself, leniently, because they may hold anything.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import orjson
+
+from lightning_core.dialects.seen import (
+    Json,
+    Message,
+    SeenReply,
+    error_of,
+    read_events,
+    read_message,
+    read_parts,
+)
+from lightning_core.dialects.writing import TokenText
+from lightning_core.errors import ApiError, GatewayError
+from lightning_core.types import Choice, Sampling
+from lightning_core.upstream import ChatRequest, Delta
+
+Owner = tuple[str | None, int | None]
+"""A rollout and its attempt; both None for callers without a token, who share one space."""
+Conversation = tuple[list[Json], list[Json] | None]
+"""Messages and the functions that the model may call, both in the form of a chat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that can be honoured."""
+
+    raw: Json
+    """As it was sent."""
+    model: str
+    chat: ChatRequest
+    """What the engine is asked."""
+    stream: bool
+    remember: Callable[[str, Json], None] | None = None
+    """Given the reply's id and message once the reply is complete."""
+
+
+@dataclass(slots=True)
+class ChoiceSoFar:
+    """One choice while it is being sampled."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    parts: list[str | Json] = field(default_factory=list)
+    """Pieces of text and tool calls, in the order written."""
+    finish_reason: str | None = None
+    stop: str | None = None
+    """The stop text that ended it."""
+
+    def add(self, delta: Delta) -> None:
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        if delta.text:
+            self.parts.append(delta.text)
+        if delta.tool_calls:
+            self.parts += delta.tool_calls
+        if delta.top_logprobs:
+            self.top_logprobs += delta.top_logprobs
+        if delta.finish_reason:
+            self.finish_reason = delta.finish_reason
+            self.stop = delta.stop
+
+    @property
+    def text(self) -> str:
+        """All of its text."""
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def tool_calls(self) -> list[Json]:
+        """All of its tool calls."""
+        return [part for part in self.parts if not isinstance(part, str)]
+
+    def blocks(self) -> list[str | Json]:
+        """Its texts, each whole, and its tool calls, in the order written."""
+        blocks: list[str | Json] = []
+        for part in self.parts:
+            if isinstance(part, str) and blocks and isinstance(blocks[-1], str):
+                blocks[-1] += part
+            else:
+                blocks.append(part)
+        return blocks
+
+    def message(self) -> Json:
+        """The assistant message the app is given."""
+        text, calls = self.text, self.tool_calls
+        if calls:
+            return {"role": "assistant", "content": text or None, "tool_calls": calls}
+        return {"role": "assistant", "content": text}
+
+
+def by_choice(deltas: Iterable[Delta]) -> dict[int, ChoiceSoFar]:
+    """What the deltas add to each choice."""
+    fresh: dict[int, ChoiceSoFar] = {}
+    for delta in deltas:
+        fresh.setdefault(delta.choice, ChoiceSoFar()).add(delta)
+    return fresh
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What the engine has read and written for one call so far."""
+
+    call_id: str
+    choices: list[ChoiceSoFar]
+    started_at: float = field(default_factory=time.time)
+    prompt_ids: list[int] | None = None
+    policy_version: int | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Take in a piece of a choice."""
+        self.choices[delta.choice].add(delta)
+
+    @property
+    def tokens_read(self) -> int:
+        return len(self.prompt_ids or ())
+
+    @property
+    def tokens_written(self) -> int:
+        return sum(len(choice.token_ids) for choice in self.choices)
+
+    def check_finished(self) -> None:
+        """Raise GatewayError if the engine stopped in the middle of a choice."""
+        for index, choice in enumerate(self.choices):
+            if choice.finish_reason is None:
+                raise GatewayError(f"its reply ended before choice {index} had a finish reason")
+
+
+class ReplyWriter(Protocol):
+    """Writes the replies to one call."""
+
+    def whole(self) -> Json:
+        """The reply as one JSON object, once the call is recorded."""
+
+    def opening(self) -> bytes:
+        """The events before the first piece."""
+
+    def pieces(self, deltas: Iterable[Delta]) -> bytes:
+        """The events of what was just sampled; may be none."""
+
+    def ending(self) -> bytes:
+        """The events after the last piece, once the call is recorded."""
+
+    def failing(self, error: ApiError) -> bytes:
+        """The event that ends a stream which can't be completed."""
+
+
+class Dialect(ABC):
+    """One API. An instance serves one gateway; what reads calls that were only seen is static."""
+
+    name: ClassVar[str]
+    """As it is recorded: `Call.dialect`."""
+    sdk: ClassVar[str]
+    """The Python package whose clients speak it."""
+    path: ClassVar[str]
+    """What follows `/v1` in its address."""
+    id_prefix: ClassVar[str]
+    """How the ids of its replies begin."""
+    prompt: ClassVar[str]
+    """The field that holds the prompt."""
+    instructions: ClassVar[str | None] = None
+    """The field that holds the system prompt, if it stands apart."""
+    operation: ClassVar[str] = "chat"
+    """As OpenTelemetry's GenAI conventions name it."""
+
+    def __init__(self, tokens: TokenText, default_model: str) -> None:
+        """`default_model` is named in replies to requests that name none."""
+        self._tokens = tokens
+        self._default_model = default_model
+
+    @abstractmethod
+    def read(self, content: bytes, sampling: Sampling | None, owner: Owner) -> Request:
+        """The request in `content`. `sampling`, where given, takes the place of the app's own. Safe in any
+        thread.
+
+        Raises ApiError for what is not valid or can't be honoured.
+        """
+
+    @abstractmethod
+    def reply(self, sampled: Sampled, request: Request) -> ReplyWriter:
+        """The writer of this call's reply."""
+
+    def error(self, error: ApiError) -> Json:
+        """The JSON of a request that is refused."""
+        return error.body()
+
+    @staticmethod
+    @abstractmethod
+    def conversation(request: Json) -> Conversation:
+        """What a request asks, as a chat, whatever tool it forces. Raises ApiError for what is no chat."""
+
+    @classmethod
+    def read_reply(cls, body: bytes, *, streamed: bool) -> SeenReply:
+        """The reply of these bytes; of a stream, they may end anywhere.
+
+        JSON of quite another shape raises TypeError, LookupError, AttributeError or ValueError.
+        """
+        if not body:
+            return SeenReply()
+        events, ended = read_events(body) if streamed else ([], True)
+        reply = cls.merge(events) if streamed else orjson.loads(body)
+        choices = cls.choices(reply)
+        given = reply.get("id")  # some servers number their replies
+        return SeenReply(
+            choices=choices,
+            response_id=None if given is None else str(given) or None,
+            complete=ended or (bool(choices) and all(choice.finish_reason for choice in choices)),
+            error=error_of(reply),
+        )
+
+    @staticmethod
+    @abstractmethod
+    def merge(events: Iterable[Json]) -> Json:
+        """The whole reply that a stream's events stand for; the last of them may be missing."""
+
+    @staticmethod
+    @abstractmethod
+    def choices(reply: Json) -> list[Choice]:
+        """The assistant messages of a chat in a whole reply."""
+
+    @classmethod
+    def items(cls, request: Mapping[str, Any]) -> list[Any]:
+        """What stands in the place of messages in a request, as it was sent."""
+        given = request.get(cls.prompt)
+        return [item for item in (given if isinstance(given, list) else [given]) if item]
+
+    @classmethod
+    def messages(cls, request: Mapping[str, Any]) -> list[Message]:
+        """The messages that the model was given."""
+        content = request.get(cls.instructions) if cls.instructions else None
+        first: list[Message] = [{"role": "system", "parts": read_parts(content)}] if content else []
+        return [*first, *map(cls.message, cls.items(request))]
+
+    @staticmethod
+    def message(item: Any) -> Message:
+        """One item of a request's prompt, as a message of parts."""
+        return read_message(item)
+
+    @staticmethod
+    def tool_results(item: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool | None]]:
+        """The results of tools in one item of a prompt: (tool call id, content, failed or None)."""
+        return iter(())
+
+    @classmethod
+    def offered_tools(cls, request: Mapping[str, Any]) -> dict[str, Mapping[str, Any] | None]:
+        """The functions that a request offered, with the schemas of their arguments where it gave them."""
+        tools = request.get("tools")
+        found = [
+            cls.offered(each) for each in (tools if isinstance(tools, list) else ()) if isinstance(each, dict)
+        ]
+        return {str(name): schema if isinstance(schema, dict) else None for name, schema in found if name}
+
+    @staticmethod
+    def offered(tool: Mapping[str, Any]) -> tuple[Any, Any]:
+        """The name of a function that a request offers, and the schema of its arguments."""
+        return tool.get("name"), tool.get("parameters")

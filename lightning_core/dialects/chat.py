@@ -1,0 +1,343 @@
+"""Chat Completions: `POST /v1/chat/completions`.
+
+Three parameters are accepted although nothing enforces them, since SDKs send them unasked:
+`parallel_tool_calls` and a tool's `strict` are preferences that a model without constrained decoding
+may miss, and `stream_options.include_obfuscation` pads chunks, which is left out. `reasoning_effort`
+does change what is sampled and has no equal here: it is refused (see `chat_template_kwargs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import orjson
+
+from lightning_core.dialects.base import (
+    ChoiceSoFar,
+    Conversation,
+    Dialect,
+    Owner,
+    Request,
+    Sampled,
+    by_choice,
+)
+from lightning_core.dialects.reading import (
+    Fields,
+    check_tool_choice,
+    flag,
+    integer,
+    invalid,
+    mapping,
+    read_content,
+    read_tools,
+    seed,
+    short,
+    stop_texts,
+    temperature_and_top_p,
+    text,
+    unsupported,
+)
+from lightning_core.dialects.seen import (
+    Json,
+    assistant,
+    choice,
+    merge_choices,
+    tool_call,
+)
+from lightning_core.dialects.writing import TokenText, event, to_json
+from lightning_core.errors import ApiError
+from lightning_core.types import Choice, Sampling
+from lightning_core.upstream import ChatRequest, Delta
+
+_FIELDS: Final = Fields(
+    served=frozenset(
+        (
+            *("messages", "model", "tools", "tool_choice", "n", "max_tokens", "max_completion_tokens"),
+            *("temperature", "top_p", "stop", "seed", "logprobs", "top_logprobs", "stream"),
+            *("stream_options", "chat_template_kwargs", "return_token_ids"),
+        )
+    ),
+    harmless=frozenset(
+        (
+            *("user", "metadata", "store", "service_tier", "safety_identifier", "prediction"),
+            *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "parallel_tool_calls"),
+        )
+    ),
+    neutral=MappingProxyType(
+        {
+            "response_format": ({"type": "text"},),
+            "frequency_penalty": (0,),
+            "presence_penalty": (0,),
+            "logit_bias": ({},),
+            "modalities": (["text"],),
+            "verbosity": ("medium",),
+            "audio": (),
+            "functions": (),
+            "function_call": (),
+            "moderation": (),
+            "reasoning_effort": (),
+            "web_search_options": (),
+            "top_k": (-1, 0),
+            "min_p": (0,),
+            "repetition_penalty": (1,),
+        }
+    ),
+)
+MOST_CHOICES: Final = 128
+_MOST_TOP_LOGPROBS: Final = 20
+_ROLES: Final = ("assistant", "developer", "system", "tool", "user")
+_TEXT_PARTS: Final = MappingProxyType({"text": "text", "refusal": "refusal"})
+_NOT_CARRIED: Final = ("audio", "function_call")
+
+
+class Chat(Dialect):
+    """The dialect."""
+
+    name = "chat"
+    sdk = "openai"
+    path = "/chat/completions"
+    id_prefix = "chatcmpl-"
+    prompt = "messages"
+
+    def read(self, content: bytes, sampling: Sampling | None, owner: Owner) -> Request:
+        body = _FIELDS.read(content)
+        mapping(body, "stream_options")
+        flag(body, "return_token_ids")
+        messages, tools = self.conversation(body)
+        check_tool_choice(body.get("tools"), body.get("tool_choice"))
+        temperature, top_p = temperature_and_top_p(body, sampling)
+        longest = integer(body, "max_completion_tokens", 1)
+        chat = ChatRequest(
+            messages=messages,
+            tools=tools,
+            n=integer(body, "n", 1, MOST_CHOICES) or 1,
+            max_tokens=longest if longest is not None else integer(body, "max_tokens", 1),
+            temperature=temperature,
+            top_p=top_p,
+            stop=stop_texts(body, "stop"),
+            seed=seed(body, sampling),
+            top_logprobs=_top_logprobs(body),
+            extra=mapping(body, "chat_template_kwargs") or {},
+        )
+        return Request(raw=body, model=text(body, "model") or "", chat=chat, stream=flag(body, "stream"))
+
+    def reply(self, sampled: Sampled, request: Request) -> ChatReply:
+        return ChatReply(sampled, request, self._tokens, request.model or self._default_model)
+
+    @staticmethod
+    def conversation(request: Json) -> Conversation:
+        messages = request.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise invalid("messages", "messages must be a list with at least one message")
+        checked = [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+        return checked, read_tools(request.get("tools"), request.get("tool_choice"))
+
+    @staticmethod
+    def merge(events: Iterable[Json]) -> Json:
+        return merge_choices(events, lambda so_far, part: _add_delta(so_far, part.get("delta") or {}))
+
+    @staticmethod
+    def choices(reply: Json) -> list[Choice]:
+        return [
+            choice(part.get("index") or 0, part.get("finish_reason"), _said(part.get("message") or {}))
+            for part in reply.get("choices") or ()
+        ]
+
+    @staticmethod
+    def tool_results(item: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool | None]]:
+        if item.get("role") == "tool" and item.get("tool_call_id"):
+            yield str(item["tool_call_id"]), item.get("content"), None
+
+    @staticmethod
+    def offered(tool: Mapping[str, Any]) -> tuple[Any, Any]:
+        function = tool.get("function")
+        told = function if isinstance(function, dict) else tool
+        return told.get("name"), told.get("parameters")
+
+
+def _message(message: Any, param: str) -> Json:
+    """A message as the chat template takes it; `developer` is the `system` that open models know."""
+    if not isinstance(message, dict):
+        raise invalid(param, f"{param} must be an object, not {type(message).__name__}")
+    role = message.get("role")
+    if role == "function":
+        raise unsupported(f"{param}.role", "the role 'function' is not supported; use the role 'tool'")
+    if role not in _ROLES:
+        raise invalid(f"{param}.role", f"{param}.role must be one of {_ROLES}, not {short(role)}")
+    for name in _NOT_CARRIED:
+        if message.get(name) is not None:
+            raise unsupported(f"{param}.{name}", f"{param}.{name} is not supported; leave it out")
+    content = read_content(message.get("content"), f"{param}.content", _TEXT_PARTS)
+    if content is None and role != "assistant":
+        raise invalid(f"{param}.content", f"{param}.content is missing")
+    role = "system" if role == "developer" else role
+    return {**message, "role": role, "content": content}
+
+
+def _top_logprobs(body: Json) -> int:
+    wanted = integer(body, "top_logprobs", 0, _MOST_TOP_LOGPROBS) or 0
+    if not flag(body, "logprobs") and wanted:
+        raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
+    return wanted
+
+
+def _add_delta(so_far: Json, delta: Json) -> None:
+    message = so_far.setdefault("message", {})
+    for name, value in delta.items():
+        if name == "tool_calls":
+            for part in value or ():
+                _add_tool_call(message.setdefault("tool_calls", []), part)
+        elif isinstance(value, str) and name != "role":
+            message[name] = (message.get(name) or "") + value
+        elif value is not None:
+            message[name] = value
+
+
+def _add_tool_call(calls: list[Json], part: Json) -> None:
+    """A part belongs to the call at its `index`; one without, as some servers send them, is a whole call."""
+    index = part.get("index")
+    call = next((call for call in calls if index is not None and call["index"] == index), None)
+    if call is None:
+        call = {"index": index, "function": {"name": "", "arguments": ""}}
+        calls.append(call)
+    call.update((name, part[name]) for name in ("id", "type") if part.get(name))
+    for name, piece in (part.get("function") or {}).items():
+        call["function"][name] = call["function"].get(name, "") + (piece or "")
+
+
+def _said(given: Json) -> Json:
+    said = {name: value for name, value in given.items() if value and name != "tool_calls"}
+    calls = [
+        tool_call(call.get("id"), **{"name": "", "arguments": "", **call["function"]})
+        for call in given.get("tool_calls") or ()
+        if call.get("function")
+    ]
+    return {**said, **assistant(given.get("content"), calls)}
+
+
+class ChatReply:
+    """Writes the replies to one call."""
+
+    def __init__(self, sampled: Sampled, request: Request, tokens: TokenText, model: str) -> None:
+        self._sampled = sampled
+        self._tokens = tokens
+        self._raw = request.raw
+        self._frame: Json = {
+            "id": Chat.id_prefix + sampled.call_id,
+            "object": "chat.completion.chunk" if request.stream else "chat.completion",
+            "created": int(sampled.started_at),
+            "model": model,
+        }
+        self._tool_calls = [0] * len(sampled.choices)
+        """Tool calls streamed so far in each choice."""
+
+    def whole(self) -> Json:
+        """The whole reply."""
+        reply = {
+            **self._frame,
+            "system_fingerprint": fingerprint(self._sampled),
+            "choices": [self._choice(index, choice) for index, choice in enumerate(self._sampled.choices)],
+            "usage": token_usage(self._sampled),
+        }
+        if self._raw.get("return_token_ids"):
+            reply["prompt_token_ids"] = self._sampled.prompt_ids
+        return reply
+
+    def opening(self) -> bytes:
+        """The first chunk of each choice, which says who speaks."""
+        self._frame["system_fingerprint"] = fingerprint(self._sampled)
+        prompt: Json = {}
+        if self._raw.get("return_token_ids"):
+            prompt["prompt_token_ids"] = self._sampled.prompt_ids
+        delta = {"role": "assistant", "content": ""}
+        first = self._chunk(0, delta, **prompt)
+        return first + b"".join(self._chunk(index, delta) for index in range(1, len(self._sampled.choices)))
+
+    def pieces(self, deltas: Iterable[Delta]) -> bytes:
+        """What the deltas add to the reply, at most one chunk for each choice."""
+        return b"".join(self._piece(index, choice) for index, choice in by_choice(deltas).items())
+
+    def ending(self) -> bytes:
+        """The finish reasons, the usage if it was asked for, and the end mark."""
+        chunks = [
+            self._chunk(index, {}, finish_reason=choice.finish_reason)
+            for index, choice in enumerate(self._sampled.choices)
+        ]
+        if wants_usage(self._raw):
+            chunks.append(event({**self._frame, "choices": [], "usage": token_usage(self._sampled)}))
+        return b"".join((*chunks, b"data: [DONE]\n\n"))
+
+    def failing(self, error: ApiError) -> bytes:
+        """The error, as the last chunk."""
+        return event(error.body())
+
+    def _choice(self, index: int, choice: ChoiceSoFar) -> Json:
+        reply: Json = {
+            "index": index,
+            "message": orjson.Fragment(to_json({**choice.message(), "refusal": None})),
+            "logprobs": self._logprobs(choice),
+            "finish_reason": choice.finish_reason,
+        }
+        if self._raw.get("return_token_ids"):
+            reply["token_ids"] = choice.token_ids
+        return reply
+
+    def _piece(self, index: int, choice: ChoiceSoFar) -> bytes:
+        delta: Json = {}
+        if choice.text:
+            delta["content"] = choice.text
+        if choice.tool_calls:
+            first = self._tool_calls[index]
+            self._tool_calls[index] += len(choice.tool_calls)
+            delta["tool_calls"] = [{"index": first + i, **call} for i, call in enumerate(choice.tool_calls)]
+        token_ids = choice.token_ids if self._raw.get("return_token_ids") else None
+        logprobs = self._logprobs(choice) if choice.token_ids else None
+        if not delta and not token_ids and not logprobs:
+            return b""
+        return self._chunk(index, delta, logprobs=logprobs, token_ids=token_ids)
+
+    def _chunk(
+        self,
+        index: int,
+        delta: Json,
+        *,
+        finish_reason: str | None = None,
+        logprobs: Json | None = None,
+        token_ids: list[int] | None = None,
+        **fields: Any,
+    ) -> bytes:
+        choice = {
+            "index": index,
+            "delta": orjson.Fragment(to_json(delta)),
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        if token_ids:
+            choice["token_ids"] = token_ids
+        if wants_usage(self._raw):
+            fields["usage"] = None
+        return event({**self._frame, **fields, "choices": [choice]})
+
+    def _logprobs(self, choice: ChoiceSoFar) -> Json | None:
+        if not self._raw.get("logprobs"):
+            return None
+        content = self._tokens.logprobs(choice.token_ids, choice.logprobs, choice.top_logprobs)
+        return {"content": content, "refusal": None}
+
+
+def wants_usage(raw: Json) -> bool:
+    """Whether a stream is to end with the tokens that were read and written."""
+    return bool((raw.get("stream_options") or {}).get("include_usage"))
+
+
+def token_usage(sampled: Sampled) -> dict[str, int]:
+    """The tokens that a call has read and written."""
+    read, written = sampled.tokens_read, sampled.tokens_written
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+def fingerprint(sampled: Sampled) -> str:
+    """The weights that answered, as a reply names them."""
+    return f"policy-{sampled.policy_version}"

@@ -1,0 +1,488 @@
+"""Responses: `POST /v1/responses`.
+
+A response is one sampled turn: the app runs its own tools, and hosted ones are refused by name. As in
+Chat Completions, `parallel_tool_calls` and a tool's `strict` are accepted although nothing enforces them.
+`previous_response_id` goes on from a response that this gateway gave to the same attempt and still
+remembers (see `conversations`).
+
+A reply with text and tool calls is one assistant message to the chat template, but several items here, in the
+order written. Items that follow one another are joined to that message again, so that the prompt of the next
+call begins with exactly the tokens of this one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from lightning_core.dialects.base import Conversation, Dialect, Owner, Request, Sampled, by_choice
+from lightning_core.dialects.conversations import Conversations, Turn, messages_of
+from lightning_core.dialects.reading import (
+    Fields,
+    check_tool_choice,
+    flag,
+    integer,
+    invalid,
+    mapping,
+    missing,
+    read_content,
+    read_tools,
+    short,
+    string,
+    temperature_and_top_p,
+    text,
+    unsupported,
+)
+from lightning_core.dialects.seen import (
+    Json,
+    Message,
+    assistant,
+    call_part,
+    choice,
+    error_of,
+    read_message,
+    response_part,
+    tool_call,
+)
+from lightning_core.dialects.writing import TokenText, typed_event
+from lightning_core.errors import ApiError
+from lightning_core.types import Choice, Sampling
+from lightning_core.upstream import ChatRequest, Delta
+
+_FIELDS: Final = Fields(
+    served=frozenset(
+        (
+            *("input", "model", "instructions", "tools", "tool_choice", "max_output_tokens", "temperature"),
+            *("top_p", "text", "include", "store", "stream", "stream_options", "previous_response_id"),
+            *("chat_template_kwargs", "metadata"),
+        )
+    ),
+    harmless=frozenset(
+        (
+            *("user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+            *("prompt_cache_options", "parallel_tool_calls", "max_tool_calls"),
+        )
+    ),
+    neutral=MappingProxyType(
+        {
+            "background": (False,),
+            "truncation": ("disabled",),
+            "top_logprobs": (0,),
+            "reasoning": ({}, {"effort": None}, {"effort": None, "summary": None}),
+            "context_management": ([],),
+            "conversation": (),
+            "moderation": (),
+            "prompt": (),
+        }
+    ),
+)
+_OF_NOTHING: Final = ("reasoning.encrypted_content",)
+"""What may be asked to be included since no reply here ever has it: SDKs ask unasked."""
+_ROLES: Final = ("assistant", "developer", "system", "user")
+_TEXT_PARTS: Final = MappingProxyType({"input_text": "text", "output_text": "text", "refusal": "refusal"})
+_ENDED: Final = ("completed", "incomplete", "failed", "cancelled")
+"""The statuses of a response to which nothing is added any more."""
+_REASONS: Final = MappingProxyType({"max_output_tokens": "length"})
+
+
+class Responses(Dialect):
+    """The dialect."""
+
+    name = "responses"
+    sdk = "openai"
+    path = "/responses"
+    id_prefix = "resp_"
+    prompt = "input"
+    instructions = "instructions"
+
+    def __init__(self, tokens: TokenText, default_model: str) -> None:
+        super().__init__(tokens, default_model)
+        self._conversations = Conversations()
+
+    def read(self, content: bytes, sampling: Sampling | None, owner: Owner) -> Request:
+        body = _FIELDS.read(content)
+        _check_options(body)
+        check_tool_choice(body.get("tools"), body.get("tool_choice"))
+        before = self._before(body, owner)
+        added = _read_items(body.get("input"))
+        temperature, top_p = temperature_and_top_p(body, sampling)
+        chat = ChatRequest(
+            messages=[*_instructions(body), *messages_of(before), *added],
+            tools=_tools(body),
+            max_tokens=integer(body, "max_output_tokens", 1),
+            temperature=temperature,
+            top_p=top_p,
+            extra=mapping(body, "chat_template_kwargs") or {},
+        )
+
+        def remember(response_id: str, message: Json) -> None:
+            self._conversations.keep(owner, response_id, Turn(before, (*added, message)))
+
+        return Request(
+            raw=body,
+            model=text(body, "model") or "",
+            chat=chat,
+            stream=flag(body, "stream"),
+            remember=remember if body.get("store") is None or flag(body, "store") else None,
+        )
+
+    def _before(self, body: Json, owner: Owner) -> Turn | None:
+        """The turn that a request goes on from, without its instructions: they hold for one response."""
+        response_id = text(body, "previous_response_id")
+        return None if response_id is None else self._conversations.get(owner, response_id)
+
+    def reply(self, sampled: Sampled, request: Request) -> ResponseReply:
+        return ResponseReply(sampled, request, request.model or self._default_model)
+
+    @staticmethod
+    def conversation(request: Json) -> Conversation:
+        if request.get("previous_response_id"):
+            raise unsupported("previous_response_id", "the server holds the beginning of the conversation")
+        return [*_instructions(request), *_read_items(request.get("input"))], _tools(request)
+
+    @staticmethod
+    def merge(events: Iterable[Json]) -> Json:
+        """The last event holds the whole response. Until it comes there are the items that are done."""
+        response: Json = {}
+        items: list[Json] = []
+        for event in events:
+            match event.get("type"):
+                case "response.output_item.done":
+                    items.append(event["item"])
+                case "error":
+                    response["error"] = {"message": event.get("message") or error_of(event)}
+                case _ if isinstance(event.get("response"), dict):
+                    response = event["response"]
+        return response if response.get("status") in _ENDED else {**response, "output": items}
+
+    @staticmethod
+    def choices(reply: Json) -> list[Choice]:
+        items = reply.get("output") or []
+        messages = [item for item in items if item.get("type") == "message"]
+        texts = [part.get("text") or "" for item in messages for part in item.get("content") or ()]
+        calls = [
+            tool_call(item.get("call_id"), item["name"], item["arguments"])
+            for item in items
+            if item.get("type") == "function_call"
+        ]
+        ended = reply.get("status") in _ENDED
+        if not items and not ended:
+            return []
+        reason = (reply.get("incomplete_details") or {}).get("reason")
+        finish = _REASONS.get(reason, reason) or ("tool_calls" if calls else "stop")
+        return [choice(0, finish if ended else None, assistant("".join(texts), calls))]
+
+    @staticmethod
+    def message(item: Any) -> Message:
+        match item.get("type") if isinstance(item, dict) else None:
+            case "function_call":
+                call = call_part(item.get("call_id"), item.get("name"), item.get("arguments"))
+                return {"role": "assistant", "parts": [call]}
+            case "function_call_output":
+                return {"role": "tool", "parts": [response_part(item.get("call_id"), item.get("output"))]}
+        return read_message(item)
+
+    @staticmethod
+    def tool_results(item: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool | None]]:
+        if item.get("type") == "function_call_output" and item.get("call_id"):
+            yield str(item["call_id"]), item.get("output"), None
+
+
+def _instructions(body: Json) -> list[Json]:
+    instructions = text(body, "instructions")
+    return [{"role": "system", "content": instructions}] if instructions else []
+
+
+def _check_options(body: Json) -> None:
+    """Raise ApiError for what a response would have to hold and never does here."""
+    mapping(body, "stream_options")
+    mapping(body, "metadata")
+    include = body.get("include") or []
+    if not isinstance(include, list):
+        raise invalid("include", "include must be a list")
+    for index, name in enumerate(include):
+        if name not in _OF_NOTHING:
+            raise unsupported(
+                f"include[{index}]", f"include[{index}] = {short(name)} is not supported here; leave it out"
+            )
+    options = mapping(body, "text") or {}
+    for name, neutral in (("format", {"type": "text"}), ("verbosity", "medium")):
+        if options.get(name) not in (None, neutral):
+            raise unsupported(
+                f"text.{name}",
+                f"text.{name} = {short(options[name])} is not supported by this engine; leave it out",
+            )
+
+
+def _read_items(value: Any) -> list[Json]:
+    """The messages that a request's `input` adds to its conversation."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise invalid("input", "input must be a string or a list with at least one item")
+    messages: list[Json] = []
+    for index, item in enumerate(value):
+        _add(messages, item, f"input[{index}]")
+    return messages
+
+
+def _add(messages: list[Json], item: Any, param: str) -> None:
+    if not isinstance(item, dict):
+        raise invalid(param, f"{param} must be an object, not {type(item).__name__}")
+    match item.get("type", "message"):
+        case "message":
+            _add_message(messages, item, param)
+        case "function_call":
+            _add_tool_call(messages, item, param)
+        case "function_call_output":
+            content = _content(item, "output", param)
+            call_id = string(item, "call_id", param)
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        case kind:
+            raise unsupported(
+                param,
+                f"{param} has the type {short(kind)}; served are messages, function calls and their outputs",
+            )
+
+
+def _add_message(messages: list[Json], item: Json, param: str) -> None:
+    role = item.get("role")
+    if role not in _ROLES:
+        raise invalid(f"{param}.role", f"{param}.role must be one of {_ROLES}, not {short(role)}")
+    content = _content(item, "content", param)
+    if role == "assistant" and messages and messages[-1].get("tool_calls"):
+        messages[-1]["content"] = (messages[-1]["content"] or "") + content
+    else:
+        messages.append({"role": "system" if role == "developer" else role, "content": content})
+
+
+def _add_tool_call(messages: list[Json], item: Json, param: str) -> None:
+    function = {"name": string(item, "name", param), "arguments": string(item, "arguments", param)}
+    call = {"id": string(item, "call_id", param), "type": "function", "function": function}
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    messages[-1].setdefault("tool_calls", []).append(call)
+
+
+def _content(item: Json, name: str, param: str) -> str:
+    content = read_content(item.get(name), f"{param}.{name}", _TEXT_PARTS)
+    if content is None:
+        raise missing(f"{param}.{name}")
+    return content
+
+
+def _tools(body: Json) -> list[Json] | None:
+    tools = body.get("tools")
+    if isinstance(tools, list):
+        tools = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    return read_tools(tools, body.get("tool_choice"))
+
+
+def _function(tool: Any, param: str) -> Json:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind != "function":
+        raise unsupported(param, f"{param} has the type {short(kind)}; only functions are supported")
+    told = ("name", "description", "parameters")
+    return {"type": "function", "function": {name: tool[name] for name in told if tool.get(name) is not None}}
+
+
+class ResponseReply:
+    """Writes the replies to one call."""
+
+    def __init__(self, sampled: Sampled, request: Request, model: str) -> None:
+        self._sampled = sampled
+        self._id = Responses.id_prefix + sampled.call_id
+        self._remember = request.remember
+        self._asked = _echo(request, model)
+        self._output: list[Json] = []
+        """The items so far; of one that is open, as it was added."""
+        self._text: list[str] | None = None
+        """The pieces of the message that is open."""
+        self._events = 0
+
+    def whole(self) -> Json:
+        """The whole reply."""
+        blocks = self._sampled.choices[0].blocks() or [""]
+        self._output = [self._item(index, block) for index, block in enumerate(blocks)]
+        return self._complete()
+
+    def opening(self) -> bytes:
+        """The response, before it has any output."""
+        response = self._response("in_progress")
+        return b"".join(
+            (
+                self._event("response.created", response=response),
+                self._event("response.in_progress", response=response),
+            )
+        )
+
+    def pieces(self, deltas: Iterable[Delta]) -> bytes:
+        """The events of what was just sampled."""
+        return b"".join(
+            self._text_piece(block) if isinstance(block, str) else self._close() + self._call(block)
+            for choice in by_choice(deltas).values()
+            for block in choice.blocks()
+        )
+
+    def ending(self) -> bytes:
+        """The end of the last item and the whole response."""
+        events = b"" if self._output else self._open()
+        events += self._close(last=True)
+        response = self._complete()
+        return events + self._event(f"response.{response['status']}", response=response)
+
+    def failing(self, error: ApiError) -> bytes:
+        """The error, in both forms that clients look for."""
+        return self._event("error", **error.body(), code=error.code, message=str(error), param=error.param)
+
+    def _complete(self) -> Json:
+        cut = self._cut
+        if cut and self._output[-1]["type"] == "message":
+            self._output[-1]["status"] = "incomplete"
+        if self._remember is not None:
+            self._remember(self._id, self._sampled.choices[0].message())
+        return {
+            **self._response("incomplete" if cut else "completed"),
+            "completed_at": None if cut else time.time(),
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "usage": self._usage(),
+        }
+
+    @property
+    def _cut(self) -> bool:
+        return self._sampled.choices[0].finish_reason == "length"
+
+    def _response(self, status: str) -> Json:
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": int(self._sampled.started_at),
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "output": self._output,
+            "usage": None,
+            **self._asked,
+        }
+
+    def _item(self, index: int, block: str | Json) -> Json:
+        if isinstance(block, str):
+            return self._message_item(index, "completed", [_text_part(block)])
+        return self._call_item(index, "completed", block, block["function"]["arguments"])
+
+    def _message_item(self, index: int, status: str, content: list[Json]) -> Json:
+        return {
+            "id": f"msg_{self._sampled.call_id}_{index}",
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": content,
+        }
+
+    def _call_item(self, index: int, status: str, call: Json, arguments: str) -> Json:
+        return {
+            "id": f"fc_{self._sampled.call_id}_{index}",
+            "type": "function_call",
+            "status": status,
+            "call_id": call["id"],
+            "name": call["function"]["name"],
+            "arguments": arguments,
+        }
+
+    def _text_piece(self, piece: str) -> bytes:
+        events = self._open() if self._text is None else b""
+        assert self._text is not None
+        self._text.append(piece)
+        return events + self._part_event("response.output_text.delta", delta=piece, logprobs=[])
+
+    def _open(self) -> bytes:
+        self._text = []
+        added = self._add(self._message_item(len(self._output), "in_progress", []))
+        return added + self._part_event("response.content_part.added", part=_text_part(""))
+
+    def _close(self, *, last: bool = False) -> bytes:
+        """End the message that is open, if one is."""
+        if self._text is None:
+            return b""
+        text, self._text = "".join(self._text), None
+        item = self._item(len(self._output) - 1, text)
+        item["status"] = "incomplete" if last and self._cut else "completed"
+        return b"".join(
+            (
+                self._part_event("response.output_text.done", text=text, logprobs=[]),
+                self._part_event("response.content_part.done", part=_text_part(text)),
+                self._done(item),
+            )
+        )
+
+    def _call(self, call: Json) -> bytes:
+        arguments = call["function"]["arguments"]
+        added = self._add(self._call_item(len(self._output), "in_progress", call, ""))
+        item = self._item(len(self._output) - 1, call)
+        kind = "response.function_call_arguments"
+        return b"".join(
+            (
+                added,
+                self._item_event(f"{kind}.delta", delta=arguments),
+                self._item_event(f"{kind}.done", name=item["name"], arguments=arguments),
+                self._done(item),
+            )
+        )
+
+    def _add(self, item: Json) -> bytes:
+        self._output.append(item)
+        return self._event("response.output_item.added", output_index=len(self._output) - 1, item=item)
+
+    def _done(self, item: Json) -> bytes:
+        self._output[-1] = item
+        return self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)
+
+    def _part_event(self, kind: str, **fields: Any) -> bytes:
+        return self._item_event(kind, content_index=0, **fields)
+
+    def _item_event(self, kind: str, **fields: Any) -> bytes:
+        index = len(self._output) - 1
+        return self._event(kind, item_id=self._output[index]["id"], output_index=index, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        number, self._events = self._events, self._events + 1
+        return typed_event({"type": kind, "sequence_number": number, **fields})
+
+    def _usage(self) -> Json:
+        read, written = self._sampled.tokens_read, self._sampled.tokens_written
+        return {
+            "input_tokens": read,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": written,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": read + written,
+        }
+
+
+def _text_part(text: str) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _echo(request: Request, model: str) -> Json:
+    """What a response repeats of its request; the sampling is the one that was really used."""
+    raw, chat = request.raw, request.chat
+    as_sent = ("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "user")
+    parallel = raw.get("parallel_tool_calls")
+    return {
+        **{name: raw.get(name) for name in as_sent},
+        "model": model,
+        "temperature": chat.temperature,
+        "top_p": chat.top_p,
+        "tools": raw.get("tools") or [],
+        "tool_choice": raw.get("tool_choice") or "auto",
+        "parallel_tool_calls": True if parallel is None else parallel,
+        "store": raw.get("store") is not False,
+        "metadata": raw.get("metadata") or {},
+        "text": {"format": {"type": "text"}},
+        "truncation": "disabled",
+        "reasoning": {"effort": None, "summary": None},
+        "background": False,
+        "service_tier": "default",
+    }
