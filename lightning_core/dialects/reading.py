@@ -193,7 +193,7 @@ def _check_tool(tool: Any, param: str) -> None:
         raise unsupported(param, f"{param} has the type {short(kind)}; only functions are supported")
     function = tool.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise missing(f"{param}.function", f"{param}.function needs a name")
+        raise missing(param, f"{param}.function needs a name")
 
 
 def check_tool_choice(tools: list[Json] | None, choice: Any) -> None:

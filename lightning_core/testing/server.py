@@ -12,7 +12,7 @@ import asyncio
 import json
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +26,7 @@ from lightning_core.dialects import find_dialect
 from lightning_core.dialects.base import ChoiceSoFar, Dialect, ReplyWriter, Sampled
 from lightning_core.dialects.base import Request as Asked
 from lightning_core.dialects.chat import Chat
-from lightning_core.dialects.writing import TokenText
+from lightning_core.dialects.writing import TokenText, to_json
 from lightning_core.gateway.thread import ServerThread
 from lightning_core.testing.truth import Tagged, mistakes, read_marks
 from lightning_core.tracing.headers import AGENT, CALL, ROLLOUT, decode_name
@@ -190,23 +190,26 @@ def _call(name: str, schema: Mapping[str, Any], broken: bool) -> dict[str, Any]:
 
 def _reply(dialect: type[Dialect], body: Mapping[str, Any], said: list[str | dict[str, Any]]) -> Response:
     """What was said as an answer to a request, streamed or whole."""
+    deltas = [
+        Delta(0, [1], [-1.0], part) if isinstance(part, str) else Delta(0, [1], [-1.0], tool_calls=[part])
+        for part in said
+    ]
+    finish = "stop" if isinstance(said[-1], str) else "tool_calls"
+    deltas.append(Delta(0, [], [], finish_reason=finish))
     sampled = Sampled(uuid.uuid4().hex, [ChoiceSoFar()], prompt_ids=[1], policy_version=0)
     asked = Asked(dict(body), "played", ChatRequest(messages=[]), bool(body.get("stream")))
     writer = dialect(TokenText(str), "played").reply(sampled, asked)
-    pieces = _play(sampled, writer, said)
     if asked.stream:
-        return StreamingResponse(pieces, media_type="text/event-stream")
-    for _ in pieces:
-        pass
-    return JSONResponse(writer.whole())
+        return StreamingResponse(_events(sampled, writer, deltas), media_type="text/event-stream")
+    for delta in deltas:
+        sampled.add(delta)
+    return Response(to_json(writer.whole()), media_type="application/json")
 
 
-def _play(sampled: Sampled, writer: ReplyWriter, said: list[str | dict[str, Any]]) -> Iterator[bytes]:
+async def _events(sampled: Sampled, writer: ReplyWriter, deltas: Iterable[Delta]) -> AsyncIterator[bytes]:
     yield writer.opening()
-    for piece in said:
-        text, calls = (piece, None) if isinstance(piece, str) else ("", [piece])
-        delta = Delta(0, [1], [-1.0], text, calls)
+    for delta in deltas:
         sampled.add(delta)
         yield writer.pieces([delta])
-    sampled.choices[0].finish_reason = "tool_calls" if sampled.choices[0].tool_calls else "stop"
+        await asyncio.sleep(0)
     yield writer.ending()
