@@ -16,6 +16,7 @@ from opentelemetry.instrumentation.openai import OpenAIInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Tracer
 
+from lightning_core.dialects import get_dialect
 from lightning_core.linking import link
 from lightning_core.runner import Runner
 from lightning_core.testing.truth import mark, read_marks
@@ -158,7 +159,7 @@ async def test_two_hundred_calls_at_once_have_their_rollout_agent_and_span(
             calls, events = await play(house, solve, rollouts=20)
     assert len(calls) == 200
     for one in calls:
-        marks = read_marks(one.request)
+        marks = read_marks(one.request, get_dialect(one.dialect))
         assert (one.rollout_id, one.agent) == (marks["rollout"], marks["agent"])
     spans = [event for event in events if isinstance(event, Span)]
     assert len(spans) == 400
