@@ -172,7 +172,7 @@ class Anthropic(Dialect):
             for block in blocks
             if block.get("type") == "tool_use"
         ]
-        reason = reply.get("stop_reason")
+        reason: Any = reply.get("stop_reason")
         if not blocks and not reason:
             return []
         return [choice(0, _FINISH_REASONS.get(reason, reason), assistant("".join(texts), calls))]

@@ -170,7 +170,7 @@ class Responses(Dialect):
         ended = reply.get("status") in _ENDED
         if not items and not ended:
             return []
-        reason = (reply.get("incomplete_details") or {}).get("reason")
+        reason: Any = (reply.get("incomplete_details") or {}).get("reason")
         finish = _REASONS.get(reason, reason) or ("tool_calls" if calls else "stop")
         return [choice(0, finish if ended else None, assistant("".join(texts), calls))]
 

@@ -15,9 +15,10 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from lightning_core.dialects.writing import to_json
 from lightning_core.errors import ApiError
 from lightning_core.gateway.limits import Limits
-from lightning_core.gateway.wire import send_json, to_json
+from lightning_core.gateway.wire import send_json
 
 _INTERIM: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LOOKS: Final = (0.01, 0.1, 0.5, 2.0)
