@@ -12,6 +12,8 @@ from lightning_core.hookspecs import Register, hookimpl
 def lightning_register(register: Register) -> None:
     register("store", "memory", "lightning_core.stores.memory:MemoryStore")
     register("store", "sqlite", "lightning_core.stores.sqlite:SqliteStore")
+    for scheme in ("http", "https"):
+        register("store", scheme, "lightning_core.stores.http_store:HttpStore")
     for scheme in ("postgresql", "postgres"):
         register("store", scheme, "lightning_core.stores.postgres:PostgresStore")
     for scheme in ("redis", "rediss"):

@@ -12,7 +12,11 @@ import re
 from typing import Any, Final
 
 import orjson
+from pydantic_core import from_json
 
+EXACT_JSON: Final = "application/x-python-json"
+"""The media type of JSON as Python's `json` writes it: NaN, infinities, integers of any size and halves of
+surrogate pairs are kept. The store over HTTP sends and gets it."""
 DEPTH: Final = 100
 """How deep lists and objects may be nested. Schemas of tools go some 30 deep; orjson writes 254."""
 _ESCAPE: Final = re.compile(
@@ -32,15 +36,18 @@ class JsonError(ValueError):
     """Text that is not JSON, nested too deep, or of too many parts."""
 
 
-def read_json(content: bytes, *, parts: int = PARTS) -> Any:
-    """What a client sent. Half of a surrogate pair becomes U+FFFD, the replacement character.
+def read_json(content: bytes, *, parts: int = PARTS, exact: bool = False) -> Any:
+    """What a client sent. Half of a surrogate pair becomes U+FFFD, the replacement character; with `exact`,
+    for EXACT_JSON, everything is kept.
 
     Raises JsonError.
     """
     if len(content) > parts and sum(map(content.count, (b"[", b"{", b":"))) > parts:
         raise JsonError(f"it has more than {parts} brackets and colons; send less at once")
     try:
-        value = _parse(content)
+        value = _parse_exact(content) if exact else _parse(content)
+    except RecursionError:
+        raise _too_deep() from None
     except ValueError as error:
         raise JsonError(str(error)) from error
     return _shallow(content, value)
@@ -79,6 +86,13 @@ def _parse(content: bytes) -> Any:
         if mended == content:
             raise
         return orjson.loads(mended)
+
+
+def _parse_exact(content: bytes) -> Any:
+    try:
+        return from_json(content)
+    except ValueError:
+        return json.loads(content)
 
 
 def _whole_escape(found: re.Match[bytes]) -> bytes:

@@ -18,7 +18,7 @@ _OPTION = re.compile(r"(?i)[^=]*passw(?:or)?d=")
 def without_password(url: str) -> str:
     """The URL of a store without its password: it still says where the store is, and who asks it.
 
-    PGPASSWORD, PGPASSFILE or REDISCLI_AUTH say the password to whoever opens it.
+    PGPASSWORD, PGPASSFILE, REDISCLI_AUTH or LIGHTNING_API_TOKEN say the password to whoever opens it.
     """
     scheme, mark, rest = url.partition("://")
     if not mark:
@@ -28,6 +28,8 @@ def without_password(url: str) -> str:
     login = not rest.startswith("/") and ("@" in before or "@" in query.partition("=")[0])
     end = rest.rfind("@") + 1 if login else 0
     user = rest[: max(end - 1, 0)].partition(":")[0]
+    if scheme in ("http", "https"):  # its login is a token, wherever that stands
+        user = ""
     place, _, query = rest[end:].partition("?")
     options = "&".join(option for option in query.split("&") if not _OPTION.match(option))
     return f"{scheme}://{user}{'@' if user else ''}{place}{'?' if options else ''}{options}"

@@ -52,6 +52,9 @@ def test_a_command_line_is_masked_after_a_flag_too() -> None:
         ("redis://h", "redis://h"),
         ("sqlite:///home/a:b@c/runs.db", "sqlite:///home/a:b@c/runs.db"),
         ("memory://", "memory://"),
+        ("http://:secret@h:8100", "http://h:8100"),
+        ("https://secret@h/api", "https://h/api"),
+        ("https://me:secret@h", "https://h"),
     ],
 )
 def test_the_url_of_a_store_says_where_it_is_and_not_its_password(store: str, shown: str) -> None:

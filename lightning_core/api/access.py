@@ -14,6 +14,7 @@ from typing import Annotated
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from lightning_core.api.bodies import Held, Key
 from lightning_core.api.bounds import FieldError
 from lightning_core.api.scopes import SECRET_NAME, Grant, Lease, Scope, read, read_lease, run_of, secret_of
 from lightning_core.errors import AccessError, LeaseLostError, NotFoundError, ScopeError
@@ -67,22 +68,50 @@ class Caller:
             self.run(rollout.run_id)
         return found
 
-    async def attempts(self, keys: Sequence[str]) -> list[Attempt]:
+    async def known(self, rollout_ids: Sequence[str], *, skip_unknown: bool) -> list[str]:
+        """These ids, all of rollouts of runs that the token is for. Raises NotFoundError for one that is
+        not in the store; with `skip_unknown` it is left out instead."""
+        if skip_unknown and self.admin and self.grant.run_id is None:
+            return list(rollout_ids)
+        try:
+            return [rollout.id for rollout in await self.rollouts(rollout_ids)]
+        except NotFoundError:
+            if not skip_unknown:
+                raise
+        return [known for one in rollout_ids for known in await self._known(one)]
+
+    async def _known(self, rollout_id: str) -> list[str]:
+        try:
+            return [rollout.id for rollout in await self.rollouts([rollout_id])]
+        except NotFoundError:
+            return []
+
+    async def attempts(self, keys: Sequence[Key]) -> list[Attempt]:
         """What the keys of leases stand for, whether or not it is still held."""
-        leases = [read_lease(self.secret, key) for key in keys]
-        rollouts = await self.store.get_rollouts([lease.rollout_id for lease in leases])
+        leases = [self.lease_of(key) for key in keys]
+        rollouts = await self.rollouts([lease.rollout_id for lease in leases])
         return [
             Attempt(rollout=rollout, number=lease.attempt, worker=lease.worker, lease_until=0.0)
             for lease, rollout in zip(leases, rollouts, strict=True)
         ]
 
-    async def check_addresses(self, addresses: Iterable[_Address], keys: Sequence[str]) -> None:
+    def lease_of(self, key: Key) -> Lease | Held:
+        """What a key stands for. Raises AccessError for a forged one."""
+        if isinstance(key, str):
+            return read_lease(self.secret, key)
+        if not self.admin:
+            raise ScopeError("only an admin names an attempt without proof; send the `key` of the lease")
+        return key
+
+    async def check_addresses(self, addresses: Iterable[_Address], keys: Sequence[Key]) -> None:
         """Raise unless the caller may add records there: a worker, to attempts that it holds."""
         wanted = dict.fromkeys(addresses)
+        if self.admin and self.grant.run_id is None:
+            wanted.pop((None, None), None)  # of no rollout, so of no run
         rollouts = await self.rollouts([_named(rollout_id) for rollout_id, _ in wanted])
         if self.admin:
             return
-        held = {_address(read_lease(self.secret, key)) for key in keys}
+        held = {_address(self.lease_of(key)) for key in keys}
         for address, rollout in zip(wanted, rollouts, strict=True):
             if address not in held:
                 raise ScopeError(
@@ -98,7 +127,7 @@ def run_prefix(run_id: str) -> str:
     return f"{run_id}:"
 
 
-def _address(lease: Lease) -> _Address:
+def _address(lease: Lease | Held) -> _Address:
     return lease.rollout_id, lease.attempt
 
 

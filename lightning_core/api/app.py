@@ -9,7 +9,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from lightning_core.api import queue, records, runs, working
 from lightning_core.api.gateways import Gateways
@@ -21,7 +21,6 @@ from lightning_core.api.refusals import (
     refuse_input,
     refuse_lightning,
 )
-from lightning_core.api.wire import reply
 from lightning_core.errors import LightningError
 from lightning_core.gateway.limits import Limits
 from lightning_core.stores.base import Store
@@ -83,7 +82,7 @@ _health = APIRouter(tags=["server"])
 @_health.get(f"{BASE}/health")
 async def health() -> Response:
     """Whether the server is up; needs no token."""
-    return reply({"status": "ok"})
+    return JSONResponse({"status": "ok"})
 
 
 def _name(route: APIRoute) -> str:

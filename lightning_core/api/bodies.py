@@ -6,7 +6,7 @@ from typing import Annotated, Final, TypeVar
 
 from pydantic import ConfigDict, Field, JsonValue
 
-from lightning_core.types import UNNAMED, Attempt, Record, Rollout, Sampling, Task
+from lightning_core.types import UNNAMED, Attempt, Record, Rollout, RolloutCount, Sampling, Task
 
 MOST_RECORDS: Final = 10_000
 """In one request."""
@@ -18,7 +18,6 @@ _DAY: Final = 86_400.0
 T = TypeVar("T")
 Some = Annotated[list[T], Field(min_length=1, max_length=MOST_RECORDS)]
 Name = Annotated[str, Field(min_length=1)]
-Keys = Annotated[list[Name], Field(max_length=MOST_RECORDS)]
 Seconds = Annotated[float, Field(gt=0, le=_DAY)]
 Wait = Annotated[float, Field(ge=0, le=LONGEST_WAIT)]
 
@@ -35,6 +34,18 @@ _ROLLOUT: Final[dict[str, JsonValue]] = {
 def example(**fields: JsonValue) -> ConfigDict:
     """The example of a body in the OpenAPI document."""
     return ConfigDict(json_schema_extra={"examples": [fields]})
+
+
+class Held(Record):
+    """An attempt by name, in place of the key of its lease: an admin needs no proof."""
+
+    rollout_id: Name
+    attempt: int
+    worker: Name
+
+
+Key = Name | Held
+Keys = Annotated[list[Key], Field(max_length=MOST_RECORDS)]
 
 
 class Enqueue(Record):
@@ -85,6 +96,26 @@ class RolloutIds(Record):
     rollout_ids: Some[Name]
 
 
+class Cancel(RolloutIds):
+    """Which rollouts to cancel."""
+
+    skip_unknown: bool = False
+    """Leave out those that are not in the store; otherwise the first of them is refused."""
+
+
+class Counts(Record):
+    """How many rollouts there are of each step, split and status."""
+
+    counts: list[RolloutCount]
+
+
+class News(Record):
+    """What a wait ended with."""
+
+    news: bool
+    """Whether what was waited for may have come; False when the time was up."""
+
+
 class WaitFinished(Record):
     """For which rollouts to wait, and how long."""
 
@@ -125,6 +156,9 @@ class LeaseRequest(Record):
     """Only of this run; with a token of one run it is that run."""
     agent: Name = UNNAMED
     """As whom the app's calls are recorded."""
+    gateway: bool = True
+    """Whether to find a gateway for the app: nothing is leased while the run's gateways are away, and each
+    lease has an `environment`. False for a worker that finds one by itself."""
 
 
 class Leased(Record):
@@ -162,9 +196,9 @@ class Heartbeat(Record):
 class Beat(Record):
     """What came of a heartbeat."""
 
-    held: list[str]
+    held: list[Key]
     """The keys of leases that were extended."""
-    lost: list[str]
+    lost: list[Key]
     """The keys of those that ended, were cancelled or went to others: stop working on them."""
 
 
@@ -174,7 +208,8 @@ class Finish(Record):
     gives it."""
 
     model_config = example(key=KEY, reward=1.0)
-    key: Name
+    key: Key
+    """For an attempt that an admin names without its key, no rules of the run's trainer are applied."""
     reward: float | None = None
     error: str | None = None
 
@@ -184,6 +219,22 @@ class Release(Record):
 
     model_config = example(keys=[KEY])
     keys: Keys
+
+
+class Reclaim(Record):
+    """What a worker held that died."""
+
+    model_config = example(worker="w1")
+    worker: Name
+    run_id: str | None = None
+    """Only of this run; with a token of one run it is that run."""
+
+
+class Reclaimed(Record):
+    """The rollouts that are queued again."""
+
+    released: int
+    """How many."""
 
 
 class Nothing(Record):

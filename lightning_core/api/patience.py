@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 
+T = TypeVar("T")
 
-async def wait_with(request: Request, news: Coroutine[Any, Any, object]) -> bool:
-    """Wait for the news; False if meanwhile the client left, or the server is to stop."""
+
+async def wait_with(request: Request, news: Coroutine[Any, Any, T]) -> T | None:
+    """The news, once they come; None if meanwhile the client left, or the server is to stop."""
     stopping: asyncio.Event = request.app.state.stopping
     hoped = asyncio.ensure_future(news)
     ends = asyncio.ensure_future(_left(request)), asyncio.ensure_future(stopping.wait())
     try:
         await asyncio.wait({hoped, *ends}, return_when=asyncio.FIRST_COMPLETED)
-        if hoped.done():
-            hoped.result()
-        return not any(end.done() for end in ends)
+        said = hoped.result() if hoped.done() else None
+        return None if any(end.done() for end in ends) else said
     finally:
         for task in (hoped, *ends):
             task.cancel()

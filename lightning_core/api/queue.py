@@ -12,7 +12,9 @@ from starlette.responses import Response
 from lightning_core.api.access import Admin, Client, run_prefix
 from lightning_core.api.bodies import (
     MOST_RECORDS,
+    Cancel,
     Cancelled,
+    Counts,
     Enqueue,
     Enqueued,
     EnqueueTasks,
@@ -34,12 +36,15 @@ router = APIRouter(tags=["rollouts"], route_class=JsonRoute)
 async def enqueue(body: Enqueue, caller: Client) -> Response:
     """Enqueue rollouts. Those whose id is known are left as they are, so a request may be sent again.
 
-    An id begins with that of its run and a colon; an admin alone may enqueue others.
+    An id begins with that of its run and a colon; an admin alone may enqueue others, also for a run that is
+    not in the store yet.
     """
     check_new(body.rollouts)
     caller.check_names(body.rollouts)
     for run_id in dict.fromkeys(rollout.run_id for rollout in body.rollouts):
-        await caller.known_run(run_id)
+        caller.run(run_id)
+        if not caller.admin:
+            await caller.known_run(run_id)
     new = await caller.store.enqueue(body.rollouts)
     return reply(Enqueued(new=new, rollout_ids=[rollout.id for rollout in body.rollouts]))
 
@@ -109,10 +114,17 @@ async def find_rollouts(
     step: Integer = None,
     split: Split | None = None,
     status: Status | None = None,
+    newest: bool = False,
 ) -> Response:
-    """Find rollouts of a run, in the order they were enqueued."""
+    """Find rollouts of a run, in the order they were enqueued: the first ones, or with `newest` the last."""
     found = await caller.store.find_rollouts(
-        caller.run(run_id), step=step, split=split, status=status, after=page.after, limit=page.limit + 1
+        caller.run(run_id),
+        step=step,
+        split=split,
+        status=status,
+        after=page.after,
+        limit=page.limit + (not newest),
+        newest=newest,
     )
     rollouts = found[: page.limit]
     following = rollouts[-1].id if len(found) > page.limit else None
@@ -126,6 +138,18 @@ async def get_rollout(rollout_id: str, caller: Client) -> Response:
     return reply(rollout)
 
 
+@router.post("/rollouts/read", response_model=Rollouts)
+async def read_rollouts(body: RolloutIds, caller: Client) -> Response:
+    """These rollouts as they stand."""
+    return reply(Rollouts.model_construct(rollouts=await caller.rollouts(body.rollout_ids), next=None))
+
+
+@router.get("/counts", response_model=Counts)
+async def count_rollouts(run_id: str, caller: Client) -> Response:
+    """How many rollouts of a run there are of each step, split and status, by rising step."""
+    return reply(Counts(counts=await caller.store.count_rollouts(caller.run(run_id))))
+
+
 @router.post("/rollouts/wait", response_model=Finished)
 async def wait_finished(body: WaitFinished, caller: Client, request: Request) -> Response:
     """Wait until all these rollouts are finished, or the time is up. It costs no polling."""
@@ -137,7 +161,7 @@ async def wait_finished(body: WaitFinished, caller: Client, request: Request) ->
 
 
 @router.post("/rollouts/cancel", response_model=Cancelled)
-async def cancel(body: RolloutIds, caller: Admin) -> Response:
+async def cancel(body: Cancel, caller: Admin) -> Response:
     """Cancel the unfinished ones among these rollouts; their workers are told."""
-    await caller.rollouts(body.rollout_ids)
-    return reply(Cancelled(cancelled=await caller.store.cancel(body.rollout_ids)))
+    ids = await caller.known(body.rollout_ids, skip_unknown=body.skip_unknown)
+    return reply(Cancelled(cancelled=await caller.store.cancel(ids)))

@@ -60,6 +60,8 @@ class AddRewards(Record):
     """One with an `id` counts once, however often it is sent."""
     keys: Keys = Field(default_factory=list)
     """Of the leases that they belong to; with an admin's token they are not needed."""
+    running: bool = False
+    """Refuse those of attempts that have ended. Those of workers are refused then in any case."""
 
 
 class AddEvents(Record):
@@ -77,6 +79,8 @@ class AddCalls(Record):
     model_config = example(calls=[_CALL], keys=[KEY])
     calls: Some[Call]
     keys: Keys = Field(default_factory=list)
+    """As for rewards."""
+    running: bool = False
     """As for rewards."""
 
 
@@ -120,6 +124,14 @@ class Runs(Record):
     """Runs, the newest first."""
 
     runs: list[PublicRun]
+    next: str | None = None
+    """As for rollouts."""
+
+
+class SecretRuns(Record):
+    """Runs with the secrets that sign their tokens, the newest first."""
+
+    runs: list[Run]
     next: str | None = None
     """As for rollouts."""
 

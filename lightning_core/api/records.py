@@ -36,15 +36,15 @@ async def add_rewards(body: AddRewards, caller: Worker) -> Response:
     """Give rewards: a worker to attempts that it holds, an admin to any, as a judge does afterwards."""
     check_all("rewards", body.rewards)
     await caller.check_addresses(((one.rollout_id, one.attempt) for one in body.rewards), body.keys)
-    await caller.store.add_rewards(body.rewards, running=not caller.admin)
+    await caller.store.add_rewards(body.rewards, running=body.running or not caller.admin)
     return reply(Stored(stored=len(body.rewards)))
 
 
 @router.get("/rewards", response_model=RewardsOf)
-async def get_rewards(rollout_id: RolloutId, caller: Client) -> Response:
+async def get_rewards(rollout_id: RolloutId, caller: Client, skip_unknown: bool = False) -> Response:
     """The rewards of rollouts, in the order they were given."""
-    await caller.rollouts(rollout_id)
-    return reply(RewardsOf.model_construct(rewards=await caller.store.get_rewards(rollout_id)))
+    ids = await caller.known(rollout_id, skip_unknown=skip_unknown)
+    return reply(RewardsOf.model_construct(rewards=await caller.store.get_rewards(ids)))
 
 
 @router.post("/events", response_model=Stored)
@@ -57,10 +57,10 @@ async def add_events(body: AddEvents, caller: Worker) -> Response:
 
 
 @router.get("/events", response_model=EventsOf)
-async def get_events(rollout_id: RolloutId, caller: Client) -> Response:
+async def get_events(rollout_id: RolloutId, caller: Client, skip_unknown: bool = False) -> Response:
     """The tool runs and spans of rollouts, by the time they started."""
-    await caller.rollouts(rollout_id)
-    return reply(EventsOf.model_construct(events=await caller.store.get_events(rollout_id)))
+    ids = await caller.known(rollout_id, skip_unknown=skip_unknown)
+    return reply(EventsOf.model_construct(events=await caller.store.get_events(ids)))
 
 
 @router.post("/calls", response_model=Stored)
@@ -75,7 +75,7 @@ async def add_calls(body: AddCalls, caller: Worker) -> Response:
     if not caller.admin:
         await _check_new_ids(caller.store, body.calls)
     for call in body.calls:
-        await caller.store.add_call(call, running=not caller.admin)
+        await caller.store.add_call(call, running=body.running or not caller.admin)
     return reply(Stored(stored=len(body.calls)))
 
 
@@ -94,7 +94,7 @@ async def _check_new_ids(store: Store, calls: list[Call]) -> None:
 
 
 @router.get("/calls", response_model=CallsOf)
-async def get_calls(rollout_id: RolloutId, caller: Client) -> Response:
+async def get_calls(rollout_id: RolloutId, caller: Client, skip_unknown: bool = False) -> Response:
     """The calls of rollouts, by the time they started, with their token ids as arrays of numbers."""
-    await caller.rollouts(rollout_id)
-    return reply(CallsOf.model_construct(calls=await caller.store.get_calls(rollout_id)))
+    ids = await caller.known(rollout_id, skip_unknown=skip_unknown)
+    return reply(CallsOf.model_construct(calls=await caller.store.get_calls(ids)))

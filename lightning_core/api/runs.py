@@ -24,6 +24,7 @@ from lightning_core.api.record_bodies import (
     PutMember,
     Resources,
     Runs,
+    SecretRuns,
     public,
 )
 from lightning_core.api.scopes import member_key
@@ -49,8 +50,9 @@ async def put_run(body: Run, caller: Admin) -> Response:
     if before is not None and caller.grant.run_id is not None:
         check_unmoved(before, sent)
     run = before.model_copy(update=sent) if before else _named(body)
-    secret = body.secret or (before.secret if before else "") or secrets.token_hex(32)
-    run = run.model_copy(update={"secret": secret})
+    if "secret" not in sent:
+        kept = before.secret if before else ""
+        run = run.model_copy(update={"secret": kept or secrets.token_hex(32)})
     await caller.store.put_run(run)
     return reply(public(run))
 
@@ -60,6 +62,19 @@ async def list_runs(caller: Client, page: Paged) -> Response:
     """The runs that the token is for, the newest first."""
     found, following = page.of(await _runs(caller), lambda run: run.id)
     return reply(Runs.model_construct(runs=[public(run) for run in found], next=following))
+
+
+@router.get("/secrets", response_model=SecretRuns)
+async def list_secrets(caller: Admin, page: Paged, run_id: str | None = None) -> Response:
+    """The runs that the token is for, or one of them, with the secrets that sign their tokens: for programs
+    that run or serve their rollouts. Whoever has a secret makes tokens of its run that expire when they like.
+    """
+    if run_id is None:
+        runs = await _runs(caller)
+    else:
+        runs = [run for run in [await caller.store.find_run(caller.run(run_id))] if run is not None]
+    found, following = page.of(runs, lambda run: run.id)
+    return reply(SecretRuns.model_construct(runs=found, next=following))
 
 
 def _named(run: Run) -> Run:

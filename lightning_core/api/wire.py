@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -22,7 +23,8 @@ from starlette.types import Scope
 
 from lightning_core.api.access import admit
 from lightning_core.gateway.wire import read_body, read_content
-from lightning_core.json_text import JsonError, read_json
+from lightning_core.json_text import EXACT_JSON, JsonError, read_json
+from lightning_core.stores.packing import dump_json
 
 _SPELT: Final = MappingProxyType({math.inf: "Infinity", -math.inf: "-Infinity"})
 _PARTS: Final = 4_000_000
@@ -38,9 +40,22 @@ def to_json(content: Any) -> bytes:
         return json.dumps(_spelt(plain)).encode()
 
 
+class _Unwritten(Response):
+    """What a handler answers, which its route writes as the client reads it."""
+
+    def __init__(self, content: Any) -> None:
+        super().__init__()
+        self.content = content
+
+    def written(self, *, exact: bool) -> Response:
+        if exact:
+            return Response(dump_json(_plain(self.content)), media_type=EXACT_JSON)
+        return Response(to_json(self.content), media_type="application/json")
+
+
 def reply(content: Any) -> Response:
     """An answer."""
-    return Response(to_json(content), media_type="application/json")
+    return _Unwritten(content)
 
 
 class JsonRoute(APIRoute):
@@ -58,7 +73,10 @@ class JsonRoute(APIRoute):
             request.state.body = await read_body(request.receive)
             if request.state.body is None:  # the client has left
                 return Response(status_code=400)
-            return await handle(_JsonRequest(_as_json(request.scope), request.receive))
+            request.state.exact = request.headers.get("content-type") == EXACT_JSON
+            answer = await handle(_JsonRequest(_as_json(request.scope), request.receive))
+            exact = request.headers.get("accept") == EXACT_JSON
+            return answer.written(exact=exact) if isinstance(answer, _Unwritten) else answer
 
         return read
 
@@ -69,12 +87,12 @@ class _JsonRequest(Request):
         return body
 
     async def json(self) -> Any:
-        return await read_content(self.state.body, _read)
+        return await read_content(self.state.body, partial(_read, exact=self.state.exact))
 
 
-def _read(body: bytes) -> Any:
+def _read(body: bytes, *, exact: bool) -> Any:
     try:
-        return read_json(body, parts=_PARTS)
+        return read_json(body, parts=_PARTS, exact=exact)
     except JsonError as error:
         raise json.JSONDecodeError(str(error), "", 0) from error
 

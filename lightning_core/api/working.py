@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from lightning_core.api.access import Caller, Worker
+from lightning_core.api.access import Admin, Caller, Worker
 from lightning_core.api.bodies import (
+    LONGEST_WAIT,
     Beat,
     Finish,
     Heartbeat,
+    Held,
+    Key,
     Leased,
     LeaseRequest,
     Leases,
+    News,
     Nothing,
+    Reclaim,
+    Reclaimed,
     Release,
 )
 from lightning_core.api.gateways import Gateways
@@ -30,6 +37,7 @@ from lightning_core.stores.rules import holds
 from lightning_core.types import Attempt, Rollout
 
 router = APIRouter(prefix="/leases", tags=["leases"], route_class=JsonRoute)
+Waiting = Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="Seconds to wait.")]
 
 
 @router.post("", response_model=Leases)
@@ -42,7 +50,7 @@ async def lease(body: LeaseRequest, caller: Worker, request: Request) -> Respons
     gateways: Gateways = request.app.state.gateways
     attempts = await _lease(body, caller, request, gateways)
     try:
-        leases = [await _leased(attempt, body.agent, caller, gateways) for attempt in attempts]
+        leases = [await _leased(attempt, body, caller, gateways) for attempt in attempts]
         heard = not attempts or not await request.is_disconnected()
     except BaseException:
         await caller.store.release(attempts)
@@ -52,9 +60,9 @@ async def lease(body: LeaseRequest, caller: Worker, request: Request) -> Respons
     return reply(Leases.model_construct(leases=leases))
 
 
-async def _leased(attempt: Attempt, agent: str, caller: Caller, gateways: Gateways) -> Leased:
+async def _leased(attempt: Attempt, body: LeaseRequest, caller: Caller, gateways: Gateways) -> Leased:
     rollout, timeout = attempt.rollout, await timeout_of(caller.store, attempt)
-    place = await gateways.place(attempt, agent, timeout)
+    place = await gateways.place(attempt, body.agent, timeout) if body.gateway else None
     at = (place.gateway.url, place.gateway.instance) if place else (None, None)
     lease = Lease(rollout.run_id, rollout.id, attempt.number, attempt.worker, *at)
     return Leased(
@@ -66,17 +74,40 @@ async def _leased(attempt: Attempt, agent: str, caller: Caller, gateways: Gatewa
 
 
 async def _lease(body: LeaseRequest, caller: Caller, request: Request, gateways: Gateways) -> list[Attempt]:
-    run_id = caller.grant.run_id if body.run_id is None else caller.run(body.run_id)
+    run_id = _run_of(caller, body.run_id)
     store, deadline = caller.store, time.monotonic() + body.wait
     while True:
-        away = run_id is not None and await gateways.away(run_id)
+        away = body.gateway and run_id is not None and await gateways.away(run_id)
         attempts = [] if away else await store.lease(body.worker, body.limit, body.seconds, run_id=run_id)
         left = deadline - time.monotonic()
         if attempts or left <= 0:
             return attempts
-        news = asyncio.sleep(RETRY_SECONDS) if away else store.wait_queued(left, run_id=run_id)
-        if not await wait_with(request, news):
+        news = asyncio.sleep(RETRY_SECONDS, False) if away else store.wait_queued(left, run_id=run_id)
+        if await wait_with(request, news) is None:
             return []
+
+
+def _run_of(caller: Caller, run_id: str | None) -> str | None:
+    """The run to lease of; None for any, with a token of all runs."""
+    return caller.grant.run_id if run_id is None else caller.run(run_id)
+
+
+@router.get("", response_model=News)
+async def wait_queued(
+    caller: Worker, request: Request, run_id: str | None = None, wait: Waiting = 0.0
+) -> Response:
+    """Wait until there may be something to lease, whatever the run's gateways do. Another worker may be
+    faster."""
+    news = caller.store.wait_queued(wait, run_id=_run_of(caller, run_id))
+    return reply(News(news=bool(await wait_with(request, news))))
+
+
+@router.get("/cancelled", response_model=News)
+async def wait_cancelled(worker: str, caller: Worker, request: Request, wait: Waiting = 0.0) -> Response:
+    """Wait until something that the worker held was cancelled; a heartbeat says which. A cancellation between
+    two of these requests is seen by the next heartbeat only."""
+    news = caller.store.wait_cancelled(worker, wait)
+    return reply(News(news=bool(await wait_with(request, news))))
 
 
 @router.post("/heartbeat", response_model=Beat)
@@ -91,7 +122,7 @@ async def heartbeat(body: Heartbeat, caller: Worker, request: Request) -> Respon
     return reply(_beat(body.keys, attempts, held))
 
 
-def _beat(keys: Sequence[str], attempts: Sequence[Attempt], held: Sequence[Attempt]) -> Beat:
+def _beat(keys: Sequence[Key], attempts: Sequence[Attempt], held: Sequence[Attempt]) -> Beat:
     still = {(one.rollout.id, one.number) for one in held}
     kept = [key for key, one in zip(keys, attempts, strict=True) if (one.rollout.id, one.number) in still]
     return Beat(held=kept, lost=[key for key in keys if key not in kept])
@@ -106,6 +137,8 @@ async def finish(body: Finish, caller: Worker, request: Request) -> Response:
     gateway of the attempt was away is queued again, and costs no attempt.
     """
     (attempt,) = await caller.attempts([body.key])
+    if isinstance(body.key, Held):
+        return reply(await caller.store.finish(attempt, reward=body.reward, error=body.error))
     if body.error is not None and holds(attempt, attempt.rollout):
         gateways: Gateways = request.app.state.gateways
         if await gateways.lost(read_lease(caller.secret, body.key)):
@@ -120,3 +153,10 @@ async def release(body: Release, caller: Worker) -> Response:
     """Give leases back unfinished: others take them, and it costs them no attempt."""
     await caller.store.release(await caller.attempts(body.keys))
     return reply(Nothing())
+
+
+@router.post("/reclaim", response_model=Reclaimed)
+async def reclaim(body: Reclaim, caller: Admin) -> Response:
+    """Give back everything that a worker held when it died: for one that starts again under its name."""
+    released = await caller.store.reclaim(body.worker, run_id=_run_of(caller, body.run_id))
+    return reply(Reclaimed(released=released))

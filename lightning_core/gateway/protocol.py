@@ -94,6 +94,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._whole = True
         if self._idle:
             self._expect_no_more()
+            self._loose = 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:

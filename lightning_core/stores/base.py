@@ -96,9 +96,9 @@ class Store(Protocol):
         once more than before. The attempt numbers are not used again, so what those attempts
         recorded stays apart from what the next one records."""
 
-    async def reclaim(self, worker: str) -> int:
-        """Release everything that `worker` holds: for a worker that starts anew under the name it had
-        when it died. Returns how many rollouts were queued again."""
+    async def reclaim(self, worker: str, *, run_id: str | None = None) -> int:
+        """Release everything that `worker` holds, or what it holds of one run: for a worker that starts again
+        under the name it had when it died. Returns how many rollouts were queued again."""
 
     async def find_rollouts(
         self,

@@ -161,9 +161,13 @@ class MemoryStore:
                 if self._holds(attempt):
                     self._put(rules.released(self._rollouts[attempt.rollout.id]))
 
-    async def reclaim(self, worker: str) -> int:
+    async def reclaim(self, worker: str, *, run_id: str | None = None) -> int:
         with self._lock:
-            held = [rollout_id for rollout_id, lease in self._leases.items() if lease.worker == worker]
+            held = [
+                rollout_id
+                for rollout_id, lease in self._leases.items()
+                if lease.worker == worker and run_id in (None, lease.rollout.run_id)
+            ]
             for rollout_id in held:
                 self._put(rules.released(self._rollouts[rollout_id]))
             return len(held)

@@ -180,12 +180,13 @@ class RedisStore:
 
         await self._change(list(by_id), rule)
 
-    async def reclaim(self, worker: str) -> int:
+    async def reclaim(self, worker: str, *, run_id: str | None = None) -> int:
         held = await self._read("SMEMBERS", self._key("held", worker))
 
         def rule(row: Row, now: float) -> Rollout | None:
             holds = row.rollout.status is Status.RUNNING and row.worker == worker
-            return rules.released(row.rollout) if holds else None
+            wanted = holds and run_id in (None, row.rollout.run_id)
+            return rules.released(row.rollout) if wanted else None
 
         return await self._change([redis_rows.text(name) for name in held], rule)
 

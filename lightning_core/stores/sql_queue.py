@@ -194,11 +194,12 @@ def cancel(transaction: Transaction, rollout_ids: Sequence[str]) -> int:
     return len(unfinished)
 
 
-def reclaim(transaction: Transaction, worker: str) -> int:
-    """Release everything that the worker holds; returns how many rollouts that are."""
+def reclaim(transaction: Transaction, worker: str, run_id: str | None) -> int:
+    """Release everything that the worker holds, of one run or of all; returns how many rollouts that are."""
     where = "rollouts {index} rollouts_held WHERE status = 'running' AND worker = ?"
     query = f"SELECT {ROLLOUTS.columns} FROM {where} ORDER BY seq {{lock}}"
-    found = [ROLLOUTS.value(row) for row in transaction.rows(query, worker)]
+    held = [ROLLOUTS.value(row) for row in transaction.rows(query, worker)]
+    found = [rollout for rollout in held if run_id in (None, rollout.run_id)]
     save(transaction, [rules.released(rollout) for rollout in found])
     return len(found)
 

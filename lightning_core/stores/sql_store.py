@@ -190,8 +190,8 @@ class SqlStore(ABC):
         if attempts:
             await self._write(operation)
 
-    async def reclaim(self, worker: str) -> int:
-        return await self._write(lambda to: sql_queue.reclaim(to, worker))
+    async def reclaim(self, worker: str, *, run_id: str | None = None) -> int:
+        return await self._write(lambda to: sql_queue.reclaim(to, worker, run_id))
 
     async def find_rollouts(
         self,

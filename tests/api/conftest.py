@@ -18,6 +18,7 @@ from lightning_core.gateway.limits import Limits
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.stores.base import Store
+from lightning_core.stores.http_store import HttpStore
 from lightning_core.types import Member, Run
 from tests.gateway.scripted import ScriptedEngine
 from tests.stores import conftest as stores
@@ -59,6 +60,10 @@ class Desk:
     async def post(self, path: str, body: Any, *, scope: str = "admin") -> Any:
         """What a POST gives."""
         return good(await self.ask("POST", path, body, scope=scope))
+
+    def remote(self, scope: str = "admin", **options: Any) -> HttpStore:
+        """The store as a program on another machine opens it."""
+        return HttpStore(self.url.replace("://", f"://:{self.tokens[scope]}@"), **options)
 
     async def lease(self, scope: str = "worker", **fields: Any) -> list[dict[str, Any]]:
         leases: list[dict[str, Any]] = (await self.post("/leases", {"worker": "w1", **fields}, scope=scope))[

@@ -27,6 +27,12 @@ OPENED: list[tuple[str, str, Any, set[str]]] = [
     ("POST", "/leases", {"worker": "w"}, {"worker"}),
     ("POST", "/leases/heartbeat", {"keys": []}, {"worker"}),
     ("POST", "/leases/release", {"keys": []}, {"worker"}),
+    ("POST", "/leases/reclaim", {"worker": "w"}, set()),
+    ("GET", "/leases?run_id=run", None, {"worker"}),
+    ("GET", "/leases/cancelled?worker=w", None, {"worker"}),
+    ("POST", "/rollouts/read", ONE, {"client"}),
+    ("GET", "/counts?run_id=run", None, {"client"}),
+    ("GET", "/secrets?run_id=run", None, set()),
     ("GET", "/rewards?rollout_id=a", None, {"client"}),
     ("GET", "/events?rollout_id=a", None, {"client"}),
     ("GET", "/calls?rollout_id=a", None, {"client"}),
@@ -63,8 +69,8 @@ async def test_a_scope_opens_what_it_says_and_an_admin_s_everything_of_its_run(
         for name in ("admin", "all admin"):
             assert (await desk.ask(method, path, body, scope=name)).status_code == 200
         answer = await desk.ask(method, path, body, scope="other admin")
-        if "/leases" in path or (
-            path == "/runs" and method == "GET"
+        if "run_id" not in path and (
+            "/leases" in path or (path == "/runs" and method == "GET")
         ):  # these name no run: it is the token's own
             assert answer.status_code == 200
         else:
@@ -143,6 +149,20 @@ async def test_no_token_opens_what_another_kind_does(desk: Desk) -> None:
         error(await desk.ask("GET", "/runs", scope=wrong), 401, "invalid_token")
 
 
+async def test_only_an_admin_names_an_attempt_without_the_key_of_its_lease(desk: Desk) -> None:
+    await desk.post("/rollouts", {"rollouts": [rollout("a")]})
+    await desk.lease()
+    key = {"rollout_id": "a", "attempt": 1, "worker": "w1"}
+    for path, body in (
+        ("/leases/heartbeat", {"keys": [key]}),
+        ("/leases/finish", {"key": key, "reward": 1.0}),
+        ("/leases/release", {"keys": [key]}),
+        ("/rewards", {**REWARD, "keys": [key]}),
+    ):
+        error(await desk.ask("POST", path, body, scope="worker"), 403, "forbidden")
+    assert await desk.post("/leases/heartbeat", {"keys": [key]}) == {"held": [key], "lost": []}
+
+
 async def test_any_change_makes_a_token_worthless(desk: Desk) -> None:
     token = desk.tokens["client"]
     for place in range(0, len(token), 7):
@@ -167,7 +187,7 @@ async def test_a_server_without_a_secret_takes_no_tokens_for_all_runs() -> None:
     assert server_secret("") is server_secret(None) is None
 
 
-async def test_a_run_s_secret_is_made_and_kept_and_never_told(desk: Desk) -> None:
+async def test_a_run_s_secret_is_made_and_kept_and_told_by_one_address_alone(desk: Desk) -> None:
     for secret in ("not hex", "abcd"):
         answer = await desk.ask("PUT", "/runs", {"id": "third", "secret": secret}, scope="all admin")
         assert error(answer, 422, "invalid_value")["field"] == "secret"
@@ -181,6 +201,8 @@ async def test_a_run_s_secret_is_made_and_kept_and_never_told(desk: Desk) -> Non
     assert after is not None
     assert after == stored.model_copy(update={"status": "finished"})
     listed = await desk.ask("GET", "/runs", scope="all client")
+    shown = good(await desk.ask("GET", "/secrets", scope="all admin"))["runs"]
+    assert {one["id"]: one["secret"] for one in shown}["third"] == stored.secret
     for answer in (made, again, listed):
         assert "secret" not in answer.text
         assert stored.secret not in answer.text

@@ -113,8 +113,8 @@ async def test_what_is_enqueued_has_not_been_tried(desk: Desk) -> None:
     ):
         body = {"rollouts": [rollout("a"), rollout("b", **fields)]}
         assert error(await desk.ask("POST", "/rollouts", body), 422, "invalid_value")["field"] == field
-    unknown = {"rollouts": [rollout("a"), rollout("b", run_id="nobody's")]}
-    answer = await desk.ask("POST", "/rollouts", unknown, scope="all admin")
+    unknown = {"rollouts": [rollout("run:a"), rollout("nobody's:b", run_id="nobody's")]}
+    answer = await desk.ask("POST", "/rollouts", unknown, scope="all client")
     assert "nobody's" in error(answer, 404, "not_found")["message"]
     assert await desk.store.find_rollouts("run") == []
 

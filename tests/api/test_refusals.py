@@ -115,6 +115,25 @@ async def test_a_body_that_is_too_long_is_refused_before_it_is_whole() -> None:
         assert (await desk.post("/rollouts", {"rollouts": [rollout("a")]}))["new"] == 1
 
 
+async def test_a_body_that_comes_whole_after_its_refusal_spoils_no_later_answer() -> None:
+    async with open_desk(MemoryStore(), limits=Limits(body_bytes=1000)) as desk:
+        address = urlsplit(desk.url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        token, size = desk.tokens["admin"].encode(), 100_000
+        head = b"POST /api/v1/rollouts HTTP/1.1\r\nhost: x\r\nauthorization: Bearer " + token
+        writer.write(head + b"\r\ncontent-length: %d\r\n\r\n" % size)
+        assert b" 413 " in await reader.readuntil(b"\r\n\r\n")
+        await reader.readuntil(b"}}")
+        for _ in range(2):
+            writer.write(b"x" * (size // 2))
+            await writer.drain()
+            await asyncio.sleep(0.05)
+        writer.write(b"GET /api/v1/health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
+        await writer.wait_closed()
+
+
 @pytest.mark.parametrize("token", ["", "authorization: Bearer la-no.token"])
 async def test_a_stranger_is_refused_before_a_body_is_read(token: str) -> None:
     async with open_desk(MemoryStore()) as desk:

@@ -1,20 +1,17 @@
-"""What is done through REST leaves the very records that the same operations on a store leave."""
+"""What is done over HTTP, with a token of one run, leaves the records that the same does to a store."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from lightning_core.stores.base import Store
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.types import (
     Alert,
-    Attempt,
     Call,
     Choice,
-    Event,
     Member,
     Metrics,
     ResourceVersion,
@@ -30,93 +27,8 @@ from tests.api.conftest import OTHER, RUN, Desk, every_kind, open_desk
 LONG = 60.0
 
 
-class Operations(Protocol):
-    """What of a store the sequence below needs."""
-
-    async def enqueue(self, rollouts: Sequence[Rollout]) -> int: ...
-    async def lease(self, worker: str, limit: int, seconds: float) -> list[Attempt]: ...
-    async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]: ...
-    async def finish(
-        self, attempt: Attempt, *, reward: float | None = None, error: str | None = None
-    ) -> Rollout: ...
-    async def release(self, attempts: Sequence[Attempt]) -> None: ...
-    async def cancel(self, rollout_ids: Sequence[str]) -> int: ...
-    async def add_rewards(self, rewards: Sequence[Reward]) -> None: ...
-    async def add_events(self, events: Sequence[Event]) -> None: ...
-    async def add_call(self, call: Call) -> None: ...
-    async def put_resource(self, version: ResourceVersion) -> None: ...
-    async def put_metrics(self, metrics: Metrics) -> None: ...
-    async def put_member(self, member: Member) -> None: ...
-    async def add_alerts(self, alerts: Sequence[Alert]) -> int: ...
-
-
 def plain(records: Sequence[Any]) -> list[Any]:
     return [record.model_dump(mode="json") for record in records]
-
-
-@dataclass
-class Remote:
-    """The same by REST, as an admin."""
-
-    desk: Desk
-    keys: dict[tuple[str, int], str] = field(default_factory=dict)
-
-    async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
-        new: int = (await self.desk.post("/rollouts", {"rollouts": plain(rollouts)}))["new"]
-        return new
-
-    async def lease(self, worker: str, limit: int, seconds: float) -> list[Attempt]:
-        leases = await self.desk.lease("admin", worker=worker, limit=limit, seconds=seconds)
-        attempts = [Attempt.model_validate(one["attempt"]) for one in leases]
-        self.keys |= {
-            (one.rollout.id, one.number): lease["key"] for one, lease in zip(attempts, leases, strict=True)
-        }
-        return attempts
-
-    def key(self, attempt: Attempt) -> str:
-        return self.keys[attempt.rollout.id, attempt.number]
-
-    async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
-        body = {"keys": [self.key(one) for one in attempts], "seconds": seconds}
-        held = (await self.desk.post("/leases/heartbeat", body))["held"]
-        return [one for one in attempts if self.key(one) in held]
-
-    async def finish(
-        self, attempt: Attempt, *, reward: float | None = None, error: str | None = None
-    ) -> Rollout:
-        body = {"key": self.key(attempt), "reward": reward, "error": error}
-        return Rollout.model_validate(await self.desk.post("/leases/finish", body))
-
-    async def release(self, attempts: Sequence[Attempt]) -> None:
-        await self.desk.post("/leases/release", {"keys": [self.key(one) for one in attempts]})
-
-    async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        count: int = (await self.desk.post("/rollouts/cancel", {"rollout_ids": rollout_ids}))["cancelled"]
-        return count
-
-    async def add_rewards(self, rewards: Sequence[Reward]) -> None:
-        await self.desk.post("/rewards", {"rewards": plain(rewards)})
-
-    async def add_events(self, events: Sequence[Event]) -> None:
-        await self.desk.post("/events", {"events": plain(events)})
-
-    async def add_call(self, call: Call) -> None:
-        await self.desk.post("/calls", {"calls": plain([call])})
-
-    async def put_resource(self, version: ResourceVersion) -> None:
-        assert (await self.desk.ask("PUT", "/resources", version.model_dump(mode="json"))).status_code == 200
-
-    async def put_metrics(self, metrics: Metrics) -> None:
-        values = {name: str(v) if math.isnan(v) else v for name, v in metrics.values.items()}
-        body = metrics.model_dump() | {"values": values}
-        assert (await self.desk.ask("PUT", "/metrics", body)).status_code == 200
-
-    async def put_member(self, member: Member) -> None:
-        assert (await self.desk.ask("PUT", "/members", member.model_dump(mode="json"))).status_code == 200
-
-    async def add_alerts(self, alerts: Sequence[Alert]) -> int:
-        new: int = (await self.desk.post("/alerts", {"alerts": plain(alerts)}))["new"]
-        return new
 
 
 def rollout(name: str, **fields: Any) -> Rollout:
@@ -130,7 +42,7 @@ def rollout(name: str, **fields: Any) -> Rollout:
     return Rollout(id=name, **(given | fields))
 
 
-async def play(on: Operations) -> list[object]:
+async def play(on: Store) -> list[object]:
     """One of everything, in an order that a run might have; what the operations said."""
     task = Task(id="t", input={"q": "für", "n": [1, 2.5, None, True, {"deep": "日本"}]}, split="validation")
     hot = rollout("b", task=task, split="validation", sampling=Sampling(temperature=0.0), priority=2, step=7)
@@ -219,19 +131,20 @@ async def snapshot(store: Store) -> list[object]:
 
 
 @every_kind
-async def test_the_same_operations_leave_the_same_records(desk: Desk) -> None:
+async def test_the_same_operations_leave_the_same_records(store: Store) -> None:
     direct = MemoryStore()
     for run in (RUN, OTHER):
         await direct.put_run(run)
-    assert await play(Remote(desk)) == await play(direct)
-    there, here = await snapshot(desk.store), await snapshot(direct)
+    async with open_desk(store) as desk, desk.remote() as remote:
+        assert await play(remote) == await play(direct)
+    there, here = await snapshot(store), await snapshot(direct)
     for remote, local in zip(there, here, strict=True):
         assert remote == local
 
 
 @every_kind
 async def test_what_is_stored_is_read_back_by_rest_as_it_is(desk: Desk) -> None:
-    await play(Remote(desk))
+    await play(desk.store)
     ids = list("abcdef")
     wanted = await desk.store.get_calls(ids)
     got = (await desk.get("/calls", rollout_id=ids))["calls"]

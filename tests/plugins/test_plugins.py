@@ -166,9 +166,7 @@ def test_a_part_of_a_plugin_is_imported_when_asked_for(install: Install) -> None
 
 
 def test_an_unknown_part_is_an_error_with_the_known_names() -> None:
-    with pytest.raises(
-        ConfigError, match=r"'sqlit' \(did you mean 'sqlite'\?\); known: 'memory', .*'sqlite'"
-    ):
+    with pytest.raises(ConfigError, match=r"'sqlit' \(did you mean 'sqlite'\?\); known: 'http', .*'sqlite'"):
         load_plugins([]).part("store", "sqlit")
     with pytest.raises(ConfigError, match="no kind of part is called 'stores'; kinds: 'store'"):
         load_plugins([]).part("stores", "sqlite")  # type: ignore[arg-type]

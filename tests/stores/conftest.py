@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psycopg
@@ -12,7 +14,11 @@ import pytest
 import redis
 from psycopg.sql import SQL, Identifier
 
+from lightning_core.api.app import LIMITS, Api
+from lightning_core.api.scopes import Grant, issue
+from lightning_core.gateway.server import GatewayServer
 from lightning_core.stores.base import Store
+from lightning_core.stores.http_store import HttpStore
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.postgres import PostgresStore
 from lightning_core.stores.redis_store import RedisStore
@@ -20,6 +26,7 @@ from lightning_core.stores.sqlite import SqliteStore
 from tests.stores import redis_server as redis_servers
 from tests.stores.postgres_server import OWN_URL, serving
 
+SECRET = b"signs the tokens of all runs"
 KINDS = ("memory", "sqlite", "postgres", "redis")
 
 
@@ -80,7 +87,25 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str]
     return make
 
 
-@pytest.fixture(params=KINDS)
+def with_token(url: str, run_id: str | None = None, secret: bytes = SECRET) -> str:
+    """The URL of an API as that of a store, with an admin's token."""
+    token = issue(secret, Grant("admin", run_id, time.time() + 86_400))
+    return url.replace("://", f"://:{token}@")
+
+
+@asynccontextmanager
+async def over_http(behind: Store) -> AsyncIterator[Store]:
+    """The store, through an API of its own and with a token for everything."""
+    async with (
+        behind,
+        GatewayServer(Api(behind, secret=SECRET), limits=LIMITS) as server,
+        HttpStore(with_token(server.url)) as opened,
+    ):
+        yield opened
+
+
+@pytest.fixture(params=(*KINDS, "http"))
 async def store(request: pytest.FixtureRequest, make_store: Callable[[str], Store]) -> AsyncIterator[Store]:
-    async with make_store(request.param) as opened:
+    made = over_http(make_store("memory")) if request.param == "http" else make_store(request.param)
+    async with made as opened:
         yield opened
