@@ -1,4 +1,4 @@
-"""Where results go: docs/results.md, the plots beside it, and the records that both are made of."""
+"""Where results go, all in benchmarks/results: a page, its plots, and the records that both are made of."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 RECORDS = Path("benchmarks/results")
-PAGE = Path("docs/results.md")
+PAGE = RECORDS / "README.md"
 NEXT_SECTION = "\n## Benchmarks\n"
 """Sections of results stand before this heading."""
 

@@ -3,8 +3,8 @@
     python -m benchmarks.places                      # three seeds of each
     python -m benchmarks.places --seeds 1 --steps 8
 
-Where the roles are played must not change what is learnt. The whole set is written into `docs/results.md`
-and `benchmarks/results/places.json`; a part of it is only shown. Runs that are there already are not made
+Where the roles are played must not change what is learnt. The whole set is written into
+`README.md` and `places.json` of `benchmarks/results`; a part of it is only shown. Runs that are there already are not made
 again.
 """
 

@@ -6,7 +6,7 @@ python -m benchmarks.soak --calls 3000    # a look
 Gateway, SQLite and the tiny engine run in a process of their own, measured from outside. Rollouts are
 enqueued, leased, played by several clients at once and finished, as in a run, so that the tables grow.
 Exits with 1 if memory, descriptors, write-ahead log or latency are not level, and publishes the figures in
-docs/results.md if all calls were made.
+benchmarks/results/README.md if all calls were made.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     python -m benchmarks.study air --seeds 5
 
 Each variant replaces settings of the trainer in the example's own script and nothing else. Every run is
-evaluated on the test split before and after. A whole study is written into `docs/results.md`, with
-`docs/results-NAME.png` and `benchmarks/results/NAME.json`; a part of one is only shown. Runs that are there
-already are not made again; one that was stopped is gone on with.
+evaluated on the test split before and after. A whole study is written into `README.md` of
+`benchmarks/results`, with `results-NAME.png` and `NAME.json` beside it; a part of one is only shown. Runs that are
+there already are not made again; one that was stopped is resumed.
 """
 
 from __future__ import annotations

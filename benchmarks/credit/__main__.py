@@ -6,7 +6,7 @@
     python -m benchmarks.credit --quick                    # a few updates, to see that it runs
 
 Each method is given its own best learning rate, found on other seeds. Writes the tables and a plot into
-`docs/results.md` and `benchmarks/results/credit.json`; what is not run again stays as it was.
+`benchmarks/results/README.md` and `benchmarks/results/credit.json`; what is not run again stays as it was.
 """
 
 from __future__ import annotations

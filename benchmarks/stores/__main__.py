@@ -1,4 +1,4 @@
-"""Measure stores and rollouts, and publish the figures in docs/results.md.
+"""Measure stores and rollouts, and publish the figures in benchmarks/results/README.md.
 
 python -m benchmarks.stores                         # everything, half an hour
 python -m benchmarks.stores operations empty        # these parts
@@ -18,7 +18,7 @@ from benchmarks.stores.run import PARTS, Amount, find_peer, run
 from benchmarks.stores.sites import SITES
 from benchmarks.stores.tables import render
 
-PLOT = Path("docs/results-stores.png")
+PLOT = Path("benchmarks/results/results-stores.png")
 
 
 class Stores:

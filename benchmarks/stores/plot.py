@@ -1,4 +1,4 @@
-"""The plot of docs/results-stores.png: CPU of an operation over the number of rollouts in the store."""
+"""The plot results-stores.png: CPU of an operation over the number of rollouts in the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section of docs/results.md about stores and rollouts, made of the record."""
+"""The section of benchmarks/results/README.md about stores and rollouts, made of the record."""
 
 from __future__ import annotations
 

@@ -266,5 +266,5 @@ def test_what_is_missing_is_added_and_the_rest_left_alone(tmp_path: Path) -> Non
 
 @pytest.mark.skipif(not (ROOT / RECORD).exists(), reason="not published yet")
 def test_the_published_tables_are_what_the_record_says() -> None:
-    page = (ROOT / "docs/results.md").read_text()
+    page = (ROOT / "benchmarks/results/README.md").read_text()
     assert insert(page, Section(), render(read(ROOT / RECORD))) == page

@@ -1,8 +1,9 @@
-"""The tables of docs/results.md are what the runs' records say, and ± means one thing in all of them."""
+"""The published tables are what the runs' records say, and ± means one thing in all of them."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from statistics import median
 
@@ -21,6 +22,7 @@ from benchmarks.verl.study import STUDIES as BACKENDS
 from lightning_core.trainer.summary import AgentScore, AgentSummary, Evaluation, Score, Summary
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "benchmarks/results/README.md"
 ALL = {**EXAMPLES, **STUDIES, **OFF_POLICY, **BACKENDS}
 PUBLISHED = [name for name in ALL if (ROOT / f"benchmarks/results/{name}.json").exists()]
 
@@ -32,27 +34,34 @@ def test_the_results_of_all_examples_are_published() -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_table_is_what_its_record_says(name: str) -> None:
     published = Published.read(ROOT / f"benchmarks/results/{name}.json")
-    page = (ROOT / "docs/results.md").read_text()
+    page = PAGE.read_text()
     assert insert(page, ALL[name], ALL[name].render(published.variants)) == page
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_section_has_its_command_its_plot_and_the_meaning_of_its_signs(name: str) -> None:
-    page = (ROOT / "docs/results.md").read_text()
+    page = PAGE.read_text()
     before, _, after = page.partition(f"<!-- {name} table -->")
     table, _, rest = after.partition(f"<!-- end of {name} table -->")
     assert f"\n    {ALL[name].command}\n" in before.rpartition("\n## ")[2]
     assert MEANING in table
     assert rest.lstrip().startswith("![")
     assert f"](results-{name}.png)" in rest
-    assert (ROOT / f"docs/results-{name}.png").is_file()
+    assert (ROOT / f"benchmarks/results/results-{name}.png").is_file()
+
+
+def test_the_figures_of_the_summary_are_those_of_the_tables() -> None:
+    summary, tables = (ROOT / "docs/results.md").read_text(), PAGE.read_text()
+    figures = re.findall(r"\d\.\d+ ± \d\.\d+|\d\.\d+ \(\d\.\d+ to \d\.\d+\)", summary)
+    assert len(figures) > 20
+    assert [figure for figure in figures if figure not in tables] == []
 
 
 def test_what_a_transition_costs_is_what_its_record_says() -> None:
     record = json.loads((ROOT / "benchmarks/results/verl_rows.json").read_text())
     speeds = next(row["values"] for row in record["rows"] if row["setting"] == "all")
     told = " / ".join(f"{1e6 / median(speeds[size]):.0f}" for size in ("1,000", "10,000", "100,000"))
-    assert f"1,000 / 10,000 / 100,000 transitions | {told} µs |" in (ROOT / "docs/results.md").read_text()
+    assert f"1,000 / 10,000 / 100,000 transitions | {told} µs |" in PAGE.read_text()
 
 
 def test_a_section_is_made_once_and_then_filled_in_place() -> None:

@@ -115,7 +115,7 @@ def test_a_spread_is_the_median_with_its_range() -> None:
 
 def test_the_published_section_is_what_the_record_says(tmp_path: Path) -> None:
     record = Record.read(ROOT / PATH)
-    page = (ROOT / "docs/results.md").read_text()
+    page = (ROOT / "benchmarks/results/README.md").read_text()
     assert insert(page, Stores(), render(record)) == page
     assert f"    {Stores.command}\n" in page
     assert PEER in page
@@ -124,4 +124,4 @@ def test_the_published_section_is_what_the_record_says(tmp_path: Path) -> None:
     assert record.gateway["sqlite"].calls[-1] >= 50_000
     plot(record, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-    assert (ROOT / "docs/results-stores.png").is_file()
+    assert (ROOT / "benchmarks/results/results-stores.png").is_file()

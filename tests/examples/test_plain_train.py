@@ -96,7 +96,7 @@ def test_the_script_trains_both_roles(finished: Path) -> None:
 
 
 def test_its_results_are_published(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "benchmarks/results").mkdir(parents=True)
     (tmp_path / PAGE).write_text("# Results\n\n## Benchmarks\n\nThe end.\n")
     monkeypatch.chdir(tmp_path)
     study = EXAMPLES["plain"]
@@ -113,7 +113,7 @@ def test_its_results_are_published(finished: Path, tmp_path: Path, monkeypatch: 
     assert f"| seed0 | {summary['before']['sampled']:.3f} | {summary['after']['sampled']:.3f} |" in page
     plot = "![training reward of every run](results-plain.png)"
     assert page.endswith(f"<!-- end of plain table -->\n\n{plot}\n\n## Benchmarks\n\nThe end.\n")
-    assert (tmp_path / "docs/results-plain.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "benchmarks/results/results-plain.png").read_bytes().startswith(b"\x89PNG")
 
 
 async def recorded(folder: Path) -> tuple[dict[tuple[str, str], str], dict[str, str]]:
