@@ -4,8 +4,8 @@
     python -m benchmarks.places --seeds 1 --steps 8
 
 Where the roles are played must not change what is learnt. The whole set is written into
-`README.md` and `places.json` of `benchmarks/results`; a part of it is only shown. Runs that are there already are not made
-again.
+`README.md` and `places.json` of `benchmarks/results`; a part of it is only shown. Runs that are there already
+are not made again.
 """
 
 from __future__ import annotations
