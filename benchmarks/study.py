@@ -5,8 +5,8 @@
 
 Each variant replaces settings of the trainer in the example's own script and nothing else. Every run is
 evaluated on the test split before and after. A whole study is written into `README.md` of
-`benchmarks/results`, with `results-NAME.png` and `NAME.json` beside it; a part of one is only shown. Runs that
-are there already are not made again; one that was stopped is resumed.
+`benchmarks/results`, with `results-NAME.png` and `NAME.json` beside it; a part of one is only shown.
+Runs that are there already are not made again; one that was stopped is resumed.
 """
 
 from __future__ import annotations
