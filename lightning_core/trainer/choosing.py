@@ -5,16 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
+from lightning_core.trainer.settings import Settings
 
-if TYPE_CHECKING:
-    from lightning_core.trainer.trainer import Trainer
+S = TypeVar("S", bound=Settings)
 
 
-def choose(trainer: Trainer, chosen: Mapping[str, Any]) -> Trainer:
+def choose(trainer: S, chosen: Mapping[str, Any]) -> S:
     """The trainer with settings of the command line over its own.
 
     What the script has set up stays where the flag asks for the same: AIR that is on, and a backend object of
@@ -35,7 +35,7 @@ def choose(trainer: Trainer, chosen: Mapping[str, Any]) -> Trainer:
     return changed if ray is None else replace(changed, backend=_on_cluster(changed, ray))
 
 
-def _on_cluster(trainer: Trainer, address: str) -> Any:
+def _on_cluster(trainer: Settings, address: str) -> Any:
     """The trainer's backend, at this address of Ray."""
     backend = trainer.backend
     if isinstance(backend, str):

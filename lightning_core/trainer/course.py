@@ -10,8 +10,6 @@ from lightning_core.credit.base import Credit
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import Plugins
 
-DEFAULT_STEPS = 40
-
 
 @dataclass(frozen=True, slots=True)
 class Course:
@@ -21,32 +19,6 @@ class Course:
     credit: Credit
     first: int
     end: int
-
-
-def make_phases(algorithm: Algorithm | str | Sequence[Phase], steps: int | None) -> list[Phase]:
-    """The phases of `steps` updates in all. Raises ConfigError if the phases given have fewer."""
-    if isinstance(algorithm, Sequence) and not isinstance(algorithm, str):
-        phases = list(algorithm)
-        if not all(isinstance(phase, Phase) for phase in phases):
-            raise ConfigError("algorithm=[...] takes phases, such as Phase(SFT(), steps=10)")
-        total = sum(phase.steps for phase in phases)
-        if not phases or any(phase.steps < 1 for phase in phases):
-            raise ConfigError("algorithm=[...] needs phases of at least one step each")
-        if steps is not None and steps > total:
-            raise ConfigError(f"steps={steps!r}, but the phases have {total} in all: leave steps away")
-        return phases
-    return [Phase(algorithm, DEFAULT_STEPS if steps is None else steps)]
-
-
-def asks_for_rollouts(algorithm: Algorithm | str | Sequence[Phase]) -> bool:
-    """Whether any update needs tasks, or whether all are made from demonstrations."""
-    named = [phase.algorithm for phase in make_phases(algorithm, None)]
-    return any(isinstance(each, str) or each.teaching is None for each in named)
-
-
-def count_steps(algorithm: Algorithm | str | Sequence[Phase], steps: int | None) -> int:
-    """Updates that a run has in all."""
-    return steps if steps is not None else sum(phase.steps for phase in make_phases(algorithm, None))
 
 
 def make_courses(phases: Sequence[Phase], plugins: Plugins) -> list[Course]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -18,27 +18,27 @@ from lightning_core.errors import LightningError
 from lightning_core.masking import without_password
 from lightning_core.plugins import Plugins, load_plugins
 from lightning_core.runner.executor import make_executor
-from lightning_core.trainer.course import Course, check_signals, make_courses, make_phases
+from lightning_core.trainer.course import Course, check_signals, make_courses
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.intermediate import make_rulebook
 from lightning_core.trainer.judging import check_judge
 from lightning_core.trainer.plan import EVALUATIONS
 from lightning_core.trainer.session import make_backend
+from lightning_core.trainer.settings import Settings
 from lightning_core.types import Task
-
-if TYPE_CHECKING:
-    from lightning_core.trainer.trainer import Trainer
 
 COLOURS = {"ok": "green", "fails": "red", "unknown": "yellow"}
 
 
-def outline_run(trainer: Trainer, folder: Path, train: Sequence[Task], validation: Sequence[Task]) -> Outline:
+def outline_run(
+    trainer: Settings, folder: Path, train: Sequence[Task], validation: Sequence[Task]
+) -> Outline:
     """The whole plan: the trainer's part, and the backend's where it can tell one.
 
     Raises ConfigError for an algorithm or a backend that there is none of.
     """
     plugins = load_plugins()
-    courses = make_courses(make_phases(trainer.algorithm, trainer.steps), plugins)
+    courses = make_courses(trainer.phases, plugins)
     backend = make_backend(trainer, plugins)
     own = _ask(backend, courses)
     facts = (*_what(trainer, courses, own.context, train, validation), *_where(trainer, folder))
@@ -76,7 +76,7 @@ def show_outline(outline: Outline, console: Console) -> None:
 
 # facts ------------------------------------------------------------------------------------
 def _what(
-    trainer: Trainer,
+    trainer: Settings,
     courses: Sequence[Course],
     context: int | None,
     train: Sequence[Task],
@@ -129,7 +129,7 @@ def _tokens(course: Course, context: int) -> str:
     )
 
 
-def _where(trainer: Trainer, folder: Path) -> Iterable[Fact]:
+def _where(trainer: Settings, folder: Path) -> Iterable[Fact]:
     yield Fact("folder", str(folder))
     yield Fact("store", without_password(trainer.store or RunFolder(folder, resume=trainer.resume).store_url))
     if "gateway" in trainer.roles_elsewhere:
@@ -151,7 +151,7 @@ def _named(part: Any) -> str:
 
 # checks -----------------------------------------------------------------------------------
 def _checks(
-    trainer: Trainer, folder: Path, courses: Sequence[Course], backend: Backend, plugins: Plugins
+    trainer: Settings, folder: Path, courses: Sequence[Course], backend: Backend, plugins: Plugins
 ) -> tuple[Check, ...]:
     def check_options() -> str:
         check_signals(courses, air=bool(trainer.air), judge=trainer.judge is not None)

@@ -7,7 +7,6 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from lightning_core.errors import GatewayError
@@ -17,10 +16,8 @@ from lightning_core.presence import Presence, make_member
 from lightning_core.runner import Runner
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder
+from lightning_core.trainer.settings import Settings
 from lightning_core.types import Run
-
-if TYPE_CHECKING:
-    from lightning_core.trainer.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +27,7 @@ EVERY_ADDRESS = ("0.0.0.0", "::")
 
 @asynccontextmanager
 async def serving_gateway(
-    gateway: Gateway, store: Store, run: Run, folder: RunFolder, trainer: Trainer
+    gateway: Gateway, store: Store, run: Run, folder: RunFolder, trainer: Settings
 ) -> AsyncIterator[str]:
     """Serve the gateway, and let the run's members say where; gives its URL for this machine."""
     async with AsyncExitStack() as stack:
@@ -52,7 +49,7 @@ def told_address(listening: str, address: str | None) -> str:
 
 
 async def _listen(
-    stack: AsyncExitStack, gateway: Gateway, folder: RunFolder, trainer: Trainer
+    stack: AsyncExitStack, gateway: Gateway, folder: RunFolder, trainer: Settings
 ) -> GatewayServer:
     """At the port that is asked for. Otherwise a resumed run listens where it did before, if that is free."""
     kept = (folder.read_address() or {}).get("port")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_core.gateway.tokens import Tokens, expiry
 from lightning_core.runner import Runner
@@ -13,13 +13,11 @@ from lightning_core.runner.gateways import Gateways
 from lightning_core.runner.rules import Rules
 from lightning_core.stores.base import Store
 from lightning_core.tracing.scope import Scope
+from lightning_core.trainer.settings import Settings
 from lightning_core.types import Attempt, Rollout, Run
 
-if TYPE_CHECKING:
-    from lightning_core.trainer.trainer import Trainer
 
-
-def rules_of(trainer: Trainer, solve: Callable[..., Any]) -> Rules:
+def rules_of(trainer: Settings, solve: Callable[..., Any]) -> Rules:
     """What a trainer's settings say."""
     judged = trainer.judge is not None and trainer.judge.weight == 1
     return Rules(name_of(solve), trainer.timeout, trainer.on_failure, judged)

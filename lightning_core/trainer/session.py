@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_core.backends.base import Backend, check_backend
 from lightning_core.errors import ConfigError, TrainingError
@@ -19,7 +19,7 @@ from lightning_core.presence import Presence, make_member
 from lightning_core.runner.executor import make_executor
 from lightning_core.stores.base import Store
 from lightning_core.tracing.openai_sdk import instrument
-from lightning_core.trainer.course import Course, check_signals, make_courses, make_phases
+from lightning_core.trainer.course import Course, check_signals, make_courses
 from lightning_core.trainer.embedded import serving_gateway, serving_runner
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.intermediate import add_automatic, make_rulebook
@@ -27,12 +27,10 @@ from lightning_core.trainer.judging import check_judge
 from lightning_core.trainer.lookout import Lookout
 from lightning_core.trainer.playing import agents_of, make_runner, rules_of, tokens_of
 from lightning_core.trainer.serving import make_upstream
+from lightning_core.trainer.settings import Settings
 from lightning_core.trainer.staleness import admitted, withdraw
 from lightning_core.trainer.teaching import encode_all
 from lightning_core.types import Call, Reward, Rollout, Run, Status, Trajectory
-
-if TYPE_CHECKING:
-    from lightning_core.trainer.trainer import Trainer
 
 Solve = Callable[..., Any]
 """The user's function: takes a Task, runs the app once, returns the reward; may be async."""
@@ -48,7 +46,7 @@ class Session:
     taught: dict[int, tuple[Trajectory, ...]]
     """The demonstrations of a phase, by its first step."""
 
-    def __init__(self, trainer: Trainer, folder: RunFolder, solve: Solve) -> None:
+    def __init__(self, trainer: Settings, folder: RunFolder, solve: Solve) -> None:
         self.trainer = trainer
         self.folder = folder
         self.solve = solve
@@ -75,8 +73,7 @@ class Session:
         self.executor = make_executor(trainer.executor, self.plugins)
         if "runner" not in trainer.roles_elsewhere:
             self.executor.crew(self.solve, trainer.concurrency)  # what can't run there is refused at once
-        phases = make_phases(trainer.algorithm, trainer.steps)
-        self.courses = make_courses(phases, self.plugins)
+        self.courses = make_courses(trainer.phases, self.plugins)
         check_signals(self.courses, air=bool(trainer.air), judge=trainer.judge is not None)
         check_judge(trainer.judge, self.courses)
         self.rulebook = make_rulebook(trainer.air, self.plugins)
@@ -230,7 +227,7 @@ def open_store(url: str, plugins: Plugins) -> Store:
     return store
 
 
-def make_backend(trainer: Trainer, plugins: Plugins) -> Backend:
+def make_backend(trainer: Settings, plugins: Plugins) -> Backend:
     """The backend named or given by the trainer's settings."""
     if isinstance(trainer.backend, str):
         backend: Backend = plugins.part("backend", trainer.backend)(model=trainer.model, seed=trainer.seed)

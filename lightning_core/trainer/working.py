@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
@@ -21,13 +21,11 @@ from lightning_core.trainer.embedded import serving_runner
 from lightning_core.trainer.joining import Joined, Joining, own_name, until_signal
 from lightning_core.trainer.playing import make_runner, name_of, rules_of
 from lightning_core.trainer.session import open_store
+from lightning_core.trainer.settings import Settings
 from lightning_core.types import Run
 
-if TYPE_CHECKING:
-    from lightning_core.trainer.trainer import Trainer
 
-
-async def work(trainer: Trainer, joining: Joining, solve: Callable[..., Any]) -> None:
+async def work(trainer: Settings, joining: Joining, solve: Callable[..., Any]) -> None:
     """Run rollouts until the run is finished, or until a signal.
 
     Raises ConfigError for a run that is of another function, and StoreError if the store stays away.
@@ -45,7 +43,7 @@ class Worker:
     """The runner's part."""
 
     def __init__(
-        self, trainer: Trainer, solve: Callable[..., Any], store: Store, executor: Executor, worker: str
+        self, trainer: Settings, solve: Callable[..., Any], store: Store, executor: Executor, worker: str
     ) -> None:
         self._trainer = trainer
         self._solve = solve

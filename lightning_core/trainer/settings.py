@@ -1,0 +1,164 @@
+"""The settings of a run: one frozen value, which every part of the trainer reads and none changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lightning_core.air.rules import AIR
+from lightning_core.alerts.watch import Alerts
+from lightning_core.algorithms.base import Algorithm, Phase
+from lightning_core.algorithms.grpo import GRPO
+from lightning_core.errors import ConfigError
+from lightning_core.judge.judge import Judge
+from lightning_core.ranges import check_range
+from lightning_core.runner import FailurePolicy
+from lightning_core.runner.executor import Executor
+from lightning_core.trackers.base import Tracker
+from lightning_core.trainer.elsewhere import make_elsewhere
+from lightning_core.trainer.retention import Retention
+from lightning_core.types import Role
+
+DEFAULT_STEPS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What `Trainer` was given, checked; the parts of a run read it."""
+
+    model: str | Path = "tiny"
+    """A transformers folder, a name on the hub, or "tiny", the small model that ships with the package. The
+    local backend takes architectures like Llama's and Qwen's."""
+    agents: Sequence[str] | str | None = None
+    """Names or globs of the agents to train; None trains all."""
+    algorithm: Algorithm | str | Sequence[Phase] = field(default_factory=GRPO)
+    """An algorithm with its options, or the name of one with its defaults; several in turn as `Phase`s."""
+    backend: Any = "local"
+    """A backend's name, or a backend object, which then has the model instead of `model`."""
+    store: str | None = None
+    """URL of the store; by default an SQLite file in the run's folder."""
+    steps: int | None = None
+    """Updates to make: by default 40, or as many as the phases have."""
+    folder: str | Path | None = None
+    """Where the run lies; by default `runs/<date-time>`."""
+    resume: bool = False
+    """Go on with the run in `folder`; if none is given, with the newest in `runs/`."""
+    seed: int = 0
+    elsewhere: Sequence[str] | str = ()
+    """Roles that other processes play: "runner" (`agentlightning worker`), "gateway" (`agentlightning
+    gateway`) or both. They meet in the store; see docs/machines.md."""
+    host: str = "127.0.0.1"
+    """Where the gateway listens; by default only this machine can reach it."""
+    port: int | None = None
+    """By default a free one, which a resumed run keeps."""
+    address: str | None = None
+    """URL at which workers reach the gateway, if it is another than its host and port say."""
+    concurrency: int = 32
+    """Rollouts at the same time. With 64, the connection pool of the app's own HTTP client costs a third more
+    CPU per call than with 32 (it looks at every connection at each request); below 16 the engine idles."""
+    timeout: float | None = 300.0
+    """Seconds one rollout may take."""
+    executor: Executor | str = "asyncio"
+    """Where rollouts run: "asyncio" (in this process), "processes", "ray", or an executor with options."""
+    on_failure: FailurePolicy = field(default_factory=FailurePolicy)
+    air: AIR | bool | None = None
+    """Automatic intermediate rewards: True for the default rules, or an `AIR` of your own."""
+    judge: Judge | None = None
+    """Gives the rollouts of each group their final reward. Evaluations are not judged: there the reward of
+    `solve` counts."""
+    alerts: Alerts | bool = True
+    """Say when something about the run looks wrong: False for nothing, or an `Alerts` with thresholds of your
+    own. An alert never stops a run."""
+    trackers: Sequence[Tracker | str] | str = ()
+    """Where else the numbers go: "tensorboard", "wandb", "mlflow", or objects such as
+    `trackers.wandb.Wandb("my-project")`. One that fails stops nothing."""
+    evaluate_every: int | None = None
+    """Also evaluate after every so many steps; before and after training it is done anyway."""
+    breakdown: str | None = None
+    """A field of the tasks' input by which success is shown separately, such as the kind of question."""
+    checkpoint_every: int = 1
+    keep_checkpoints: int | Retention = 2
+    """How many of the newest checkpoints are kept, to resume from; a `Retention` says more. The best
+    version by evaluation is kept too, and never deleted is what something points at."""
+    progress: bool = True
+    """Show progress on the terminal (standard error)."""
+
+    def __post_init__(self) -> None:
+        counts = {
+            "steps": 0,
+            "concurrency": 1,
+            "checkpoint_every": 1,
+            "evaluate_every": 1,
+        }
+        for name, least in counts.items():
+            value = getattr(self, name)
+            if value is not None:
+                check_range(name, value, least=least, whole=True)
+        if not isinstance(self.keep_checkpoints, Retention):
+            check_range("keep_checkpoints", self.keep_checkpoints, least=1, whole=True)
+        if self.address is not None and not self.address.startswith(("http://", "https://")):
+            raise ConfigError(f"address={self.address!r}: must be a URL, such as 'http://trainer.local:8000'")
+        if "gateway" in self.roles_elsewhere:
+            self._check_gateway_elsewhere()
+        if self.agents is not None and not self.agents:
+            raise ConfigError("agents=[] trains nobody: give names or globs, or None to train all")
+        if self.timeout is not None:
+            check_range("timeout", self.timeout, above=0)
+
+    @property
+    def total_steps(self) -> int:
+        """Updates to make in all."""
+        return self.steps if self.steps is not None else sum(phase.steps for phase in self.phases)
+
+    @property
+    def phases(self) -> list[Phase]:
+        """The phases of all updates; an algorithm alone is one.
+
+        Raises ConfigError if they have fewer updates than `steps`.
+        """
+        if not isinstance(self.algorithm, Sequence) or isinstance(self.algorithm, str):
+            return [Phase(self.algorithm, DEFAULT_STEPS if self.steps is None else self.steps)]
+        phases = list(self.algorithm)
+        if not all(isinstance(phase, Phase) for phase in phases):
+            raise ConfigError("algorithm=[...] takes phases, such as Phase(SFT(), steps=10)")
+        total = sum(phase.steps for phase in phases)
+        if not phases or any(phase.steps < 1 for phase in phases):
+            raise ConfigError("algorithm=[...] needs phases of at least one step each")
+        if self.steps is not None and self.steps > total:
+            raise ConfigError(f"steps={self.steps!r}, but the phases have {total} in all: leave steps out")
+        return phases
+
+    @property
+    def asks_for_rollouts(self) -> bool:
+        """Whether any update needs tasks, or whether all are made from demonstrations."""
+        named = [phase.algorithm for phase in self.phases]
+        return any(isinstance(each, str) or each.teaching is None for each in named)
+
+    @property
+    def patterns(self) -> tuple[str, ...] | None:
+        """`agents` as a tuple; a single string is one pattern."""
+        if self.agents is None:
+            return None
+        return (self.agents,) if isinstance(self.agents, str) else tuple(self.agents)
+
+    def _check_gateway_elsewhere(self) -> None:
+        """Raise ConfigError for what only a gateway in this process can do."""
+        given = {"host": self.host != "127.0.0.1", "port": self.port, "address": self.address}
+        for name, value in given.items():
+            if value:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} is of the trainer's own gateway, and the gateway is "
+                    f"elsewhere: leave {name} away here, and give it to `agentlightning gateway`"
+                )
+        if self.checkpoint_every != 1:
+            raise ConfigError(
+                f"checkpoint_every={self.checkpoint_every!r}: a gateway elsewhere serves what was saved, so "
+                "each version must be; leave checkpoint_every at 1"
+            )
+
+    @property
+    def roles_elsewhere(self) -> frozenset[Role]:
+        """`elsewhere` as a set; a single string is one role."""
+        return make_elsewhere(self.elsewhere, self.store)
