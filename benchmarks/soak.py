@@ -33,7 +33,7 @@ from benchmarks.stores.processes import cpu_seconds, machine
 from benchmarks.tiny_server import RUN, TOKENS, TinyServer
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store
-from lightning_core.trainer.session import open_store
+from lightning_core.trainer.parts import open_store
 from lightning_core.types import Attempt, Rollout, Task
 
 CALLS: Final = 50_000

@@ -108,8 +108,8 @@ async def serve(folder: Path) -> None:
     from lightning_core.gateway.app import Gateway
     from lightning_core.gateway.server import GatewayServer
     from lightning_core.plugins import load_plugins
+    from lightning_core.trainer.parts import open_store
     from lightning_core.trainer.serving import make_upstream
-    from lightning_core.trainer.session import open_store
 
     # measured at start by default; here equal requests must get equal replies on any machine
     backend = LocalBackend("tiny", threads=1, dtype="float32")

@@ -19,7 +19,7 @@ from lightning_core.algorithms.grpo import GRPO
 from lightning_core.algorithms.ppo import PPO
 from lightning_core.algorithms.rloo import RLOO
 from lightning_core.plugins import Plugins
-from lightning_core.trainer.course import make_credit
+from lightning_core.trainer.parts import make_credit
 
 THRESHOLD = 0.9
 """Of the best success."""

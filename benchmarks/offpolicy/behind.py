@@ -13,31 +13,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from lightning_core.trainer.course import Course
-from lightning_core.trainer.gathering import Gathering
-from lightning_core.trainer.lesson import Lesson
+from lightning_core.trainer.batch import StepBatch
+from lightning_core.trainer.collector import Collector
+from lightning_core.trainer.parts import ResolvedPhase
 
 if TYPE_CHECKING:
     import torch
 
-Gather = Callable[[Gathering, int, Course], Awaitable[Lesson]]
+Collect = Callable[[Collector, int, ResolvedPhase], Awaitable[StepBatch]]
 
 
-def waiting(gather: Gather) -> Gather:
-    """What gathers a step's lesson, and returns it when nothing that was asked for is under way any more."""
+def waiting(collect: Collect) -> Collect:
+    """Collects a step's batch, and returns it once all rollouts that were asked for have ended."""
 
-    async def later(gathering: Gathering, step: int, course: Course) -> Lesson:
-        lesson = await gather(gathering, step, course)
-        session = gathering.session
+    async def later(collector: Collector, step: int, phase: ResolvedPhase) -> StepBatch:
+        batch = await collect(collector, step, phase)
+        session = collector.session
         await session.run(await session.store.find_rollouts(session.folder.run_id, split="train"))
-        return lesson
+        return batch
 
     return later
 
 
 def staying_behind() -> Any:
     """A context in which every trainer's updates wait."""
-    return patch.object(Gathering, "gather", waiting(Gathering.gather))
+    return patch.object(Collector, "collect", waiting(Collector.collect))
 
 
 class Ignored:

@@ -18,7 +18,7 @@ from benchmarks.stores.processes import cpu_seconds
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store
 from lightning_core.stores.sqlite import SqliteConnection, SqliteStore
-from lightning_core.trainer.session import open_store
+from lightning_core.trainer.parts import open_store
 
 Count = Callable[[Store], Awaitable[int]]
 

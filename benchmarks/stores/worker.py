@@ -12,7 +12,7 @@ from lightning_core.plugins import load_plugins
 from lightning_core.runner import Runner
 from lightning_core.stores.base import Store
 from lightning_core.tracing.scope import Scope
-from lightning_core.trainer.session import open_store
+from lightning_core.trainer.parts import open_store
 from lightning_core.types import Attempt, Task
 
 CONCURRENCY = 64

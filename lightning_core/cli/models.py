@@ -21,8 +21,8 @@ from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
 from lightning_core.presence import find_living
 from lightning_core.stores.base import Store
+from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.serving import open_reader
-from lightning_core.trainer.session import open_store
 from lightning_core.types import ResourceVersion, Run
 from lightning_core.versions import POLICY, choose, find_current, get_version, list_choices
 

@@ -11,7 +11,7 @@ from lightning_core.api.scopes import SECRET_NAME, server_secret
 from lightning_core.cli.serving import interruption
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.plugins import load_plugins
-from lightning_core.trainer.session import open_store
+from lightning_core.trainer.parts import open_store
 
 
 async def serve_api(store_url: str, host: str, port: int) -> None:

@@ -17,7 +17,7 @@ from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store
 from lightning_core.trace import read_traces
 from lightning_core.trainer.folder import RunFolder
-from lightning_core.trainer.session import open_store
+from lightning_core.trainer.parts import open_store
 from lightning_core.types import Rollout
 
 LISTED = 8

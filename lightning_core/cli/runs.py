@@ -17,9 +17,14 @@ from lightning_core.cli.rollouts import LISTED, find_rollouts, open_run, show_ne
 from lightning_core.plugins import load_plugins
 from lightning_core.presence import living
 from lightning_core.stores.base import Store
-from lightning_core.trainer.display import agent_table, alert_line, phase_line, success_table
+from lightning_core.trainer.display import (
+    agent_table,
+    alert_line,
+    describe_staleness,
+    phase_line,
+    success_table,
+)
 from lightning_core.trainer.report import find_phases, terminal_curve
-from lightning_core.trainer.staleness import describe
 from lightning_core.trainer.summary import Summary
 from lightning_core.types import Member, Metrics
 
@@ -86,7 +91,7 @@ async def show_run(path: Path) -> None:
     console.print(agent_table(summary))
     skipped = f"{summary.zero_variance_groups} groups of equal rewards left out"
     console.print(f"{summary.rollouts} rollouts, {summary.failures} failed, {skipped}")
-    console.print(describe(summary.staleness_mean, summary.staleness_max) or "trained on-policy")
+    console.print(describe_staleness(summary.staleness_mean, summary.staleness_max) or "trained on-policy")
 
 
 def _automatic(metrics: Sequence[Metrics]) -> bool:

@@ -17,9 +17,9 @@ from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import load_plugins
+from lightning_core.trainer.parts import make_backend, open_store
 from lightning_core.trainer.playing import agents_of, tokens_of
 from lightning_core.trainer.serving import serving_run
-from lightning_core.trainer.session import make_backend, open_store
 from lightning_core.trainer.trainer import Trainer
 
 

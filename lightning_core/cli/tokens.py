@@ -10,7 +10,7 @@ from rich.console import Console
 from lightning_core.api.scopes import SCOPES, SECRET_NAME, Grant, Scope, issue, secret_of, server_secret
 from lightning_core.errors import AccessError, ConfigError
 from lightning_core.plugins import load_plugins
-from lightning_core.trainer.session import open_store
+from lightning_core.trainer.parts import open_store
 
 
 async def print_token(store_url: str | None, run_id: str | None, scope: str, hours: float) -> None:

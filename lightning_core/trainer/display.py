@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -10,11 +10,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from lightning_core.trainer.observers import Observer
 from lightning_core.trainer.summary import Evaluation, PhaseSummary, Summary
-from lightning_core.types import Alert, Rollout
+from lightning_core.types import Alert, Metrics, Rollout, Run
 
 
-class Display:
+class Display(Observer):
     """Progress of a run; says nothing where it is not enabled."""
 
     def __init__(self, *, enabled: bool, steps: int, console: Console | None = None) -> None:
@@ -43,23 +44,24 @@ class Display:
     def __exit__(self, *exc: object) -> None:
         self._progress.stop()
 
-    def note(self, text: str | Text) -> None:
+    def note(self, text: str) -> None:
+        self._print(text)
+
+    def _print(self, text: str | Text) -> None:
         """A line above the bars."""
         self._progress.console.print(text, soft_wrap=True)  # commands are copied from here
 
     def alert(self, alert: Alert) -> None:
-        """Something about the run that a person should look at."""
-        self.note(alert_line(alert))
+        self._print(alert_line(alert))
 
-    def begin(self, first: int) -> None:
-        """The run starts, or goes on, at step `first`."""
+    def start(self, run: Run, history: Sequence[Metrics]) -> None:
+        first = len(history)
         if first:
             self.note(f"resuming after step {first}")
         self._training = self._progress.add_task("training", total=self._steps, completed=first, note="")
         self._phase = self._progress.add_task("", total=None, note="")
 
     def collecting(self, what: str, rollouts: Sequence[Rollout]) -> None:
-        """The rollouts are being waited for; some may have ended already."""
         self._awaited = {rollout.id for rollout in rollouts}
         done, total = len(self._ended & self._awaited), len(rollouts)
         self._ended -= self._awaited
@@ -67,42 +69,37 @@ class Display:
             what = f"  {what}"
             self._progress.reset(self._phase, total=total, completed=done, description=what, note="rollouts")
 
-    def rollout_done(self, rollout: Rollout) -> None:
-        """One more rollout has ended."""
+    def rollout_ended(self, rollout: Rollout) -> None:
         if rollout.id not in self._awaited:
             self._ended.add(rollout.id)
         elif self._phase is not None:
             self._progress.advance(self._phase)
 
-    def updating(self, what: str) -> None:
-        """The weights are being changed."""
+    def updating(self, step: int) -> None:
         if self._phase is not None:
-            self._progress.update(self._phase, description=f"  {what}", note="update")
+            self._progress.update(self._phase, description=f"  step {step + 1}", note="update")
 
-    def step_done(
-        self, reward: float | None, failures: int, tokens_per_second: float, more: str = ""
-    ) -> None:
-        """An update is made; shows the mean reward of the last five steps that had rollouts, and `more`."""
-        note = ""
-        if reward is not None:
-            self._recent = [*self._recent[-4:], reward]
-            note = f"reward {sum(self._recent) / len(self._recent):.2f}  {tokens_per_second:,.0f} tok/s"
-        if more:
-            note += f"  {more}"
-        if failures:
-            note += f"  [red]{failures} failed[/red]"
+    async def step_ended(self, metrics: Metrics) -> None:
+        """Show the mean reward of the last five steps that had rollouts, tokens per second and failures."""
+        values, note = metrics.values, ""
+        if "reward" in values:
+            self._recent = [*self._recent[-4:], values["reward"]]
+            note = f"reward {sum(self._recent) / len(self._recent):.2f}  {_rate(values):,.0f} tok/s"
+        if stale := describe_staleness(values.get("staleness_mean", 0.0), values.get("staleness_max", 0.0)):
+            note += f"  {stale}"
+        if failures := values.get("failures"):
+            note += f"  [red]{failures:.0f} failed[/red]"
         if self._training is not None:
             self._progress.update(self._training, advance=1, note=note)
 
     def evaluated(self, result: Evaluation) -> None:
-        """An evaluation is finished."""
         tasks = result.detail["sampled"].tasks
         self.note(
             f"after step {result.step}: held-out success {result.sampled:.2f} sampled, "
             f"{result.greedy:.2f} greedy ({tasks} tasks)"
         )
 
-    def finish(self, summary: Summary, folder: Path, curve: str, transcripts: str) -> None:
+    def report(self, summary: Summary, folder: Path, curve: str, transcripts: str) -> None:
         """The closing page: curve, what changed, one task before and after, and where everything lies."""
         console = self.console
         if curve:
@@ -122,6 +119,18 @@ class Display:
             f"            agentlightning serve --model {folder / 'policy'}",
             highlight=False,
         )
+
+
+def _rate(values: Mapping[str, float]) -> float:
+    """Tokens sampled per second of collecting; of the whole step where rollouts go on during the update."""
+    tokens = sum(value for name, value in values.items() if name.endswith("/completion_tokens"))
+    seconds = values["step_seconds" if values.get("staleness_bound") else "collect_seconds"]
+    return tokens / seconds if seconds else 0.0
+
+
+def describe_staleness(mean: float, most: float) -> str:
+    """The staleness of a step or a run in words; "" where everything was on-policy."""
+    return f"staleness {mean:.2f}, at most {most:.0f}" if most else ""
 
 
 def alert_line(alert: Alert) -> Text:

@@ -18,12 +18,16 @@ from lightning_core.errors import LightningError
 from lightning_core.masking import without_password
 from lightning_core.plugins import Plugins, load_plugins
 from lightning_core.runner.executor import make_executor
-from lightning_core.trainer.course import Course, check_signals, make_courses
 from lightning_core.trainer.folder import RunFolder
-from lightning_core.trainer.intermediate import make_rulebook
 from lightning_core.trainer.judging import check_judge
+from lightning_core.trainer.parts import (
+    ResolvedPhase,
+    check_signals,
+    make_backend,
+    make_rulebook,
+    resolve_phases,
+)
 from lightning_core.trainer.plan import EVALUATIONS
-from lightning_core.trainer.session import make_backend
 from lightning_core.trainer.settings import Settings
 from lightning_core.types import Task
 
@@ -38,21 +42,21 @@ def outline_run(
     Raises ConfigError for an algorithm or a backend that there is none of.
     """
     plugins = load_plugins()
-    courses = make_courses(trainer.phases, plugins)
+    phases = resolve_phases(trainer.phases, plugins)
     backend = make_backend(trainer, plugins)
-    own = _ask(backend, courses)
-    facts = (*_what(trainer, courses, own.context, train, validation), *_where(trainer, folder))
-    checks = _checks(trainer, folder, courses, backend, plugins)
+    own = _ask(backend, phases)
+    facts = (*_what(trainer, phases, own.context, train, validation), *_where(trainer, folder))
+    checks = _checks(trainer, folder, phases, backend, plugins)
     return Outline(facts + own.facts, checks + own.checks, own.context)
 
 
-def _ask(backend: Backend, courses: Sequence[Course]) -> Outline:
+def _ask(backend: Backend, phases: Sequence[ResolvedPhase]) -> Outline:
     """The backend's part; a backend of a plugin may have none."""
     tell: Any = getattr(backend, "outline", None)
     if not callable(tell):
         return Outline()
     try:
-        own: Outline = tell([course.algorithm for course in courses])
+        own: Outline = tell([phase.algorithm for phase in phases])
     except LightningError as problem:
         return Outline(checks=(Check("model", False, str(problem)),))
     return own
@@ -77,22 +81,22 @@ def show_outline(outline: Outline, console: Console) -> None:
 # facts ------------------------------------------------------------------------------------
 def _what(
     trainer: Settings,
-    courses: Sequence[Course],
+    phases: Sequence[ResolvedPhase],
     context: int | None,
     train: Sequence[Task],
     validation: Sequence[Task],
 ) -> Iterable[Fact]:
     yield Fact("agents", ", ".join(trainer.patterns) if trainer.patterns else "all")
-    for course in courses:
-        steps = f"updates {course.first + 1} to {course.end}" if len(courses) > 1 else f"{course.end} updates"
-        yield Fact("algorithm", f"{_algorithm(course.algorithm)}; {steps}")
-        yield Fact("a step", _step(course))
-        if context is not None and course.algorithm.teaching is None:
-            yield Fact("tokens a step", _tokens(course, context))
+    for phase in phases:
+        steps = f"updates {phase.first + 1} to {phase.end}" if len(phases) > 1 else f"{phase.end} updates"
+        yield Fact("algorithm", f"{_algorithm(phase.algorithm)}; {steps}")
+        yield Fact("a step", _step(phase))
+        if context is not None and phase.algorithm.teaching is None:
+            yield Fact("tokens a step", _tokens(phase, context))
     passes = sum(
-        (course.end - course.first) * course.algorithm.tasks_per_step
-        for course in courses
-        if course.algorithm.teaching is None
+        (phase.end - phase.first) * phase.algorithm.tasks_per_step
+        for phase in phases
+        if phase.algorithm.teaching is None
     )
     turns = f", each used {passes / len(train):.1f} times" if train else ""
     yield Fact("tasks", f"{len(train)} to train on{turns}; {len(validation)} held out")
@@ -110,8 +114,8 @@ def _algorithm(algorithm: Algorithm) -> str:
     return f"{algorithm.name}, {options}, {algorithm.epochs} pass{'es' * (algorithm.epochs > 1)}{ahead}"
 
 
-def _step(course: Course) -> str:
-    algorithm = course.algorithm
+def _step(phase: ResolvedPhase) -> str:
+    algorithm = phase.algorithm
     if algorithm.teaching is not None:
         teaching = algorithm.teaching
         return f"{teaching.batch_size} of {len(teaching.demonstrations)} demonstrations"
@@ -120,9 +124,9 @@ def _step(course: Course) -> str:
     return f"{size * tasks} rollouts: {tasks} tasks, {size} of each{more}"
 
 
-def _tokens(course: Course, context: int) -> str:
+def _tokens(phase: ResolvedPhase, context: int) -> str:
     """A bound: how many calls a rollout makes, and how long they are, is known only once it has run."""
-    rollouts = course.algorithm.group_size * course.algorithm.tasks_per_step
+    rollouts = phase.algorithm.group_size * phase.algorithm.tasks_per_step
     return (
         f"at most {rollouts * context:,} for each call that a rollout makes ({rollouts} x {context:,}); "
         "what calls have in common counts once"
@@ -151,14 +155,14 @@ def _named(part: Any) -> str:
 
 # checks -----------------------------------------------------------------------------------
 def _checks(
-    trainer: Settings, folder: Path, courses: Sequence[Course], backend: Backend, plugins: Plugins
+    trainer: Settings, folder: Path, phases: Sequence[ResolvedPhase], backend: Backend, plugins: Plugins
 ) -> tuple[Check, ...]:
     def check_options() -> str:
-        check_signals(courses, air=bool(trainer.air), judge=trainer.judge is not None)
-        check_judge(trainer.judge, courses)
+        check_signals(phases, air=bool(trainer.air), judge=trainer.judge is not None)
+        check_judge(trainer.judge, phases)
         make_rulebook(trainer.air, plugins)
-        for course in courses:
-            check_backend(backend, course.algorithm, first_phase=course.first == 0)
+        for phase in phases:
+            check_backend(backend, phase.algorithm, first_phase=phase.first == 0)
         return f"algorithm and credit go together, and backend {backend.name!r} can do both"
 
     def check_store() -> str:

@@ -19,9 +19,9 @@ from lightning_core.presence import Presence, make_member
 from lightning_core.stores.base import Store
 from lightning_core.trainer.embedded import told_address
 from lightning_core.trainer.joining import Joined, Joining, own_name, until_signal
+from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.playing import agents_of, tokens_of
 from lightning_core.trainer.serving import serving_run
-from lightning_core.trainer.session import open_store
 from lightning_core.types import Run
 from lightning_core.versions import POLICY
 

@@ -21,8 +21,8 @@ from lightning_core.judge.endpoint import Endpoint, JudgeError, address_of
 from lightning_core.judge.judge import Judge
 from lightning_core.judge.question import Question, Score, make_question
 from lightning_core.stores.base import Store
-from lightning_core.trainer.course import Course
 from lightning_core.trainer.folder import RunFolder
+from lightning_core.trainer.parts import ResolvedPhase
 from lightning_core.types import Call, Reward, Rollout, Status
 
 log = logging.getLogger(__name__)
@@ -32,13 +32,13 @@ Rewards = dict[str, list[Reward]]
 """By rollout id."""
 
 
-def check_judge(judge: Judge | None, courses: Sequence[Course]) -> None:
+def check_judge(judge: Judge | None, phases: Sequence[ResolvedPhase]) -> None:
     """Raise ConfigError where a judge would have nothing to compare, or can't be asked."""
     if judge is None:
         return
     address_of(judge)
-    for course in courses:
-        algorithm = course.algorithm
+    for phase in phases:
+        algorithm = phase.algorithm
         if algorithm.teaching is None and algorithm.group_size < 2:
             raise ConfigError(
                 f"a judge compares the rollouts of a group, and {algorithm.name!r} has groups of one: "

@@ -26,8 +26,8 @@ async def open_run(session: Session, train: Sequence[Task], validation: Sequence
     folder, store = session.folder, session.store
     plan = _plan(session, train, validation)
     known = await store.find_run(folder.run_id)
-    rules = rules_of(session.trainer, session.solve)
-    origin = await asyncio.to_thread(describe_origin, session.trainer, session.plugins.list())
+    rules = rules_of(session.settings, session.solve)
+    origin = await asyncio.to_thread(describe_origin, session.settings, session.plugins.list())
     run = Run(
         id=folder.run_id,
         config={**plan, RECORDED: rules.written()},
@@ -46,27 +46,27 @@ async def open_run(session: Session, train: Sequence[Task], validation: Sequence
         )
     await store.put_run(run)
     before = folder.read_address() or {}
-    folder.write_address(session.trainer.store or before.get("store"), before.get("port"))
+    folder.write_address(session.settings.store or before.get("store"), before.get("port"))
     return run
 
 
 def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -> dict[str, Any]:
-    trainer = session.trainer
+    trainer = session.settings
     return {
         "seed": trainer.seed,
         "model": session.backend.model,
         "train tasks": _digest(train),
         "validation tasks": _digest(validation),
-        "group_size": [course.algorithm.group_size for course in session.courses],
-        "tasks_per_step": [course.algorithm.tasks_per_step for course in session.courses],
-        "phases": [[course.algorithm.name, course.first] for course in session.courses],
+        "group_size": [phase.algorithm.group_size for phase in session.phases],
+        "tasks_per_step": [phase.algorithm.tasks_per_step for phase in session.phases],
+        "phases": [[phase.algorithm.name, phase.first] for phase in session.phases],
         "demonstrations": [
             [_digest(teaching.demonstrations), teaching.batch_size]
-            for course in session.courses
-            if (teaching := course.algorithm.teaching) is not None
+            for phase in session.phases
+            if (teaching := phase.algorithm.teaching) is not None
         ],
         "agents": None if trainer.patterns is None else list(trainer.patterns),
-        "algorithm": [_said(course.algorithm) for course in session.courses],
+        "algorithm": [_said(phase.algorithm) for phase in session.phases],
         "air": None if session.rulebook is None else _said(session.rulebook.air),
         "judge": None if trainer.judge is None else _said(trainer.judge.scoring),
     }
@@ -85,7 +85,7 @@ def _digest(tasks: Sequence[Record]) -> str:
 
 
 def _check(session: Session, known: Run, plan: dict[str, Any]) -> None:
-    folder, trainer = session.folder, session.trainer
+    folder, trainer = session.folder, session.settings
     if not trainer.resume or (trainer.store and known.folder != str(folder.path.resolve())):
         raise ConfigError(
             f"the store already holds a run {folder.run_id!r}, of folder {known.folder!r}; resume it "

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lightning_core.errors import TaskError
+from lightning_core.trainer.parts import ResolvedPhase
 from lightning_core.types import Rollout, Sampling, Split, Task
 
 EVALUATIONS = {"sampled": Sampling(temperature=1.0), "greedy": Sampling(temperature=0.0)}
@@ -54,6 +55,18 @@ def tasks_of_step(tasks: Sequence[Task], step: int, count: int, seed: int) -> li
         random.Random(f"{seed}-{epoch}").shuffle(order)
         chosen.append(tasks[order[index]])
     return chosen
+
+
+def admitted(step: int, phase: ResolvedPhase, total: int) -> range:
+    """The steps whose rollouts may be run while step `step` is made, itself first.
+
+    With batches of B rollouts and a staleness of at most S, accepted and running rollouts together are at
+    most (S + t) * B while update t is being made, counted from 1 (Fu et al., AReaL, arXiv 2505.24298, section
+    5.1). In whole batches: the rollouts of step k may begin once update k - S is published. Batches keep
+    their planned order, so short rollouts are not preferred to long ones; the price is that a step waits for
+    its slowest. A phase begins with rollouts of its own policy: none of its steps is begun before it.
+    """
+    return range(step, min(step + phase.algorithm.staleness + 1, phase.end, total))
 
 
 def spare_tasks(tasks: Sequence[Task], step: int, count: int, seed: int) -> list[Task]:

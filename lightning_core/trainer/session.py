@@ -19,18 +19,25 @@ from lightning_core.presence import Presence, make_member
 from lightning_core.runner.executor import make_executor
 from lightning_core.stores.base import Store
 from lightning_core.tracing.openai_sdk import instrument
-from lightning_core.trainer.course import Course, check_signals, make_courses
+from lightning_core.trainer.demonstrations import encode_all
 from lightning_core.trainer.embedded import serving_gateway, serving_runner
 from lightning_core.trainer.folder import RunFolder
-from lightning_core.trainer.intermediate import add_automatic, make_rulebook
 from lightning_core.trainer.judging import check_judge
 from lightning_core.trainer.lookout import Lookout
+from lightning_core.trainer.observers import Observers
+from lightning_core.trainer.parts import (
+    ResolvedPhase,
+    check_signals,
+    make_backend,
+    make_rulebook,
+    open_store,
+    resolve_phases,
+)
+from lightning_core.trainer.plan import admitted, is_planned
 from lightning_core.trainer.playing import agents_of, make_runner, rules_of, tokens_of
 from lightning_core.trainer.serving import make_upstream
 from lightning_core.trainer.settings import Settings
-from lightning_core.trainer.staleness import admitted, withdraw
-from lightning_core.trainer.teaching import encode_all
-from lightning_core.types import Call, Reward, Rollout, Run, Status, Trajectory
+from lightning_core.types import Rollout, Run, Status, Trajectory
 
 Solve = Callable[..., Any]
 """The user's function: takes a Task, runs the app once, returns the reward; may be async."""
@@ -42,16 +49,15 @@ class Session:
     store: Store
     backend: Backend
     plugins: Plugins
-    courses: list[Course]
-    taught: dict[int, tuple[Trajectory, ...]]
-    """The demonstrations of a phase, by its first step."""
+    phases: list[ResolvedPhase]
+    demonstrations: dict[int, tuple[Trajectory, ...]]
+    """Those of a phase, by its first step."""
 
-    def __init__(self, trainer: Settings, folder: RunFolder, solve: Solve) -> None:
-        self.trainer = trainer
+    def __init__(self, settings: Settings, folder: RunFolder, solve: Solve, observers: Observers) -> None:
+        self.settings = settings
         self.folder = folder
         self.solve = solve
-        self.on_rollout: Callable[[Rollout], None] = lambda rollout: None
-        self.on_note: Callable[[str], None] = lambda text: None
+        self.observers = observers
         self._stack = AsyncExitStack()
         self._serving: asyncio.Task[None] | None = None
         """The runner, if it is here."""
@@ -68,25 +74,25 @@ class Session:
         await self._stack.aclose()
 
     async def _open(self, stack: AsyncExitStack) -> None:
-        trainer, folder = self.trainer, self.folder
+        settings, folder = self.settings, self.folder
         self.plugins = load_plugins()
-        self.executor = make_executor(trainer.executor, self.plugins)
-        if "runner" not in trainer.roles_elsewhere:
-            self.executor.crew(self.solve, trainer.concurrency)  # what can't run there is refused at once
-        self.courses = make_courses(trainer.phases, self.plugins)
-        check_signals(self.courses, air=bool(trainer.air), judge=trainer.judge is not None)
-        check_judge(trainer.judge, self.courses)
-        self.rulebook = make_rulebook(trainer.air, self.plugins)
+        self.executor = make_executor(settings.executor, self.plugins)
+        if "runner" not in settings.roles_elsewhere:
+            self.executor.crew(self.solve, settings.concurrency)  # what can't run there is refused at once
+        self.phases = resolve_phases(settings.phases, self.plugins)
+        check_signals(self.phases, air=bool(settings.air), judge=settings.judge is not None)
+        check_judge(settings.judge, self.phases)
+        self.rulebook = make_rulebook(settings.air, self.plugins)
         self.store = await stack.enter_async_context(open_store(self._store_url(), self.plugins))
-        self.backend = make_backend(trainer, self.plugins)
-        for course in self.courses:
-            check_backend(self.backend, course.algorithm, first_phase=course.first == 0)
+        self.backend = make_backend(settings, self.plugins)
+        for phase in self.phases:
+            check_backend(self.backend, phase.algorithm, first_phase=phase.first == 0)
         stack.push_async_callback(self.backend.close)
         await self.backend.start()
-        self.taught = {
-            course.first: encode_all(course.algorithm.teaching, self.backend, trainer.patterns)
-            for course in self.courses
-            if course.algorithm.teaching is not None
+        self.demonstrations = {
+            phase.first: encode_all(phase.algorithm.teaching, self.backend, settings.patterns)
+            for phase in self.phases
+            if phase.algorithm.teaching is not None
         }
         if (checkpoint := folder.latest_checkpoint()) is not None:
             await self.backend.load(checkpoint[1])
@@ -94,7 +100,7 @@ class Session:
     async def begin(self, run: Run) -> None:
         """Play this process's roles in the run, which is in the store by now: from here on, enqueued rollouts
         are run and recorded."""
-        stack, trainer, embedded = self._stack, self.trainer, f"{run.id}/embedded"
+        stack, settings, embedded = self._stack, self.settings, f"{run.id}/embedded"
         await self.store.reclaim(embedded)
         made = self._made()
         await withdraw(self.store, run.id, self._admitted_until(made), made)
@@ -102,28 +108,28 @@ class Session:
         await self.store.remove_member(run.id, "runner", embedded)
         await stack.enter_async_context(Presence(self.store, make_member(run.id, "trainer", "trainer")))
         url = None
-        if "gateway" not in trainer.roles_elsewhere:
+        if "gateway" not in settings.roles_elsewhere:
             name = self.backend.upstream.model_name
             upstream = make_upstream(self.store, run.id, self.backend, name=name, embedded=True)
             stack.push_async_callback(upstream.close)
             gateway = Gateway(upstream, self.store, tokens_of(run), agents=agents_of(run))
-            hosted = serving_gateway(gateway, self.store, run, self.folder, trainer)
+            hosted = serving_gateway(gateway, self.store, run, self.folder, settings)
             url = await stack.enter_async_context(hosted)
-        if "runner" not in trainer.roles_elsewhere:
+        if "runner" not in settings.roles_elsewhere:
             stack.enter_context(instrument(self.plugins.who))
             runner = make_runner(
                 self.solve,
                 self.store,
                 run,
-                rules_of(trainer, self.solve),
+                rules_of(settings, self.solve),
                 worker=embedded,
-                concurrency=trainer.concurrency,
+                concurrency=settings.concurrency,
                 gateway_url=url,
                 executor=self.executor,
-                on_finished=lambda rollout: self.on_rollout(rollout),
+                on_finished=self.observers.rollout_ended,
             )
             self._serving = await stack.enter_async_context(serving_runner(runner, self.store, run))
-        if trainer.roles_elsewhere:
+        if settings.roles_elsewhere:
             await self._look_out(run)
 
     async def _look_out(self, run: Run) -> None:
@@ -131,16 +137,16 @@ class Session:
         self._lookout = Lookout(
             self.store,
             run.id,
-            self.trainer.roles_elsewhere,
+            self.settings.roles_elsewhere,
             self._store_url(),
-            on_rollout=lambda rollout: self.on_rollout(rollout) if self._serving is None else None,
-            on_note=lambda text: self.on_note(text),
+            on_rollout=self.observers.rollout_ended if self._serving is None else lambda rollout: None,
+            on_note=self.observers.note,
         )
         await self._lookout.look()
 
     def _store_url(self) -> str:
         """The store of a resumed run is the one it was begun with."""
-        given, address = self.trainer.store, self.folder.read_address()
+        given, address = self.settings.store, self.folder.read_address()
         if address is not None and given is not None:
             begun, shown = without_password(address["store"] or "of its folder"), without_password(given)
             if shown != begun:
@@ -157,8 +163,8 @@ class Session:
 
     def _admitted_until(self, step: int) -> int:
         """The first step that a run with so many updates may not yet ask for rollouts of."""
-        total = self.trainer.total_steps
-        return admitted(step, self.course(step), total).stop if step < total else step
+        total = self.settings.total_steps
+        return admitted(step, self.phase(step), total).stop if step < total else step
 
     def pin(self, staleness: int = 0) -> int | None:
         """The version of the weights that must answer the rollouts asked for now.
@@ -166,12 +172,12 @@ class Session:
         None where that is the current one in any case (the gateway in this process follows each update) or
         where older weights may answer. A gateway elsewhere hears of new weights a moment late.
         """
-        elsewhere = "gateway" in self.trainer.roles_elsewhere
+        elsewhere = "gateway" in self.settings.roles_elsewhere
         return self.backend.policy_version if elsewhere and not staleness else None
 
-    def course(self, step: int) -> Course:
+    def phase(self, step: int) -> ResolvedPhase:
         """The phase that makes update `step`."""
-        return next(course for course in self.courses if step < course.end)
+        return next(phase for phase in self.phases if step < phase.end)
 
     async def run(self, rollouts: Sequence[Rollout]) -> tuple[list[Rollout], bool]:
         """Enqueue the rollouts and wait until all are finished; says too whether any of them was new.
@@ -207,40 +213,20 @@ class Session:
             return await self._lookout.wait(rollout_ids)
         return await self.store.wait_finished(rollout_ids)
 
-    async def records(
-        self, rollouts: Sequence[Rollout]
-    ) -> tuple[dict[str, list[Call]], dict[str, list[Reward]]]:
-        """What was recorded in the rollouts' last attempts: (calls, rewards) by rollout id.
 
-        With AIR on, training rollouts have their automatic rewards from here on.
-        """
-        ids = [rollout.id for rollout in rollouts]
-        calls, rewards = await self.store.get_calls(ids), await self.store.get_rewards(ids)
-        if self.rulebook is not None:
-            rewards = await add_automatic(self.store, self.rulebook, rollouts, calls, rewards)
-        return calls, rewards
+async def withdraw(store: Store, run_id: str, first: int, made: int) -> int:
+    """Cancel the unfinished training rollouts of steps `first` and later, and the unfinished evaluations of
+    what is not among the `made` updates; returns how many. Rollouts that others enqueued are left.
 
-
-def open_store(url: str, plugins: Plugins) -> Store:
-    """The store for a URL, by its scheme; enter it to open it."""
-    store: Store = plugins.part("store", url.partition(":")[0])(url)
-    return store
-
-
-def make_backend(trainer: Settings, plugins: Plugins) -> Backend:
-    """The backend named or given by the trainer's settings."""
-    if isinstance(trainer.backend, str):
-        backend: Backend = plugins.part("backend", trainer.backend)(model=trainer.model, seed=trainer.seed)
-        return backend
-    given: Backend = trainer.backend
-    if str(trainer.model) not in ("tiny", given.model):
-        raise ConfigError(
-            f"model={str(trainer.model)!r} and a backend object with model {given.model!r}: "
-            "give the model to the backend alone"
-        )
-    return given
-
-
-def failures(rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """Those that did not succeed."""
-    return [rollout for rollout in rollouts if rollout.status is not Status.SUCCEEDED]
+    A run that goes on from a checkpoint before those rollouts were admitted would sample them with weights
+    older than the bound allows, or evaluate weights that are not made again yet. They are planned again when
+    their step is collected, or evaluated.
+    """
+    unfinished = [
+        rollout
+        for status in (Status.QUEUED, Status.RUNNING)
+        for rollout in await store.find_rollouts(run_id, status=status)
+        if is_planned(rollout)
+        and (rollout.step >= first if rollout.split == "train" else rollout.step > made)
+    ]
+    return await store.cancel([rollout.id for rollout in unfinished])

@@ -1,16 +1,17 @@
-"""Telling trackers of a run: what each step measured, evaluations, alerts and the end."""
+"""Trackers of a run: they get each step's numbers, evaluations, alerts and the end."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import Plugins
 from lightning_core.stores.base import Store
-from lightning_core.trackers.base import Beginning, Tracker
-from lightning_core.trackers.feed import Feed
+from lightning_core.trackers.base import Beginning, Feed, Tracker
+from lightning_core.trainer.observers import Observer
 from lightning_core.trainer.plan import is_planned
 from lightning_core.trainer.report import find_evaluation
 from lightning_core.trainer.summary import Evaluation
@@ -19,31 +20,29 @@ from lightning_core.types import Alert, Metrics, Run
 METHODS = ("start", "log", "alert", "finish")
 
 
-class Tracking:
-    """The trackers of one run; nothing waits for them until the end."""
+class Trackers(Observer):
+    """The trackers of one run; they are waited for at its end alone."""
 
-    def __init__(self, given: Sequence[Any] | str, plugins: Plugins) -> None:
+    def __init__(self, given: Sequence[Any] | str, plugins: Plugins, *, resumed: bool) -> None:
         """Raises ConfigError for what is no tracker, UnsupportedError if its library is not installed."""
         self._feeds = [make_feed(each, plugins) for each in ([given] if isinstance(given, str) else given)]
+        self._resumed = resumed
         self._known: frozenset[int] = frozenset()
+        """Steps that the trackers were told of before."""
 
-    def start(self, run: Run, known: Sequence[Metrics], *, resumed: bool) -> None:
-        """The run begins, or goes on after the steps `known`, which were told before."""
-        self._known = frozenset(entry.step for entry in known)
+    def start(self, run: Run, history: Sequence[Metrics]) -> None:
+        self._known = frozenset(entry.step for entry in history)
         for feed in self._feeds:
-            feed.start(Beginning(run, resumed))
+            feed.start(Beginning(run, self._resumed))
 
-    def stepped(self, metrics: Metrics) -> None:
-        """A step is made, for the first time or since the checkpoint that the run goes on from."""
+    async def step_ended(self, metrics: Metrics) -> None:
         if metrics.step not in self._known:
             self._tell("log", metrics.step + 1, metrics.values, metrics.created_at)
 
-    def evaluated(self, result: Evaluation, at: float) -> None:
-        """An evaluation is finished."""
-        self._tell("log", result.step, evaluation_numbers(result), at)
+    def evaluated(self, result: Evaluation) -> None:
+        self._tell("log", result.step, evaluation_numbers(result), time.time())
 
     def alert(self, alert: Alert) -> None:
-        """Something looks wrong."""
         self._tell("alert", alert)
 
     async def finish(self, status: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
@@ -16,20 +16,22 @@ from rich.console import Console
 from lightning_core import telemetry
 from lightning_core.errors import ConfigError, StoreError, TrainingStopped
 from lightning_core.runner.packing import check_not_loading
+from lightning_core.trainer.alerting import AlertObserver, to_alerts
 from lightning_core.trainer.choosing import choose
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.dry import outline_run, show_outline
 from lightning_core.trainer.folder import RunFolder, choose_folder
 from lightning_core.trainer.loop import Loop
+from lightning_core.trainer.observers import Observers
 from lightning_core.trainer.opening import open_run
 from lightning_core.trainer.plan import make_tasks
 from lightning_core.trainer.report import terminal_curve, transcripts, write_report
 from lightning_core.trainer.session import Session, Solve
 from lightning_core.trainer.settings import Settings
 from lightning_core.trainer.summary import Summary
-from lightning_core.trainer.watching import Watching
+from lightning_core.trainer.tracking import Trackers
 from lightning_core.trainer.working import work
-from lightning_core.types import Task
+from lightning_core.types import Run, Task
 
 T = TypeVar("T")
 _overrides: ContextVar[Mapping[str, Any] | None] = ContextVar("lightning_overrides", default=None)
@@ -97,23 +99,14 @@ class Trainer(Settings):
 async def _fit(
     trainer: Trainer, folder: RunFolder, solve: Solve, train: list[Task], validation: list[Task]
 ) -> Summary:
-    display = Display(enabled=trainer.progress, steps=trainer.total_steps)
-    with display:
-        display.note(f"run {folder.run_id} in {folder.path}")
-        async with Session(trainer, folder, solve) as session:
-            session.on_rollout = display.rollout_done
-            session.on_note = display.note
-            watching = Watching(session, display)
+    with Display(enabled=trainer.progress, steps=trainer.total_steps) as display:
+        observers = Observers(display)
+        observers.note(f"run {folder.run_id} in {folder.path}")
+        async with Session(trainer, folder, solve, observers) as session:
+            _add_observers(session)
             run = await open_run(session, train, validation)
             try:
-                checkpoint = folder.latest_checkpoint()
-                first = checkpoint[0] if checkpoint else 0
-                if first > trainer.total_steps:
-                    raise ConfigError(f"{first} steps are made already: resume with steps={first} or more")
-                await session.begin(run)
-                display.begin(first)
-                async with watching.watch(run, first):
-                    await Loop(session, display, train, validation, watching).run(first)
+                await _train(session, run, train, validation)
                 summary = await write_report(session.store, folder, trainer, session.backend.model)
                 await session.backend.export(folder.policy)
                 curve = terminal_curve(await session.store.list_metrics(run.id))
@@ -128,8 +121,36 @@ async def _fit(
                     ) from problem
                 raise
             await session.store.put_run(run.model_copy(update={"status": "finished"}))
-    display.finish(summary, folder.path, curve, shown)
+    display.report(summary, folder.path, curve, shown)
     return summary
+
+
+def _add_observers(session: Session) -> None:
+    """Trackers and alert rules. Raises ConfigError for what there is not."""
+    settings, observers = session.settings, session.observers
+    observers.add(Trackers(settings.trackers, session.plugins, resumed=settings.resume))
+    if (alerts := to_alerts(settings.alerts)) is not None:
+        observers.add(
+            AlertObserver(
+                alerts,
+                session.plugins,
+                session.store,
+                session.folder,
+                total_steps=settings.total_steps,
+                tell=observers.alert,
+            )
+        )
+
+
+async def _train(session: Session, run: Run, train: Sequence[Task], validation: Sequence[Task]) -> None:
+    checkpoint, total = session.folder.latest_checkpoint(), session.settings.total_steps
+    first = checkpoint[0] if checkpoint else 0
+    if first > total:
+        raise ConfigError(f"{first} steps are made already: resume with steps={first} or more")
+    await session.begin(run)
+    history = [entry for entry in await session.store.list_metrics(run.id) if entry.step < first]
+    async with session.observers.observe(run, history):
+        await Loop(session, train, validation).run(first, history)
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:

@@ -1,58 +1,86 @@
-"""The updates of a step: from its own batch, then from those that are replayed; and their publication."""
+"""The updates of a step: credit, an update from its own batch, then those that replay, and publication.
+
+Replay: after its own batch a step makes one more update from each of the last n steps' batches, the latest
+first. Advantages are those of the batch's own step: they compare rollouts of one time with one another. The
+importance weights of the algorithm's `correction` make up for what has changed since. A rollout is trained on
+n + 1 times and is then forgotten. An algorithm with a critic does not replay: its critic would be fitted
+again to the returns of an older policy.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Sequence
-from statistics import fmean
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from statistics import fmean, pvariance
 
 from lightning_core.algorithms.base import Algorithm
-from lightning_core.backends.base import Batch
+from lightning_core.backends.base import Backend, Batch
+from lightning_core.credit.base import CreditReport, assign
 from lightning_core.errors import TrainingError
-from lightning_core.trainer.display import Display
+from lightning_core.trainer.batch import read_batch
+from lightning_core.trainer.parts import ResolvedPhase
+from lightning_core.trainer.plan import is_planned
 from lightning_core.trainer.session import Session
-from lightning_core.trainer.staleness import measure
 from lightning_core.types import Trajectory
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 MOST_SKIPPED = 3
 """Updates in a row that may fail before the run stops."""
+SPREAD = 0.01
+"""Deviation of the targets from which on there is something to explain; rewards are of the order of 1."""
 
 
-class Updating:
+class Updater:
     """Makes the updates of a run."""
 
-    def __init__(self, session: Session, display: Display) -> None:
+    def __init__(self, session: Session) -> None:
         self.session = session
-        self.display = display
         self._failed = 0
         """Updates in a row that could not be made."""
+        self._batches: dict[int, list[Trajectory]] = {}
+        """Credited trajectories to replay, by step."""
 
-    async def update(
-        self,
-        step: int,
-        algorithm: Algorithm,
-        credited: list[Trajectory],
-        again: Sequence[list[Trajectory]] = (),
-    ) -> dict[str, float]:
-        """Update, train on `again`, and publish what has changed; returns the step's metrics.
+    async def credit(
+        self, step: int, phase: ResolvedPhase, trajectories: Sequence[Trajectory]
+    ) -> tuple[list[Trajectory], CreditReport]:
+        """The trajectories with advantages, and the critic's values if the algorithm has one."""
+        algorithm = phase.algorithm
+        valued = await add_values(trajectories, algorithm, self.session.backend)
+        credited, report = await asyncio.to_thread(  # 0.3 s for 64 rollouts of 100 calls
+            assign, valued, phase.credit, algorithm.baseline, algorithm.scale
+        )
+        if report.unusable:
+            log.warning(
+                "step %d: credit=%r gave groups %s numbers that are not finite or beyond 1e15, so they are "
+                "left out",
+                step,
+                algorithm.credit,
+                ", ".join(report.unusable),
+            )
+        return credited, report
 
-        A batch that nothing can be learnt from is skipped and counted; those to be trained on again are not
-        skipped with it. Raises TrainingError if several steps' own updates in a row can't be made.
+    async def update(self, step: int, phase: ResolvedPhase, credited: list[Trajectory]) -> dict[str, float]:
+        """Update, replay, and publish the new weights; returns the step's metrics.
+
+        A batch that nothing can be learnt from is skipped and counted; the batches to replay are not skipped
+        with it. Raises TrainingError if several steps' own updates in a row can't be made.
         """
-        backend = self.session.backend
-        self.display.updating(f"step {step + 1}")
+        backend, algorithm = self.session.backend, phase.algorithm
+        again = await self._recall(step, phase, credited)
+        self.session.observers.updating(step)
         own = await self._update(step, algorithm, credited)
         replayed, numbers = await self._replay(step, algorithm, again)
         made = replayed if "skipped_updates" in own else [credited, *replayed]
-        metrics = {**own, **numbers}
+        metrics = {**value_numbers(credited), **own, **numbers}
         if not made:
             return metrics
-        if algorithm.teaching is None:  # a demonstration was sampled by nobody
-            metrics |= measure(itertools.chain(*made), backend.policy_version)
+        if algorithm.teaching is None:  # no policy sampled a demonstration
+            metrics |= measure_staleness(itertools.chain(*made), backend.policy_version)
             metrics["staleness_bound"] = float(algorithm.staleness + algorithm.replay)
         began = time.perf_counter()
         version = await backend.publish()
@@ -62,15 +90,15 @@ class Updating:
         """From the step's own batch. `skipped_updates` says that none was made, `failed_updates` that the
         backend could not."""
         if not credited:
-            self.display.note(
-                f"step {step + 1}: no group says which of its rollouts were good; nothing to learn"
+            self.session.observers.note(
+                f"step {step + 1}: all rollouts of every task got the same reward; nothing to learn"
             )
             return {"skipped_updates": 1.0}
         try:
             metrics = await self.session.backend.update(Batch(step, tuple(credited)), algorithm)
         except TrainingError as problem:
             self._failed += 1
-            logger.warning("step %d: update skipped: %s", step, problem)
+            log.warning("step %d: update skipped: %s", step, problem)
             if self._failed >= MOST_SKIPPED:
                 raise
             return {"skipped_updates": 1.0, "failed_updates": 1.0}
@@ -80,8 +108,7 @@ class Updating:
     async def _replay(
         self, step: int, algorithm: Algorithm, batches: Sequence[list[Trajectory]]
     ) -> tuple[list[list[Trajectory]], dict[str, float]]:
-        """(the batches that an update was made from again, the means of its metrics); `replay/skipped` says
-        of how many none could be made."""
+        """(the batches that were replayed, the means of their metrics); `replay/skipped` counts the rest."""
         made: list[list[Trajectory]] = []
         metrics: list[dict[str, float]] = []
         for batch in batches:
@@ -89,8 +116,81 @@ class Updating:
                 metrics.append(await self.session.backend.update(Batch(step, tuple(batch)), algorithm))
                 made.append(batch)
             except TrainingError as problem:
-                logger.warning("step %d: a batch was not replayed: %s", step, problem)
+                log.warning("step %d: a batch was not replayed: %s", step, problem)
         numbers = {
             f"replay/{name}": fmean(each[name] for each in metrics) for name in next(iter(metrics), ())
         }
         return made, numbers | ({"replay/skipped": float(len(batches) - len(made))} if batches else {})
+
+    async def _recall(
+        self, step: int, phase: ResolvedPhase, credited: list[Trajectory]
+    ) -> list[list[Trajectory]]:
+        """The batches that a step trains on again: of the last steps of its phase, the latest first.
+
+        What this process does not remember, after a resume, is read from the store and credited by the same
+        pure functions, which gives the same. The step's own batch is kept for later ones.
+        """
+        oldest = max(phase.first, step - phase.algorithm.replay)
+        self._batches = {k: batch for k, batch in self._batches.items() if k >= oldest}
+        for k in range(oldest, step):
+            if k not in self._batches:
+                self._batches[k] = await self._read(k, phase)
+        if phase.algorithm.replay:
+            self._batches[step] = credited
+        return [batch for k in range(step - 1, oldest - 1, -1) if (batch := self._batches[k])]
+
+    async def _read(self, step: int, phase: ResolvedPhase) -> list[Trajectory]:
+        """The batch of a step as it was trained on, from the store."""
+        session, algorithm = self.session, phase.algorithm
+        rollouts = await session.store.find_rollouts(session.folder.run_id, step=step, split="train")
+        planned = [rollout for rollout in rollouts if is_planned(rollout)]
+        # without the judge: its scores are stored
+        batch = await read_batch(session.store, session.rulebook, None, planned)
+        return assign(batch.trajectories, phase.credit, algorithm.baseline, algorithm.scale)[0]
+
+
+async def add_values(
+    trajectories: Sequence[Trajectory], algorithm: Algorithm, backend: Backend
+) -> list[Trajectory]:
+    """The trajectories with the critic's values; as they are if the algorithm has no critic."""
+    if algorithm.critic is None:
+        return list(trajectories)
+    values = await backend.values(trajectories)
+    return [
+        replace(each, transitions=tuple(replace(t, value=values.get(t.key)) for t in each.transitions))
+        for each in trajectories
+    ]
+
+
+def value_numbers(credited: Sequence[Trajectory]) -> dict[str, float]:
+    """`value_mean`, and `explained_variance` = 1 - var(target - value) / var(target): 1 for a critic that
+    knows, 0 for one that gives the same value everywhere.
+
+    Without targets there is no number, and no explained variance where targets hardly differ.
+    """
+    pairs = [
+        (t.target, t.value)
+        for each in credited
+        for t in each.transitions
+        if t.target is not None and t.value is not None
+    ]
+    if not pairs:
+        return {}
+    numbers = {"value_mean": fmean(value for _, value in pairs)}
+    spread = pvariance(target for target, _ in pairs)
+    if spread > SPREAD**2:
+        left = pvariance(target - value for target, value in pairs)
+        numbers["explained_variance"] = 1 - left / spread
+    return numbers
+
+
+def measure_staleness(trajectories: Iterable[Trajectory], version: int) -> dict[str, float]:
+    """Mean and largest staleness of the transitions that carry loss: by how many updates the weights that
+    sampled them are behind `version`, which is updated. Empty if no version is known."""
+    ages = [
+        version - t.policy_version
+        for trajectory in trajectories
+        for t in trajectory.transitions
+        if t.trained and t.advantage is not None and t.policy_version is not None
+    ]
+    return {"staleness_mean": fmean(ages), "staleness_max": float(max(ages))} if ages else {}

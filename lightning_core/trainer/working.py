@@ -19,8 +19,8 @@ from lightning_core.stores.base import Store
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.trainer.embedded import serving_runner
 from lightning_core.trainer.joining import Joined, Joining, own_name, until_signal
+from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.playing import make_runner, name_of, rules_of
-from lightning_core.trainer.session import open_store
 from lightning_core.trainer.settings import Settings
 from lightning_core.types import Run
 

@@ -13,7 +13,8 @@ from lightning_core.runner import Runner
 from lightning_core.stores.base import Store
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope
-from lightning_core.trainer.intermediate import add_automatic, make_rulebook
+from lightning_core.trainer.batch import add_automatic
+from lightning_core.trainer.parts import make_rulebook
 from lightning_core.types import Attempt, Call, Reward, Rollout, Task
 from lightning_core.upstream import ChatRequest
 from tests.gateway.conftest import House, open_house

@@ -20,8 +20,8 @@ from lightning_core.credit.per_agent import per_agent
 from lightning_core.credit.uniform import uniform
 from lightning_core.errors import ConfigError, RewardError
 from lightning_core.plugins import load_plugins
-from lightning_core.trainer.collect import to_trajectory
-from lightning_core.trainer.intermediate import make_rulebook
+from lightning_core.trainer.batch import to_trajectory
+from lightning_core.trainer.parts import make_rulebook
 from lightning_core.types import Choice, Reward
 from tests.air.records import ROLLOUT, asks, call, run, span, told
 

@@ -13,8 +13,8 @@ from lightning_core.credit.base import assign
 from lightning_core.credit.gae import Gae
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
-from lightning_core.trainer.course import make_courses
-from lightning_core.trainer.valuing import value_numbers
+from lightning_core.trainer.parts import resolve_phases
+from lightning_core.trainer.updating import value_numbers
 from lightning_core.types import Trajectory, Transition
 
 TASKS = [{"question": f"List the boats with speed above {n}.", "number": n} for n in range(8)]
@@ -69,7 +69,7 @@ def test_what_the_values_explain():
 )
 def test_a_critic_and_credit_that_do_not_fit_are_refused_by_name(algorithm, says):
     with pytest.raises(ConfigError, match=says):
-        make_courses([Phase(algorithm, 1)], load_plugins())
+        resolve_phases([Phase(algorithm, 1)], load_plugins())
 
 
 @pytest.mark.parametrize("option", [{"learning_rate": 0.0}, {"epochs": 0}, {"clip": -1.0}])

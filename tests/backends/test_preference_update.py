@@ -14,7 +14,7 @@ from lightning_core.algorithms.dpo import DPO
 from lightning_core.algorithms.sft import SFT
 from lightning_core.backends.lora import LoraOptions
 from lightning_core.credit.base import assign
-from lightning_core.trainer.teaching import encode_all
+from lightning_core.trainer.demonstrations import encode_all
 from lightning_core.trajectories import make_packs
 from lightning_core.types import Trajectory
 from tests.backends.serving import ask, serving

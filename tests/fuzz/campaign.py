@@ -12,7 +12,7 @@ from typing import Final
 
 from benchmarks.tiny_server import TinyServer
 from lightning_core.plugins import load_plugins
-from lightning_core.trainer.session import open_store
+from lightning_core.trainer.parts import open_store
 from tests.fuzz.attackers import Attackers
 from tests.fuzz.bystanders import VOICES, Bystander, Disturbed
 from tests.fuzz.desk import Desk

@@ -9,7 +9,7 @@ from typing import Final
 
 from benchmarks.tiny_server import TinyServer
 from lightning_core.plugins import load_plugins
-from lightning_core.trainer.session import open_store
+from lightning_core.trainer.parts import open_store
 from lightning_core.types import Sampling
 from tests.fuzz.desk import Desk
 from tests.fuzz.faults import Fault

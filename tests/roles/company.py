@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lightning_core.plugins import load_plugins
-from lightning_core.trainer.session import open_store
+from lightning_core.trainer.parts import open_store
 from lightning_core.types import Status
 from tests.roles import job
 

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from lightning_core.plugins import load_plugins
-from lightning_core.trainer.session import open_store
+from lightning_core.trainer.parts import open_store
 from lightning_core.types import Member
 from tests.roles.company import Company
 

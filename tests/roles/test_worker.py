@@ -22,8 +22,8 @@ from lightning_core.presence import Presence, make_member
 from lightning_core.runner.rules import RECORDED, Rules
 from lightning_core.stores.base import Store
 from lightning_core.trainer.joining import Joining
+from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.playing import tokens_of
-from lightning_core.trainer.session import open_store
 from lightning_core.trainer.working import work
 from lightning_core.types import Rollout, Run, Status, Task
 from tests.gateway.scripted import ScriptedEngine

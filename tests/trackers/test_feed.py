@@ -15,10 +15,9 @@ from lightning_core.cli import main
 from lightning_core.errors import ConfigError, UnsupportedError
 from lightning_core.plugins import load_plugins
 from lightning_core.trackers import base
-from lightning_core.trackers.base import Beginning
-from lightning_core.trackers.feed import Feed
+from lightning_core.trackers.base import Beginning, Feed
 from lightning_core.trackers.tensorboard import TensorBoard
-from lightning_core.trainer.tracking import Tracking
+from lightning_core.trainer.tracking import Trackers
 from lightning_core.types import Alert, Run
 from tests.trainer.watching import fit, grpo
 
@@ -113,11 +112,11 @@ def test_a_run_with_a_failing_tracker_is_trained_and_one_that_fails_says_so_to_i
 def test_what_is_no_tracker_is_refused_with_the_names_that_there_are():
     plugins = load_plugins([])
     with pytest.raises(ConfigError, match=r"tensorbord.*did you mean 'tensorboard'"):
-        Tracking(["tensorbord"], plugins)
+        Trackers(["tensorbord"], plugins, resumed=False)
     for given in (TensorBoard, object()):
         with pytest.raises(ConfigError, match=r"'mlflow', 'tensorboard', 'wandb'.*start, log, alert, finish"):
-            Tracking([given], plugins)
-    assert Tracking("tensorboard", plugins)
+            Trackers([given], plugins, resumed=False)
+    assert Trackers("tensorboard", plugins, resumed=False)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,7 @@ def test_a_library_that_is_not_installed_is_named_with_its_package(name, package
     finder.find_spec = lambda module: None
     monkeypatch.setattr(base.importlib, "util", finder)
     with pytest.raises(UnsupportedError, match=f"{name!r} needs.*pip install {package}"):
-        Tracking([name], load_plugins([]))
+        Trackers([name], load_plugins([]), resumed=False)
 
 
 def test_the_command_takes_several_trackers_by_name(tmp_path, monkeypatch, capsys):

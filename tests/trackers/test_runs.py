@@ -34,7 +34,7 @@ TASKS = [{"question": f"List the boats with speed above {n}."} for n in range(7)
 JOB = """
 import sys
 from pathlib import Path
-from lightning_core.trackers.base import Beginning
+from lightning_core.trackers.base import Beginning, Feed
 from lightning_core.trackers.wandb import Wandb
 from lightning_core.types import Alert, Run
 

@@ -23,9 +23,9 @@ from lightning_core.backends.base import Batch
 from lightning_core.cli.runs import list_alerts, show_run
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.trainer import underway
+from lightning_core.trainer import alerting
+from lightning_core.trainer.alerting import read_space
 from lightning_core.trainer.display import Display, alert_line
-from lightning_core.trainer.watching import read_space
 from lightning_core.types import Alert, Call, Member, Metrics, Rollout, Run, Task
 from tests.trainer.watching import fit, grpo
 
@@ -177,7 +177,7 @@ def test_a_worker_that_fell_silent_is_found_while_a_step_goes_on(tmp_path):
 
 
 async def test_long_rollouts_are_compared_with_others_of_their_step(monkeypatch):
-    monkeypatch.setattr(underway, "LONG", 0.0)
+    monkeypatch.setattr(alerting, "LONG", 0.0)
     async with MemoryStore() as store:
         rollouts = [
             Rollout(id=f"r{n}", run_id="r", task=Task(id="t", input={}), group_id="g", step=3 - n // 6)
@@ -198,7 +198,7 @@ async def test_long_rollouts_are_compared_with_others_of_their_step(monkeypatch)
             )
             await store.add_call(call)
             await store.finish(attempt, reward=1.0)
-        look = underway.UnderWay(store, "r")
+        look = alerting.InFlight(store, "r")
         running, ended = await look.look()
         again, _ = await look.look()
     assert list(running) == [f"{first.rollout.id} (attempt 1)"]

@@ -18,10 +18,12 @@ from lightning_core.backends.base import Batch
 from lightning_core.errors import TrainingError
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.tracing.scope import current_scope
-from lightning_core.trainer.course import Course
-from lightning_core.trainer.plan import make_tasks, plan_evaluation, plan_training
+from lightning_core.trainer.display import describe_staleness
+from lightning_core.trainer.parts import ResolvedPhase
+from lightning_core.trainer.plan import admitted, make_tasks, plan_evaluation, plan_training
 from lightning_core.trainer.report import find_evaluation
-from lightning_core.trainer.staleness import admitted, describe, measure, withdraw
+from lightning_core.trainer.session import withdraw
+from lightning_core.trainer.updating import measure_staleness
 from lightning_core.types import Rollout, Status, Trajectory, Transition
 from tests.trainer.watching import PER_STEP, Records, Watched, fit, grpo, records, solve
 
@@ -111,8 +113,8 @@ def test_batches_keep_their_planned_order_whichever_rollouts_end_first(tmp_path:
 
 def test_nothing_is_asked_for_beyond_the_last_step_or_the_phase(tmp_path: Path):
     ahead = grpo(staleness=3)
-    courses = [Course(ahead, list, 0, 2), Course(ahead, list, 2, 5)]
-    assert [list(admitted(step, courses[step > 1], 4)) for step in range(4)] == [[0, 1], [1], [2, 3], [3]]
+    phases = [ResolvedPhase(ahead, list, 0, 2), ResolvedPhase(ahead, list, 2, 5)]
+    assert [list(admitted(step, phases[step > 1], 4)) for step in range(4)] == [[0, 1], [1], [2, 3], [3]]
     fit(tmp_path / "run", grpo(staleness=3), steps=2)
     assert {rollout.step for rollout in records(tmp_path / "run").rollouts} == {0, 1}
 
@@ -180,14 +182,14 @@ def test_staleness_is_that_of_the_transitions_that_carry_loss():
         transition(1, trained=False), transition(2, advantage=None),
     )  # fmt: skip
     # versions 7, 5, 6 under update of version 7: ages 0, 2, 1
-    assert measure([Trajectory("r", "g", "t", 1.0, steps)], 7) == {
+    assert measure_staleness([Trajectory("r", "g", "t", 1.0, steps)], 7) == {
         "staleness_mean": 1.0,
         "staleness_max": 2.0,
     }
     taught = Trajectory("demonstration", "g", "t", math.nan, (replace(transition(0), policy_version=None),))
-    assert measure([taught], 7) == measure([], 7) == {}
-    assert describe(1.0, 2) == "staleness 1.00, at most 2"
-    assert describe(0.0, 0) == ""
+    assert measure_staleness([taught], 7) == measure_staleness([], 7) == {}
+    assert describe_staleness(1.0, 2) == "staleness 1.00, at most 2"
+    assert describe_staleness(0.0, 0) == ""
 
 
 class Broken:

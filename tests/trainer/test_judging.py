@@ -23,9 +23,9 @@ from lightning_core.linking import with_final
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.trainer.course import make_courses
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.judging import Judging, check_judge
+from lightning_core.trainer.parts import resolve_phases
 from lightning_core.types import Call, Choice, Reward, Rollout, Status, Task, Trajectory
 from tests.backends.models import save_model
 from tests.judge.reading import Lines, ReadingJudge, judging, status
@@ -360,8 +360,8 @@ def test_the_judge_s_calls_and_key_are_nowhere_in_the_run(learnt: tuple[App, Pat
 def test_groups_of_one_give_a_judge_nothing_to_compare() -> None:
     judge = Judge(model="m", base_url="http://127.0.0.1:1/v1")
     with pytest.raises(ConfigError, match="'ppo' has groups of one"):
-        check_judge(judge, make_courses([Phase(lightning.PPO(), 1)], load_plugins([])))
-    check_judge(judge, make_courses([Phase(lightning.GRPO(), 1)], load_plugins([])))
+        check_judge(judge, resolve_phases([Phase(lightning.PPO(), 1)], load_plugins([])))
+    check_judge(judge, resolve_phases([Phase(lightning.GRPO(), 1)], load_plugins([])))
 
 
 def test_a_judge_that_can_not_be_asked_is_refused_before_any_rollout(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_the_phases_are_shown_and_marked(whole):
     folder, summary, _ = whole
     console = Console(file=StringIO(), width=200)
     display = Display(enabled=True, steps=STEPS, console=console)
-    display.finish(summary, folder, "", "")
+    display.report(summary, folder, "", "")
     assert "phases: sft steps 1 to 2, sft steps 3 to 3, dpo steps 4 to 5, grpo steps 6 to 7" in (
         console.file.getvalue()
     )

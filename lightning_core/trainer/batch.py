@@ -1,0 +1,267 @@
+"""The batch of a step: finished rollouts, what they recorded, and the trajectories made of both."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from lightning_core.air.rulebook import Rulebook, is_automatic
+from lightning_core.credit.base import CreditReport
+from lightning_core.errors import TokenIdsError
+from lightning_core.linking import final_rewards, in_order, link_rewards, with_final
+from lightning_core.sequences import as_ids, as_logprobs
+from lightning_core.stores.base import Store
+from lightning_core.trainer.judging import Judging
+from lightning_core.transcript import observation
+from lightning_core.types import (
+    REWARD_RANGE,
+    Call,
+    Reward,
+    Rollout,
+    Status,
+    Trajectory,
+    Transition,
+    is_reward,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """What the update of a step is made from, before credit."""
+
+    rollouts: list[Rollout]
+    """All finished, some without a reward; none if the batch is made of demonstrations."""
+    calls: dict[str, list[Call]]
+    """By rollout id."""
+    trajectories: list[Trajectory]
+    """Of the rollouts with a reward, without those of unusable groups; or demonstrations, with reward NaN."""
+    seconds: float
+    """Spent until they were there."""
+    rewards: dict[str, list[Reward]] = field(default_factory=dict)
+    """By rollout id; final and intermediate ones."""
+    added_groups: int = 0
+    """Groups that dynamic sampling has added."""
+    unusable_groups: int = 0
+    """Groups that are left out, as a reward in them is no number or too large."""
+
+    def with_groups(self, other: StepBatch) -> StepBatch:
+        """This batch and the groups that dynamic sampling adds to it."""
+        return StepBatch(
+            [*self.rollouts, *other.rollouts],
+            {**self.calls, **other.calls},
+            [*self.trajectories, *other.trajectories],
+            self.seconds + other.seconds,
+            {**self.rewards, **other.rewards},
+            self.added_groups + len({rollout.group_id for rollout in other.rollouts}),
+            self.unusable_groups + other.unusable_groups,
+        )
+
+
+async def read_batch(
+    store: Store,
+    rulebook: Rulebook | None,
+    judging: Judging | None,
+    rollouts: Sequence[Rollout],
+    began: float | None = None,
+) -> StepBatch:
+    """The batch of finished rollouts: what they recorded, the rewards that count, and their trajectories.
+
+    Automatic rewards (`rulebook`) and those of the judge are given here, and stored. `began` is when the
+    rollouts were first waited for.
+    """
+    ids = [rollout.id for rollout in rollouts]
+    calls, rewards = await store.get_calls(ids), await store.get_rewards(ids)
+    if rulebook is not None:
+        rewards = await add_automatic(store, rulebook, rollouts, calls, rewards)
+    unusable = unusable_groups(rollouts, rewards)
+    if judging is not None:
+        judged = [rollout for rollout in rollouts if rollout.group_id not in unusable]
+        rewards = await judging.score(judged, calls, rewards)
+    ended = [with_final(rollout, rewards[rollout.id]) for rollout in rollouts]
+    counted = [r for r in ended if r.reward is not None and r.group_id not in unusable]
+    trajectories = await asyncio.to_thread(  # 0.2 s for 64 rollouts of 100 calls
+        lambda: [to_trajectory(rollout, calls[rollout.id], rewards[rollout.id]) for rollout in counted]
+    )
+    seconds = 0.0 if began is None else time.perf_counter() - began
+    return StepBatch(ended, calls, trajectories, seconds, rewards, unusable_groups=len(unusable))
+
+
+async def add_automatic(
+    store: Store,
+    rulebook: Rulebook,
+    rollouts: Sequence[Rollout],
+    calls: Mapping[str, Sequence[Call]],
+    rewards: Mapping[str, list[Reward]],
+) -> dict[str, list[Reward]]:
+    """The rewards with the automatic ones; those that were not given before are stored, all at once.
+
+    Given to training rollouts that count. One that has automatic rewards already is left alone:
+    they were stored together, so a killed trainer left all of them or none.
+    """
+    due = [
+        rollout
+        for rollout in rollouts
+        if rollout.split == "train" and rollout.counts and not any(map(is_automatic, rewards[rollout.id]))
+    ]
+    events = await store.get_events([rollout.id for rollout in due])
+    # a thread: 0.24 s for 64 rollouts of 100 calls, in which the gateway would not answer
+    fresh = await asyncio.to_thread(
+        lambda: {r.id: rulebook.rewards(r, calls[r.id], events[r.id]) for r in due}
+    )
+    if given := [reward for of_one in fresh.values() for reward in of_one]:
+        await store.add_rewards(given)
+    return {rollout_id: [*known, *fresh.get(rollout_id, ())] for rollout_id, known in rewards.items()}
+
+
+def unusable_groups(rollouts: Sequence[Rollout], rewards: Mapping[str, Sequence[Reward]]) -> set[str]:
+    """The groups with a reward that no store takes: of another version, or of a store of a plugin. Each is
+    named in the log."""
+    found: set[str] = set()
+    for rollout in rollouts:
+        counted = () if rollout.status is Status.FAILED else rewards[rollout.id]
+        own = () if rollout.reward is None else (rollout.reward,)
+        bad = next((v for v in (*own, *(each.value for each in counted)) if not is_reward(v)), None)
+        if bad is not None and rollout.group_id not in found:
+            found.add(rollout.group_id)
+            log.warning(
+                "group %s is left out: rollout %s has a reward of %r, and a reward is %s",
+                rollout.group_id,
+                rollout.id,
+                bad,
+                REWARD_RANGE,
+            )
+    return found
+
+
+def to_trajectory(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Reward]) -> Trajectory:
+    """The rollout's completed calls as transitions, with the intermediate rewards addressed to them.
+
+    Of several final rewards of the rollout, or of one agent, the last one counts. The penalty of a penalised
+    rollout is its whole return, for every agent: what was earned up to where it failed says more of where
+    that was than of how good it was. A reward about a call that was not recorded counts for the rollout
+    alone. A call that was only seen, answered elsewhere than by the gateway, is no transition.
+    A trained call without token ids raises TokenIdsError: what was sampled is then unknown.
+    """
+    if rollout.reward is None:
+        raise ValueError(f"rollout {rollout.id!r} has no reward yet")
+    intermediate: defaultdict[str, float] = defaultdict(float)
+    counted = [] if rollout.status is Status.FAILED else link_rewards(calls, in_order(rewards))
+    final: dict[str | None, float] = {None: rollout.reward, **final_rewards(counted)}
+    for reward in counted:
+        if reward.kind == "intermediate" and reward.call_id is not None:
+            intermediate[reward.call_id] += reward.value
+    if lost := intermediate.keys() - {call.id for call in calls}:
+        log.warning(
+            "rollout %s: rewards are about %s, which is no id of a call, a reply or a tool call recorded in "
+            "it; they count for the rollout, but for no call",
+            rollout.id,
+            ", ".join(map(repr, sorted(lost))),
+        )
+    seen = {call.agent for call in calls}
+    if strangers := {reward.agent for reward in rewards if reward.kind == "final" and reward.agent} - seen:
+        log.warning(
+            "rollout %s: final rewards are for %s, who made no call in it; they count for nobody. Agents "
+            "seen in it: %s",
+            rollout.id,
+            ", ".join(map(repr, sorted(strangers))),
+            ", ".join(map(repr, sorted(seen))) or "none",
+        )
+    transitions = [
+        transition
+        for call in calls
+        if call.status == "completed" and call.endpoint is None
+        for transition in _transitions(rollout, call, intermediate[call.id])
+    ]
+    return Trajectory(
+        rollout_id=rollout.id,
+        group_id=rollout.group_id,
+        task_id=rollout.task.id,
+        reward=final[None],
+        transitions=tuple(transitions),
+        intermediate=sum(reward.value for reward in counted if reward.kind == "intermediate"),
+        agent_rewards={agent: value for agent, value in final.items() if agent is not None},
+    )
+
+
+def _transitions(rollout: Rollout, call: Call, reward: float) -> Iterable[Transition]:
+    shown = observation(call)
+    prompt = None if call.prompt_ids is None else as_ids(call.prompt_ids)
+    for choice in call.choices:
+        if prompt is None or choice.completion_ids is None or choice.logprobs is None:
+            if call.trained:
+                raise TokenIdsError(
+                    f"call {call.id!r} of agent {call.agent!r} in rollout {rollout.id!r} has no token ids "
+                    f"(model {call.model!r}); an engine that serves a trained agent must return them"
+                )
+            continue
+        yield Transition(
+            rollout_id=rollout.id,
+            call_id=call.id,
+            choice=choice.index,
+            agent=call.agent,
+            trained=call.trained,
+            prompt_ids=prompt,
+            completion_ids=as_ids(choice.completion_ids),
+            logprobs=as_logprobs(choice.logprobs),
+            policy_version=call.policy_version,
+            temperature=call.temperature,
+            observation=shown,
+            reward=reward,
+            started_at=call.started_at,
+            ended_at=call.ended_at,
+        )
+
+
+def step_numbers(batch: StepBatch, report: CreditReport) -> dict[str, float]:
+    """The step's metrics that follow from its batch and from credit."""
+    agents = _agent_numbers(batch, report.transitions)
+    if not batch.rollouts:
+        return agents | {"demonstrations": report.groups}
+    rewards = [trajectory.reward for trajectory in batch.trajectories]
+    return {
+        **({"reward": fmean(rewards)} if rewards else {}),
+        "rollouts": len(batch.rollouts),
+        "failures": count_failures(batch.rollouts),
+        "groups": report.groups + batch.unusable_groups,
+        "unusable_groups": len(report.unusable) + batch.unusable_groups,
+        "refilled_groups": batch.added_groups,
+        "zero_variance_groups": report.zero_variance_groups,
+        **_entropy(batch.trajectories),
+        **agents,
+    }
+
+
+def count_failures(rollouts: Sequence[Rollout]) -> int:
+    """How many did not succeed."""
+    return sum(rollout.status is not Status.SUCCEEDED for rollout in rollouts)
+
+
+def _agent_numbers(batch: StepBatch, transitions: Mapping[str, int]) -> dict[str, float]:
+    """Calls, sampled tokens, and the `transitions` that carry loss, of each agent."""
+    numbers: Counter[str] = Counter()
+    for call in (call for part in batch.calls.values() for call in part):
+        start = f"agent/{call.agent}"
+        numbers[f"{start}/calls"] += 1
+        numbers[f"{start}/completion_tokens"] += sum(len(c.completion_ids or ()) for c in call.choices)
+        numbers[f"{start}/trained"] = int(call.trained)
+        numbers[f"{start}/transitions"] = transitions.get(call.agent, 0)
+    if not batch.rollouts:
+        for name, count in transitions.items():
+            numbers[f"agent/{name}/trained"] = 1
+            numbers[f"agent/{name}/transitions"] = count
+    return {name: float(value) for name, value in numbers.items()}
+
+
+def _entropy(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Minus the mean log-probability of all that trained agents sampled: the policy's entropy, estimated, in
+    nats per token. (`sampled_entropy` is that of the groups that differ, which are trained on.)"""
+    sampled = [t.logprobs for each in trajectories for t in each.transitions if t.trained]
+    tokens = sum(map(len, sampled))
+    return {"entropy": -sum(map(sum, sampled)) / tokens} if tokens else {}

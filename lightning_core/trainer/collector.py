@@ -1,0 +1,147 @@
+"""The collector: asks for the rollouts of a step, waits for them, and reads them back as its batch.
+
+Demonstrations need no rollouts. With dynamic sampling, groups without a difference are replaced by groups of
+other tasks: Yu et al., DAPO, arXiv 2503.14476, section 3.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from lightning_core.credit.base import assign
+from lightning_core.credit.finals import only_finals
+from lightning_core.errors import TrainingError
+from lightning_core.trainer.batch import StepBatch, read_batch
+from lightning_core.trainer.demonstrations import draw
+from lightning_core.trainer.judging import Judging
+from lightning_core.trainer.parts import ResolvedPhase
+from lightning_core.trainer.plan import admitted, plan_training, spare_tasks, tasks_of_step
+from lightning_core.trainer.session import Session
+from lightning_core.types import Rollout, Status, Task, Trajectory
+
+Plan = Callable[[int], list[Rollout]]
+"""The rollouts to ask for; `plan(n)` has the n-th ids for the same places."""
+
+
+class Collector:
+    """Collects the batches of a run, step by step."""
+
+    def __init__(self, session: Session, tasks: Sequence[Task]) -> None:
+        self.session = session
+        self.tasks = tasks
+        self.settings = session.settings
+        self.run_id = session.folder.run_id
+        self._begun: set[int] = set()
+        """Steps whose rollouts were first asked for by this process."""
+        self.judging = Judging(self.settings.judge, session.store, session.folder)
+
+    async def collect(self, step: int, phase: ResolvedPhase) -> StepBatch:
+        """The batch of a step. Raises TrainingError if none of its rollouts has a reward."""
+        began = time.perf_counter()
+        if (teaching := phase.algorithm.teaching) is not None:
+            encoded = self.session.demonstrations[phase.first]
+            drawn = draw(encoded, step - phase.first, teaching.batch_size, self.settings.seed)
+            return StepBatch([], {}, drawn, time.perf_counter() - began)
+        await self._begin(step, phase)
+        batch = await self._read(await self._rollouts(step, phase), began)
+        check_any_reward(batch.rollouts, f"step {step}; fix the cause and resume")
+        return await self._sample_more(step, phase, batch)
+
+    async def finish(self, plan: Plan, what: str) -> list[Rollout]:
+        """The rollouts of `plan(0)`, all finished; those withdrawn are run again under the ids of
+        `plan(n)`."""
+        rollouts = plan(0)
+        self.session.observers.collecting(what, rollouts)
+        return await self._without_cancelled((await self.session.run(rollouts))[0], plan)
+
+    async def _read(self, rollouts: Sequence[Rollout], began: float) -> StepBatch:
+        return await read_batch(self.session.store, self.session.rulebook, self.judging, rollouts, began)
+
+    async def _begin(self, step: int, phase: ResolvedPhase) -> None:
+        """Ask for the rollouts of all steps that may begin by now; those of earlier steps are run first."""
+        for each in admitted(step, phase, self.settings.total_steps):
+            if await self.session.store.enqueue(self._plan(each, phase)):
+                self._begun.add(each)
+
+    async def _rollouts(self, step: int, phase: ResolvedPhase) -> list[Rollout]:
+        """The rollouts of a step, all finished; on resume, again if every one of them had failed before."""
+        for retry in itertools.count():
+            rollouts = self._plan(step, phase, retry)
+            self.session.observers.collecting(f"step {step + 1}", rollouts)
+            finished, new = await self.session.run(rollouts)
+            if new or step in self._begun or any(rollout.counts for rollout in finished):
+                break
+        return await self._without_cancelled(finished, lambda more: self._plan(step, phase, retry + more))
+
+    async def _without_cancelled(self, finished: list[Rollout], plan: Plan) -> list[Rollout]:
+        """The rollouts, with new ones, in the same groups, for those that were withdrawn on resume."""
+        for retry in itertools.count(1):
+            places = [i for i, rollout in enumerate(finished) if rollout.status is Status.CANCELLED]
+            if not places:
+                break
+            planned = plan(retry)
+            again = [planned[i].model_copy(update={"group_id": finished[i].group_id}) for i in places]
+            self.session.observers.collecting("withdrawn, again", again)
+            for i, rollout in zip(places, (await self.session.run(again))[0], strict=True):
+                finished[i] = rollout
+        return finished
+
+    def _plan(self, step: int, phase: ResolvedPhase, retry: int = 0) -> list[Rollout]:
+        count = phase.algorithm.tasks_per_step
+        return self._groups(step, phase, tasks_of_step(self.tasks, step, count, self.settings.seed), 0, retry)
+
+    def _groups(
+        self, step: int, phase: ResolvedPhase, tasks: Sequence[Task], first: int, retry: int
+    ) -> list[Rollout]:
+        """A group of each task; `first` is the place in the step of the first one."""
+        algorithm, attempts = phase.algorithm, self.settings.on_failure.max_attempts
+        version = self.session.pin(algorithm.staleness)
+        return plan_training(
+            self.run_id, step, tasks, algorithm.group_size, attempts, retry, first, version=version
+        )
+
+    # dynamic sampling -------------------------------------------------------------------------
+    async def _sample_more(self, step: int, phase: ResolvedPhase, batch: StepBatch) -> StepBatch:
+        """The batch with groups added until enough of them carry loss, in at most `refill` rounds.
+
+        The tasks come in an order that follows from seed and step, and with it the ids of their rollouts, so
+        a resumed run asks for none twice. When all tasks are used up, the step goes on with what there is.
+        """
+        for turn in range(1, phase.algorithm.refill + 1):
+            tasks = await asyncio.to_thread(self._spare, step, phase, batch)
+            if not tasks:
+                break
+            began = time.perf_counter()
+            first = phase.algorithm.tasks_per_step + batch.added_groups
+            plan = partial(self._groups, step, phase, tasks, first)
+            rollouts = await self.finish(plan, f"step {step + 1}, refill {turn}")
+            batch = batch.with_groups(await self._read(rollouts, began))
+        return batch
+
+    def _spare(self, step: int, phase: ResolvedPhase, batch: StepBatch) -> list[Task]:
+        """A task not yet used in this step for each group that is missing."""
+        wanted, added = phase.algorithm.tasks_per_step, batch.added_groups
+        missing = max(0, wanted - len(_with_loss(phase, batch.trajectories)))
+        return spare_tasks(self.tasks, step, wanted, self.settings.seed)[added : added + missing]
+
+
+def _with_loss(phase: ResolvedPhase, trajectories: Sequence[Trajectory]) -> set[str]:
+    """The groups that carry loss, and would by their final rewards alone."""
+    algorithm = phase.algorithm
+    found: list[set[str]] = []
+    for each in (trajectories, map(only_finals, trajectories)):
+        credited, _ = assign(each, phase.credit, algorithm.baseline, algorithm.scale)
+        found.append({trajectory.group_id for trajectory in credited})
+    return found[0] & found[1]
+
+
+def check_any_reward(rollouts: Sequence[Rollout], where: str) -> None:
+    """Raise TrainingError with the app's own error if no rollout has a reward."""
+    if all(rollout.reward is None for rollout in rollouts):
+        raise TrainingError(
+            f"all {len(rollouts)} rollouts failed in {where}. The first said:\n{rollouts[0].error}"
+        )

@@ -1,0 +1,92 @@
+"""The parts that settings name, made: phases with their credit, store, backend and AIR's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning_core.air.rulebook import Rulebook
+from lightning_core.air.rules import AIR
+from lightning_core.algorithms.base import Algorithm, Phase, check_credit
+from lightning_core.backends.base import Backend
+from lightning_core.credit.base import Credit
+from lightning_core.errors import ConfigError
+from lightning_core.plugins import Plugins
+from lightning_core.stores.base import Store
+from lightning_core.trainer.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedPhase:
+    """One phase: updates `first` to `end` - 1."""
+
+    algorithm: Algorithm
+    credit: Credit
+    first: int
+    end: int
+
+
+def resolve_phases(phases: Sequence[Phase], plugins: Plugins) -> list[ResolvedPhase]:
+    """Each phase with its credit method and its place in the run."""
+    resolved: list[ResolvedPhase] = []
+    first = 0
+    for phase in phases:
+        named = phase.algorithm
+        algorithm: Algorithm = plugins.part("algorithm", named)() if isinstance(named, str) else named
+        credit = make_credit(algorithm.credit, plugins)
+        check_credit(algorithm, credit)
+        resolved.append(ResolvedPhase(algorithm, credit, first, first + phase.steps))
+        first += phase.steps
+    return resolved
+
+
+def check_signals(phases: Sequence[ResolvedPhase], *, air: bool, judge: bool) -> None:
+    """Raise ConfigError if rewards are to be made of rollouts and no update has any."""
+    if any(phase.algorithm.teaching is None for phase in phases):
+        return
+    for option, given in (("air", air), ("judge", judge)):
+        if given:
+            raise ConfigError(
+                f"{option}=... makes rewards of training rollouts, and a run that learns from demonstrations "
+                f"alone has none; leave {option} out, or add a phase with rollouts"
+            )
+
+
+def make_credit(credit: str | Credit, plugins: Plugins) -> Credit:
+    """The method given, or the one registered under a name; a class is made with its defaults."""
+    if not isinstance(credit, str):
+        return credit
+    part = plugins.part("credit", credit)
+    made: Credit = part() if isinstance(part, type) else part
+    return made
+
+
+def make_rulebook(setting: AIR | bool | None, plugins: Plugins) -> Rulebook | None:
+    """The rules that `Trainer(air=...)` asks for; None if it is off.
+
+    Raises ConfigError for a name under which no rule is registered.
+    """
+    if not setting:
+        return None
+    air = AIR() if setting is True else setting
+    return Rulebook(air, tuple((name, plugins.part("air", name)) for name in air.rules))
+
+
+def make_backend(settings: Settings, plugins: Plugins) -> Backend:
+    """The backend named or given by the settings."""
+    if isinstance(settings.backend, str):
+        backend: Backend = plugins.part("backend", settings.backend)(model=settings.model, seed=settings.seed)
+        return backend
+    given: Backend = settings.backend
+    if str(settings.model) not in ("tiny", given.model):
+        raise ConfigError(
+            f"model={str(settings.model)!r} and a backend object with model {given.model!r}: "
+            "give the model to the backend alone"
+        )
+    return given
+
+
+def open_store(url: str, plugins: Plugins) -> Store:
+    """The store for a URL, by its scheme; enter it to open it."""
+    store: Store = plugins.part("store", url.partition(":")[0])(url)
+    return store
