@@ -74,7 +74,7 @@ def apart(run: str) -> Iterator[Sequence[str]]:
 @contextmanager
 def ray(run: str) -> Iterator[Sequence[str]]:
     """Rollouts on eight actors of Ray."""
-    yield ("--executor", "ray", "--concurrency", "8")
+    yield ("--set", "executor=ray", "--set", "concurrency=8")
 
 
 PLACES: Mapping[str, Callable[[str], AbstractContextManager[Sequence[str]]]] = MappingProxyType(

@@ -41,10 +41,11 @@ def run_in_small(folder, judge_url):
     os.environ["JUDGE_URL"] = judge_url
 
     import lightning_core as lightning
-    from lightning_core.trainer.trainer import overrides
+    from lightning_core.trainer.launch import Launch, launching
 
     small = lightning.GRPO(group_size=2, tasks_per_step=2)
-    with overrides({"steps": 1, "algorithm": small, "folder": "run", "progress": False}):
+    settings = {"steps": 1, "algorithm": small, "folder": "run", "progress": False}
+    with launching(Launch(settings)):
         runpy.run_path("block.py", run_name="__main__")
 
 

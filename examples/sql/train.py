@@ -2,7 +2,7 @@
 
     agentlightning train examples/sql/train.py
 
-With `--air` a query that the database refuses costs the call that wrote it a little; see docs/air.md.
+With `--set air=true` a query that the database refuses costs its call a little; see docs/air.md.
 `--data PATH` after `--` takes a folder in Spider's layout instead of the generated databases.
 """
 

@@ -4,8 +4,8 @@
     agentlightning train examples/sql/train_gpu.py --dry-run -- --model ... --data ...
 
 The second line prints what the run would be and need, on any machine. `--data` is Spider's own folder (see
-`examples/sql/spider.py`), `--model` a transformers folder. Add `--ray auto` before the `--` to train on a
-cluster that runs already.
+`examples/sql/spider.py`), `--model` a transformers folder. With `--set backend.address=auto` before the `--` it
+trains on a cluster that runs already.
 
 Where the numbers come from. "Agent Lightning" (Luo et al., arXiv 2508.03680) trains this workflow, a writer,
 a checker and a rewriter over Spider, from Llama-3.2-3B-Instruct; it trains writer and rewriter, each call by

@@ -16,13 +16,14 @@ from lightning_core import __version__, telemetry
 from lightning_core.cli import model_verbs, run_verbs, serving
 from lightning_core.cli import runs as run_views
 from lightning_core.cli.tokens import print_token
-from lightning_core.cli.training import train_script, work_script
+from lightning_core.cli.training import plan_script, read_launch, train_script, work_script
 from lightning_core.errors import LightningError
 from lightning_core.gateway.versions import ENGINES
 from lightning_core.trainer.hosting import Hosting, host_gateway
 from lightning_core.trainer.joining import Joining
 
 _ALLOW_HOST = "A host whose clients and web pages may use it without a token; may be given several times."
+_SET = "Another setting of the trainer or of its backend; may be given several times."
 _MODEL = "A transformers folder, a name on the hub, or 'tiny'; a Llama- or Qwen-like model."
 app = typer.Typer(
     name="agentlightning",
@@ -55,80 +56,47 @@ def train(
     script: Annotated[Path, typer.Argument(help="A Python script that calls Trainer(...).fit(...).")],
     steps: Annotated[int | None, typer.Option(help="Updates to make.")] = None,
     model: Annotated[str | None, typer.Option(help=_MODEL)] = None,
-    agents: Annotated[str | None, typer.Option(help="Names or globs, separated by commas.")] = None,
     backend: Annotated[
         str | None,
         typer.Option(help="Backend to train on: 'local' or 'verl'; a script keeps its own settings of it."),
-    ] = None,
-    ray: Annotated[
-        str | None, typer.Option(help="Address of a Ray cluster to train on, such as 'auto'; with verl.")
     ] = None,
     store: Annotated[str | None, typer.Option(help="URL of the store.")] = None,
     folder: Annotated[
         Path | None, typer.Option(help="Where the run lies (default: runs/<date-time>).")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of task order and sampling.")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="Rollouts at the same time.")] = None,
-    executor: Annotated[
-        str | None, typer.Option(help="Where rollouts run: asyncio, processes or ray.")
-    ] = None,
-    air: Annotated[
-        bool | None, typer.Option("--air/--no-air", help="Automatic intermediate rewards.")
-    ] = None,
-    tracker: Annotated[
-        list[str] | None, typer.Option(help="Where else the numbers go: tensorboard, wandb, mlflow.")
-    ] = None,
     elsewhere: Annotated[
         str | None,
         typer.Option(help="Roles that other processes play: 'runner', 'gateway' or both, by comma."),
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Where the gateway listens (default: 127.0.0.1).")] = None,
-    port: Annotated[int | None, typer.Option(help="Its port (default: a free one, kept on resume).")] = None,
-    address: Annotated[
-        str | None, typer.Option(help="URL at which workers reach it, if host and port do not say.")
-    ] = None,
+    given: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=_SET)] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --folder, or with the newest one.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what the run would be, and start and write nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be trained, and start and write nothing.")
     ] = False,
 ) -> None:
     """Run a training script, with these settings in place of its own.
 
-    What stands after `--` is given to the script. Ctrl-C ends cleanly; the same command with --resume
-    goes on from the last update.
+    Every setting of Trainer can be given with --set, as JSON or as text, several times: --set concurrency=64
+    --set air=true --set trackers=wandb; one of its backend as --set backend.address=auto. What stands after
+    `--` is given to the script. Ctrl-C ends cleanly; the same command with --resume goes on from the last
+    update.
 
         agentlightning train examples/sql/train.py --steps 20 --seed 1
     """
-    train_script(
-        script,
-        context.args,
-        {
-            "steps": steps,
-            "model": model,
-            "agents": _names(agents),
-            "backend": backend,
-            "ray": ray,
-            "dry_run": dry_run or None,
-            "store": store,
-            "folder": folder,
-            "seed": seed,
-            "concurrency": concurrency,
-            "executor": executor,
-            "air": air,
-            "trackers": tracker or None,
-            "elsewhere": _names(elsewhere),
-            "host": host,
-            "port": port,
-            "address": address,
-        },
-        resume=resume,
-    )
-
-
-def _names(given: str | None) -> list[str] | None:
-    return [name.strip() for name in given.split(",")] if given else None
+    named = {
+        "steps": steps,
+        "model": model,
+        "backend": backend,
+        "store": store,
+        "folder": folder,
+        "seed": seed,
+        "elsewhere": [role.strip() for role in elsewhere.split(",")] if elsewhere else None,
+        "resume": resume or None,
+    }
+    (plan_script if dry_run else train_script)(script, context.args, read_launch(given or (), named))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
@@ -161,7 +129,8 @@ def worker(
     """
     say = partial(Console(stderr=True).print, markup=False, highlight=False, soft_wrap=True)
     joining = Joining(store=store, run=run, name=name, once=once, say=say)
-    work_script(script, context.args, {"concurrency": concurrency, "executor": executor}, joining)
+    settings = {"concurrency": concurrency, "executor": executor}
+    work_script(script, context.args, {n: v for n, v in settings.items() if v is not None}, joining)
 
 
 @app.command()

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from rich.console import Console
-
 from lightning_core import telemetry
+from lightning_core.backends.outline import Outline
 from lightning_core.errors import ConfigError, StoreError, TrainingStopped
 from lightning_core.runner.packing import check_not_loading
 from lightning_core.trainer.alerting import AlertObserver, to_alerts
-from lightning_core.trainer.choosing import choose
 from lightning_core.trainer.display import Display
-from lightning_core.trainer.dry import outline_run, show_outline
+from lightning_core.trainer.dry import outline_run
 from lightning_core.trainer.folder import RunFolder, choose_folder
+from lightning_core.trainer.joining import Joining
+from lightning_core.trainer.launch import current_launch, launching
 from lightning_core.trainer.loop import Loop
 from lightning_core.trainer.observers import Observers
 from lightning_core.trainer.opening import open_run
@@ -34,30 +33,14 @@ from lightning_core.trainer.working import work
 from lightning_core.types import Run, Task
 
 T = TypeVar("T")
-_overrides: ContextVar[Mapping[str, Any] | None] = ContextVar("lightning_overrides", default=None)
-
-
-@contextmanager
-def overrides(values: Mapping[str, Any]) -> Iterator[None]:
-    """Let every trainer that fits inside use these settings (the command line's flags) over its own."""
-    token = _overrides.set({name: value for name, value in values.items() if value is not None})
-    try:
-        yield
-    finally:
-        _overrides.reset(token)
+Tasks = Iterable[Task | Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer(Settings):
     """Trains the model behind the named agents of an app from the app's own rewards."""
 
-    def fit(
-        self,
-        solve: Solve,
-        *,
-        train: Iterable[Task | Mapping[str, Any]] = (),
-        validation: Iterable[Task | Mapping[str, Any]] = (),
-    ) -> Summary:
+    def fit(self, solve: Solve, *, train: Tasks = (), validation: Tasks = ()) -> Summary:
         """Train on `train`, evaluate on `validation` before and after, and write the run's folder.
 
         SFT on demonstrations needs no `train`.
@@ -68,32 +51,41 @@ class Trainer(Settings):
         call. An exception inside `solve` ends that rollout only; Ctrl-C ends as TrainingStopped, and the run
         can be resumed.
 
-        In a worker (`agentlightning worker`) it runs rollouts of a run that is trained elsewhere, and does
-        not return: the script ends here, once that run is finished. In a dry run (`agentlightning train
-        --dry-run`) it prints what the run would be, starts and writes nothing, and ends the script.
+        In a script that the command `agentlightning` runs, what the command line says counts: settings in
+        place of these, and `plan` or `work` in place of `fit`, after which the script ends.
         """
+        if (launch := current_launch()) is not None:
+            with launching(None):
+                call = launch.call or Trainer.fit
+                summary: Summary = call(launch.apply(self), solve, train=train, validation=validation)
+                return summary
         check_not_loading()
         telemetry.obey()
-        chosen = dict(_overrides.get() or {})
-        joining, dry = chosen.pop("joining", None), chosen.pop("dry_run", False)
-        trainer = choose(self, chosen)
-        if joining is not None:
-            _run(work(trainer, joining, solve))
-            raise SystemExit(0)
-        tasks = make_tasks(train, "train"), make_tasks(validation, "validation")
-        if not tasks[0] and trainer.total_steps and trainer.asks_for_rollouts:
-            raise ConfigError("train is empty: give at least one task")
-        if trainer.breakdown is not None and not all(trainer.breakdown in task.input for task in tasks[1]):
-            raise ConfigError(f"breakdown={trainer.breakdown!r} is not a field of every validation task")
-        path = choose_folder(trainer.folder, resume=trainer.resume)
-        if dry:
-            show_outline(outline_run(trainer, path, *tasks), Console())
-            raise SystemExit(0)
-        with RunFolder(path, resume=trainer.resume) as folder:
+        tasks = self._make_tasks(train, validation)
+        with RunFolder(choose_folder(self.folder, resume=self.resume), resume=self.resume) as folder:
             try:
-                return _run(_fit(trainer, folder, solve, *tasks))
+                return _run(_fit(self, folder, solve, *tasks))
             except KeyboardInterrupt:
-                raise TrainingStopped(path) from None
+                raise TrainingStopped(folder.path) from None
+
+    def plan(self, *, train: Tasks = (), validation: Tasks = ()) -> Outline:
+        """What `fit` would train, on what, and with how much memory; starts and writes nothing."""
+        tasks = self._make_tasks(train, validation)
+        return outline_run(self, choose_folder(self.folder, resume=self.resume), *tasks)
+
+    def work(self, solve: Solve, joining: Joining) -> None:
+        """Run rollouts of a run that another process trains, until it is finished."""
+        check_not_loading()
+        telemetry.obey()
+        _run(work(self, joining, solve))
+
+    def _make_tasks(self, train: Tasks, validation: Tasks) -> tuple[list[Task], list[Task]]:
+        tasks = make_tasks(train, "train"), make_tasks(validation, "validation")
+        if not tasks[0] and self.total_steps and self.asks_for_rollouts:
+            raise ConfigError("train is empty: give at least one task")
+        if self.breakdown is not None and not all(self.breakdown in task.input for task in tasks[1]):
+            raise ConfigError(f"breakdown={self.breakdown!r} is not a field of every validation task")
+        return tasks
 
 
 async def _fit(

@@ -22,8 +22,8 @@ from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.trainer.batch import add_automatic, to_trajectory
+from lightning_core.trainer.launch import Launch, launching
 from lightning_core.trainer.parts import make_rulebook
-from lightning_core.trainer.trainer import overrides
 from lightning_core.types import Reward, Rollout, Status, Task
 from tests.air.records import ROLLOUT, asks, call, run
 
@@ -165,7 +165,7 @@ def test_the_flag_switches_on_what_was_off_and_leaves_a_table_of_one_s_own(tmp_p
         ("b", own, True, -0.4),
         ("c", own, False, None),
     ):
-        with overrides({"air": flag}):
+        with launching(Launch({} if flag is None else {"air": flag})):
             fit(tmp_path / name, air=air, steps=1)
         assert read(tmp_path / name)[2][0].get("air_reward") == (expected and pytest.approx(expected)), name
 
@@ -181,9 +181,9 @@ def test_the_command_has_a_flag_for_it(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "job.py").write_text(SCRIPT)
-    for flag, expected in (("--air", True), ("--no-air", False)):
-        folder = tmp_path / flag.strip("-")
-        command("train", tmp_path / "job.py", "--folder", folder, "--steps", 1, flag)
+    for value, expected in (("true", True), ("false", False)):
+        folder = tmp_path / value
+        command("train", tmp_path / "job.py", "--folder", folder, "--steps", 1, "--set", f"air={value}")
         assert ("air_reward" in read(folder)[2][0]) is expected
 
 

@@ -109,7 +109,7 @@ def test_resuming_with_another_seed_is_refused(finished):
 
 
 def test_an_agent_nobody_has_seen_is_an_error_with_the_names_seen(tmp_path):
-    wrong = run("train", SCRIPT, "--folder", tmp_path / "run", "--agents", "writr,critic")
+    wrong = run("train", SCRIPT, "--folder", tmp_path / "run", "--set", 'agents=["writr","critic"]')
     assert wrong.returncode == 1
     assert "'writr'" in wrong.stderr
     assert "'critic', 'writer'" in wrong.stderr
@@ -131,7 +131,7 @@ def test_an_app_that_always_fails_stops_the_run_and_says_why(tmp_path):
         (["train", SCRIPT, "--store", "mysql://x"], "mysql"),
         (["train", SCRIPT, "--resume", "--folder", "nowhere"], "nowhere"),
         (["train", SCRIPT, "--steps", "-1"], "steps"),
-        (["train", SCRIPT, "--ray", "auto"], "backend 'local' does not run on one"),
+        (["train", SCRIPT, "--set", "backend.address=auto"], "backend 'local' has no setting 'address'"),
         (["show", "nowhere"], "nowhere"),
     ],
 )

@@ -16,7 +16,7 @@ pytest.importorskip("lightning_crewai")
 import lightning_core as lightning
 from examples.crew import train
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.trainer.trainer import overrides
+from lightning_core.trainer.launch import Launch, launching
 from lightning_core.types import Call, Rollout
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("crew")
     small = lightning.GRPO(group_size=4, tasks_per_step=4)
     settings = {"steps": 1, "algorithm": small, "folder": place / "seed0", "progress": False}
-    with pytest.MonkeyPatch.context() as patch, overrides(settings):
+    with pytest.MonkeyPatch.context() as patch, launching(Launch(settings)):
         patch.chdir(place)
         patch.delenv("OPENAI_API_KEY", raising=False)
         patch.delenv("OPENAI_BASE_URL", raising=False)

@@ -18,7 +18,7 @@ from benchmarks.page import PAGE, RECORDS
 from benchmarks.study import folder_of, publish, read
 from examples.plain import train
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.trainer.trainer import overrides
+from lightning_core.trainer.launch import Launch, launching
 from tests.gateway.scripted import until
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +82,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("plain")
     small = lightning.GRPO(group_size=4, tasks_per_step=4)
     settings = {"steps": 1, "algorithm": small, "folder": place / "seed0", "progress": False}
-    with pytest.MonkeyPatch.context() as patch, overrides(settings):
+    with pytest.MonkeyPatch.context() as patch, launching(Launch(settings)):
         patch.chdir(place)
         patch.setattr(sys, "argv", ["train.py", "--held-out-tasks", "6"])
         train.main()

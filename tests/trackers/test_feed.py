@@ -132,7 +132,7 @@ def test_a_library_that_is_not_installed_is_named_with_its_package(name, package
 
 
 def test_the_command_takes_several_trackers_by_name(tmp_path, monkeypatch, capsys):
-    arguments = ["--tracker", "tensorboard", "--tracker", "no"]
+    arguments = ["--set", 'trackers=["tensorboard","no"]']
     script = Path(__file__).parents[1] / "cli" / "small_job.py"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["agentlightning", "train", str(script), *arguments])

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import lightning_core as lightning
 from lightning_core.backends.outline import Outline
 from lightning_core.backends.verl.backend import VerlBackend
 from lightning_core.errors import ConfigError
-from lightning_core.trainer.choosing import choose
-from lightning_core.trainer.dry import outline_run
+from lightning_core.trainer.dry import outline_run, show_outline
+from lightning_core.trainer.launch import Launch
 from lightning_core.trainer.plan import make_tasks
-from lightning_core.trainer.trainer import overrides
 
 TASKS = [{"question": str(n)} for n in range(6)]
 
@@ -33,16 +34,11 @@ def verdicts(found: Outline) -> dict[str, str]:
     return {check.name: check.verdict for check in found.checks}
 
 
-def test_fit_prints_the_plan_ends_the_script_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+def test_a_plan_is_shown_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-    def solve(task: lightning.Task) -> float:
-        raise AssertionError("a rollout was run")
-
-    with overrides({"dry_run": True}), pytest.raises(SystemExit) as ended:
-        lightning.Trainer(steps=3).fit(solve, train=TASKS, validation=TASKS)
-    assert ended.value.code == 0
-    printed = capsys.readouterr().out
+    console = Console(file=io.StringIO(), width=160)
+    show_outline(lightning.Trainer(steps=3).plan(train=TASKS, validation=TASKS), console)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "64 rollouts: 8 tasks, 8 of each" in printed
     assert "nothing was started or written" in printed
     assert list(tmp_path.iterdir()) == []
@@ -123,28 +119,31 @@ def test_the_page_explains_every_line_and_check(tmp_path):
             )
 
 
-# choosing a backend -----------------------------------------------------------------------
+# what the command line changes --------------------------------------------------------------
 def test_a_backend_object_of_the_name_asked_for_keeps_its_settings():
     own = VerlBackend("tiny", gpus=3)
     trainer = lightning.Trainer(backend=own)
-    assert choose(trainer, {"backend": "verl"}).backend is own
-    joined = choose(trainer, {"backend": "verl", "ray": "10.0.0.5:6379"}).backend
+    assert Launch({"backend": "verl"}).apply(trainer).backend is own
+    joined = Launch({"backend": "verl"}, {"address": "10.0.0.5:6379"}).apply(trainer).backend
     assert (joined.gpus, joined.address, type(joined)) == (3, "10.0.0.5:6379", VerlBackend)
     assert own.address is None
 
 
-def test_a_backend_s_name_and_an_address_make_one_there():
-    chosen = choose(lightning.Trainer(model="tiny", seed=4), {"backend": "verl", "ray": "auto"}).backend
+def test_a_backend_s_name_and_its_settings_make_one():
+    trainer = lightning.Trainer(model="tiny", seed=4)
+    chosen = Launch({"backend": "verl"}, {"address": "auto"}).apply(trainer).backend
     assert (chosen.name, chosen.model, chosen.seed, chosen.address) == ("verl", "tiny", 4, "auto")
 
 
 def test_another_backend_takes_the_model_over(tmp_path):
     trainer = lightning.Trainer(backend=VerlBackend(str(tmp_path)))
-    assert choose(trainer, {"backend": "local"}).model == str(tmp_path)
-    assert choose(trainer, {"backend": "local", "model": "tiny"}).model == "tiny"
+    assert Launch({"backend": "local"}).apply(trainer).model == str(tmp_path)
+    assert Launch({"backend": "local", "model": "tiny"}).apply(trainer).model == "tiny"
 
 
 @pytest.mark.parametrize("backend", ["local", lightning.LocalBackend("tiny")], ids=["name", "object"])
-def test_an_address_for_a_backend_without_one_is_refused(backend):
-    with pytest.raises(ConfigError, match=r"ray='auto' .* backend 'local' does not run on one"):
-        choose(lightning.Trainer(backend=backend), {"ray": "auto"})
+def test_a_setting_that_there_is_not_is_refused_by_name(backend):
+    with pytest.raises(ConfigError, match="backend 'local' has no setting 'address'"):
+        Launch(backend={"address": "auto"}).apply(lightning.Trainer(backend=backend))
+    with pytest.raises(ConfigError, match="a trainer has no setting stepps; it has model, agents"):
+        Launch({"stepps": 3}).apply(lightning.Trainer(backend=backend))

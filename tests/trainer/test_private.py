@@ -19,7 +19,7 @@ JOB = Path(__file__).parents[1] / "cli" / "small_job.py"
 WORD = "correct-horse"
 """The store's password, and every key that the command and its environment are given."""
 KEYS = {"OPENAI_API_KEY": WORD, "LIGHTNING_API_SECRET": WORD * 3, "HF_TOKEN": WORD}
-SMALL = ("--steps", "1", "--tracker", "tensorboard")
+SMALL = ("--steps", "1", "--set", "trackers=tensorboard")
 
 
 def agentlightning(*arguments: str | Path, umask: int = 0, **environment: str) -> str:
@@ -80,7 +80,7 @@ def test_a_run_goes_on_with_the_password_from_the_environment_or_the_command(
     guarded: tuple[Path, str, str],
 ) -> None:
     folder, url, _ = guarded
-    go_on = ("train", JOB, "--resume", "--folder", folder, "--tracker", "tensorboard", "--steps")
+    go_on = ("train", JOB, "--resume", "--folder", folder, "--set", "trackers=tensorboard", "--steps")
     agentlightning(*go_on, "2", REDISCLI_AUTH=WORD)
     agentlightning(*go_on, "3", "--store", url)
     assert (folder / "checkpoints" / "step-000003").is_dir()

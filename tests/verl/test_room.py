@@ -100,7 +100,7 @@ def test_two_runs_of_one_number_in_ray_are_kept_apart(cluster):
     settings = VerlSettings("x", gpus=1, address=cluster)
     first = RayLink(settings, "cuda")
     first.open()
-    words = r"another run on this machine .* the number that this one is here, \w+: .*--ray auto"
+    words = r"another run on this machine .* the number that this one is here, \w+: .*address=\"auto\""
     with pytest.raises(BackendError, match=words):
         opened(settings)
     first.close()

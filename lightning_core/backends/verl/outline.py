@@ -136,8 +136,8 @@ def _gpus(settings: VerlSettings, found: Fit, supply: Supply) -> Check:
     return Check(
         "GPUs",
         False,
-        f"{told}; lower gpus, nodes or serving_gpus, join a cluster that has them (address=..., --ray "
-        'ADDRESS), or train on this machine\'s processor with backend="local"',
+        f"{told}; lower gpus, nodes or serving_gpus, join a cluster that has them (address=...), or "
+        'train on this machine\'s processor with backend="local"',
     )
 
 

@@ -125,7 +125,7 @@ def _claim() -> int:
         raise BackendError(
             "another run on this machine trains with verl in a Ray cluster of its own, and is there the "
             f"number that this one is here, {number}: weights of one would reach servers of the other. Let "
-            'both join one cluster: `ray start --head`, then address="auto" (--ray auto)'
+            'both join one cluster: `ray start --head`, then address="auto"'
         ) from error
     return file
 

@@ -1,0 +1,86 @@
+"""What the command line changes about a script that calls `Trainer(...).fit(...)` itself.
+
+The script makes its trainer and calls `fit` at a place of its own, with no parameter for what stands on the
+command line. So the command puts one frozen `Launch` into a context variable, and `fit` looks there once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+from lightning_core.errors import ConfigError
+from lightning_core.plugins import load_plugins
+from lightning_core.trainer.settings import Settings
+
+S = TypeVar("S", bound=Settings)
+_launch: ContextVar[Launch | None] = ContextVar("lightning_launch", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Settings in place of the script's own, and what is called in place of `fit`."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of the trainer, by name."""
+    backend: Mapping[str, Any] = field(default_factory=dict)
+    """Of the backend, by name."""
+    call: Callable[..., Any] | None = None
+    """Called with the trainer and the arguments of `fit`; None: `fit`."""
+
+    def apply(self, trainer: S) -> S:
+        """The trainer with these settings over its own.
+
+        What the script has set up stays where the same is asked for: AIR that is on, and a backend object of
+        that name. A backend of another name takes the object's model over. Raises ConfigError for a setting
+        that there is not.
+        """
+        settings = dict(self.settings)
+        if unknown := settings.keys() - {each.name for each in fields(trainer)}:
+            known = ", ".join(each.name for each in fields(trainer))
+            raise ConfigError(f"a trainer has no setting {', '.join(sorted(unknown))}; it has {known}")
+        given, asked = trainer.backend, settings.get("backend")
+        if trainer.air and settings.get("air") is True:
+            del settings["air"]
+        if asked is not None and not isinstance(given, str):
+            if getattr(given, "name", None) == asked:
+                del settings["backend"]
+            elif str(trainer.model) == "tiny":
+                settings.setdefault("model", given.model)
+        changed = replace(trainer, **settings)
+        return replace(changed, backend=_with_settings(changed, self.backend)) if self.backend else changed
+
+
+def _with_settings(trainer: Settings, given: Mapping[str, Any]) -> Any:
+    """The trainer's backend with settings over its own."""
+    backend = trainer.backend
+    if isinstance(backend, str):
+        part = load_plugins().part("backend", backend)
+        known = set(inspect.signature(part).parameters)
+    else:
+        known = {each.name for each in fields(backend)} if is_dataclass(backend) else set()
+    if unknown := given.keys() - known:
+        name = backend if isinstance(backend, str) else getattr(backend, "name", type(backend).__name__)
+        raise ConfigError(f"backend {name!r} has no setting {', '.join(map(repr, sorted(unknown)))}")
+    if isinstance(backend, str):
+        return part(**{"model": trainer.model, "seed": trainer.seed, **given})
+    return replace(backend, **given)
+
+
+@contextmanager
+def launching(launch: Launch | None) -> Iterator[None]:
+    """Every trainer that fits inside is launched so; None: as its script says."""
+    token = _launch.set(launch)
+    try:
+        yield
+    finally:
+        _launch.reset(token)
+
+
+def current_launch() -> Launch | None:
+    """How the command line launched this script; None without it."""
+    return _launch.get()
