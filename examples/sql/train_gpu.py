@@ -4,7 +4,7 @@
     agentlightning train examples/sql/train_gpu.py --dry-run -- --model ... --data ...
 
 The second line prints what the run would be and need, on any machine. `--data` is Spider's own folder (see
-`examples/sql/spider.py`), `--model` a transformers folder. With `--set backend.address=auto` before the `--` it
+`examples/sql/spider.py`), `--model` a transformers folder. `--set backend.address=auto` before the `--`
 trains on a cluster that runs already.
 
 Where the numbers come from. "Agent Lightning" (Luo et al., arXiv 2508.03680) trains this workflow, a writer,

@@ -16,7 +16,6 @@ from lightning_core.errors import ConfigError, StoreError, TrainingStopped
 from lightning_core.runner.packing import check_not_loading
 from lightning_core.trainer.alerting import AlertObserver, to_alerts
 from lightning_core.trainer.display import Display
-from lightning_core.trainer.dry import outline_run
 from lightning_core.trainer.folder import RunFolder, choose_folder
 from lightning_core.trainer.joining import Joining
 from lightning_core.trainer.launch import current_launch, launching
@@ -24,6 +23,7 @@ from lightning_core.trainer.loop import Loop
 from lightning_core.trainer.observers import Observers
 from lightning_core.trainer.opening import open_run
 from lightning_core.trainer.plan import make_tasks
+from lightning_core.trainer.preflight import outline_run
 from lightning_core.trainer.report import terminal_curve, transcripts, write_report
 from lightning_core.trainer.session import Session, Solve
 from lightning_core.trainer.settings import Settings
@@ -70,8 +70,7 @@ class Trainer(Settings):
 
     def plan(self, *, train: Tasks = (), validation: Tasks = ()) -> Outline:
         """What `fit` would train, on what, and with how much memory; starts and writes nothing."""
-        tasks = self._make_tasks(train, validation)
-        return outline_run(self, choose_folder(self.folder, resume=self.resume), *tasks)
+        return outline_run(self, *self._make_tasks(train, validation))
 
     def work(self, solve: Solve, joining: Joining) -> None:
         """Run rollouts of a run that another process trains, until it is finished."""

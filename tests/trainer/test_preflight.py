@@ -14,16 +14,16 @@ import lightning_core as lightning
 from lightning_core.backends.outline import Outline
 from lightning_core.backends.verl.backend import VerlBackend
 from lightning_core.errors import ConfigError
-from lightning_core.trainer.dry import outline_run, show_outline
 from lightning_core.trainer.launch import Launch
 from lightning_core.trainer.plan import make_tasks
+from lightning_core.trainer.preflight import outline_run, show_outline
 
 TASKS = [{"question": str(n)} for n in range(6)]
 
 
-def tell(folder: Path, **settings: Any) -> Outline:
+def tell(**settings: Any) -> Outline:
     trainer = lightning.Trainer(**{"steps": 9, **settings})
-    return outline_run(trainer, folder, make_tasks(TASKS[:4], "train"), make_tasks(TASKS[4:], "validation"))
+    return outline_run(trainer, make_tasks(TASKS[:4], "train"), make_tasks(TASKS[4:], "validation"))
 
 
 def facts(found: Outline) -> dict[str, str]:
@@ -44,9 +44,9 @@ def test_a_plan_is_shown_and_leaves_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_numbers_of_a_step_follow_from_the_algorithm(tmp_path):
+def test_the_numbers_of_a_step_follow_from_the_algorithm():
     algorithm = lightning.GRPO(group_size=4, tasks_per_step=2, refill=1)
-    found = facts(tell(tmp_path / "run", algorithm=algorithm, evaluate_every=4))
+    found = facts(tell(algorithm=algorithm, evaluate_every=4))
     assert found["a step"] == "8 rollouts: 2 tasks, 4 of each, up to 1 times as many again"
     assert "at most 16,384" in found["tokens a step"]  # 8 rollouts of at most 2,048 tokens a call
     assert found["tasks"] == "4 to train on, each used 4.5 times; 2 held out"
@@ -55,64 +55,48 @@ def test_the_numbers_of_a_step_follow_from_the_algorithm(tmp_path):
     assert "1.5 M parameters" in found["model"]
 
 
-def test_demonstrations_have_no_rollouts_to_count(tmp_path):
+def test_demonstrations_have_no_rollouts_to_count():
     shown = [{"messages": [{"role": "user", "content": "go"}], "reply": "gone"}] * 3
-    found = facts(tell(tmp_path, algorithm=lightning.SFT(demonstrations=shown, batch_size=2)))
+    found = facts(tell(algorithm=lightning.SFT(demonstrations=shown, batch_size=2)))
     assert found["a step"] == "2 of 3 demonstrations"
     assert "tokens a step" not in found
 
 
-def test_phases_are_told_one_by_one(tmp_path):
+def test_phases_are_told_one_by_one():
     phases = [lightning.Phase(lightning.GRPO(), 2), lightning.Phase("rloo", 3)]
-    found = [fact.value for fact in tell(tmp_path, algorithm=phases, steps=None).facts]
+    found = [fact.value for fact in tell(algorithm=phases, steps=None).facts]
     assert any("grpo" in value and "updates 1 to 2" in value for value in found)
     assert any("rloo" in value and "updates 3 to 5" in value for value in found)
 
 
-def test_what_would_be_refused_is_a_check_that_fails(tmp_path):
-    (tmp_path / "run.json").write_text('{"run": "old", "store": null, "port": null}')
-    found = tell(
-        tmp_path,
-        store="mysql://x",
-        executor="carrier pigeons",
-        algorithm=lightning.GRPO(staleness=1),
-        backend=VerlBackend("tiny"),
-    )
-    assert {name: verdict for name, verdict in verdicts(found).items() if verdict == "fails"}.keys() >= {
-        "options",
-        "store",
-        "executor",
-        "folder",
-    }
+def test_what_would_be_refused_is_a_check_that_fails():
+    found = tell(algorithm=lightning.GRPO(staleness=1), backend=VerlBackend("tiny"))
+    assert verdicts(found)["options"] == "fails"
     (options,) = (check.told for check in found.checks if check.name == "options")
     assert "staleness=1" in options
 
 
-def test_a_store_s_password_is_not_shown(tmp_path):
-    assert "hidden" not in facts(tell(tmp_path, store="postgresql://me:hidden@db/runs"))["store"]
-
-
-def test_a_model_too_large_for_this_machine_fails_its_check(tmp_path, monkeypatch):
+def test_a_model_too_large_for_this_machine_fails_its_check(monkeypatch):
     from lightning_core.backends.local import outline
 
     monkeypatch.setattr(outline, "memory_bytes", lambda device: 100 << 20)
-    assert verdicts(tell(tmp_path))["memory"] == "fails"
+    assert verdicts(tell())["memory"] == "fails"
 
 
-def test_a_backend_that_tells_nothing_still_has_a_plan(tmp_path):
+def test_a_backend_that_tells_nothing_still_has_a_plan():
     class Silent(lightning.LocalBackend):
         name = "silent"
         outline = None  # type: ignore[assignment]
 
-    found = facts(tell(tmp_path, backend=Silent("tiny")))
+    found = facts(tell(backend=Silent("tiny")))
     assert found["backend"] == "silent"
     assert "model" not in found
 
 
-def test_the_page_explains_every_line_and_check(tmp_path):
+def test_the_page_explains_every_line_and_check():
     page = (Path(__file__).parents[2] / "docs" / "dry-run.md").read_text()
     for backend in ("local", VerlBackend("tiny")):
-        for fact in tell(tmp_path, backend=backend).facts:
+        for fact in tell(backend=backend).facts:
             name = "machine(s)" if fact.name.startswith("machine") else fact.name
             assert re.search(rf"[|,] ({re.escape(name)})[,| ]", page) or fact.name in ("backend", "memory"), (
                 fact.name
