@@ -13,25 +13,25 @@ import typer
 from rich.console import Console
 
 from lightning_core import __version__, telemetry
-from lightning_core.cli import model_verbs, run_verbs, serving
-from lightning_core.cli import runs as run_views
-from lightning_core.cli.tokens import print_token
+from lightning_core.cli import export, models, runs, serving
 from lightning_core.cli.training import plan_script, read_launch, train_script, work_script
-from lightning_core.errors import LightningError
-from lightning_core.gateway.versions import ENGINES
+from lightning_core.errors import ConfigError, LightningError
 from lightning_core.trainer.hosting import Hosting, host_gateway
 from lightning_core.trainer.joining import Joining
 
 _ALLOW_HOST = "A host whose clients and web pages may use it without a token; may be given several times."
 _SET = "Another setting of the trainer or of its backend; may be given several times."
 _MODEL = "A transformers folder, a name on the hub, or 'tiny'; a Llama- or Qwen-like model."
+_Listen = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Where to listen; beyond this machine only if you say so.")
+]
 app = typer.Typer(
     name="agentlightning",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(model_verbs.app, name="models")
+app.add_typer(models.app, name="models")
 
 
 def _say_version(asked: bool) -> None:
@@ -135,30 +135,24 @@ def worker(
 
 @app.command()
 def serve(
-    model: Annotated[
-        str | None, typer.Option(help="A transformers folder, or 'tiny', which is the default.")
-    ] = None,
-    run: Annotated[
-        Path | None, typer.Option(help="Folder of a run, whose current version is served.")
-    ] = None,
+    what: Annotated[
+        str, typer.Argument(metavar="RUN|MODEL", help="Folder of a run, a transformers folder, or 'tiny'.")
+    ] = "tiny",
     backend: Annotated[str, typer.Option(help="Backend that serves it.")] = "local",
     store: Annotated[
         str | None, typer.Option(help="URL of the store that records the calls (default: memory).")
     ] = None,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; beyond this machine only if you say so.")
-    ] = ("127.0.0.1"),
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    listen: _Listen = "127.0.0.1:8000",
     allow_host: Annotated[list[str] | None, typer.Option(help=_ALLOW_HOST)] = None,
 ) -> None:
-    """Serve a model, or what a run has come to, behind the recording gateway, without training.
+    """Serve a model, or the current version of a run, behind the recording gateway, without training.
 
     Any OpenAI client can talk to it: set OPENAI_BASE_URL to the address printed. Of a run, the version that
     is current when a request comes answers it, and NAME@VERSION as the model's name asks for another.
 
-        agentlightning serve --run runs/demo
+        agentlightning serve runs/demo
     """
-    asyncio.run(serving.serve(model, run, backend, store, host, port, tuple(allow_host or ())))
+    asyncio.run(serving.serve(what, backend, store, *_address(listen), tuple(allow_host or ())))
 
 
 @app.command()
@@ -167,21 +161,14 @@ def gateway(
     run: Annotated[
         str | None, typer.Option(help="Id of the run (default: the newest that is trained).")
     ] = None,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; beyond this machine only if you say so.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 is a free one.")] = 0,
+    listen: _Listen = "127.0.0.1:0",
     address: Annotated[
         str | None, typer.Option(help="URL at which workers reach it, if it is not the one it listens at.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Its own name: started anew under it, it takes the old one's place.")
+        str | None, typer.Option(help="Its own name: started again under it, it replaces the old one.")
     ] = None,
     backend: Annotated[str, typer.Option(help="Backend whose engine serves the weights.")] = "local",
-    engines: Annotated[int, typer.Option(help="Versions that may be served at once.")] = ENGINES,
-    anonymous: Annotated[
-        bool, typer.Option("--anonymous", help="Serve requests without a rollout's token too.")
-    ] = False,
     allow_host: Annotated[list[str] | None, typer.Option(help=_ALLOW_HOST)] = None,
     once: Annotated[
         bool, typer.Option("--once", help="End also when the run is stopped, instead of waiting.")
@@ -190,18 +177,19 @@ def gateway(
     """Serve the rollouts of a run that was started elsewhere with `train --elsewhere gateway`.
 
     It may be started before the trainer, and several times. It reads the weights where the trainer saves
-    them, so it must reach the run's folder at the same path. It ends when the run is finished.
+    them, so it must reach the run's folder at the same path. It ends when the run is finished. With
+    --allow-host it serves requests without a rollout's token too.
 
         agentlightning gateway --store postgresql://me@db.local/runs
     """
     say = partial(Console(stderr=True).print, markup=False, highlight=False, soft_wrap=True)
+    host, port = _address(listen)
     hosting = Hosting(
         host=host,
         port=port,
         address=address,
         backend=backend,
-        engines=engines,
-        anonymous=anonymous,
+        anonymous=bool(allow_host),
         hosts=tuple(allow_host or ()),
     )
     asyncio.run(host_gateway(hosting, Joining(store=store, run=run, name=name, once=once, say=say)))
@@ -210,26 +198,23 @@ def gateway(
 @app.command()
 def api(
     store: Annotated[str, typer.Option(help="URL of the store to serve.")],
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; beyond this machine only if you say so.")
-    ] = ("127.0.0.1"),
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8100,
+    listen: _Listen = "127.0.0.1:8100",
 ) -> None:
     """Serve a store over REST, for workers and clients in any language.
 
     Requests bear a token, made by `agentlightning token`. With LIGHTNING_API_SECRET in the environment tokens
-    for all runs are taken as well. What is served is said by /api/v1/openapi.json.
+    for all runs are taken as well. /api/v1/openapi.json describes what is served.
 
         agentlightning api --store sqlite:///runs/demo/store.db
     """
     from lightning_core.cli.rest import serve_api  # FastAPI takes half a second to import
 
-    asyncio.run(serve_api(store, host, port))
+    asyncio.run(serve_api(store, *_address(listen)))
 
 
 @app.command()
 def token(
-    scope: Annotated[str, typer.Option(help="worker, client or admin.")],
+    scope: Annotated[str, typer.Argument(help="worker, client or admin.")],
     store: Annotated[str | None, typer.Option(help="URL of the run's store.")] = None,
     run: Annotated[
         str | None, typer.Option(help="Id of the run (default: all runs, by LIGHTNING_API_SECRET).")
@@ -238,24 +223,33 @@ def token(
 ) -> None:
     """Print a token for the REST API.
 
-    A worker may lease rollouts and give an account of them, a client may enqueue and read, an admin may do
-    everything.
+    A worker may lease rollouts and report on them, a client may enqueue and read, an admin may do everything.
 
-        agentlightning token --store sqlite:///runs/demo/store.db --run demo --scope worker
+        agentlightning token worker --store sqlite:///runs/demo/store.db --run demo
     """
+    from lightning_core.cli.rest import print_token
+
     asyncio.run(print_token(store, run, scope, hours))
 
 
-app.command()(run_verbs.runs)
-app.command()(run_verbs.show)
-app.command()(run_verbs.alerts)
-app.command()(run_verbs.export)
+def _address(listen: str) -> tuple[str, int]:
+    """(host, port) of HOST:PORT."""
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit():
+        raise ConfigError(f"--listen {listen!r}: give HOST:PORT, such as 0.0.0.0:8000; port 0 is a free one")
+    return host.strip("[]"), int(port)
+
+
+app.command()(runs.runs)
+app.command()(runs.show)
+app.command()(runs.alerts)
+app.command()(export.export)
 
 
 @app.command()
 def plugins() -> None:
     """List the installed plugins, the hooks they implement, and those that could not be loaded."""
-    run_views.list_plugins()
+    runs.list_plugins()
 
 
 def main() -> None:

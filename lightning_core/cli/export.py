@@ -5,16 +5,41 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from lightning_core.cli.rollouts import choose, find_rollouts, open_run
+from lightning_core.cli.rollouts import ROLLOUT, choose, find_rollouts, open_run
 from lightning_core.errors import ConfigError, UnsupportedError
 from lightning_core.presence import find_living
 from lightning_core.trace import read_traces
 from lightning_core.trackers.tensorboard import TensorBoard, find_earlier
 from lightning_core.trainer.tracking import replay
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, such as runs/20260101-120000.")],
+    target: Annotated[
+        str, typer.Argument(help="URL of a collector of OTLP over HTTP, or a folder for TensorBoard.")
+    ],
+    rollout: Annotated[str | None, typer.Option(help=ROLLOUT + " (default: all that were begun)")] = None,
+) -> None:
+    """Send a run's records to an OpenTelemetry collector (a URL), or write them for TensorBoard (a folder).
+
+    A collector gets calls, tool runs, rewards and spans: each rollout becomes one trace. Its ids follow from
+    the run, so sending again sends the same spans. Headers, such as a key, are taken from
+    OTEL_EXPORTER_OTLP_HEADERS. TensorBoard gets every step, evaluation and alert in the store; writing again
+    into the same folder replaces what was there.
+
+        agentlightning export runs/demo http://localhost:4318
+        agentlightning export runs/demo logs/demo
+    """
+    if "://" in target:
+        asyncio.run(export_run(run, target, rollout))
+    else:
+        asyncio.run(export_tensorboard(run, Path(target)))
 
 
 async def export_run(path: Path, url: str, which: str | None) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import getpass
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -24,7 +27,7 @@ from lightning_core.stores.base import Store
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.serving import open_reader
 from lightning_core.types import ResourceVersion, Run
-from lightning_core.versions import POLICY, choose, find_current, get_version, list_choices
+from lightning_core.versions import POLICY, choose, find_current, get_version, list_choices, read_number
 
 _SHOWN: Final = 12
 """Tensors that a comparison lists."""
@@ -33,6 +36,98 @@ _NUMBERS: Final = ("step", "reward", "sampled", "greedy")
 _SECONDS: Final = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """The options before the verb."""
+
+    store: str | None
+    name: str
+    backend: str
+
+
+app = typer.Typer(
+    help="Versions of a run's weights and prompts: list them, compare them, go back, take one out.",
+    no_args_is_help=True,
+)
+_Run = Annotated[str, typer.Argument(help="Folder of a run, such as runs/demo; with --store its id.")]
+
+
+def _number(text: str) -> int:
+    number = read_number(text)
+    if number is None:
+        raise typer.BadParameter(f"{text!r} is no number of a version: give one such as 12")
+    return number
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    store: Annotated[
+        str | None, typer.Option(help="URL of the run's store, where its folder is not at hand.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="What has versions: the weights, or a prompt's name.")] = POLICY,
+    backend: Annotated[str, typer.Option(help="Backend that reads the weights.")] = "local",
+) -> None:
+    """Versions of a run's weights and prompts: list them, compare them, go back, take one out."""
+    context.obj = _Where(store, name, backend)
+
+
+@app.command("list")
+def list_command(context: typer.Context, run: _Run) -> None:
+    """List the versions: parent, author, numbers, and which one is served.
+
+    agentlightning models list runs/demo
+    """
+    asyncio.run(list_versions(run, context.obj.store, context.obj.name))
+
+
+@app.command()
+def diff(
+    context: typer.Context,
+    run: _Run,
+    before: Annotated[int, typer.Argument(help="A version.", parser=_number)],
+    after: Annotated[int, typer.Argument(help="Another one.", parser=_number)],
+) -> None:
+    """Compare two versions: their numbers, and how far each tensor moved, or which lines of a prompt changed.
+
+    agentlightning models diff runs/demo 0 40
+    """
+    where = context.obj
+    asyncio.run(show_difference(run, where.store, where.name, (before, after), where.backend))
+
+
+@app.command()
+def rollback(
+    context: typer.Context,
+    run: _Run,
+    version: Annotated[int, typer.Argument(help="The version to serve from now on.", parser=_number)],
+) -> None:
+    """Make a version the current one: gateways of the run answer by it within a second.
+
+    It is about serving. While the run is trained it is refused, and training that goes on later does so from
+    its newest checkpoint, which is then current again.
+
+        agentlightning models rollback runs/demo 12
+    """
+    asyncio.run(roll_back(run, context.obj.store, context.obj.name, version))
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    run: _Run,
+    version: Annotated[int, typer.Argument(help="The version to take out.", parser=_number)],
+    out: Annotated[Path, typer.Argument(help="A new folder.")],
+) -> None:
+    """Write a version as a plain transformers folder, LoRA merged; a prompt as a text file.
+
+    agentlightning models export runs/demo 12 models/boats
+    """
+    where = context.obj
+    asyncio.run(export_model(run, where.store, where.name, version, out, where.backend))
+
+
+# what the verbs do ------------------------------------------------------------------------
 @asynccontextmanager
 async def open_versions(run: str, store: str | None, name: str) -> AsyncIterator[tuple[Store, str, Versions]]:
     """The store, the run's id in it, and the versions of that name. `run` is a folder, or an id in
@@ -79,7 +174,7 @@ def _table(title: str, versions: Versions) -> Table:
             str(version.version),
             _or_dash(version.parent),
             Text(version.author),
-            *(_number(version.metrics.get(name)) for name in shown),
+            *(_figure(version.metrics.get(name)) for name in shown),
             _size(version),
             _ago(version.created_at),
         )
@@ -116,7 +211,7 @@ def _side_by_side(before: ResourceVersion, after: ResourceVersion) -> Table:
     for name in sorted(before.metrics.keys() | after.metrics.keys()):
         one, two = before.metrics.get(name), after.metrics.get(name)
         change = "" if one is None or two is None else f"{two - one:+.3g}"
-        table.add_row(Text(name), _number(one), _number(two), change)
+        table.add_row(Text(name), _figure(one), _figure(two), change)
     return table
 
 
@@ -143,7 +238,7 @@ def _moved(changes: Sequence[TensorChange], numbers: tuple[int, int]) -> Table:
     return table
 
 
-async def roll_back(run: str, store: str | None, name: str, version: int, author: str | None) -> None:
+async def roll_back(run: str, store: str | None, name: str, version: int) -> None:
     """Make an earlier version the current one. Raises ConfigError while the run is trained."""
     async with open_versions(run, store, name) as (opened, run_id, versions):
         if name == POLICY and await find_living(opened, run_id, "trainer"):
@@ -152,7 +247,7 @@ async def roll_back(run: str, store: str | None, name: str, version: int, author
                 "the training first (Ctrl-C; one that was killed counts as ended after 20 seconds)"
             )
         before = find_current(versions)
-        chosen = await choose(opened, run_id, version, author=author or _user(), name=name)
+        chosen = await choose(opened, run_id, version, author=_user(), name=name)
     was = f", {before.version} was before" if before is not None else ""
     Console().print(f"version {chosen.version} of {name} is the current one{was}", highlight=False)
 
@@ -214,7 +309,7 @@ def _size(version: ResourceVersion) -> str:
     return f"{sum(file.stat().st_size for file in folder.rglob('*') if file.is_file()) / 1e6:,.1f} MB"
 
 
-def _number(value: float | None) -> str:
+def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 

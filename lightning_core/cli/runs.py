@@ -1,19 +1,24 @@
-"""`agentlightning runs`, `show` and `plugins`: what is there, as tables."""
+"""`agentlightning runs`, `show`, `alerts` and `plugins`: what is there, as tables."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
+import typer
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from lightning_core.air.report import RuleLine, rule_lines
-from lightning_core.cli.origin import origin_lines
-from lightning_core.cli.rollouts import LISTED, find_rollouts, open_run, show_newest
+from lightning_core.cli.rollouts import LISTED, ROLLOUT, find_rollouts, open_run, show_newest, show_rollouts
+from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
 from lightning_core.presence import living
 from lightning_core.stores.base import Store
@@ -28,7 +33,48 @@ from lightning_core.trainer.report import find_phases, terminal_curve
 from lightning_core.trainer.summary import Summary
 from lightning_core.types import Member, Metrics
 
+_SHOWN = ("python", "agent-lightning-core", "torch", "transformers", "vllm", "verl")
+_Run = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/20260101-120000.")]
 
+
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Folder that holds the runs.")] = Path("runs"),
+) -> None:
+    """List the runs of a folder, the newest first, with what they came to."""
+    list_runs(folder)
+
+
+def show(
+    run: _Run,
+    rollout: Annotated[str | None, typer.Option(help=ROLLOUT)] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Only rollouts of this task: its id, or how it begins.")
+    ] = None,
+    provenance: Annotated[
+        bool, typer.Option("--provenance", help="Print where its numbers come from, as JSON.")
+    ] = False,
+) -> None:
+    """Show a run: its curve, held-out success before and after, what each agent did, and its alerts.
+
+    With --rollout it shows that rollout as a tree: calls, the tools they asked for, spans and rewards. With
+    --task alone it lists the rollouts of that task.
+
+        agentlightning show runs/demo --rollout worst
+    """
+    if provenance:
+        asyncio.run(show_provenance(run))
+    elif rollout is None and task is None:
+        asyncio.run(show_run(run))
+    else:
+        asyncio.run(show_rollouts(run, rollout, task))
+
+
+def alerts(run: _Run) -> None:
+    """List what a run warned of, in the order it was found: what happened, to what, and what to do."""
+    asyncio.run(list_alerts(run))
+
+
+# what the verbs do ------------------------------------------------------------------------
 def list_runs(folder: Path) -> None:
     """One line for each run of the folder."""
     table = Table(title=f"runs in {folder}")
@@ -150,6 +196,43 @@ def find_summary(path: Path) -> Summary | None:
         return Summary.model_validate_json((path / "summary.json").read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
+
+
+# where a run's numbers come from -----------------------------------------------------------
+async def show_provenance(path: Path) -> None:
+    """All that is known of a run's origin, as JSON. ConfigError if nothing is."""
+    async with open_run(path) as (store, run_id):
+        run = await store.find_run(run_id)
+    if run is None or not run.provenance:
+        raise ConfigError(f"run {run_id!r} was begun by a version that did not note where it came from")
+    typer.echo(json.dumps(run.provenance, indent=2))
+
+
+def origin_lines(origin: Mapping[str, Any]) -> Text:
+    """Script, commit, machine, versions and command line, a line each."""
+    again = len(origin.get("resumed", []))
+    times = f", resumed {again} time{'s' if again > 1 else ''}" if again else ""
+    lines = {
+        "script": f"{origin.get('script') or 'none'}{_commit(origin.get('git'))}",
+        "command": shlex.join(origin.get("command", [])),
+        "machine": _machine(origin.get("machine", {})),
+        "versions": ", ".join(f"{n} {v}" for n, v in origin.get("versions", {}).items() if n in _SHOWN),
+        "seed": f"{origin.get('seed')}{times}",
+    }
+    return Text("\n".join(f"  {name:<9} {said}" for name, said in lines.items()), "dim")
+
+
+def _commit(git: Mapping[str, Any] | None) -> str:
+    if git is None:
+        return ""
+    changed = ", with changes that are not committed" if git.get("dirty") else ""
+    return f" at {str(git.get('commit'))[:10]} ({git.get('branch')}{changed})"
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    devices = machine.get("accelerators") or []
+    more = f", {len(devices)} x {devices[0]}" if devices else ""
+    return f"{machine.get('host')}, {machine.get('cores')} cores, {machine.get('memory_gb')} GB{more}"
 
 
 def list_plugins() -> None:

@@ -17,27 +17,24 @@ from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import load_plugins
+from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.parts import make_backend, open_store
 from lightning_core.trainer.playing import agents_of, tokens_of
 from lightning_core.trainer.serving import serving_run
-from lightning_core.trainer.trainer import Trainer
+from lightning_core.trainer.settings import Settings
 
 
 async def serve(
-    model: str | None,
-    run: Path | None,
-    backend: str,
-    store: str | None,
-    host: str,
-    port: int,
-    hosts: tuple[str, ...] = (),
+    what: str, backend: str, store: str | None, host: str, port: int, hosts: tuple[str, ...] = ()
 ) -> None:
     """Serve until interrupted; calls without a token are recorded as belonging to no rollout."""
-    if run is not None and (model is not None or store is not None):
-        raise ConfigError("--run has a model and a store of its own; leave --model and --store away")
-    making = (
-        _of_model(model or "tiny", backend, store, hosts) if run is None else _of_run(run, backend, hosts)
-    )
+    folder = Path(what)
+    if RunFolder(folder, resume=True).read_address() is None:
+        making = _of_model(what, backend, store, hosts)
+    elif store is not None:
+        raise ConfigError(f"run {what!r} has a store of its own; leave --store out")
+    else:
+        making = _of_run(folder, backend, hosts)
     async with making as (gateway, what), GatewayServer(gateway, host, port) as server:
         stop = interruption()
         variables = f"OPENAI_BASE_URL={server.url}/v1 OPENAI_API_KEY=none"
@@ -50,7 +47,7 @@ async def _of_model(
     model: str, backend_name: str, store_url: str | None, hosts: tuple[str, ...]
 ) -> AsyncIterator[tuple[Gateway, str]]:
     plugins = load_plugins()
-    backend = make_backend(Trainer(model=model, backend=backend_name), plugins)
+    backend = make_backend(Settings(model=model, backend=backend_name), plugins)
     async with open_store(store_url or "memory://", plugins) as store:
         await backend.start()
         try:

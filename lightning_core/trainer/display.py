@@ -116,7 +116,7 @@ class Display(Observer):
             f"summary     {folder / 'summary.json'}\n"
             f"curve       {folder / 'curve.png'}\n"
             f"next        agentlightning show {folder}\n"
-            f"            agentlightning serve --model {folder / 'policy'}",
+            f"            agentlightning serve {folder / 'policy'}",
             highlight=False,
         )
 

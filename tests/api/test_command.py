@@ -37,7 +37,7 @@ def said(*arguments: str, cwd: Path, **environment: str) -> subprocess.Completed
 @contextmanager
 def served(folder: Path, **environment: str) -> Iterator[str]:
     """The address of a server in a process of its own; it must end cleanly."""
-    command = [*COMMAND, "api", "--store", "sqlite:///runs.db", "--port", "0"]
+    command = [*COMMAND, "api", "--store", "sqlite:///runs.db", "--listen", "127.0.0.1:0"]
     given = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     with subprocess.Popen(command, cwd=folder, env=given, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -56,8 +56,8 @@ async def test_a_token_made_by_the_command_opens_what_the_command_serves(tmp_pat
     async with SqliteStore(f"sqlite:///{tmp_path}/runs.db") as store:
         await store.put_run(RUN)
         store_url = "sqlite:///runs.db"
-        worker = said("token", "--store", store_url, "--run", "run", "--scope", "worker", cwd=tmp_path)
-        admin = said("token", "--scope", "admin", "--hours", "1", cwd=tmp_path, LIGHTNING_API_SECRET=SECRET)
+        worker = said("token", "worker", "--store", store_url, "--run", "run", cwd=tmp_path)
+        admin = said("token", "admin", "--hours", "1", cwd=tmp_path, LIGHTNING_API_SECRET=SECRET)
         assert (worker.returncode, admin.returncode) == (0, 0), worker.stderr + admin.stderr
         with served(tmp_path, LIGHTNING_API_SECRET=SECRET) as url:
             async with httpx.AsyncClient(base_url=url, timeout=60) as web:
@@ -74,13 +74,13 @@ async def test_a_token_made_by_the_command_opens_what_the_command_serves(tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["token", "--scope", "admin"], "LIGHTNING_API_SECRET"),
-        (["token", "--scope", "boss"], "worker, client, admin"),
-        (["token", "--scope", "admin", "--run", "run"], "--store"),
-        (["token", "--scope", "admin", "--run", "nobody's", "--store", "memory://"], "nobody's"),
-        (["token", "--scope", "admin", "--run", "r", "--store", "memory://", "--hours", "0"], "more than 0"),
+        (["token", "admin"], "LIGHTNING_API_SECRET"),
+        (["token", "boss"], "worker, client, admin"),
+        (["token", "admin", "--run", "run"], "--store"),
+        (["token", "admin", "--run", "nobody's", "--store", "memory://"], "nobody's"),
+        (["token", "admin", "--run", "r", "--store", "memory://", "--hours", "0"], "more than 0"),
         (["api", "--store", "mysql://x"], "mysql"),
-        (["api", "--store", "memory://", "--host", "no.such.host.invalid"], "the api can't listen"),
+        (["api", "--store", "memory://", "--listen", "no.such.host.invalid:1"], "the api can't listen"),
     ],
 )
 def test_what_can_not_be_done_is_one_message_that_says_why(

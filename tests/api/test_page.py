@@ -27,7 +27,9 @@ def session(port: int) -> str:
             parts.append(code)
         else:
             parts.append(f"API=$API CLIENT=$CLIENT WORKER=$WORKER python3 - <<'BLOCK'\n{code}BLOCK\n")
-    return "\n".join(parts).replace("runs.db &", f"runs.db --port {port} &").replace(PORT, str(port))
+    return (
+        "\n".join(parts).replace("runs.db &", f"runs.db --listen 127.0.0.1:{port} &").replace(PORT, str(port))
+    )
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed here")

@@ -171,7 +171,7 @@ def test_ctrl_c_is_clean_and_resume_goes_on(tmp_path):
 
 def test_serve_answers_any_openai_client(tmp_path):
     with subprocess.Popen(
-        [*COMMAND, "serve", "--port", "0"], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        [*COMMAND, "serve", "--listen", "127.0.0.1:0"], cwd=ROOT, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
         url = ""

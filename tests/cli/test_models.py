@@ -82,20 +82,20 @@ def test_the_list_says_what_is_current_what_it_came_to_and_what_is_gone(run: Pat
     assert re.search(r"│ │ 0 │ - │ trainer │ │ │ 0.25 │ tiny │", said), said
     assert re.search(r"│ │ 1 │ 0 │ trainer │ │ 0.5 │ 0.125 │ deleted │", said), said
     assert re.search(r"● │ 2 │ 1 │ trainer │ 2 │ │ 0.75 │ 6.0 MB │", said), said
-    prompts = command("list", run, "--name", "system")
+    prompts = command("--name", "system", "list", run)
     assert re.search(r"● │ 1 │ 0 │ bob │ 16 characters", prompts), prompts
 
 
 def test_a_rollback_is_recorded_with_its_author_and_undone_like_it_was_done(
-    run: Path, command: Command
+    run: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "version 0 of policy is the current one, 2 was before" in command(
-        "rollback", run, 0, "--author", "ann"
-    )
+    monkeypatch.setenv("LOGNAME", "ann")
+    assert "version 0 of policy is the current one, 2 was before" in command("rollback", run, 0)
     said = command("list", run)
     assert "● │ 0" in said
     assert "ann chose version 0 in place of 2" in said
-    command("rollback", run, 2, "--author", "bob")
+    monkeypatch.setenv("LOGNAME", "bob")
+    command("rollback", run, 2)
     assert "bob chose version 2 in place of 0" in command("list", run)
 
 
@@ -131,35 +131,35 @@ def test_a_comparison_shows_the_numbers_and_the_tensors_that_moved(run: Path, co
 
 
 def test_two_prompts_are_compared_line_by_line(run: Path, command: Command) -> None:
-    said = command("diff", run, 0, 1, "--name", "system")
+    said = command("--name", "system", "diff", run, 0, 1)
     assert "-Be brief. +Be kind." in said
     assert "-Answer." not in said
 
 
 def test_what_is_exported_is_loaded_by_transformers(run: Path, command: Command, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command("export", run, 2, "--out", out)
+    command("export", run, 2, out)
     state = AutoModelForCausalLM.from_pretrained(out).state_dict()
     start = AutoModelForCausalLM.from_pretrained(tiny_folder()).state_dict()
     assert (state[MOVED] / start[MOVED]).nanmean().item() == pytest.approx(1.5, rel=1e-3)
-    assert "is not empty, and nothing is overwritten" in command("export", run, 0, "--out", out, fails=True)
-    command("export", run, 1, "--out", tmp_path / "prompt", "--name", "system")
+    assert "is not empty, and nothing is overwritten" in command("export", run, 0, out, fails=True)
+    command("--name", "system", "export", run, 1, tmp_path / "prompt")
     assert (tmp_path / "prompt" / "system.txt").read_text() == "Answer.\nBe kind."
 
 
 def test_a_run_is_found_in_its_store_as_well(run: Path, command: Command) -> None:
     url = f"sqlite:///{run / 'store.db'}"
-    found, same = command("list", "run", "--store", url), command("list", run)
+    found, same = command("--store", url, "list", "run"), command("list", run)
     assert re.sub(r"│ \d+ \w+ │", "", found) == re.sub(r"│ \d+ \w+ │", "", same)
-    assert "run 'other' has no weights in this store" in command("list", "other", "--store", url, fails=True)
-    assert "no prompt 'user'" in command("list", run, "--name", "user", fails=True)
+    assert "run 'other' has no weights in this store" in command("--store", url, "list", "other", fails=True)
+    assert "no prompt 'user'" in command("--name", "user", "list", run, fails=True)
 
 
 @pytest.mark.parametrize("verb", ["rollback", "export", "diff"])
 def test_a_version_is_named_by_digits_of_ascii(
     run: Path, command: Command, tmp_path: Path, verb: str
 ) -> None:
-    more = {"rollback": [], "export": ["--out", str(tmp_path / "out")], "diff": ["0"]}[verb]
+    more = {"rollback": [], "export": [str(tmp_path / "out")], "diff": ["0"]}[verb]
     for asked in ("٠", "1_0", "+1"):
         said = command(verb, run, asked, *more, fails=True)
         assert "is no number of a version" in said

@@ -221,7 +221,7 @@ def collector() -> Any:
 def test_a_run_is_exported_whole_or_one_rollout_of_it(
     run: Path, command: Command, collector: Received
 ) -> None:
-    said = command("export", run, "--otlp", collector.url)
+    said = command("export", run, collector.url)
     assert f"sent 18 spans of 3 rollouts to {collector.url}/v1/traces" in said
     assert {name for name in collector.spans() if name.startswith("rollout")} == {
         "rollout small-t0-0-0",
@@ -229,13 +229,13 @@ def test_a_run_is_exported_whole_or_one_rollout_of_it(
         "rollout small-t0-1-0",
     }
     collector.requests.clear()
-    command("export", run, "--otlp", collector.url, "--rollout", "best")
+    command("export", run, collector.url, "--rollout", "best")
     assert {name for name in collector.spans() if name.startswith("rollout")} == {"rollout small-t0-1-0"}
 
 
 def test_a_collector_s_password_is_not_shown(run: Path, command: Command, collector: Received) -> None:
     secret = collector.url.replace("//", "//user:s3cret@")
-    said = command("export", run, "--otlp", secret, "--rollout", "best")
+    said = command("export", run, secret, "--rollout", "best")
     assert f"1 rollouts to {collector.url}/v1/traces" in said
     assert "s3cret" not in said
 
@@ -246,10 +246,10 @@ def test_a_collector_that_is_not_there_is_one_message(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
     with receiving() as gone:
         url = gone.url
-    said = command("export", run, "--otlp", url, fails=True)
+    said = command("export", run, url, fails=True)
     assert f"the collector at {url}/v1/traces can't be reached" in said.replace("\n", " ")
     assert "Traceback" not in said
-    assert "not the URL" in command("export", run, "--otlp", "nowhere", fails=True)
+    assert "not the URL" in command("export", run, "nowhere", fails=True)
 
 
 def test_show_reads_no_more_rollouts_of_a_long_run_than_it_lists(

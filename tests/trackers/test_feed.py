@@ -140,10 +140,3 @@ def test_the_command_takes_several_trackers_by_name(tmp_path, monkeypatch, capsy
     with pytest.raises(SystemExit):
         main()
     assert "no tracker is called 'no'" in capsys.readouterr().err
-
-
-def test_an_export_must_say_where_to(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["agentlightning", "export", str(tmp_path)])
-    with pytest.raises(SystemExit):
-        main()
-    assert "--tensorboard FOLDER" in capsys.readouterr().err

@@ -86,7 +86,7 @@ async def test_after_a_rollback_a_rollout_is_answered_by_the_old_version_and_rec
     (newest,) = await answered(finished, "before")
     assert newest.policy_version == 2
     for version in (1, 2, 0):
-        await roll_back(str(finished), None, "policy", version, "ann")
+        await roll_back(str(finished), None, "policy", version)
         (call,) = await answered(finished, f"after-{version}")
         assert (call.policy_version, call.trained, call.status) == (version, True, "completed")
         await export_model(str(finished), None, "policy", version, tmp_path / str(version), "local")
@@ -104,7 +104,7 @@ async def test_a_run_that_is_being_trained_is_not_rolled_back(finished: Path) ->
         Presence(store, make_member(finished.name, "trainer", "trainer")),
     ):
         with pytest.raises(ConfigError, match="is being trained"):
-            await roll_back(str(finished), None, "policy", 1, "ann")
+            await roll_back(str(finished), None, "policy", 1)
 
 
 async def test_weights_that_this_machine_does_not_see_are_named_at_start(tmp_path: Path) -> None:
