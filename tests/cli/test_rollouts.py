@@ -249,7 +249,7 @@ def test_a_collector_that_is_not_there_is_one_message(
     said = command("export", run, url, fails=True)
     assert f"the collector at {url}/v1/traces can't be reached" in said.replace("\n", " ")
     assert "Traceback" not in said
-    assert "not the URL" in command("export", run, "nowhere", fails=True)
+    assert "not the URL" in command("export", run, "ftp://nowhere", fails=True)
 
 
 def test_show_reads_no_more_rollouts_of_a_long_run_than_it_lists(
