@@ -26,6 +26,7 @@ from benchmarks.page import PAGE, RECORDS, insert
 from benchmarks.plots import plot
 from benchmarks.studies import STUDIES, Start, Study, Variant
 from lightning_core.cli.training import train_script
+from lightning_core.trainer.launch import Launch
 
 RUNS = Path("runs/studies")
 
@@ -96,9 +97,9 @@ def train(study: Study, variant: Variant, seed: int, start: Start) -> None:
     settings |= {"model": start.model()} if start.model is not None else {}
     held_out = ["--held-out", "test", "--held-out-tasks", str(study.tasks)]
     script = Path(variant.script or f"examples/{study.example}/train.py")
-    settings |= {**variant.settings(), **variant.seeded(seed)}
+    settings |= {"resume": (folder / "run.json").exists(), **variant.settings(), **variant.seeded(seed)}
     with variant.beside(folder):
-        train_script(script, held_out, settings, resume=(folder / "run.json").exists())
+        train_script(script, held_out, Launch(settings))
 
 
 def read(study: Study, variants: Sequence[Variant], seeds: int) -> dict[str, dict[str, Outcome]]:
