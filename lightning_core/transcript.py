@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable
 
 from lightning_core.dialects import get_dialect
-from lightning_core.dialects.seen import Message, Part, as_text, read_message
+from lightning_core.dialects.lenient import Message, Part, as_text, read_message
 from lightning_core.types import Call
 
 

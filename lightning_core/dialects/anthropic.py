@@ -25,7 +25,19 @@ from lightning_core.dialects.base import (
     Sampled,
     by_choice,
 )
-from lightning_core.dialects.reading import (
+from lightning_core.dialects.lenient import (
+    Json,
+    Message,
+    Part,
+    assistant,
+    call_part,
+    choice,
+    read_message,
+    read_part,
+    response_part,
+    tool_call,
+)
+from lightning_core.dialects.strict import (
     Fields,
     check_tool_choice,
     flag,
@@ -41,18 +53,6 @@ from lightning_core.dialects.reading import (
     temperature_and_top_p,
     text,
     unsupported,
-)
-from lightning_core.dialects.seen import (
-    Json,
-    Message,
-    Part,
-    assistant,
-    call_part,
-    choice,
-    read_message,
-    read_part,
-    response_part,
-    tool_call,
 )
 from lightning_core.dialects.writing import typed_event
 from lightning_core.errors import ApiError

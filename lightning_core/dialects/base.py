@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Protocol
 
 import orjson
 
-from lightning_core.dialects.seen import (
+from lightning_core.dialects.lenient import (
     Json,
     Message,
-    SeenReply,
+    ObservedReply,
     error_of,
     read_events,
     read_message,
@@ -204,18 +204,18 @@ class Dialect(ABC):
         """What a request asks, as a chat, whatever tool it forces. Raises ApiError for what is no chat."""
 
     @classmethod
-    def read_reply(cls, body: bytes, *, streamed: bool) -> SeenReply:
+    def read_reply(cls, body: bytes, *, streamed: bool) -> ObservedReply:
         """The reply of these bytes; of a stream, they may end anywhere.
 
         JSON of quite another shape raises TypeError, LookupError, AttributeError or ValueError.
         """
         if not body:
-            return SeenReply()
+            return ObservedReply()
         events, ended = read_events(body) if streamed else ([], True)
         reply = cls.merge(events) if streamed else orjson.loads(body)
         choices = cls.choices(reply)
         given = reply.get("id")  # some servers number their replies
-        return SeenReply(
+        return ObservedReply(
             choices=choices,
             response_id=None if given is None else str(given) or None,
             complete=ended or (bool(choices) and all(choice.finish_reason for choice in choices)),

@@ -23,7 +23,14 @@ from lightning_core.dialects.base import (
     Sampled,
     by_choice,
 )
-from lightning_core.dialects.reading import (
+from lightning_core.dialects.lenient import (
+    Json,
+    assistant,
+    choice,
+    merge_choices,
+    tool_call,
+)
+from lightning_core.dialects.strict import (
     Fields,
     check_tool_choice,
     flag,
@@ -38,13 +45,6 @@ from lightning_core.dialects.reading import (
     temperature_and_top_p,
     text,
     unsupported,
-)
-from lightning_core.dialects.seen import (
-    Json,
-    assistant,
-    choice,
-    merge_choices,
-    tool_call,
 )
 from lightning_core.dialects.writing import TokenText, event, to_json
 from lightning_core.errors import ApiError

@@ -20,7 +20,8 @@ from lightning_core.dialects.base import (
     by_choice,
 )
 from lightning_core.dialects.chat import MOST_CHOICES, fingerprint, token_usage, wants_usage
-from lightning_core.dialects.reading import (
+from lightning_core.dialects.lenient import Json, assistant, choice, merge_choices
+from lightning_core.dialects.strict import (
     Fields,
     flag,
     integer,
@@ -33,7 +34,6 @@ from lightning_core.dialects.reading import (
     text,
     unsupported,
 )
-from lightning_core.dialects.seen import Json, assistant, choice, merge_choices
 from lightning_core.dialects.writing import TokenText, event
 from lightning_core.errors import ApiError
 from lightning_core.types import Choice, Sampling

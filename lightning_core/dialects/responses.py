@@ -19,7 +19,18 @@ from typing import Any, Final
 
 from lightning_core.dialects.base import Conversation, Dialect, Owner, Request, Sampled, by_choice
 from lightning_core.dialects.conversations import Conversations, Turn, messages_of
-from lightning_core.dialects.reading import (
+from lightning_core.dialects.lenient import (
+    Json,
+    Message,
+    assistant,
+    call_part,
+    choice,
+    error_of,
+    read_message,
+    response_part,
+    tool_call,
+)
+from lightning_core.dialects.strict import (
     Fields,
     check_tool_choice,
     flag,
@@ -34,17 +45,6 @@ from lightning_core.dialects.reading import (
     temperature_and_top_p,
     text,
     unsupported,
-)
-from lightning_core.dialects.seen import (
-    Json,
-    Message,
-    assistant,
-    call_part,
-    choice,
-    error_of,
-    read_message,
-    response_part,
-    tool_call,
 )
 from lightning_core.dialects.writing import TokenText, typed_event
 from lightning_core.errors import ApiError

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
-from lightning_core.dialects.reading import short
+from lightning_core.dialects.strict import short
 from lightning_core.errors import AccessError, ApiError, DataError
 from lightning_core.gateway.tokens import PREFIX, Grant, Tokens
 from lightning_core.stores.rules import check_id

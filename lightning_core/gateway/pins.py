@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lightning_core.dialects.reading import short
+from lightning_core.dialects.strict import short
 from lightning_core.errors import ApiError
 from lightning_core.gateway.access import Caller
 from lightning_core.upstream import ChatRequest

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from starlette.types import Receive, Scope, Send
 
-from lightning_core.dialects.reading import invalid, missing, short
+from lightning_core.dialects.strict import invalid, missing, short
 from lightning_core.errors import ApiError, DataError, GatewayError, LeaseLostError, NotFoundError
 from lightning_core.gateway.access import Access, Caller
 from lightning_core.gateway.errors import api_error_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from lightning_core import transcript
-from lightning_core.dialects.seen import Message
+from lightning_core.dialects.lenient import Message
 from lightning_core.types import Call
 
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 import orjson
 
 from lightning_core.dialects.base import Dialect
-from lightning_core.dialects.seen import SeenReply, error_of
+from lightning_core.dialects.lenient import ObservedReply, error_of
 from lightning_core.errors import InstrumentationError
 from lightning_core.tracing.patching import patch
 from lightning_core.tracing.scope import Scope
@@ -275,17 +275,17 @@ class ObservedCall:
             return {}
         return without_secrets(body) if isinstance(body, dict) else {}
 
-    def _reply(self, arrived: _Arrived | None) -> tuple[SeenReply, str | None]:
+    def _reply(self, arrived: _Arrived | None) -> tuple[ObservedReply, str | None]:
         """The reply, and why it could not be read if so. The app's own reading is its own matter."""
         if arrived is None or arrived.refused:
-            return SeenReply(), None
+            return ObservedReply(), None
         try:
             return self.dialect.read_reply(arrived.content(), streamed=arrived.streamed), None
         except (TypeError, LookupError, AttributeError, ValueError, RuntimeError) as error:
-            return SeenReply(), f"its reply could not be read: {type(error).__name__}: {error}"
+            return ObservedReply(), f"its reply could not be read: {type(error).__name__}: {error}"
 
     def _outcome(
-        self, arrived: _Arrived | None, reply: SeenReply, whole: bool
+        self, arrived: _Arrived | None, reply: ObservedReply, whole: bool
     ) -> tuple[CallStatus, str | None]:
         if arrived is not None and arrived.refused:
             return "failed", arrived.refusal()

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from lightning_core.dialects import get_dialect
-from lightning_core.dialects.seen import SeenReply
+from lightning_core.dialects.lenient import ObservedReply
 from tests.tracing.replaying import chunk, event
 
 
-def streamed(dialect: str, *events: bytes) -> SeenReply:
+def streamed(dialect: str, *events: bytes) -> ObservedReply:
     return get_dialect(dialect).read_reply(b"".join(events), streamed=True)
 
 
-def whole(dialect: str, reply: dict[str, Any]) -> SeenReply:
+def whole(dialect: str, reply: dict[str, Any]) -> ObservedReply:
     return get_dialect(dialect).read_reply(json.dumps(reply).encode(), streamed=False)
 
 

@@ -1,4 +1,4 @@
-"""What the lenient readers share: a stream's events, the messages of a chat, the parts of a message.
+"""What lenient reading shares: a stream's events, the messages of a chat, the parts of a message.
 
 The SDKs have code that merges streams for their own stream helpers; it reads their typed events, at a hundred
 times the cost, while what is wanted here is JSON. Whatever a server leaves out is absent here too.
@@ -27,7 +27,7 @@ _END: Final[Json] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class SeenReply:
+class ObservedReply:
     """A reply, or what of it has arrived, in the form in which the gateway records replies."""
 
     choices: list[Choice] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the strict readers share: each field of a request is honoured, harmless, or refused by name.
+"""What strict reading shares: each field of a request is honoured, harmless, or refused by name.
 
 Every dialect names the fields that it serves, those that are harmless (they change nothing in what the
 model samples: labels, caching, priority), and those of which only neutral values, which ask for nothing,
@@ -13,7 +13,7 @@ from reprlib import Repr
 from types import MappingProxyType
 from typing import Any, Final
 
-from lightning_core.dialects.seen import Json
+from lightning_core.dialects.lenient import Json
 from lightning_core.errors import ApiError
 from lightning_core.json_text import JsonError, read_json
 from lightning_core.types import Sampling
