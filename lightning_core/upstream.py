@@ -33,7 +33,7 @@ class ChatRequest:
     policy_version: int | None = None
     """The version of the weights that must answer; None: the current one."""
     attempt: tuple[str, int] | None = None
-    """Whose request it is: (rollout id, attempt). None: nobody's that is known."""
+    """Whose request it is: (rollout id, attempt). None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a request for a tool."""
+    """The outcome of a request for a tool."""
 
     result: str | None
     """What the model was told, if the tool ran well."""

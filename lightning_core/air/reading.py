@@ -1,6 +1,6 @@
-"""Reading a rollout's records: which tools its replies asked for, and what came of each request.
+"""Reading a rollout's records: which tools its replies asked for, and the outcome of each request.
 
-Three can tell what came of a request, and the first that does is believed, never two of them:
+An outcome has three sources. The first that has one counts, never two of them:
 
 1. the plugin that saw the tool run (`ToolEvent`),
 2. a span of the tool's run that failed (`gen_ai.tool.call.id`),

@@ -24,7 +24,7 @@ def repeated_call(records: Records) -> Iterator[Signal]:
 
     Twice running: the agent did nothing else in between, no other request and no reply in words. A request
     without arguments says nothing, as handoffs and "what is new?" have none. Nor does one that was told
-    different things in this rollout, as a poll is, or that nobody knows the outcome of. Of two calls at the
+    different things in this rollout, as a poll is, or whose outcome is unknown. Of two calls at the
     same time neither repeats the other.
     """
     told: defaultdict[Hashable, set[Outcome | None]] = defaultdict(set)

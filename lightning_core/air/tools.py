@@ -1,6 +1,6 @@
 """Rules about requests for tools, one function each.
 
-They read the reply, the tools that its request offered, and what came of the request (`reading.py`).
+They read the reply, the tools that its request offered, and the outcome of the request (`reading.py`).
 `jsonschema` checks arguments. It is imported when arguments are first checked, and is never let fetch a
 schema from elsewhere. A schema that is not valid finds nothing wrong: that is no fault of the model's.
 """

@@ -23,7 +23,7 @@ Message = dict[str, Any]
 """`{"role", "parts"}`, as in the GenAI conventions. A part is a text, a tool call or its response."""
 _BLANK_LINE: Final = re.compile(rb"\r?\n\r?\n")
 _END: Final[Json] = {}
-"""Stands for the word with which OpenAI's streams end."""
+"""Stands for `[DONE]`, with which OpenAI's streams end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class ObservedReply:
     complete: bool = False
     """Whether it came to its end."""
     error: str | None = None
-    """What the server said went wrong."""
+    """The server's error message."""
 
 
 def read_events(body: bytes) -> tuple[list[Json], bool]:
-    """The data of server-sent events, and whether the word came with which OpenAI's streams end.
+    """The data of server-sent events, and whether `[DONE]`, the end of OpenAI's streams, was among it.
 
     The last event may have been cut off: then it is left out.
     """
@@ -63,7 +63,7 @@ def _read_event(block: bytes) -> Any:
 
 
 def merge_choices(events: Iterable[Json], add: Callable[[Json, Json], None]) -> Json:
-    """A reply with choices; `add` puts a part of a choice to what came of it before."""
+    """A reply with choices; `add(choice, part)` adds a chunk's part to its choice."""
     merged: Json = {}
     choices: dict[int, Json] = {}
     for event in events:

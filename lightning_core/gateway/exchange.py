@@ -116,7 +116,7 @@ class Exchanges:
         return len(self._running)
 
     def start(self, exchange: Exchange) -> None:
-        """Begin it. An earlier try of the same call ends here, unrecorded: nobody waits for it."""
+        """Begin it. An earlier try of the same call ends here, unrecorded: its client has given it up."""
         key = exchange.recording.caller.key
         older = self._running.get(key)
         if older is not None:

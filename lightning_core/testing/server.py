@@ -120,7 +120,7 @@ class GatewayDouble:
         return _reply(dialect, body, said)
 
     def end(self) -> None:
-        """Let nobody wait any longer."""
+        """Answer all requests that still wait."""
         self._together.set()
         self._ending.set()
 

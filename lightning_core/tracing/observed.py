@@ -276,7 +276,7 @@ class ObservedCall:
         return without_secrets(body) if isinstance(body, dict) else {}
 
     def _reply(self, arrived: _Arrived | None) -> tuple[ObservedReply, str | None]:
-        """The reply, and why it could not be read if so. The app's own reading is its own matter."""
+        """The reply, and why it could not be read if so. The app may read it all the same."""
         if arrived is None or arrived.refused:
             return ObservedReply(), None
         try:

@@ -82,7 +82,7 @@ def current_scope() -> Scope | None:
     """The rollout running in this context, if any.
 
     None again once its block has ended, also in a thread or task that outlives the block: a late
-    call is nobody's, it must not land on a rollout that was already judged.
+    call belongs to no rollout: it must not land on a rollout that was already judged.
     """
     opened = _scope.get()
     return opened.scope if opened is not None and opened.running else None
