@@ -61,7 +61,7 @@ def apart(run: str) -> Iterator[Sequence[str]]:
         others = [cli("gateway", *joining), *(cli("worker", SCRIPT, *joining, "--concurrency", "16"),) * 2]
         started = [subprocess.Popen(command) for command in others]
         try:
-            yield ("--store", site.url, "--elsewhere", "runner,gateway")
+            yield ("--store", site.url, "--remote", "runner,gateway")
             for process in started:
                 if process.wait(ENDING_SECONDS):
                     raise SystemExit(f"{process.args!r} ended with {process.returncode}")
@@ -73,8 +73,8 @@ def apart(run: str) -> Iterator[Sequence[str]]:
 
 @contextmanager
 def ray(run: str) -> Iterator[Sequence[str]]:
-    """Rollouts on eight actors of Ray."""
-    yield ("--set", "executor=ray", "--set", "concurrency=8")
+    """Rollouts in eight workers of a Ray cluster."""
+    yield ("--set", "workers=ray:8")
 
 
 PLACES: Mapping[str, Callable[[str], AbstractContextManager[Sequence[str]]]] = MappingProxyType(

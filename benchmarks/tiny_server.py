@@ -109,7 +109,7 @@ async def serve(folder: Path) -> None:
     from lightning_core.gateway.server import GatewayServer
     from lightning_core.plugins import load_plugins
     from lightning_core.trainer.parts import open_store
-    from lightning_core.trainer.serving import make_upstream
+    from lightning_core.trainer.roles.gateway import make_upstream
 
     # measured at start by default; here equal requests must get equal replies on any machine
     backend = LocalBackend("tiny", threads=1, dtype="float32")

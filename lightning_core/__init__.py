@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from lightning_core.plugins import attach as attach
     from lightning_core.runner import FailurePolicy as FailurePolicy
     from lightning_core.runner.command import Command as Command
-    from lightning_core.runner.processes import Processes as Processes
-    from lightning_core.runner.ray_actors import RayActors as RayActors
+    from lightning_core.runner.ray_workers import RayWorkers as RayWorkers
     from lightning_core.tracing.environment import environment as environment
     from lightning_core.tracing.rewards import reward as reward
     from lightning_core.tracing.scope import agent as agent
@@ -69,8 +68,7 @@ _HOMES = {
     "ReinforcePP": "algorithms.reinforce_pp",
     "PPO": "algorithms.ppo",
     "Phase": "algorithms.base",
-    "Processes": "runner.processes",
-    "RayActors": "runner.ray_actors",
+    "RayWorkers": "runner.ray_workers",
     "Retention": "trainer.retention",
     "Rollout": "types",
     "SFT": "algorithms.sft",

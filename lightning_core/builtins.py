@@ -49,10 +49,6 @@ def lightning_register(register: Register) -> None:
     register("air", "repeated_call", "lightning_core.air.replies:repeated_call")
     register("air", "cut_by_length", "lightning_core.air.replies:cut_by_length")
 
-    register("executor", "asyncio", "lightning_core.runner.in_process:InProcess")
-    register("executor", "processes", "lightning_core.runner.processes:Processes")
-    register("executor", "ray", "lightning_core.runner.ray_actors:RayActors")
-
     register("alert", "reward_collapse", "lightning_core.alerts.rules:RewardCollapse")
     register("alert", "entropy_collapse", "lightning_core.alerts.rules:EntropyCollapse")
     register("alert", "logprob_gap", "lightning_core.alerts.rules:LogprobGap")

@@ -19,7 +19,7 @@
     │   ├── ContextLengthError a prompt longer than the model's context
     │   ├── TokenIdsError      an engine reply without token ids, asked for training
     │   └── EngineError        an engine's server that is away, broke or can't be used
-    ├── ExecutorError          a program, process or actor that ran a rollout and broke
+    ├── WorkerError            a program or worker process that ran a rollout and broke
     ├── ExportError            a collector that can't be reached, or that refuses what it is sent
     ├── BackendError           a worker, server or machine behind the backend that is gone
     ├── TrainingError          an update that can't be made (no data, non-finite gradient)
@@ -136,8 +136,8 @@ class EngineError(GatewayError):
     """An engine's server that is away, broke, or can't be used."""
 
 
-class ExecutorError(LightningError):
-    """A program, a worker process or an actor that ran a rollout and broke."""
+class WorkerError(LightningError):
+    """A program or a worker process that ran a rollout and broke."""
 
 
 class ExportError(LightningError):

@@ -17,7 +17,7 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
-Kind = Literal["store", "backend", "credit", "algorithm", "air", "executor", "alert", "tracker"]
+Kind = Literal["store", "backend", "credit", "algorithm", "air", "alert", "tracker"]
 """What a plugin can add by name."""
 
 
@@ -52,7 +52,6 @@ def lightning_register(register: Register) -> None:
     | credit | a function, or a class made with its defaults and called like one; `credit/base.py` |
     | algorithm | a dataclass with defaults; `algorithms/base.py` |
     | air | a function; `air/base.py` |
-    | executor | a class made with its defaults; `runner/executor.py` |
     | alert | a function, or a class made with its thresholds and called like one; `alerts/watch.py` |
     | tracker | a class made with its defaults; `trackers/base.py` |
     """

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lightning_core.api.scopes import Lease, secret_of
 from lightning_core.errors import AccessError
 from lightning_core.gateway.tokens import Tokens, expiry
+from lightning_core.runner.config import read_config
 from lightning_core.runner.gateways import (
     FRESH_SECONDS,
     Gateway,
@@ -16,7 +17,6 @@ from lightning_core.runner.gateways import (
     find_instance,
     gateways_among,
 )
-from lightning_core.runner.rules import read_rules
 from lightning_core.stores.base import Store
 from lightning_core.tracing.environment import variables
 from lightning_core.types import Attempt
@@ -89,7 +89,7 @@ class Gateways:
 
     async def _trained(self, run_id: str) -> bool:
         run = await self._store.find_run(run_id)
-        return run is not None and read_rules(run) is not None
+        return run is not None and read_config(run) is not None
 
     async def _tokens(self, run_id: str) -> Tokens | None:
         try:

@@ -6,7 +6,7 @@ A run that no trainer opened has none, and its attempts end as they are finished
 from __future__ import annotations
 
 from lightning_core.errors import RewardError
-from lightning_core.runner.rules import Rules, read_rules
+from lightning_core.runner.config import RolloutConfig, read_config
 from lightning_core.stores.base import Store
 from lightning_core.stores.rules import holds, last_final
 from lightning_core.types import Attempt
@@ -30,7 +30,7 @@ async def reward_of(store: Store, attempt: Attempt, reward: float | None, error:
     return None
 
 
-async def _check_given(store: Store, attempt: Attempt, rules: Rules) -> None:
+async def _check_given(store: Store, attempt: Attempt, rules: RolloutConfig) -> None:
     rollout = attempt.rollout
     if rules.judged and rollout.split == "train":
         return
@@ -42,6 +42,6 @@ async def _check_given(store: Store, attempt: Attempt, rules: Rules) -> None:
         )
 
 
-async def _rules(store: Store, attempt: Attempt) -> Rules | None:
+async def _rules(store: Store, attempt: Attempt) -> RolloutConfig | None:
     run = await store.find_run(attempt.rollout.run_id)
-    return None if run is None else read_rules(run)
+    return None if run is None else read_config(run)

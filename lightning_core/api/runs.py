@@ -31,7 +31,7 @@ from lightning_core.api.scopes import member_key
 from lightning_core.api.wire import JsonRoute, reply
 from lightning_core.errors import ConfigError, NotFoundError, ScopeError
 from lightning_core.gateway.tokens import Tokens
-from lightning_core.presence import living
+from lightning_core.heartbeat import living
 from lightning_core.types import Member, Metrics, ResourceVersion, Role, Run
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)

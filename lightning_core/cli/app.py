@@ -16,9 +16,10 @@ from lightning_core import __version__, telemetry
 from lightning_core.cli import export, models, runs, serving
 from lightning_core.cli.training import plan_script, read_launch, train_script, work_script
 from lightning_core.errors import ConfigError, LightningError
-from lightning_core.trainer.hosting import Hosting, host_gateway
-from lightning_core.trainer.joining import Joining
+from lightning_core.trainer.roles.gateway import Hosting, host_gateway
+from lightning_core.trainer.roles.joining import Joining
 
+_WORKERS = "Worker processes that run the rollouts: a number, or ray:NUMBER for a Ray cluster."
 _ALLOW_HOST = "A host whose clients and web pages may use it without a token; may be given several times."
 _SET = "Another setting of the trainer or of its backend; may be given several times."
 _MODEL = "A transformers folder, a name on the hub, or 'tiny'; a Llama- or Qwen-like model."
@@ -65,7 +66,7 @@ def train(
         Path | None, typer.Option(help="Where the run lies (default: runs/<date-time>).")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of task order and sampling.")] = None,
-    elsewhere: Annotated[
+    remote: Annotated[
         str | None,
         typer.Option(help="Roles that other processes play: 'runner', 'gateway' or both, by comma."),
     ] = None,
@@ -93,7 +94,7 @@ def train(
         "store": store,
         "folder": folder,
         "seed": seed,
-        "elsewhere": [role.strip() for role in elsewhere.split(",")] if elsewhere else None,
+        "remote": [role.strip() for role in remote.split(",")] if remote else None,
         "resume": resume or None,
     }
     (plan_script if dry_run else train_script)(script, context.args, read_launch(given or (), named))
@@ -108,9 +109,7 @@ def worker(
         str | None, typer.Option(help="Id of the run (default: the newest of this script that is trained).")
     ] = None,
     concurrency: Annotated[int | None, typer.Option(help="Rollouts at the same time.")] = None,
-    executor: Annotated[
-        str | None, typer.Option(help="Where rollouts run: asyncio, processes or ray.")
-    ] = None,
+    workers: Annotated[str | None, typer.Option(help=_WORKERS)] = None,
     name: Annotated[
         str | None,
         typer.Option(help="Its own name: started anew under it, it gives back at once what it held before."),
@@ -119,7 +118,7 @@ def worker(
         bool, typer.Option("--once", help="End also when the run is stopped, instead of waiting.")
     ] = False,
 ) -> None:
-    """Run rollouts for a trainer that was started elsewhere with `train --elsewhere runner`.
+    """Run rollouts for a trainer that was started elsewhere with `train --remote runner`.
 
     It may be started before the trainer, several times, and on any machine that reaches store and gateway.
     It waits while the trainer or the gateway is away, and ends when the run is finished. Ctrl-C gives back
@@ -129,7 +128,7 @@ def worker(
     """
     say = partial(Console(stderr=True).print, markup=False, highlight=False, soft_wrap=True)
     joining = Joining(store=store, run=run, name=name, once=once, say=say)
-    settings = {"concurrency": concurrency, "executor": executor}
+    settings = {"concurrency": concurrency, "workers": workers}
     work_script(script, context.args, {n: v for n, v in settings.items() if v is not None}, joining)
 
 
@@ -174,7 +173,7 @@ def gateway(
         bool, typer.Option("--once", help="End also when the run is stopped, instead of waiting.")
     ] = False,
 ) -> None:
-    """Serve the rollouts of a run that was started elsewhere with `train --elsewhere gateway`.
+    """Serve the rollouts of a run that was started elsewhere with `train --remote gateway`.
 
     It may be started before the trainer, and several times. It reads the weights where the trainer saves
     them, so it must reach the run's folder at the same path. It ends when the run is finished. With

@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from lightning_core.cli.rollouts import ROLLOUT, choose, find_rollouts, open_run
 from lightning_core.errors import ConfigError, UnsupportedError
-from lightning_core.presence import find_living
+from lightning_core.heartbeat import find_living
 from lightning_core.trace import read_traces
 from lightning_core.trackers.tensorboard import TensorBoard, find_earlier
 from lightning_core.trainer.tracking import replay

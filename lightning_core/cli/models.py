@@ -21,11 +21,11 @@ from rich.text import Text
 from lightning_core.backends.base import Backend, TensorChange, check_versions
 from lightning_core.cli.rollouts import open_run
 from lightning_core.errors import ConfigError
+from lightning_core.heartbeat import find_living
 from lightning_core.plugins import load_plugins
-from lightning_core.presence import find_living
 from lightning_core.stores.base import Store
 from lightning_core.trainer.parts import open_store
-from lightning_core.trainer.serving import open_reader
+from lightning_core.trainer.roles.gateway import open_reader
 from lightning_core.types import ResourceVersion, Run
 from lightning_core.versions import POLICY, choose, find_current, get_version, list_choices, read_number
 

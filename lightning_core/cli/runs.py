@@ -19,8 +19,8 @@ from rich.text import Text
 from lightning_core.air.report import RuleLine, rule_lines
 from lightning_core.cli.rollouts import LISTED, ROLLOUT, find_rollouts, open_run, show_newest, show_rollouts
 from lightning_core.errors import ConfigError
+from lightning_core.heartbeat import living
 from lightning_core.plugins import load_plugins
-from lightning_core.presence import living
 from lightning_core.stores.base import Store
 from lightning_core.trainer.display import (
     agent_table,

@@ -19,8 +19,8 @@ from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import load_plugins
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.parts import make_backend, open_store
-from lightning_core.trainer.playing import agents_of, tokens_of
-from lightning_core.trainer.serving import serving_run
+from lightning_core.trainer.roles.gateway import serving_run
+from lightning_core.trainer.roles.runner import agents_of, tokens_of
 from lightning_core.trainer.settings import Settings
 
 

@@ -14,9 +14,9 @@ import typer
 from rich.console import Console
 
 from lightning_core.errors import ConfigError, TrainingStopped
-from lightning_core.trainer.joining import Joining
 from lightning_core.trainer.launch import Launch, launching
 from lightning_core.trainer.preflight import show_outline
+from lightning_core.trainer.roles.joining import Joining
 from lightning_core.trainer.trainer import Trainer
 
 _BACKEND = "backend."

@@ -1,8 +1,7 @@
 """`lightning.Command`: a program in any language, run once for each task, in place of a Python function.
 
-To the executors it is a function like any other, async and cancellable, so it may run beside this process or
-on an actor of Ray. What ends with its rollout, however that ends, is the program with everything it has
-started: see `warden`.
+The runner treats it as any other function, async and cancellable, so it may run in a worker too. When its
+rollout ends, in whatever way, the program ends with everything it has started: see `supervisor`.
 """
 
 from __future__ import annotations
@@ -22,10 +21,9 @@ from uuid import uuid4
 
 from pydantic import JsonValue
 
-from lightning_core.errors import ConfigError, ExecutorError
+from lightning_core.errors import ConfigError, WorkerError
 from lightning_core.masking import masked
-from lightning_core.runner.tail import Tail
-from lightning_core.runner.warded import Warded, end_of
+from lightning_core.runner.program import Program, Tail, end_of
 from lightning_core.tracing.environment import environment
 from lightning_core.tracing.scope import current_scope, report
 from lightning_core.types import Span, Task
@@ -79,7 +77,7 @@ class Command:
     async def __call__(self, task: Task) -> Any:
         """Run it on a task; the reward it printed, or None. Nothing of it is left when this ends."""
         text = task.model_dump_json()
-        program = await Warded.start(
+        program = await Program.start(
             list(self.arguments),
             grace=self.grace,
             stdin=asyncio.subprocess.PIPE,
@@ -111,8 +109,8 @@ class Command:
             given.pop("LIGHTNING_TASK", None)
         return {**given, **self.variables}
 
-    def _failure(self, task: Task, code: int, out: Tail, err: Tail) -> ExecutorError:
-        error = ExecutorError(f"program {self.arguments[0]!r} {end_of(code)} on task {task.id!r}")
+    def _failure(self, task: Task, code: int, out: Tail, err: Tail) -> WorkerError:
+        error = WorkerError(f"program {self.arguments[0]!r} {end_of(code)} on task {task.id!r}")
         for name, stream in (("stderr", err), ("stdout", out)):
             if words := stream.text():
                 error.add_note(f"its {name} ends:\n{words[-KEPT:]}")
@@ -145,7 +143,7 @@ class Command:
         )
 
 
-async def _feed(program: Warded, text: str) -> None:
+async def _feed(program: Program, text: str) -> None:
     """The task on its standard input, which it need not read."""
     assert program.stdin is not None
     with suppress(OSError):

@@ -1,8 +1,8 @@
-"""Which gateway an attempt is given when gateways run elsewhere, and whether it is still the same one.
+"""Which gateway an attempt is given when gateways are remote, and whether it is still the same one.
 
-A gateway may be killed, and may begin anew under its old address, which knows nothing of the calls that the
-old one was answering. So a gateway is known by its address and by the `instance` that it says at `/healthz`;
-only one that answers with the instance of its member counts, whatever the clocks of the machines say.
+A gateway may be killed, and another may start under its address, which has none of the calls that the first
+was answering. So a gateway is known by its address and by the `instance` that it names at `/healthz`; only
+one that answers with the instance of its member counts, whatever the clocks of the machines say.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
 
-from lightning_core.presence import living
+from lightning_core.heartbeat import living
 from lightning_core.stores.base import Store
 from lightning_core.tracing.scope import Scope
 from lightning_core.types import Attempt, Member
@@ -40,7 +40,7 @@ class Gateway:
     """Which of the processes that listened there, one after the other."""
 
 
-class Ground(Protocol):
+class GatewayHealth(Protocol):
     """What a runner asks of gateways that come and go."""
 
     async def ready(self) -> None:

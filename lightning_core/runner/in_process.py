@@ -1,23 +1,27 @@
-"""`executor="asyncio"`: attempts run in this very process, async functions on its loop, others in threads.
+"""Attempts in this very process: async functions on its loop, others in threads.
 
-The cheapest place, and the one where the app's clients and caches are shared by all rollouts. Async functions
-are cancelled. A function in a thread can't be stopped: it is left behind, its late calls are nobody's, and
-its slot goes on. An endless loop inside an async function stops the whole loop: give such apps `Processes`.
+The cheapest way, and all rollouts share the app's clients and caches. Async functions are cancelled. A
+function in a thread can't be stopped: it is left behind, its late calls are ignored, and its slot goes on.
+An endless loop inside an async function stops the whole loop: such apps need worker processes.
+
+Whatever the function raises is an outcome, also SystemExit and a CancelledError of the app's making: one
+failing rollout must stop neither its neighbours nor the runner.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
+from threading import Thread
 
 from lightning_core.errors import RewardError
-from lightning_core.runner.calling import Ended, start
 from lightning_core.runner.command import Command
-from lightning_core.runner.executor import Outcome, Solve
-from lightning_core.runner.failure import describe
-from lightning_core.runner.reward import to_reward
-from lightning_core.runner.warded import PATIENCE_SECONDS
+from lightning_core.runner.outcome import Outcome, Solve, describe, to_reward
+from lightning_core.runner.program import END_SECONDS
 from lightning_core.tracing.scope import Scope, rollout_scope
 from lightning_core.types import Task
 
@@ -25,50 +29,40 @@ GRACE_SECONDS = 2.0
 """How long a cancelled function may take to end before its slot is taken from it."""
 
 
-@dataclass(frozen=True, slots=True)
 class InProcess:
-    """Run in the runner's own process."""
-
-    def crew(self, solve: Solve, concurrency: int) -> InProcessCrew:
-        """There is nothing to start, and no limit of its own. Raises ConfigError for a program that is not
-        on this machine."""
-        if isinstance(solve, Command):
-            solve.check()
-        return InProcessCrew(solve)
-
-
-class InProcessCrew:
-    """Runs a function here."""
-
-    slots: int | None = None
+    """Runs a function here, any number of times at once."""
 
     def __init__(self, solve: Solve) -> None:
+        """Raises ConfigError for a `Command` whose program is not on this machine."""
+        ending = 0.0
+        if isinstance(solve, Command):
+            solve.check()
+            ending = solve.grace + END_SECONDS
         self._solve = solve
-        ending = solve.grace + PATIENCE_SECONDS if isinstance(solve, Command) else 0.0
         self._grace = GRACE_SECONDS + ending
-        self._stubborn: set[asyncio.Task[Ended]] = set()
+        self._stubborn: set[asyncio.Task[_Ended]] = set()
         """Functions that ignored their cancellation; kept so that they aren't collected midway."""
 
-    async def __aenter__(self) -> InProcessCrew:
+    async def __aenter__(self) -> InProcess:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         return None
 
     async def run(self, scope: Scope, task: Task, begun: Callable[[], None]) -> Outcome:
-        """See `Crew.run`."""
+        """See `WorkerPool.run`."""
         with rollout_scope(scope):
             begun()
-            work = start(self._solve, task)
+            work = asyncio.create_task((_on_loop if _is_async(self._solve) else _off_loop)(self._solve, task))
             try:
                 await asyncio.wait({work})
             except asyncio.CancelledError:
                 if await self._cancel(work):
                     raise
                 return Outcome(left_behind=True)
-            return read(work.result(), task, self._solve)
+            return self._read(work.result(), task)
 
-    async def _cancel(self, work: asyncio.Task[Ended]) -> bool:
+    async def _cancel(self, work: asyncio.Task[_Ended]) -> bool:
         """Cancel the function; False if it goes on all the same."""
         work.cancel()
         await asyncio.wait({work}, timeout=self._grace)
@@ -78,13 +72,73 @@ class InProcessCrew:
         work.add_done_callback(self._stubborn.discard)
         return False
 
+    def _read(self, ended: _Ended, task: Task) -> Outcome:
+        """What is stored of it: a finite number, nothing, or text."""
+        failure = ended.error
+        if failure is None:
+            try:
+                return Outcome(None if ended.value is None else to_reward(ended.value, task, self._solve))
+            except RewardError as refused:
+                failure = refused
+        return Outcome(error=describe(failure))
 
-def read(ended: Ended, task: Task, solve: Solve) -> Outcome:
-    """The end of a function as what is stored: a finite number, nothing, or text."""
-    failure = ended.error
-    if failure is None:
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What the function returned, or what it raised."""
+
+    value: object = None
+    error: BaseException | None = None
+    left_behind: bool = False
+    """Whether it still runs in its thread."""
+
+
+def _is_async(solve: Solve) -> bool:
+    """Whether calling the function gives a coroutine, so that it can run on the loop."""
+    return inspect.iscoroutinefunction(solve) or inspect.iscoroutinefunction(type(solve).__call__)
+
+
+async def _on_loop(solve: Solve, task: Task) -> _Ended:
+    """Cancelling this cancels the function."""
+    try:
+        return _Ended(value=await solve(task))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return _Ended(error=error)
+
+
+async def _off_loop(solve: Solve, task: Task) -> _Ended:
+    """Cancelling this leaves the function behind in its thread."""
+    try:
+        outcome = await _in_thread(solve, task)
+    except asyncio.CancelledError as error:
+        return _Ended(error=error, left_behind=True)
+    except RuntimeError as error:  # no more threads to be had
+        return _Ended(error=error)
+    if inspect.isawaitable(outcome.value):  # a lambda or a wrapper around an async function
+        return await _on_loop(lambda _: outcome.value, task)
+    return outcome
+
+
+async def _in_thread(solve: Solve, task: Task) -> _Ended:
+    """Run in a new daemon thread: a pool would be used up by the threads that are left behind, and
+    would keep the program from ending. One thread costs less than 0.1 ms."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[_Ended] = loop.create_future()
+    context = copy_context()
+
+    def tell(outcome: _Ended) -> None:
+        if not ended.done():
+            ended.set_result(outcome)
+
+    def body() -> None:
         try:
-            return Outcome(None if ended.value is None else to_reward(ended.value, task, solve))
-        except RewardError as refused:
-            failure = refused
-    return Outcome(error=describe(failure))
+            outcome = _Ended(value=context.run(solve, task))
+        except BaseException as error:
+            outcome = _Ended(error=error)
+        with suppress(RuntimeError):  # left behind, and its loop has closed meanwhile
+            loop.call_soon_threadsafe(tell, outcome)
+
+    Thread(target=body, name=f"rollout of task {task.id}", daemon=True).start()
+    return await ended

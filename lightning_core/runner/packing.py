@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from lightning_core.errors import ConfigError
-from lightning_core.runner.executor import Solve
+from lightning_core.runner.outcome import Solve
 
 GUARD = re.compile(r"""^if\s+__name__\s*==\s*["']__main__["']""", re.MULTILINE)
 SCRIPT = "__mp_main__"
@@ -32,7 +32,7 @@ DEEPEST = 4
 """Functions within functions that are searched for what can't be pickled."""
 
 
-def pack(solve: Solve, executor: str) -> bytes:
+def pack(solve: Solve) -> bytes:
     """The function as bytes for `pickle.loads`. Raises ConfigError that names what stands in the way."""
     import cloudpickle
 
@@ -44,7 +44,7 @@ def pack(solve: Solve, executor: str) -> bytes:
         culprit = _find_culprit(solve, DEEPEST)
         what = "it" if culprit is None else f"its {culprit}"
         raise ConfigError(
-            f"executor={executor!r} needs to send {_name(solve)!r} to another process, and {what} can't be "
+            f"workers: {_name(solve)!r} must be sent to another process, and {what} can't be "
             f"pickled ({type(error).__name__}: {error}). Put the script's call of Trainer.fit under `if "
             '__name__ == "__main__":`, or move the function and what it uses to a module and import it from '
             "there: each process then makes its own"

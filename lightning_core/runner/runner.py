@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_core.errors import ConfigError, LeaseLostError, StoreError
-from lightning_core.runner.executor import Executor, Outcome, Solve
-from lightning_core.runner.failure import describe
-from lightning_core.runner.gateways import Ground
+from lightning_core.runner.config import FailurePolicy
+from lightning_core.runner.gateways import GatewayHealth
 from lightning_core.runner.in_process import InProcess
-from lightning_core.runner.policy import FailurePolicy
-from lightning_core.runner.reward import no_reward
+from lightning_core.runner.outcome import Outcome, Solve, describe, no_reward
+from lightning_core.runner.pool import WorkerPool
+from lightning_core.runner.process import local_pool
+from lightning_core.runner.ray_workers import Workers, parse_workers
 from lightning_core.stores.base import Store
 from lightning_core.stores.rules import last_final
 from lightning_core.tracing.scope import Scope
@@ -37,6 +38,18 @@ RENEW_SECONDS = 20.0
 """At the most, between two heartbeats."""
 RETRY_SECONDS = 1.0
 """At the most, between a heartbeat that failed and the next."""
+
+
+def place(solve: Solve, workers: Workers) -> InProcess | WorkerPool:
+    """Where `solve` runs: in this process, in worker processes beside it, or on a Ray cluster.
+
+    Raises ConfigError if it can't run there. Nothing is started before the result is entered.
+    """
+    if workers is None:
+        return InProcess(solve)
+    if isinstance(workers, str):
+        workers = parse_workers(workers)
+    return local_pool(solve, workers) if isinstance(workers, int) else workers.pool(solve)
 
 
 @dataclass(eq=False, slots=True)
@@ -71,14 +84,14 @@ class Runner:
         lease_seconds: float = LEASE_SECONDS,
         on_finished: Callable[[Rollout], None] | None = None,
         judged: bool = False,
-        executor: Executor | None = None,
-        ground: Ground | None = None,
+        workers: Workers = None,
+        gateways: GatewayHealth | None = None,
     ) -> None:
-        """`timeout`: seconds for one attempt. `executor`: where attempts run, by default in this process; it
-        may run fewer than `concurrency` at once. `lease_seconds`: after which a rollout of a dead runner
-        goes to another. `on_finished` is told of every rollout that ended here for good; an error
-        that it raises ends `serve`. `judged`: training rollouts may end without a final reward, as
-        a judge gives them one later. `ground`: the gateways, where these may come and go: nothing is
+        """`timeout`: seconds for one attempt. `workers`: processes that run the attempts, one at a time each;
+        None: this process runs up to `concurrency` at once. `lease_seconds`: after which a rollout of a dead
+        runner goes to another. `on_finished` gets every rollout that ended here for good; an error that it
+        raises ends `serve`. `judged`: training rollouts may end without a final reward, as
+        a judge gives them one later. `gateways`: the gateways, where these may come and go: nothing is
         leased while there is none, and an attempt that failed for want of one is given back."""
         if concurrency < 1:
             raise ConfigError(f"concurrency={concurrency!r} must be 1 or more")
@@ -90,15 +103,15 @@ class Runner:
         self.store = store
         self.run_id = run_id
         self.scope_for = scope_for
-        self._crew = (executor or InProcess()).crew(solve, concurrency)
-        self.concurrency = min(concurrency, self._crew.slots or concurrency)
+        self._place = place(solve, workers)
+        self.concurrency = self._place.size if isinstance(self._place, WorkerPool) else concurrency
         self.timeout = timeout
         self.on_failure = on_failure or FailurePolicy()
         self.worker = worker or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.lease_seconds = lease_seconds
         self.on_finished = on_finished
         self.judged = judged
-        self.ground = ground
+        self.gateways = gateways
         self._slots: dict[asyncio.Task[None], _Slot] = {}
         self._unfinished: list[Attempt] = []
         self._look: asyncio.Future[None] | None = None
@@ -113,7 +126,7 @@ class Runner:
         taken over by another runner once the leases run out.
         """
         self._broken = None
-        async with self._crew:
+        async with self._place:
             beside = [asyncio.create_task(self._keep_leases()), asyncio.create_task(self._hear(stop))]
             for task in beside:
                 task.add_done_callback(self._note_end)
@@ -139,10 +152,10 @@ class Runner:
 
     async def _ready(self) -> bool:
         """Wait until there is a gateway; False if something else is to be seen to first. The look goes on
-        then: begun anew for each slot that comes free, it might never come to its end."""
-        if self.ground is None:
+        then: started again for each slot that comes free, it might never end."""
+        if self.gateways is None:
             return True
-        look = self._look = self._look or asyncio.ensure_future(self.ground.ready())
+        look = self._look = self._look or asyncio.ensure_future(self.gateways.ready())
         woken = asyncio.ensure_future(self._wake.wait())
         try:
             ends: set[asyncio.Future[Any]] = {look, woken}
@@ -219,7 +232,7 @@ class Runner:
         outcome = await self._run(slot, scope)
         if outcome is None:
             return
-        if outcome.error is not None and self.ground is not None and await self.ground.lost(scope):
+        if outcome.error is not None and self.gateways is not None and await self.gateways.lost(scope):
             log.warning("rollout %s is given back: its gateway was away", scope.rollout_id)
             await self.store.release([slot.attempt])
             slot.settled = True
@@ -231,10 +244,10 @@ class Runner:
         """How the attempt ended, its time-out included; None if it was dropped before."""
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = slot.attempt.rollout.task
-        work = asyncio.create_task(self._crew.run(scope, task, lambda: begun.set_result(None)))
+        work = asyncio.create_task(self._place.run(scope, task, lambda: begun.set_result(None)))
         ends: set[asyncio.Future[Any]] = {work, slot.dropped}
         await asyncio.wait({*ends, begun}, return_when=asyncio.FIRST_COMPLETED)
-        if begun.done():  # what it waited for a place is not its own time
+        if begun.done():  # what it waited for a worker is not its own time
             await asyncio.wait(ends, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             return work.result()
@@ -252,8 +265,8 @@ class Runner:
         log.warning("%s and could not be stopped: it goes on beside the others", took)
         return TimeoutError(
             f"{took} and could not be stopped, so it was left running on its own: give the app's clients a "
-            "time-out of their own, make the function async and let cancellation through, or run it with "
-            'executor="processes", where it can be stopped'
+            "time-out of their own, make the function async and let cancellation through, or run it in a "
+            "worker process, where it can be stopped: workers=8"
         )
 
     async def _keep(self, scope: Scope) -> None:

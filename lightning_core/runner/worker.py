@@ -1,8 +1,13 @@
-"""The inside of a worker process: runs the attempts it is sent, one after another, on one loop.
+"""The inside of a worker process, and the messages by which a runner has it run attempts.
 
-The loop is the process's for its whole life, so that clients which the function keeps between rollouts go on
-working. A thread of its own listens to the runner, as the function may keep the loop, or every other thread,
-busy for ever.
+The process runs one attempt after another on one loop, which lasts as long as the process, so that clients
+which the function keeps between rollouts go on working. A thread of its own listens to the runner, as the
+function may keep the loop, or every other thread, busy for ever.
+
+Both sides send pickles over a socket pair. Pickle is safe here: the socket has no name, and the worker keeps
+its end from the programs that the app starts. The runner sends the function, as `packing.pack` makes it, then
+an `Assignment` for each attempt, or None to ask how one stands. The worker answers the first with None, or
+with the error by which the function can't be loaded, and each other message with a `Report`.
 """
 
 from __future__ import annotations
@@ -12,22 +17,98 @@ import faulthandler
 import os
 import pickle
 import socket
+import struct
 import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from lightning_core.plugins import load_plugins
-from lightning_core.runner import wire
-from lightning_core.runner.executor import Crew, Noticed
-from lightning_core.runner.failure import describe
 from lightning_core.runner.in_process import InProcess
+from lightning_core.runner.outcome import Outcome, describe
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope
+from lightning_core.types import Call, Event, Reward, Task
 
 BOOT = "import sys; sys.path[:] = {path!r}; from {module} import main; main({fd}, {argv!r})"
+_LENGTH = struct.Struct("!Q")
 
 
+# messages -----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """An attempt to run: the task, and of its scope what another process can have."""
+
+    rollout_id: str
+    attempt: int
+    gateway_url: str
+    token: str
+    agents: tuple[str, ...] | None
+    task: Task
+
+    @classmethod
+    def of(cls, scope: Scope, task: Task) -> Assignment:
+        return cls(scope.rollout_id, scope.attempt, scope.gateway_url, scope.token, scope.agents, task)
+
+    def scope(self) -> Scope:
+        """The attempt's scope in the worker."""
+        return Scope(self.rollout_id, self.attempt, self.gateway_url, self.token, self.agents)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was noticed of an attempt until now, and how it ended."""
+
+    outcome: Outcome | None
+    """None while it runs, and if it was ended from outside."""
+    calls: tuple[Call, ...] = ()
+    events: tuple[Event, ...] = ()
+    rewards: tuple[Reward, ...] = ()
+
+    @classmethod
+    def of(cls, scope: Scope, outcome: Outcome | None = None) -> Report:
+        """May be called from any thread."""
+        calls, events = scope.noticed()
+        return cls(outcome, tuple(calls), tuple(events), tuple(scope.rewards))
+
+    def put_into(self, scope: Scope) -> None:
+        """Hand what was noticed to the runner's own scope."""
+        scope.seen.extend([*self.calls, *self.events])
+        scope.rewards.extend(self.rewards)
+
+
+def frame(message: object) -> bytes:
+    """A message as it goes over the socket."""
+    content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(content)) + content
+
+
+async def read(reader: asyncio.StreamReader) -> Any:
+    """The next message. Raises IncompleteReadError or ConnectionError if the other side is gone."""
+    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    return pickle.loads(await reader.readexactly(length))
+
+
+def receive(sock: socket.socket) -> Any:
+    """The same, for a thread."""
+    (length,) = _LENGTH.unpack(_exactly(sock, _LENGTH.size))
+    return pickle.loads(_exactly(sock, length))
+
+
+def _exactly(sock: socket.socket, length: int) -> bytearray:
+    content = bytearray(length)
+    view, filled = memoryview(content), 0
+    while filled < length:
+        count = sock.recv_into(view[filled:])
+        if count == 0:
+            raise ConnectionResetError("the other side is gone")
+        filled += count
+    return content
+
+
+# the process --------------------------------------------------------------------------------
 def boot(fd: int) -> str:
     """The Python code that makes a new interpreter a worker which finds what this one finds."""
     return BOOT.format(path=sys.path, module=__name__, fd=fd, argv=sys.argv)
@@ -39,23 +120,23 @@ def main(fd: int, argv: Sequence[str]) -> None:
     sys.argv[:] = argv
     faulthandler.enable(all_threads=False)
     with socket.socket(fileno=fd) as runner:
-        hello: wire.Hello = wire.receive(runner)
+        solve: bytes = receive(runner)
         try:
-            crew = InProcess().crew(pickle.loads(hello.solve), 1)
+            runs_in = InProcess(pickle.loads(solve))
         except BaseException as error:  # the app's own modules, which are imported now
-            runner.sendall(wire.pack(wire.Unable(describe(error))))
+            runner.sendall(frame(describe(error)))
             return
         with instrument(load_plugins().who):
-            asyncio.run(Worker(runner, crew).serve())
+            asyncio.run(Worker(runner, runs_in).serve())
 
 
 class Worker:
     """Runs attempts for the runner at the other end of a socket."""
 
-    def __init__(self, runner: socket.socket, crew: Crew) -> None:
+    def __init__(self, runner: socket.socket, runs_in: InProcess) -> None:
         self._runner = runner
-        self._crew = crew
-        self._speaking = threading.Lock()
+        self._runs_in = runs_in
+        self._sending = threading.Lock()
         self._scope: Scope | None = None
         self._work: asyncio.Task[None] | None = None
 
@@ -63,33 +144,33 @@ class Worker:
         """Until the process is ended, which is the only end it has."""
         listening = threading.Thread(target=self._listen, args=(asyncio.get_running_loop(),), daemon=True)
         listening.start()
-        self._say(wire.Ready())
+        self._send(None)
         await asyncio.Event().wait()
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
             try:
-                message = wire.receive(self._runner)
+                assignment: Assignment | None = receive(self._runner)
             except OSError:
-                os._exit(0)  # the runner is gone, and nobody wants what still runs
-            if isinstance(message, wire.Run):
-                self._scope = message.scope()
-                loop.call_soon_threadsafe(self._begin, self._scope, message)
+                os._exit(0)  # the runner is gone, and with it the use of what still runs
+            if assignment is not None:
+                self._scope = assignment.scope()
+                loop.call_soon_threadsafe(self._begin, self._scope, assignment.task)
             elif self._scope is not None:
-                self._say(wire.Told(Noticed.of(self._scope)))
+                self._send(Report.of(self._scope))
 
-    def _begin(self, scope: Scope, message: wire.Run) -> None:
-        self._work = asyncio.create_task(self._run(scope, message))
+    def _begin(self, scope: Scope, task: Task) -> None:
+        self._work = asyncio.create_task(self._run(scope, task))
 
-    async def _run(self, scope: Scope, message: wire.Run) -> None:
+    async def _run(self, scope: Scope, task: Task) -> None:
         try:
-            outcome = await self._crew.run(scope, message.task, lambda: None)
-            self._say(wire.Done(outcome, Noticed.of(scope)))
+            outcome = await self._runs_in.run(scope, task, lambda: None)
+            self._send(Report.of(scope, outcome))
         except BaseException:  # the runner must hear of it, and hears of a process that dies
             traceback.print_exc()
             os._exit(1)
 
-    def _say(self, message: object) -> None:
-        packed = wire.pack(message)
-        with self._speaking:
+    def _send(self, message: Report | None) -> None:
+        packed = frame(message)
+        with self._sending:
             self._runner.sendall(packed)

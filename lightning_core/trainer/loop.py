@@ -8,7 +8,7 @@ from functools import partial
 
 from lightning_core.air.report import rule_numbers
 from lightning_core.backends.base import Backend, Timed
-from lightning_core.trainer.attendance import Attendance
+from lightning_core.trainer.agent_names import AgentNames
 from lightning_core.trainer.batch import StepBatch, step_numbers
 from lightning_core.trainer.collector import Collector, check_any_reward
 from lightning_core.trainer.parts import ResolvedPhase
@@ -30,7 +30,7 @@ class Loop:
         self.run_id = session.folder.run_id
         self.collector = Collector(session, train)
         self.updater = Updater(session)
-        self.attendance = Attendance(self.settings.patterns)
+        self.agent_names = AgentNames(self.settings.patterns)
         self.versions = Versions(
             session.store, session.folder, session.backend, self.settings.keep_checkpoints
         )
@@ -46,7 +46,7 @@ class Loop:
         `history` has the numbers of the steps before `first`.
         """
         total, every = self.settings.total_steps, self.settings.evaluate_every
-        self.attendance.remember(history)
+        self.agent_names.remember(history)
         if note := await self.versions.begin(first, total):
             self.observers.note(note)
         if first == 0:
@@ -64,8 +64,8 @@ class Loop:
         await self._set_reference(step, phase)
         batch = await self.collector.collect(step, phase)
         if phase.algorithm.teaching is None:
-            self.attendance.see(batch.calls)
-            self.attendance.check(last=step + 1 == self.settings.total_steps)
+            self.agent_names.see(batch.calls)
+            self.agent_names.check(last=step + 1 == self.settings.total_steps)
         credited, report = await self.updater.credit(step, phase, batch.trajectories)
         measured = await self.updater.update(step, phase, credited)
         values = {
@@ -108,7 +108,7 @@ class Loop:
         if step == 0:
             check_any_reward(finished, "the first evaluation; fix the cause and use another folder")
         calls = await self.session.store.get_calls([rollout.id for rollout in finished])
-        self.attendance.see(calls)
+        self.agent_names.see(calls)
         result = evaluation(step, finished, calls, self.settings.breakdown)
         await self.versions.evaluated(result)
         self.observers.evaluated(result)

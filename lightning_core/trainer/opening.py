@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_core.errors import ConfigError
-from lightning_core.runner.rules import RECORDED
-from lightning_core.trainer.playing import rules_of
+from lightning_core.runner.config import RECORDED
 from lightning_core.trainer.provenance import describe_origin, resumed
+from lightning_core.trainer.roles.runner import rollout_config
 from lightning_core.trainer.session import Session
 from lightning_core.types import Record, Run, Task
 
@@ -26,11 +26,11 @@ async def open_run(session: Session, train: Sequence[Task], validation: Sequence
     folder, store = session.folder, session.store
     plan = _plan(session, train, validation)
     known = await store.find_run(folder.run_id)
-    rules = rules_of(session.settings, session.solve)
+    rollouts = rollout_config(session.settings, session.solve)
     origin = await asyncio.to_thread(describe_origin, session.settings, session.plugins.list())
     run = Run(
         id=folder.run_id,
-        config={**plan, RECORDED: rules.written()},
+        config={**plan, RECORDED: rollouts.written()},
         folder=str(folder.path.resolve()),
         secret=secrets.token_hex(32),
         provenance=origin,

@@ -12,18 +12,14 @@ from typing import Any
 
 from lightning_core.backends.base import Backend, check_backend
 from lightning_core.errors import ConfigError, TrainingError
-from lightning_core.gateway.app import Gateway
+from lightning_core.heartbeat import Heartbeat, make_member
 from lightning_core.masking import without_password
 from lightning_core.plugins import Plugins, load_plugins
-from lightning_core.presence import Presence, make_member
-from lightning_core.runner.executor import make_executor
+from lightning_core.runner.runner import place
 from lightning_core.stores.base import Store
-from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.trainer.demonstrations import encode_all
-from lightning_core.trainer.embedded import serving_gateway, serving_runner
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.judging import check_judge
-from lightning_core.trainer.lookout import Lookout
 from lightning_core.trainer.observers import Observers
 from lightning_core.trainer.parts import (
     ResolvedPhase,
@@ -34,8 +30,8 @@ from lightning_core.trainer.parts import (
     resolve_phases,
 )
 from lightning_core.trainer.plan import admitted, is_planned
-from lightning_core.trainer.playing import agents_of, make_runner, rules_of, tokens_of
-from lightning_core.trainer.serving import make_upstream
+from lightning_core.trainer.roles.embedded import embedded_gateway, embedded_name, embedded_runner
+from lightning_core.trainer.roles.remote import RemoteWaiter
 from lightning_core.trainer.settings import Settings
 from lightning_core.types import Rollout, Run, Status, Trajectory
 
@@ -61,8 +57,8 @@ class Session:
         self._stack = AsyncExitStack()
         self._serving: asyncio.Task[None] | None = None
         """The runner, if it is here."""
-        self._lookout: Lookout | None = None
-        """If anything is played elsewhere."""
+        self._waiter: RemoteWaiter | None = None
+        """If other processes play a role."""
 
     async def __aenter__(self) -> Session:
         async with AsyncExitStack() as stack:
@@ -76,9 +72,8 @@ class Session:
     async def _open(self, stack: AsyncExitStack) -> None:
         settings, folder = self.settings, self.folder
         self.plugins = load_plugins()
-        self.executor = make_executor(settings.executor, self.plugins)
-        if "runner" not in settings.roles_elsewhere:
-            self.executor.crew(self.solve, settings.concurrency)  # what can't run there is refused at once
+        if "runner" not in settings.remote_roles:
+            place(self.solve, settings.workers)  # what can't run there is refused at once
         self.phases = resolve_phases(settings.phases, self.plugins)
         check_signals(self.phases, air=bool(settings.air), judge=settings.judge is not None)
         check_judge(settings.judge, self.phases)
@@ -100,49 +95,42 @@ class Session:
     async def begin(self, run: Run) -> None:
         """Play this process's roles in the run, which is in the store by now: from here on, enqueued rollouts
         are run and recorded."""
-        stack, settings, embedded = self._stack, self.settings, f"{run.id}/embedded"
+        stack, settings, embedded = self._stack, self.settings, embedded_name(run)
         await self.store.reclaim(embedded)
         made = self._made()
         await withdraw(self.store, run.id, self._admitted_until(made), made)
         await self.store.remove_member(run.id, "gateway", "trainer")  # of a trainer that was killed
         await self.store.remove_member(run.id, "runner", embedded)
-        await stack.enter_async_context(Presence(self.store, make_member(run.id, "trainer", "trainer")))
+        await stack.enter_async_context(Heartbeat(self.store, make_member(run.id, "trainer", "trainer")))
         url = None
-        if "gateway" not in settings.roles_elsewhere:
-            name = self.backend.upstream.model_name
-            upstream = make_upstream(self.store, run.id, self.backend, name=name, embedded=True)
-            stack.push_async_callback(upstream.close)
-            gateway = Gateway(upstream, self.store, tokens_of(run), agents=agents_of(run))
-            hosted = serving_gateway(gateway, self.store, run, self.folder, settings)
-            url = await stack.enter_async_context(hosted)
-        if "runner" not in settings.roles_elsewhere:
-            stack.enter_context(instrument(self.plugins.who))
-            runner = make_runner(
-                self.solve,
+        if "gateway" not in settings.remote_roles:
+            gateway = embedded_gateway(settings, self.store, run, self.backend, self.folder)
+            url = await stack.enter_async_context(gateway)
+        if "runner" not in settings.remote_roles:
+            runner = embedded_runner(
+                settings,
                 self.store,
                 run,
-                rules_of(settings, self.solve),
-                worker=embedded,
-                concurrency=settings.concurrency,
+                self.solve,
+                self.plugins,
                 gateway_url=url,
-                executor=self.executor,
                 on_finished=self.observers.rollout_ended,
             )
-            self._serving = await stack.enter_async_context(serving_runner(runner, self.store, run))
-        if settings.roles_elsewhere:
-            await self._look_out(run)
+            self._serving = await stack.enter_async_context(runner)
+        if settings.remote_roles:
+            await self._wait_for_others(run)
 
-    async def _look_out(self, run: Run) -> None:
+    async def _wait_for_others(self, run: Run) -> None:
         """Tell who is missing, now and while rollouts are waited for."""
-        self._lookout = Lookout(
+        self._waiter = RemoteWaiter(
             self.store,
             run.id,
-            self.settings.roles_elsewhere,
+            self.settings.remote_roles,
             self._store_url(),
             on_rollout=self.observers.rollout_ended if self._serving is None else lambda rollout: None,
             on_note=self.observers.note,
         )
-        await self._lookout.look()
+        await self._waiter.look()
 
     def _store_url(self) -> str:
         """The store of a resumed run is the one it was begun with."""
@@ -170,10 +158,10 @@ class Session:
         """The version of the weights that must answer the rollouts asked for now.
 
         None where that is the current one in any case (the gateway in this process follows each update) or
-        where older weights may answer. A gateway elsewhere hears of new weights a moment late.
+        where older weights may answer. A remote gateway hears of new weights a moment late.
         """
-        elsewhere = "gateway" in self.settings.roles_elsewhere
-        return self.backend.policy_version if elsewhere and not staleness else None
+        remote = "gateway" in self.settings.remote_roles
+        return self.backend.policy_version if remote and not staleness else None
 
     def phase(self, step: int) -> ResolvedPhase:
         """The phase that makes update `step`."""
@@ -209,8 +197,8 @@ class Session:
                 )
 
     async def _wait(self, rollout_ids: Sequence[str]) -> list[Rollout]:
-        if self._lookout is not None:
-            return await self._lookout.wait(rollout_ids)
+        if self._waiter is not None:
+            return await self._waiter.wait(rollout_ids)
         return await self.store.wait_finished(rollout_ids)
 
 

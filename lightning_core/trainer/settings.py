@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from lightning_core.air.rules import AIR
 from lightning_core.alerts.watch import Alerts
@@ -15,13 +15,14 @@ from lightning_core.errors import ConfigError
 from lightning_core.judge.judge import Judge
 from lightning_core.ranges import check_range
 from lightning_core.runner import FailurePolicy
-from lightning_core.runner.executor import Executor
+from lightning_core.runner.ray_workers import Workers, parse_workers
 from lightning_core.trackers.base import Tracker
-from lightning_core.trainer.elsewhere import make_elsewhere
 from lightning_core.trainer.retention import Retention
 from lightning_core.types import Role
 
 DEFAULT_STEPS = 40
+REMOTE_ROLES: Final[tuple[Role, ...]] = ("gateway", "runner")
+"""Those that other processes can play; the trainer's is here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class Settings:
     resume: bool = False
     """Go on with the run in `folder`; if none is given, with the newest in `runs/`."""
     seed: int = 0
-    elsewhere: Sequence[str] | str = ()
+    remote: Sequence[str] | str = ()
     """Roles that other processes play: "runner" (`agentlightning worker`), "gateway" (`agentlightning
     gateway`) or both. They meet in the store; see docs/machines.md."""
     host: str = "127.0.0.1"
@@ -56,12 +57,14 @@ class Settings:
     address: str | None = None
     """URL at which workers reach the gateway, if it is another than its host and port say."""
     concurrency: int = 32
-    """Rollouts at the same time. With 64, the connection pool of the app's own HTTP client costs a third more
-    CPU per call than with 32 (it looks at every connection at each request); below 16 the engine idles."""
+    """Rollouts at the same time in this process. With 64, the connection pool of the app's own HTTP client
+    costs a third more CPU per call than with 32 (it looks at every connection at each request); below 16 the
+    engine idles."""
     timeout: float | None = 300.0
     """Seconds one rollout may take."""
-    executor: Executor | str = "asyncio"
-    """Where rollouts run: "asyncio" (in this process), "processes", "ray", or an executor with options."""
+    workers: Workers = None
+    """Worker processes on this machine, which run one rollout at a time each; "ray:8" or `RayWorkers` for
+    those of a Ray cluster. None: rollouts run in this process."""
     on_failure: FailurePolicy = field(default_factory=FailurePolicy)
     air: AIR | bool | None = None
     """Automatic intermediate rewards: True for the default rules, or an `AIR` of your own."""
@@ -96,12 +99,16 @@ class Settings:
             value = getattr(self, name)
             if value is not None:
                 check_range(name, value, least=least, whole=True)
+        if isinstance(self.workers, int):
+            check_range("workers", self.workers, least=1, whole=True)
+        elif isinstance(self.workers, str):
+            parse_workers(self.workers)
         if not isinstance(self.keep_checkpoints, Retention):
             check_range("keep_checkpoints", self.keep_checkpoints, least=1, whole=True)
         if self.address is not None and not self.address.startswith(("http://", "https://")):
             raise ConfigError(f"address={self.address!r}: must be a URL, such as 'http://trainer.local:8000'")
-        if "gateway" in self.roles_elsewhere:
-            self._check_gateway_elsewhere()
+        if "gateway" in self.remote_roles:
+            self._check_remote_gateway()
         if self.agents is not None and not self.agents:
             raise ConfigError("agents=[] trains nobody: give names or globs, or None to train all")
         if self.timeout is not None:
@@ -143,22 +150,35 @@ class Settings:
             return None
         return (self.agents,) if isinstance(self.agents, str) else tuple(self.agents)
 
-    def _check_gateway_elsewhere(self) -> None:
+    def _check_remote_gateway(self) -> None:
         """Raise ConfigError for what only a gateway in this process can do."""
         given = {"host": self.host != "127.0.0.1", "port": self.port, "address": self.address}
         for name, value in given.items():
             if value:
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r} is of the trainer's own gateway, and the gateway is "
-                    f"elsewhere: leave {name} away here, and give it to `agentlightning gateway`"
+                    f"remote: leave {name} out here, and give it to `agentlightning gateway`"
                 )
         if self.checkpoint_every != 1:
             raise ConfigError(
-                f"checkpoint_every={self.checkpoint_every!r}: a gateway elsewhere serves what was saved, so "
+                f"checkpoint_every={self.checkpoint_every!r}: a remote gateway serves what was saved, so "
                 "each version must be; leave checkpoint_every at 1"
             )
 
     @property
-    def roles_elsewhere(self) -> frozenset[Role]:
-        """`elsewhere` as a set; a single string is one role."""
-        return make_elsewhere(self.elsewhere, self.store)
+    def remote_roles(self) -> frozenset[Role]:
+        """`remote` as a set; a single string is one role.
+
+        Raises ConfigError for what is no such role, or for a store that only this process can see.
+        """
+        names = {self.remote} if isinstance(self.remote, str) else set(self.remote)
+        roles = frozenset(role for role in REMOTE_ROLES if role in names)
+        if unknown := sorted(names.difference(REMOTE_ROLES)):
+            raise ConfigError(f"remote={unknown!r}: roles that can be remote are {', '.join(REMOTE_ROLES)}")
+        if roles and (self.store or "").startswith("memory:"):
+            raise ConfigError(
+                f"store {self.store!r} is seen by no other process, so none can play "
+                f"{' or '.join(sorted(roles))}; use 'sqlite:///runs.db' on one machine, 'postgresql://…' or "
+                "'redis://…' on several"
+            )
+        return roles

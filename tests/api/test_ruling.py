@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.runner.policy import FailurePolicy
-from lightning_core.runner.rules import RECORDED, Rules
+from lightning_core.runner.config import RECORDED, FailurePolicy, RolloutConfig
 from lightning_core.stores.base import Store
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.types import Rollout, Status
@@ -21,7 +20,7 @@ async def desk(store: Store) -> AsyncIterator[Desk]:
         yield opened
 
 
-async def begin(desk: Desk, rules: Rules, **fields: Any) -> dict[str, Any]:
+async def begin(desk: Desk, rules: RolloutConfig, **fields: Any) -> dict[str, Any]:
     """A lease of a rollout in a run with these rules."""
     await desk.store.put_run(RUN.model_copy(update={"config": {RECORDED: rules.written()}}))
     await desk.store.enqueue([Rollout.model_validate(rollout("a", **fields))])
@@ -30,7 +29,9 @@ async def begin(desk: Desk, rules: Rules, **fields: Any) -> dict[str, Any]:
 
 
 async def test_a_failure_for_good_gets_the_penalty_and_may_be_told_twice(desk: Desk) -> None:
-    rules = Rules("solve", 30.0, FailurePolicy(retries=1, then="penalise", penalty=-0.5), judged=False)
+    rules = RolloutConfig(
+        "solve", 30.0, FailurePolicy(retries=1, then="penalise", penalty=-0.5), judged=False
+    )
     lease = await begin(desk, rules, max_attempts=2)
     assert lease["timeout"] == 30.0
     body = {"key": lease["key"], "error": "broke"}
@@ -44,7 +45,7 @@ async def test_a_failure_for_good_gets_the_penalty_and_may_be_told_twice(desk: D
 
 
 async def test_a_success_without_a_reward_is_refused_and_may_be_mended(desk: Desk) -> None:
-    lease = await begin(desk, Rules("solve", None, FailurePolicy(), judged=False))
+    lease = await begin(desk, RolloutConfig("solve", None, FailurePolicy(), judged=False))
     body = {"key": lease["key"]}
     answer = await desk.ask("POST", "/leases/finish", body, scope="worker")
     assert "no final reward" in error(answer, 422, "invalid_value")["message"]
@@ -58,7 +59,7 @@ async def test_a_success_without_a_reward_is_refused_and_may_be_mended(desk: Des
 async def test_a_judge_s_training_rollouts_end_without_a_reward_and_its_evaluations_do_not(
     desk: Desk,
 ) -> None:
-    rules = Rules("solve", None, FailurePolicy(), judged=True)
+    rules = RolloutConfig("solve", None, FailurePolicy(), judged=True)
     lease = await begin(desk, rules)
     done = await desk.post("/leases/finish", {"key": lease["key"]}, scope="worker")
     assert (done["status"], done["reward"]) == ("succeeded", None)
@@ -78,7 +79,7 @@ async def test_a_record_that_can_not_be_read_is_named(desk: Desk) -> None:
 
 
 async def test_a_trainer_s_rollouts_wait_for_its_gateway() -> None:
-    rules = Rules("solve", None, FailurePolicy(), judged=False)
+    rules = RolloutConfig("solve", None, FailurePolicy(), judged=False)
     async with open_desk(MemoryStore(), listening=False) as desk:
         await desk.store.put_run(RUN.model_copy(update={"config": {RECORDED: rules.written()}}))
         await desk.store.enqueue([Rollout.model_validate(rollout("a"))])

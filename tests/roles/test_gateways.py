@@ -13,7 +13,7 @@ import pytest
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
-from lightning_core.presence import Presence, make_member
+from lightning_core.heartbeat import Heartbeat, make_member
 from lightning_core.runner import Runner
 from lightning_core.runner.gateways import Gateways, find_instance
 from lightning_core.stores.base import Store
@@ -35,7 +35,7 @@ async def gateway(store: Store, name: str = "one", port: int = 0) -> AsyncIterat
     made = Gateway(ScriptedEngine(), store, Tokens(b"0123456789abcdef"), agents=None)
     async with GatewayServer(made, port=port) as server:
         member = make_member("run", "gateway", name, url=server.url, instance=made.instance)
-        async with Presence(store, member):
+        async with Heartbeat(store, member):
             yield urlsplit(server.url).port or 0
 
 
@@ -72,7 +72,7 @@ async def running(app: App, store: Store, **task: bool) -> AsyncIterator[None]:
     )
     await store.enqueue([rollout])
     gateways, stop = Gateways(store, "run", make_scope), asyncio.Event()
-    runner = Runner(app, store, run_id="run", scope_for=gateways.scope_for, ground=gateways)
+    runner = Runner(app, store, run_id="run", scope_for=gateways.scope_for, gateways=gateways)
     serving = asyncio.create_task(runner.serve(stop))
     try:
         yield

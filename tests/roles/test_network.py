@@ -52,7 +52,7 @@ def test_a_wire_that_is_cut_for_a_while_loses_no_rollout(
     store = server.url().replace("127.0.0.1", machine.here)
     with Company(tmp_path, store) as company:
         worker = company.work("apart", before=machine.there, NO_PROXY=machine.here)
-        trainer = company.train("--elsewhere", "runner", "--set", f"host={machine.here}", "--steps", 2)
+        trainer = company.train("--remote", "runner", "--set", f"host={machine.here}", "--steps", 2)
         company.until(lambda: len(company.seen) > 6, worker, trainer)
         machine.cut()
         time.sleep(CUT_SECONDS)

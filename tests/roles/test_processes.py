@@ -25,7 +25,7 @@ def members(store: str) -> dict[str, Member]:
 def test_workers_and_trainer_may_be_killed_and_started_anew(tmp_path: Path, postgres_url: str) -> None:
     with Company(tmp_path, postgres_url) as company:
         early = [company.work(name, HANGS="1") for name in ("one", "two")]  # before the trainer
-        trainer = company.train("--elsewhere", "runner")
+        trainer = company.train("--remote", "runner")
         company.until(lambda: len(company.seen) == 8, *early, trainer)
         known, port = members(postgres_url), company.port()
         assert set(known) == {"trainer trainer", "gateway trainer", "runner one", "runner two"}
@@ -38,7 +38,7 @@ def test_workers_and_trainer_may_be_killed_and_started_anew(tmp_path: Path, post
         trainer.kill()
         trainer.wait()
         steps = company.steps() + 2
-        resumed = company.train("--elsewhere", "runner", "--resume", "--steps", steps)
+        resumed = company.train("--remote", "runner", "--resume", "--steps", steps)
         assert [process.wait() for process in (resumed, *workers)] == [0, 0, 0], company.said()
         company.check(steps)
         assert company.port() == port

@@ -17,14 +17,14 @@ from lightning_core.cli import main
 from lightning_core.errors import ConfigError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
+from lightning_core.heartbeat import Heartbeat, make_member
 from lightning_core.plugins import load_plugins
-from lightning_core.presence import Presence, make_member
-from lightning_core.runner.rules import RECORDED, Rules
+from lightning_core.runner.config import RECORDED, RolloutConfig
 from lightning_core.stores.base import Store
-from lightning_core.trainer.joining import Joining
 from lightning_core.trainer.parts import open_store
-from lightning_core.trainer.playing import tokens_of
-from lightning_core.trainer.working import work
+from lightning_core.trainer.roles.joining import Joining
+from lightning_core.trainer.roles.runner import tokens_of
+from lightning_core.trainer.roles.worker import work
 from lightning_core.types import Rollout, Run, Status, Task
 from tests.gateway.scripted import ScriptedEngine
 
@@ -52,7 +52,7 @@ class Elsewhere:
     ) -> Run:
         """Put a run whose rollouts run `function`."""
         given = {"timeout": 60.0, "on_failure": lightning.FailurePolicy(retries=0), "judged": False, **rules}
-        config: dict[str, Any] = {"agents": ["writer"], RECORDED: Rules(function, **given).written()}
+        config: dict[str, Any] = {"agents": ["writer"], RECORDED: RolloutConfig(function, **given).written()}
         run = Run(id=run_id, config=config, status=status, secret="ab" * 32)  # type: ignore[arg-type]
         await self.store.put_run(run)
         return run
@@ -73,8 +73,8 @@ class Elsewhere:
         gateway = Gateway(ScriptedEngine(), self.store, tokens_of(run), agents=None)
         async with (
             GatewayServer(gateway) as server,
-            Presence(self.store, make_member(run.id, "trainer", "trainer")),
-            Presence(
+            Heartbeat(self.store, make_member(run.id, "trainer", "trainer")),
+            Heartbeat(
                 self.store,
                 make_member(run.id, "gateway", "trainer", url=server.url, instance=gateway.instance),
             ),
@@ -207,11 +207,11 @@ async def test_a_run_of_another_function_is_refused_by_name(elsewhere: Elsewhere
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"elsewhere": "runner", "store": "memory://"}, "memory://"),
-        ({"elsewhere": ["runner", "judge"]}, "judge"),
+        ({"remote": "runner", "store": "memory://"}, "memory://"),
+        ({"remote": ["runner", "judge"]}, "judge"),
         ({"address": "trainer.local:80"}, "trainer.local:80"),
-        ({"elsewhere": "gateway", "port": 8000}, "port"),
-        ({"elsewhere": "gateway", "checkpoint_every": 2}, "checkpoint_every"),
+        ({"remote": "gateway", "port": 8000}, "port"),
+        ({"remote": "gateway", "checkpoint_every": 2}, "checkpoint_every"),
     ],
 )
 def test_what_can_not_be_elsewhere_is_refused_by_name(settings: dict[str, Any], words: str) -> None:

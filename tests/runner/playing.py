@@ -1,6 +1,6 @@
-"""What rollouts do in the tests of executors: functions that can run in any process.
+"""What rollouts do in the tests of workers: functions that can run in any process.
 
-Each is named by its task, so that one crew can play them all. What they need to tell the test goes through
+Each is named by its task, so that one pool can play them all. What they need to tell the test goes through
 files, the gateway and the store.
 """
 

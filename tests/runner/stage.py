@@ -1,4 +1,4 @@
-"""A runner with an executor, a store and the real gateway over a scripted engine."""
+"""A runner, a store and the real gateway over a scripted engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.runner import Runner
-from lightning_core.runner.executor import Executor
+from lightning_core.runner.ray_workers import RayWorkers
 from lightning_core.stores.base import Store
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.tracing.openai_sdk import instrument
@@ -27,7 +27,7 @@ AGENTS = ("writer", "reader")
 
 @dataclass
 class Stage:
-    """What a test of an executor works with."""
+    """What a test of workers needs."""
 
     house: House
     runner: Runner
@@ -47,7 +47,9 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(executor: Executor, solve: Callable[[Task], Any], **options: Any) -> AsyncIterator[Stage]:
+async def stage(
+    workers: int | RayWorkers | None, solve: Callable[[Task], Any], **options: Any
+) -> AsyncIterator[Stage]:
     """A runner at work inside the block."""
     async with MemoryStore() as store, open_house(store=store, agents=AGENTS) as house:
 
@@ -56,7 +58,7 @@ async def stage(executor: Executor, solve: Callable[[Task], Any], **options: Any
             return Scope(attempt.rollout.id, attempt.number, house.url, token, AGENTS)
 
         with instrument(lambda: None):
-            runner = Runner(solve, store, run_id="run", scope_for=scope_for, executor=executor, **options)
+            runner = Runner(solve, store, run_id="run", scope_for=scope_for, workers=workers, **options)
             stop = asyncio.Event()
             serving = asyncio.create_task(runner.serve(stop))
             try:

@@ -11,8 +11,7 @@ import pytest
 
 from lightning_core.errors import ConfigError
 from lightning_core.runner.command import Command
-from lightning_core.runner.in_process import InProcess
-from lightning_core.runner.processes import Processes
+from lightning_core.runner.runner import place
 from lightning_core.types import Rollout, Span, Status
 from tests.gateway.scripted import until
 from tests.runner.stage import Stage, lives, rollouts, stage, written
@@ -29,7 +28,7 @@ def shell(code: str, **options: Any) -> Command:
 
 async def play(command: Command, count: int = 1, **given: Any) -> tuple[Rollout, Span]:
     """The last rollout, and what is stored of its program."""
-    async with stage(InProcess(), command) as at:
+    async with stage(None, command) as at:
         finished = await at.play(rollouts("program", count, **given))
         return finished[-1], await span_of(at, finished[-1])
 
@@ -95,9 +94,9 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("executor", [InProcess(), Processes(workers=2)], ids=["asyncio", "processes"])
-async def test_calls_and_rewards_of_programs_side_by_side_are_each_its_own(executor: Any) -> None:
-    async with stage(executor, python(CALLER, agent="writer")) as at:
+@pytest.mark.parametrize("workers", [None, 2])
+async def test_calls_and_rewards_of_programs_side_by_side_are_each_its_own(workers: int | None) -> None:
+    async with stage(workers, python(CALLER, agent="writer")) as at:
         finished = await at.play(rollouts("program", 6))
         calls = await at.store.get_calls([one.id for one in finished])
     assert [(one.reward, one.error) for one in finished] == [(i / 10, None) for i in range(6)]
@@ -182,20 +181,18 @@ def read_pids(path: Path) -> list[int]:
     return list(json.loads(path.read_text()))
 
 
-@pytest.mark.parametrize(
-    "executor", [InProcess(), Processes(workers=1, grace=0.5)], ids=["asyncio", "processes"]
-)
+@pytest.mark.parametrize("workers", [None, 1])
 async def test_a_program_that_ignores_sigterm_is_ended_at_its_time_out_and_its_slot_serves_the_next(
-    executor: Any, tmp_path: Path
+    workers: int | None, tmp_path: Path
 ) -> None:
     command = python(HANGING, grace=0.2)
-    async with stage(executor, command, concurrency=1, timeout=5) as at:
+    async with stage(workers, command, concurrency=1, timeout=5) as at:
         (late,) = await at.play(rollouts("program", 1, began=str(tmp_path / "began")))
         ended = await pids(tmp_path / "began")
         assert not any(lives(pid) for pid in ended)
         at.runner.timeout = None
         after = await at.play(rollouts("program", 2))
-        if isinstance(executor, InProcess):
+        if workers is None:
             span = await span_of(at, late)
             assert (span.error, span.attributes["process.stdout"]) == ("ended by its runner", "I hang")
     assert late.error == f"TimeoutError: task {late.task.id!r} took longer than 5 s and was cancelled"
@@ -204,7 +201,7 @@ async def test_a_program_that_ignores_sigterm_is_ended_at_its_time_out_and_its_s
 
 async def test_a_cancelled_program_ends_within_a_moment_and_its_slot_serves_the_next(tmp_path: Path) -> None:
     command = python(HANGING, grace=0.2)
-    async with stage(InProcess(), command, concurrency=1, timeout=None, lease_seconds=600) as at:
+    async with stage(None, command, concurrency=1, timeout=None, lease_seconds=600) as at:
         (hanging,) = rollouts("program", 1, began=str(tmp_path / "began"))
         await at.store.enqueue([hanging])
         ended = await pids(tmp_path / "began")
@@ -217,7 +214,7 @@ async def test_a_cancelled_program_ends_within_a_moment_and_its_slot_serves_the_
 # what is refused at the start -----------------------------------------------------------------
 def test_a_program_that_is_not_there_is_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match="there is no program 'no-such-program'"):
-        InProcess().crew(Command(["no-such-program"]), 1)
+        place(Command(["no-such-program"]), None)
 
 
 @pytest.mark.parametrize(

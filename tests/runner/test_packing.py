@@ -34,7 +34,7 @@ class App:
 
 
 def test_a_function_of_a_module_goes_by_its_name() -> None:
-    packed = pack(playing.play, "processes")
+    packed = pack(playing.play)
     assert pickle.loads(packed) is playing.play
     assert len(packed) < 100
 
@@ -60,9 +60,9 @@ def test_what_can_t_be_pickled_is_named() -> None:
         (asking, "its global 'client' of 'helper', a openai.AsyncOpenAI,"),
     ):
         with pytest.raises(ConfigError, match="move the function and what it uses to a module") as refused:
-            pack(solve, "processes")
+            pack(solve)
         assert named in str(refused.value)
-        assert "executor='processes'" in str(refused.value)
+        assert "workers:" in str(refused.value)
 
 
 SENDING = """
@@ -91,7 +91,7 @@ def python(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_function_of_a_guarded_script_is_had_by_running_it_for_its_definitions(tmp_path: Path) -> None:
-    guard = '\nif __name__ == "__main__":\n    Path("packed").write_bytes(pack(solve, "processes"))\n'
+    guard = '\nif __name__ == "__main__":\n    Path("packed").write_bytes(pack(solve))\n'
     (tmp_path / "job.py").write_text(SENDING + guard)
     sent = python("job.py", folder=tmp_path)
     assert sent.returncode == 0, sent.stderr
@@ -107,7 +107,7 @@ def test_a_script_that_trains_outside_its_guard_is_told_so_when_it_is_run_for_it
     tmp_path: Path,
 ) -> None:
     fit = "\nimport lightning_core as lightning\nif __name__ != '__main__': lightning.Trainer().fit(solve)\n"
-    guard = 'if __name__ == "__main__":\n    Path("packed").write_bytes(pack(solve, "processes"))\n'
+    guard = 'if __name__ == "__main__":\n    Path("packed").write_bytes(pack(solve))\n'
     (tmp_path / "job.py").write_text(SENDING + fit + guard)
     sent = python("job.py", folder=tmp_path)
     assert sent.returncode == 0, sent.stderr
@@ -119,7 +119,7 @@ def test_a_script_that_trains_outside_its_guard_is_told_so_when_it_is_run_for_it
 def test_a_function_of_a_module_that_is_run_is_had_by_the_module_s_name(
     tmp_path: Path, file: str, module: str
 ) -> None:
-    guard = '\nif __name__ == "__main__":\n    Path("packed").write_bytes(pack(solve, "processes"))\n'
+    guard = '\nif __name__ == "__main__":\n    Path("packed").write_bytes(pack(solve))\n'
     package = tmp_path / "job"
     package.mkdir()
     (package / "__init__.py").touch()

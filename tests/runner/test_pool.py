@@ -1,4 +1,4 @@
-"""What a pool does when a place that it needs can't be started."""
+"""What a pool does when a worker that it needs can't be started."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from lightning_core.errors import ExecutorError
+from lightning_core.errors import WorkerError
 from lightning_core.runner import Runner, pool
-from lightning_core.runner.executor import Outcome, Solve
-from lightning_core.runner.pool import Pool
+from lightning_core.runner.outcome import Outcome, Solve
+from lightning_core.runner.pool import WorkerPool
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.tracing.scope import Scope
 from lightning_core.types import Attempt, Rollout, Status, Task
 
 
 class OneUse:
-    """A place that is lost with its first attempt."""
+    """A worker that is lost with its first attempt."""
 
     def __init__(self, *, ends: bool = True) -> None:
         self.alive = True
@@ -38,13 +38,13 @@ class OneUse:
 
 @dataclass
 class Starts:
-    """An executor whose places start, or do not, as the list says; after its end, always."""
+    """Workers that start, or do not, as the list says; after its end, always."""
 
     those: list[OneUse | Exception] = field(default_factory=list)
     tries: int = 0
 
-    def crew(self, solve: Solve, concurrency: int) -> Pool:
-        return Pool(self.start, 1)
+    def pool(self, solve: Solve) -> WorkerPool:
+        return WorkerPool(self.start, 1)
 
     async def start(self) -> OneUse:
         self.tries += 1
@@ -66,7 +66,13 @@ async def play(starts: Starts, count: int) -> tuple[list[Status], BaseException 
     async with MemoryStore() as store:
         await store.enqueue(asked)
         stop = asyncio.Event()
-        runner = Runner(lambda task: 1.0, store, run_id="run", scope_for=scope_for, executor=starts)
+        runner = Runner(
+            lambda task: 1.0,
+            store,
+            run_id="run",
+            scope_for=scope_for,
+            workers=starts,  # type: ignore[arg-type]
+        )
         serving = asyncio.create_task(runner.serve(stop))
         finished = asyncio.create_task(store.wait_finished([one.id for one in asked]))
         await asyncio.wait({serving, finished}, timeout=20, return_when=asyncio.FIRST_COMPLETED)
@@ -76,8 +82,8 @@ async def play(starts: Starts, count: int) -> tuple[list[Status], BaseException 
         return [one.status for one in await store.find_rollouts("run")], error
 
 
-async def test_a_place_that_can_t_be_started_for_a_while_costs_no_rollout() -> None:
-    starts = Starts([OneUse(), OSError("no memory"), ExecutorError("no room")])
+async def test_a_worker_that_can_t_be_started_for_a_while_costs_no_rollout() -> None:
+    starts = Starts([OneUse(), OSError("no memory"), WorkerError("no room")])
     assert await play(starts, 3) == ([Status.SUCCEEDED] * 3, None)
     assert starts.tries >= 5
 
@@ -86,15 +92,15 @@ async def test_a_place_that_can_t_be_started_for_a_while_costs_no_rollout() -> N
     ("never", "told"),
     [
         (OSError("no memory"), "no worker process could be started: no memory"),
-        (ExecutorError("it can't load the function"), "it can't load the function"),
+        (WorkerError("it can't load the function"), "it can't load the function"),
     ],
 )
-async def test_the_runner_ends_when_no_place_can_be_started_and_gives_all_rollouts_back(
+async def test_the_runner_ends_when_no_worker_can_be_started_and_gives_all_rollouts_back(
     never: Exception, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(pool, "START_SECONDS", 0.3)
     statuses, error = await play(Starts([OneUse(), *[never] * 100]), 4)
-    assert isinstance(error, ExecutorError)
+    assert isinstance(error, WorkerError)
     assert str(error) == told
     assert sorted(statuses) == [Status.QUEUED] * 3 + [Status.SUCCEEDED]
 
@@ -106,7 +112,7 @@ async def test_any_other_error_of_a_start_ends_the_runner_at_once() -> None:
     assert sorted(statuses) == [Status.QUEUED, Status.SUCCEEDED]
 
 
-async def test_so_does_a_lost_place_that_can_t_be_ended() -> None:
+async def test_so_does_a_lost_worker_that_can_t_be_ended() -> None:
     statuses, error = await play(Starts([OneUse(ends=False)]), 2)
     assert str(error) == "it could not be ended"
     assert sorted(statuses) == [Status.QUEUED, Status.SUCCEEDED]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lightning_core.errors import RewardError
-from lightning_core.runner.reward import to_reward
+from lightning_core.runner.outcome import to_reward
 from lightning_core.types import Task
 
 TASK = Task(id="t1", input={})

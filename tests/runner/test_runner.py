@@ -508,7 +508,7 @@ async def test_a_store_that_fails_ends_the_runner_with_its_error(tmp_path: Path)
         await serve
 
 
-class SlowGround:
+class SlowGateways:
     """Finds a gateway at once, and later none."""
 
     def __init__(self) -> None:
@@ -526,7 +526,7 @@ class SlowGround:
 
 
 async def test_a_look_for_gateways_goes_on_when_a_slot_comes_free_and_ends_with_the_runner() -> None:
-    ground, go = SlowGround(), [asyncio.Event(), asyncio.Event()]
+    gateways, go = SlowGateways(), [asyncio.Event(), asyncio.Event()]
 
     async def solve(task: Task) -> float:
         await go[int(str(task.input["i"]))].wait()
@@ -534,13 +534,13 @@ async def test_a_look_for_gateways_goes_on_when_a_slot_comes_free_and_ends_with_
 
     async with MemoryStore() as store:
         await store.enqueue(rollouts(2))
-        async with serving(solve, store, concurrency=2, ground=ground), asyncio.timeout(10):
+        async with serving(solve, store, concurrency=2, gateways=gateways), asyncio.timeout(10):
             go[0].set()
-            await ground.looking.wait()
+            await gateways.looking.wait()
             go[1].set()
             await store.wait_finished(["r1"])
             await asyncio.sleep(0.05)  # in which another look would begin
-    assert ground.looks == 2
+    assert gateways.looks == 2
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
 

@@ -19,7 +19,7 @@ import lightning_core as lightning
 from lightning_core.alerts.watch import Finding, Scene
 from lightning_core.cli.export import export_tensorboard
 from lightning_core.errors import ConfigError
-from lightning_core.presence import Presence, make_member
+from lightning_core.heartbeat import Heartbeat, make_member
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.scope import current_scope
 from lightning_core.trackers.base import Beginning
@@ -143,7 +143,7 @@ async def test_an_export_leaves_alone_what_a_living_trainer_writes(tmp_path):
         (tmp_path / "run.json").write_text('{"run": "run", "store": null}')
         live = TensorBoard(tmp_path / "tensorboard")
         live.start(Beginning(run))
-        async with Presence(store, make_member("run", "trainer", "trainer")):
+        async with Heartbeat(store, make_member("run", "trainer", "trainer")):
             with pytest.raises(ConfigError, match=r"is being trained, and .* holds event files of it"):
                 await export_tensorboard(tmp_path, tmp_path / "tensorboard")
             await export_tensorboard(tmp_path, tmp_path / "elsewhere")

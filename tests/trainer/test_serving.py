@@ -19,16 +19,15 @@ from lightning_core.cli.models import export_model, roll_back
 from lightning_core.errors import ConfigError, ModelError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
+from lightning_core.heartbeat import Heartbeat, make_member
 from lightning_core.plugins import load_plugins
-from lightning_core.presence import Presence, make_member
-from lightning_core.runner.rules import read_rules
+from lightning_core.runner.config import read_config
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.openai_sdk import instrument
-from lightning_core.trainer.hosting import Host, Hosting
-from lightning_core.trainer.joining import Joined, Joining
-from lightning_core.trainer.playing import agents_of, make_runner, tokens_of
 from lightning_core.trainer.retention import Retention
-from lightning_core.trainer.serving import serving_run
+from lightning_core.trainer.roles.gateway import GatewayPart, Hosting, serving_run
+from lightning_core.trainer.roles.joining import Joined, Joining
+from lightning_core.trainer.roles.runner import agents_of, make_runner, tokens_of
 from lightning_core.types import Call, ResourceVersion, Rollout, Run, Sampling, Task
 from tests.backends.serving import plain_logprobs
 from tests.trainer.versioned import TASKS, fit, solve
@@ -61,7 +60,7 @@ async def answered(folder: Path, name: str) -> list[Call]:
     async with SqliteStore(url_of(folder)) as store:
         run = await store.find_run(folder.name)
         assert run is not None
-        rules = read_rules(run)
+        rules = read_config(run)
         assert rules is not None
         async with serving_run(store, run, plugins) as upstream:
             gateway = Gateway(upstream, store, tokens_of(run), agents=agents_of(run))
@@ -101,7 +100,7 @@ async def test_after_a_rollback_a_rollout_is_answered_by_the_old_version_and_rec
 async def test_a_run_that_is_being_trained_is_not_rolled_back(finished: Path) -> None:
     async with (
         SqliteStore(url_of(finished)) as store,
-        Presence(store, make_member(finished.name, "trainer", "trainer")),
+        Heartbeat(store, make_member(finished.name, "trainer", "trainer")),
     ):
         with pytest.raises(ConfigError, match="is being trained"):
             await roll_back(str(finished), None, "policy", 1)
@@ -123,7 +122,7 @@ async def test_a_gateway_waits_for_its_run_says_where_it_is_and_ends_with_it(tmp
     said: list[str] = []
     async with SqliteStore(f"sqlite:///{tmp_path / 'store.db'}") as store:
         joining = Joining(store="", run="run", look_seconds=0.01, say=said.append)
-        host = Host(Hosting(), store, load_plugins(), "g", said.append)
+        host = GatewayPart(Hosting(), store, load_plugins(), "g", said.append)
         serving = asyncio.create_task(Joined(joining, store, host, asyncio.Event()).stay())
         await until(lambda: said)
         run = Run(id="run", config={"model": "tiny", "agents": ["writer"]}, secret="00" * 16)
@@ -173,7 +172,7 @@ def test_trainer_here_and_two_gateways_elsewhere_train_on_the_weights_of_each_st
     ]
     try:
         backend = LocalBackend("tiny", threads=1)
-        fit(tmp_path / "run", steps=2, store=store, elsewhere=["gateway"], backend=backend)
+        fit(tmp_path / "run", steps=2, store=store, remote=["gateway"], backend=backend)
         ends = [gateway.communicate(timeout=300)[1] for gateway in gateways]
     finally:
         for gateway in gateways:

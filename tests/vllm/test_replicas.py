@@ -18,7 +18,7 @@ from lightning_core.backends.vllm.engine import VllmEngine
 from lightning_core.backends.vllm.replicas import Replicas
 from lightning_core.backends.vllm.upstream import VllmUpstream
 from lightning_core.errors import EngineError
-from lightning_core.runner.warden import descendants
+from lightning_core.runner.supervisor import descendants
 from lightning_core.upstream import ChatRequest
 from tests.backends.serving import Reply, ask, plain_logprobs
 from tests.vllm.network import Network

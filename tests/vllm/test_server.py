@@ -15,7 +15,7 @@ pytest.importorskip("vllm")
 from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.vllm.server import ServerOptions, VllmServer
 from lightning_core.errors import EngineError, ModelError
-from lightning_core.runner.warden import descendants
+from lightning_core.runner.supervisor import descendants
 
 STARTER = """
 import asyncio, sys

@@ -20,7 +20,7 @@ import sys
 def set_guard(server: object) -> None:
     """Start a guard over all processes beneath this one, which is the server's (`server.__ray_call__`). The
     writing end stays open as long as it lives."""
-    from lightning_core.runner.warden import descendants
+    from lightning_core.runner.supervisor import descendants
 
     beneath = descendants(os.getpid())
     reading, _ = os.pipe()  # not inheritable, so the writing end is this process's alone

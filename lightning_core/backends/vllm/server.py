@@ -1,7 +1,7 @@
 """One of vLLM's servers: its options, and its process, started, waited for and ended with all that it starts.
 
-It runs under the warden that also ends users' programs (`runner.warden`): however this process ends, no
-engine stays behind with a GPU's memory.
+It runs under the supervisor that also ends users' programs (`runner.supervisor`): however this process
+ends, no engine stays behind with a GPU's memory.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from lightning_core.backends.chat.folder import find_source
 from lightning_core.backends.vllm import cpu
 from lightning_core.backends.vllm.client import Client
 from lightning_core.errors import ConfigError, EngineError, UnsupportedError
-from lightning_core.runner import warden
-from lightning_core.runner.warded import end_of
+from lightning_core.runner import supervisor
+from lightning_core.runner.program import end_of
 
 HOST = "127.0.0.1"
 OWN_PORTS = (20_000, 32_768)
@@ -94,7 +94,7 @@ class VllmServer:
 
     @property
     def pid(self) -> int | None:
-        """The warden's process, beneath which all others are."""
+        """The supervisor's process, beneath which all others are."""
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
@@ -142,7 +142,7 @@ class VllmServer:
                     sys.executable,
                     "-I",
                     "-S",
-                    warden.__file__,
+                    supervisor.__file__,
                     str(theirs.fileno()),
                     str(GRACE_SECONDS),
                     *command,

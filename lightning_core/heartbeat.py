@@ -1,8 +1,8 @@
-"""Signs of life: whoever plays a role in a run says so in the store, again and again, until it ends.
+"""Heartbeats: each process that plays a role in a run is a member of it in the store, and renews that.
 
-The store is all that the roles share, so it is also where they find one another: workers the gateways, a
-person everybody. A member that died stays there with an old `seen_at`; one that starts anew under its name
-takes its place, and one that ends cleanly takes its leave.
+The store is all that the roles share, so it is also where they find one another: workers find the gateways
+there. A member that died stays listed with an old `seen_at`; one that starts again under its name takes its
+place, and one that ends cleanly removes itself.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from lightning_core.types import Member, Role
 log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 3.0
-"""Between two signs of life."""
+"""Between two heartbeats."""
 MISSING_SECONDS = 20.0
-"""After so long without one a member is taken for dead. Clocks of machines may differ by most of it."""
+"""After so long without one a member counts as dead. Clocks of machines may differ by most of it."""
 
 
-class Presence:
-    """`async with Presence(store, member)`: the member is listed, and lives, until the block ends."""
+class Heartbeat:
+    """`async with Heartbeat(store, member)`: the member is listed, and lives, until the block ends."""
 
     def __init__(self, store: Store, member: Member) -> None:
         self._store = store
@@ -41,21 +41,21 @@ class Presence:
 
     async def __aenter__(self) -> Self:
         await self._store.put_member(self._member)
-        self._beating = asyncio.create_task(self._beat(), name=f"presence of {self._member.name}")
+        self._beating = asyncio.create_task(self._beat(), name=f"heartbeat of {self._member.name}")
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         member = self._member
         self._leaving.set()
         if self._beating is not None:
-            await self._beating  # not cancelled: the store might carry its last sign out after the removal
+            await self._beating  # not cancelled: the store might carry out the last one after the removal
         try:
             await self._store.remove_member(member.run_id, member.role, member.name)
         except StoreError as error:
             log.warning("%s %s stays listed: %s", member.role, member.name, error)
 
     async def say(self, **data: JsonValue) -> None:
-        """Change what it says of itself, at once and in every sign of life from now on."""
+        """Change its `data`, at once and in every heartbeat from now on."""
         self._member = self._member.model_copy(update={"data": {**self._member.data, **data}})
         await self._store.put_member(self._now())
 
@@ -64,10 +64,10 @@ class Presence:
             try:
                 await self._store.put_member(self._now())
             except Exception as error:  # whatever it was, the next one is due all the same
-                log.warning("no sign of life could be given, the next one may do: %r", error)
+                log.warning("a heartbeat failed, the next one may do: %r", error)
 
     async def _left(self) -> bool:
-        """Whether it is time to leave, once that or the next sign of life is due."""
+        """Whether it is time to leave, once that or the next heartbeat is due."""
         with suppress(TimeoutError):
             async with asyncio.timeout(BEAT_SECONDS):
                 await self._leaving.wait()
@@ -84,11 +84,11 @@ def make_member(run_id: str, role: Role, name: str, *, url: str | None = None, *
 
 
 async def find_living(store: Store, run_id: str, role: Role) -> list[Member]:
-    """The members of a role that gave a sign of life lately."""
+    """The members of a role with a heartbeat lately."""
     return living([member for member in await store.list_members(run_id) if member.role == role])
 
 
 def living(members: Sequence[Member]) -> list[Member]:
-    """Those among them that gave a sign of life lately."""
+    """Those among them with a heartbeat lately."""
     since = time.time() - MISSING_SECONDS
     return [member for member in members if member.seen_at > since]

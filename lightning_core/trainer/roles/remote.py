@@ -1,21 +1,28 @@
-"""Waiting for rollouts that other processes run, and telling a person when nobody is there to run them."""
+"""Waiting for rollouts that other processes run, and telling a person what to start when none is there."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
-from lightning_core.presence import living
+from lightning_core.heartbeat import living
+from lightning_core.masking import without_password
 from lightning_core.stores.base import Store
-from lightning_core.trainer.elsewhere import command_for
 from lightning_core.types import Role, Rollout
 
 LOOK_SECONDS = 5.0
 """Between two looks at who is there; the end of the last rollout is heard of at once."""
-NAMES: dict[Role, str] = {"runner": "worker", "gateway": "gateway"}
+NAMES: Final[dict[Role, str]] = {"runner": "worker", "gateway": "gateway"}
+COMMANDS: Final[dict[Role, str]] = {
+    "runner": "agentlightning worker {script} --store {store}",
+    "gateway": "agentlightning gateway --store {store}",
+}
 
 
-class Lookout:
-    """Looks after the roles of a run that are played elsewhere."""
+class RemoteWaiter:
+    """Waits for what other processes do in a run."""
 
     def __init__(
         self,
@@ -36,7 +43,7 @@ class Lookout:
         self._on_note = on_note
 
     async def wait(self, rollout_ids: Sequence[str]) -> list[Rollout]:
-        """Return the rollouts once all are finished; each is told of soon after it ended."""
+        """Return the rollouts once all are finished; `on_rollout` is given each soon after it ended."""
         told: set[str] = set()
         while True:
             finished = await self._store.wait_finished(rollout_ids, timeout=LOOK_SECONDS)
@@ -49,16 +56,22 @@ class Lookout:
             await self.look()
 
     async def look(self) -> None:
-        """Tell of roles that nobody plays, and of who has come or gone."""
+        """Note which roles no process plays, and how many have come or gone."""
         members = living(await self._store.list_members(self._run_id))
         for role, before in self._there.items():
             count = sum(member.role == role for member in members)
             if count != before:
                 self._there[role] = count
-                self._on_note(self._said(role, count, before))
+                self._on_note(self._note(role, count, before))
 
-    def _said(self, role: Role, count: int, before: int) -> str:
+    def _note(self, role: Role, count: int, before: int) -> str:
         if count:
             return f"{count} {NAMES[role]}{'s' if count > 1 else ''} at work"
         gone = f"no {NAMES[role]} is left" if before > 0 else f"waiting for a {NAMES[role]}"
         return f"{gone}; start one with: {command_for(role, self._store_url)}"
+
+
+def command_for(role: Role, store: str) -> str:
+    """What starts a process for the role, as a line for a shell; without the store's password."""
+    script, shown = sys.argv[0] or "SCRIPT", without_password(store)
+    return COMMANDS[role].format(script=shlex.quote(script), store=shlex.quote(shown))

@@ -13,19 +13,17 @@ from typing import Any
 
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
-from lightning_core.runner.executor import Executor, make_executor
-from lightning_core.runner.rules import RECORDED, Rules, read_rules
+from lightning_core.runner.config import RECORDED, RolloutConfig, read_config
 from lightning_core.stores.base import Store
 from lightning_core.tracing.openai_sdk import instrument
-from lightning_core.trainer.embedded import serving_runner
-from lightning_core.trainer.joining import Joined, Joining, own_name, until_signal
 from lightning_core.trainer.parts import open_store
-from lightning_core.trainer.playing import make_runner, name_of, rules_of
+from lightning_core.trainer.roles.joining import Joined, Joining, own_name, until_signal
+from lightning_core.trainer.roles.runner import make_runner, name_of, rollout_config, serving_runner
 from lightning_core.trainer.settings import Settings
 from lightning_core.types import Run
 
 
-async def work(trainer: Settings, joining: Joining, solve: Callable[..., Any]) -> None:
+async def work(settings: Settings, joining: Joining, solve: Callable[..., Any]) -> None:
     """Run rollouts until the run is finished, or until a signal.
 
     Raises ConfigError for a run that is of another function, and StoreError if the store stays away.
@@ -33,22 +31,18 @@ async def work(trainer: Settings, joining: Joining, solve: Callable[..., Any]) -
     plugins = load_plugins()
     over = until_signal()
     async with open_store(joining.store, plugins) as store:
-        executor = make_executor(trainer.executor, plugins)
-        worker = Worker(trainer, solve, store, executor, own_name(joining))
+        worker = WorkerPart(settings, solve, store, own_name(joining))
         with instrument(plugins.who):
             await Joined(joining, store, worker, over).stay()
 
 
-class Worker:
+class WorkerPart:
     """The runner's part."""
 
-    def __init__(
-        self, trainer: Settings, solve: Callable[..., Any], store: Store, executor: Executor, worker: str
-    ) -> None:
-        self._trainer = trainer
+    def __init__(self, settings: Settings, solve: Callable[..., Any], store: Store, worker: str) -> None:
+        self._settings = settings
         self._solve = solve
         self._store = store
-        self._executor = executor
         self._worker = worker
         self.name = f"worker {worker}"
         self.wanted = f"a run of {name_of(solve)!r}"
@@ -56,7 +50,7 @@ class Worker:
     def misfit(self, run: Run) -> str | None:
         """Known by the name of the function."""
         try:
-            function, mine = self._rules(run).solve, name_of(self._solve)
+            function, mine = self._config(run).solve, name_of(self._solve)
         except ConfigError as unreadable:
             return str(unreadable)
         if function == mine:
@@ -78,13 +72,13 @@ class Worker:
             self._solve,
             self._store,
             run,
-            self._rules(run),
+            self._config(run),
             worker=self._worker,
-            concurrency=self._trainer.concurrency,
-            executor=self._executor,
+            concurrency=self._settings.concurrency,
+            workers=self._settings.workers,
         )
         async with serving_runner(runner, self._store, run) as serving:
             yield serving
 
-    def _rules(self, run: Run) -> Rules:
-        return read_rules(run) or rules_of(self._trainer, self._solve)
+    def _config(self, run: Run) -> RolloutConfig:
+        return read_config(run) or rollout_config(self._settings, self._solve)

@@ -1,16 +1,17 @@
 """A small process of its own that starts one program and ends it with everything the program has started.
 
-    python -I -S warden.py CONTROL GRACE PROGRAM ARGUMENT...
+    python -I -S supervisor.py CONTROL GRACE PROGRAM ARGUMENT...
 
-CONTROL is the number of an open socket to whoever asked. The warden writes the program's exit code there, the
-negative number of a signal that killed it, once nothing is left. When the other side closes its end, or dies,
-the program is ended: SIGTERM to all, after GRACE seconds SIGKILL, again and again until none is there.
+CONTROL is the number of an open socket to the process that started it. The supervisor writes the program's
+exit code there, or the negative number of a signal that killed it, once nothing is left. When the other side
+closes its end, or dies, the program is ended: SIGTERM to all, after GRACE seconds SIGKILL, again and again
+until none is there.
 
 Why a process: on Linux a process may be made the parent of all orphans beneath it (PR_SET_CHILD_SUBREAPER),
 so that daemons and sessions of their own are found as well; in the app's process that would interfere with
 children of the app's. And it outlives a runner that is killed, if only to clean up after it. Elsewhere than
 on Linux only the program's process group is reached. What escapes: what others start on the program's behalf
-(containers, systemd units, cron). Where the warden itself is killed by SIGKILL, only the program dies too.
+(containers, systemd units, cron). If the supervisor itself is killed by SIGKILL, only the program dies too.
 
 Standard library only: it starts in a hundredth of a second, with `-I -S`.
 """
@@ -29,8 +30,8 @@ AGAIN_SECONDS = 0.05
 """Between two rounds of SIGKILL."""
 
 
-class Warden:
-    """Starts a program, waits for its end or for the word to end it, and leaves nothing behind."""
+class Supervisor:
+    """Starts a program, waits until it ends or is to end, and leaves nothing behind."""
 
     def __init__(self, control: int, grace: float) -> None:
         self.control = control
@@ -45,13 +46,13 @@ class Warden:
         watched = [self.control, self._wake]
         while self._reap() and self.code is None:
             ready, _, _ = select.select(watched, [], [])
-            if self.control in ready or (self._wake in ready and self._told()):
+            if self.control in ready or (self._wake in ready and self._ending()):
                 break
         self._end_all()
-        with contextlib.suppress(OSError):  # nobody there to be told
+        with contextlib.suppress(OSError):  # the other side is gone
             os.write(self.control, b"%d\n" % (self.code or 0))
 
-    def _told(self) -> bool:
+    def _ending(self) -> bool:
         """Whether a signal asked for the end; the others are about children."""
         return any(number != signal.SIGCHLD for number in os.read(self._wake, 1024))
 
@@ -103,7 +104,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _start(arguments: list[str]) -> int:
-    """The program, in a session of its own; it dies if the warden does."""
+    """The program, in a session of its own; it dies if the supervisor does."""
     pid = os.fork()
     if pid:
         return pid
@@ -145,4 +146,4 @@ def _prctl(option: int, value: int) -> None:
 
 if __name__ == "__main__":
     os.set_inheritable(int(sys.argv[1]), False)
-    Warden(int(sys.argv[1]), float(sys.argv[2])).watch(sys.argv[3:])
+    Supervisor(int(sys.argv[1]), float(sys.argv[2])).watch(sys.argv[3:])

@@ -27,7 +27,7 @@ ALIKE = 0.82
 """Ratio of matching letters from which on two names look alike: two letters swapped in a name of six."""
 
 
-class Attendance:
+class AgentNames:
     """The agents that were seen in a run so far."""
 
     def __init__(self, patterns: tuple[str, ...] | None) -> None:
@@ -50,7 +50,7 @@ class Attendance:
             self.seen.update(name.removeprefix("agent/").removesuffix("/calls") for name in called)
 
     def check(self, *, last: bool = False) -> None:
-        """Raise UnknownAgentError if nobody was seen, or for a pattern that is refused; `last` is the last
+        """Raise UnknownAgentError if no agent was seen, or for a pattern that is refused; `last` is the last
         step."""
         if not self.seen:
             raise UnknownAgentError(
@@ -59,13 +59,13 @@ class Attendance:
             )
         patterns = self.patterns or ()
         missing = [each for each in patterns if not any(matches(name, (each,)) for name in self.seen)]
-        nobody = len(missing) == len(patterns)
+        unmatched = len(missing) == len(patterns)
         for pattern in missing:
             meant = next((name for name in self._unclaimed() if _alike(name, pattern)), None)
             said = f"agents={list(patterns)!r}: no call so far came from {pattern!r}"
             if meant is not None:
                 raise UnknownAgentError(f"{said}; {meant!r} was meant? {self._choice()}")
-            if nobody and (last or self.rollouts >= PATIENCE):
+            if unmatched and (last or self.rollouts >= PATIENCE):
                 raise UnknownAgentError(f"{said} in {self.rollouts} rollouts. {self._choice()}")
             if pattern not in self._told:
                 self._told.add(pattern)

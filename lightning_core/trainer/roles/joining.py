@@ -1,4 +1,4 @@
-"""Joining a run that is trained elsewhere: which one, for how long, and when to end.
+"""Joining a run that another process trains: which one, for how long, and when to end.
 
 A process that plays one role may begin before the trainer does, and outlives it: while the run is stopped it
 waits. It ends when the run is finished, or at a signal.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lightning_core.errors import ConfigError
-from lightning_core.presence import BEAT_SECONDS, find_living
+from lightning_core.heartbeat import BEAT_SECONDS, find_living
 from lightning_core.stores.base import Store
 from lightning_core.types import Run
 
@@ -37,7 +37,7 @@ class Joining:
     run: str | None = None
     """Its id. None: the newest one that fits and is being trained."""
     name: str | None = None
-    """The process's name: one that starts anew under it takes the place of the one that died. No two at work
+    """The process's name: one that starts again under it takes the place of the one that died. No two at work
     in one role may have the same. None: a name of this process alone."""
     once: bool = False
     """End also when the run is stopped or has failed, instead of waiting until it is resumed."""
@@ -59,7 +59,7 @@ class Part(Protocol):
         """Why it can't be played in this run, and what to do; None if it can."""
 
     def outdated(self, run: Run, now: Run) -> bool:
-        """Whether it must be played anew, begun as it was by the record `run`, since the record is `now`."""
+        """Whether it must be started again, as it began with the record `run` and the record is `now`."""
 
     def play(self, run: Run) -> AbstractAsyncContextManager[asyncio.Future[None]]:
         """Play while the block runs; gives what ends, with an error, if it can't go on."""

@@ -1,26 +1,29 @@
-"""How the rollouts of a run are run: one truth for every process that runs them, the run's own record."""
+"""The runner's role: it runs the rollouts of a run, as the run's record says, in whatever process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 from lightning_core.gateway.tokens import Tokens, expiry
+from lightning_core.heartbeat import Heartbeat, make_member
 from lightning_core.runner import Runner
-from lightning_core.runner.executor import Executor
+from lightning_core.runner.config import RolloutConfig
 from lightning_core.runner.gateways import Gateways
-from lightning_core.runner.rules import Rules
+from lightning_core.runner.ray_workers import Workers
 from lightning_core.stores.base import Store
 from lightning_core.tracing.scope import Scope
 from lightning_core.trainer.settings import Settings
 from lightning_core.types import Attempt, Rollout, Run
 
 
-def rules_of(trainer: Settings, solve: Callable[..., Any]) -> Rules:
-    """What a trainer's settings say."""
-    judged = trainer.judge is not None and trainer.judge.weight == 1
-    return Rules(name_of(solve), trainer.timeout, trainer.on_failure, judged)
+def rollout_config(settings: Settings, solve: Callable[..., Any]) -> RolloutConfig:
+    """What a trainer's settings say of its rollouts."""
+    judged = settings.judge is not None and settings.judge.weight == 1
+    return RolloutConfig(name_of(solve), settings.timeout, settings.on_failure, judged)
 
 
 def name_of(solve: Callable[..., Any]) -> str:
@@ -66,16 +69,16 @@ def make_runner(
     solve: Callable[..., Any],
     store: Store,
     run: Run,
-    rules: Rules,
+    config: RolloutConfig,
     *,
     worker: str,
     concurrency: int,
+    workers: Workers = None,
     gateway_url: str | None = None,
-    executor: Executor | None = None,
     on_finished: Callable[[Rollout], None] | None = None,
 ) -> Runner:
     """A runner of the run's rollouts. Their calls go to `gateway_url`, or to gateways found in the store."""
-    make_scope = scopes(run, rules.timeout)
+    make_scope = scopes(run, config.timeout)
     gateways = Gateways(store, run.id, make_scope) if gateway_url is None else None
     return Runner(
         solve,
@@ -84,12 +87,26 @@ def make_runner(
         scope_for=gateways.scope_for
         if gateways
         else lambda attempt: make_scope(attempt, gateway_url or "", ""),
-        ground=gateways,
+        gateways=gateways,
         concurrency=concurrency,
-        timeout=rules.timeout,
-        on_failure=rules.on_failure,
-        judged=rules.judged,
+        workers=workers,
+        timeout=config.timeout,
+        on_failure=config.on_failure,
+        judged=config.judged,
         worker=worker,
-        executor=executor,
         on_finished=on_finished,
     )
+
+
+@asynccontextmanager
+async def serving_runner(runner: Runner, store: Store, run: Run) -> AsyncIterator[asyncio.Task[None]]:
+    """Run rollouts while the block runs; gives the task that does. What is unfinished then is given back."""
+    stop = asyncio.Event()
+    member = make_member(run.id, "runner", runner.worker, slots=runner.concurrency)
+    async with Heartbeat(store, member):
+        serving = asyncio.create_task(runner.serve(stop))
+        try:
+            yield serving
+        finally:
+            stop.set()
+            await serving

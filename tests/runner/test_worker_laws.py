@@ -1,10 +1,9 @@
-"""What holds of every executor, wherever it runs the function."""
+"""What holds wherever the function runs: in the runner's process, in worker processes, on Ray."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import nullcontext
@@ -14,13 +13,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from lightning_core.errors import ExecutorError
-from lightning_core.runner.executor import Executor
-from lightning_core.runner.in_process import InProcess
-from lightning_core.runner.packing import pack
-from lightning_core.runner.processes import Processes
-from lightning_core.runner.ray_actor import RolloutActor
-from lightning_core.runner.ray_actors import CONTROL, RayActors, RayPlace
+from lightning_core.errors import WorkerError
+from lightning_core.runner.ray_workers import RayWorkers
 from lightning_core.testing.server import serving
 from lightning_core.types import Call, Rollout, Status
 from tests.runner import playing
@@ -29,30 +23,27 @@ from tests.runner.stage import AGENTS, Stage, begun, lives, rollouts, stage, wri
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 WORKERS = 2
-ELSEWHERE = ("processes", "ray")
-"""Executors that run the function in another process, and so can end whatever it does."""
+REMOTE = ("processes", "ray")
+"""Where the function runs in another process, which is ended whatever it does."""
 
 
-@pytest.fixture(scope="module", params=["asyncio", *ELSEWHERE])
+@pytest.fixture(scope="module", params=["here", *REMOTE])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def executor(name: str) -> Iterator[Executor]:
-    executors: dict[str, Executor] = {
-        "asyncio": InProcess(),
-        "processes": Processes(workers=WORKERS, grace=0.2),
-        "ray": RayActors(workers=WORKERS, options={"num_cpus": 0}),
-    }
+def workers(name: str) -> Iterator[int | RayWorkers | None]:
+    """The runner's setting."""
+    settings = {"here": None, "processes": WORKERS, "ray": RayWorkers(WORKERS, options={"num_cpus": 0})}
     with cluster() if name == "ray" else nullcontext():
-        yield executors[name]
+        yield settings[name]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def at(executor: Executor) -> AsyncIterator[Stage]:
+async def at(workers: int | RayWorkers | None) -> AsyncIterator[Stage]:
     """A runner without a time-out, and with heartbeats too late for any test."""
-    async with stage(executor, playing.play, concurrency=WORKERS, timeout=None, lease_seconds=600) as stage_:
+    async with stage(workers, playing.play, concurrency=WORKERS, timeout=None, lease_seconds=600) as stage_:
         yield stage_
 
 
@@ -137,13 +128,13 @@ async def test_every_call_is_recorded_under_its_own_rollout_and_agent(at: Stage)
         assert all(str(said_in(call)).split()[1] == call.agent for call in calls[one.id])
 
 
-async def test_a_function_runs_where_its_executor_says(at: Stage, name: str) -> None:
+async def test_a_function_runs_where_the_runner_is_told(at: Stage, name: str) -> None:
     finished = await at.play(rollouts("process_id", 4))
-    assert ({one.reward for one in finished} == {float(os.getpid())}) == (name == "asyncio")
+    assert ({one.reward for one in finished} == {float(os.getpid())}) == (name == "here")
 
 
 async def test_a_rollout_whose_process_died_is_tried_again_elsewhere(at: Stage, name: str) -> None:
-    if name not in ELSEWHERE:
+    if name not in REMOTE:
         pytest.skip("here it would be the end of the tests")
     failed, done = await at.play(
         [*rollouts("dying", 1, by="exit"), *rollouts("dying", 1, by="exit", attempts=2)]
@@ -153,12 +144,12 @@ async def test_a_rollout_whose_process_died_is_tried_again_elsewhere(at: Stage, 
 
 
 async def test_a_function_that_can_t_be_loaded_elsewhere_is_refused_at_the_start(
-    executor: Executor, name: str
+    workers: int | RayWorkers | None, name: str
 ) -> None:
-    if name not in ELSEWHERE:
+    if name not in REMOTE:
         pytest.skip("here it is loaded")
-    with pytest.raises(ExecutorError, match=r"can't load the function: [\s\S]*ZeroDivisionError"):
-        async with stage(executor, playing.Unloadable()) as at:
+    with pytest.raises(WorkerError, match=r"can't load the function: [\s\S]*ZeroDivisionError"):
+        async with stage(workers, playing.Unloadable()) as at:
             await at.serving
 
 
@@ -166,7 +157,7 @@ async def test_a_function_that_can_t_be_loaded_elsewhere_is_refused_at_the_start
 async def test_a_cancelled_rollout_ends_within_a_moment_and_its_slot_serves_the_next(
     at: Stage, name: str, tmp_path: Path
 ) -> None:
-    plays = ["sleeper", "deaf" if name in ELSEWHERE else "sleeper"]
+    plays = ["sleeper", "deaf" if name in REMOTE else "sleeper"]
     hanging, began = hung(plays, tmp_path)
     await at.store.enqueue(hanging)
     pids = [await begun(path) for path in began]
@@ -176,19 +167,19 @@ async def test_a_cancelled_rollout_ends_within_a_moment_and_its_slot_serves_the_
     ended = await at.store.wait_finished([one.id for one in hanging])
     assert {one.status for one in ended} == {Status.CANCELLED}
     async with asyncio.timeout(60):  # the other slots may have served all that came after
-        while name in ELSEWHERE and any(lives(pid) for pid in pids):  # noqa: ASYNC110
+        while name in REMOTE and any(lives(pid) for pid in pids):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
 async def test_what_hangs_is_ended_at_its_time_out_or_at_a_stop_and_its_slot_serves_the_next(
-    executor: Executor, name: str, tmp_path: Path
+    workers: int | RayWorkers | None, name: str, tmp_path: Path
 ) -> None:
     """In this process a function that does not give way can't be ended: there only the sleeper is played."""
     plays, solve, timeout = ["sleeper", "sleeper"], playing.play, 1.5
-    if name in ELSEWHERE:  # where a grandchild must have started by then
+    if name in REMOTE:  # where a grandchild must have started by then
         plays, solve, timeout = ["spinner", "with_grandchild"], playing.play_in_thread, 8.0
     hanging, began = hung(plays, tmp_path)
-    async with stage(executor, solve, concurrency=WORKERS, timeout=timeout) as at:
+    async with stage(workers, solve, concurrency=WORKERS, timeout=timeout) as at:
         finished = await at.play([*hanging, *rollouts("reward", 2 * WORKERS)])
         assert at.runner.concurrency == WORKERS
         noticed = await at.store.get_events([one.id for one in hanging])
@@ -208,23 +199,7 @@ async def test_what_hangs_is_ended_at_its_time_out_or_at_a_stop_and_its_slot_ser
         assert len(noticed[one.id]) == (play in ("sleeper", "spinner"))
     assert [one.reward for one in after] == [float(i) for i in range(2 * WORKERS)]
     assert given_back.id == stopped[0].id
-    assert name not in ELSEWHERE or not any(lives(pid) for pid in [last, *map(written, began)])
-
-
-async def test_an_actor_that_answers_between_its_kill_and_its_end_is_ended(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if name != "ray":
-        pytest.skip("no actor")
-    import ray
-
-    actor = ray.remote(num_cpus=0, concurrency_groups={CONTROL: 1})(RolloutActor)
-    place = await RayPlace.start(actor, pack(playing.play, "ray"))
-    kill = ray.kill
-    monkeypatch.setattr(ray, "kill", lambda actor: threading.Timer(0.5, kill, (actor,)).start())
-    assert await place.end()
-    with pytest.raises(ray.exceptions.RayActorError):
-        await place._ask("node")
+    assert name not in REMOTE or not any(lives(pid) for pid in [last, *map(written, began)])
 
 
 def hung(plays: list[str], folder: Path) -> tuple[list[Rollout], list[Path]]:

@@ -11,14 +11,14 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.errors import UnknownAgentError
-from lightning_core.trainer.attendance import PATIENCE, Attendance
+from lightning_core.trainer.agent_names import PATIENCE, AgentNames
 from lightning_core.types import Call, Metrics
 from tests.trainer.watching import PER_STEP, fit, grpo, records
 
 
-def attendance(patterns: tuple[str, ...] | None, *seen: str, rollouts: int = 8) -> Attendance:
+def names(patterns: tuple[str, ...] | None, *seen: str, rollouts: int = 8) -> AgentNames:
     """What is known after so many rollouts, in each of which these agents made a call."""
-    found = Attendance(patterns)
+    found = AgentNames(patterns)
     found.see(
         {
             f"r{n}": [
@@ -34,14 +34,14 @@ def attendance(patterns: tuple[str, ...] | None, *seen: str, rollouts: int = 8) 
 
 @pytest.mark.parametrize("patterns", [("write_*",), ("check_query", "write_query"), None])
 def test_patterns_that_were_all_matched_are_fine(patterns, caplog):
-    attendance(patterns, "write_query", "check_query", rollouts=PATIENCE).check(last=True)
+    names(patterns, "write_query", "check_query", rollouts=PATIENCE).check(last=True)
     assert not caplog.records
 
 
 @pytest.mark.parametrize("typo", ["rewrite_qurey", "rewite_query", "Rewrite_Query", "rewrite-query"])
 def test_a_name_that_looks_like_one_that_was_seen_is_refused_at_once(typo):
     with pytest.raises(UnknownAgentError, match=rf"'{typo}'; 'rewrite_query' was meant.*'write_query'"):
-        attendance(("write_query", typo), "write_query", "rewrite_query").check()
+        names(("write_query", typo), "write_query", "rewrite_query").check()
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_name_that_looks_like_one_that_was_seen_is_refused_at_once(typo):
     ],
 )
 def test_an_agent_that_was_not_called_yet_is_said_once_and_stops_nothing(patterns, seen, caplog):
-    found = attendance(patterns, *seen)
+    found = names(patterns, *seen)
     for _ in range(3):
         found.check()
     [record] = caplog.records
@@ -64,13 +64,13 @@ def test_an_agent_that_was_not_called_yet_is_said_once_and_stops_nothing(pattern
 
 
 def test_beside_an_agent_that_is_trained_a_missing_one_is_waited_for_to_the_end():
-    attendance(("write_query", "rewrite_query"), "write_query", "check_query", rollouts=9 * PATIENCE).check(
+    names(("write_query", "rewrite_query"), "write_query", "check_query", rollouts=9 * PATIENCE).check(
         last=True
     )
 
 
 def test_where_nobody_is_trained_patience_ends():
-    found = attendance(("planner",), "solver", rollouts=PATIENCE - 1)
+    found = names(("planner",), "solver", rollouts=PATIENCE - 1)
     found.check()
     with pytest.raises(UnknownAgentError, match=r"'planner' in 255 rollouts. Agents seen: 'solver'"):
         found.check(last=True)
@@ -80,7 +80,7 @@ def test_where_nobody_is_trained_patience_ends():
 
 
 def test_what_was_seen_before_a_resume_counts():
-    found = Attendance(("planner", "solver"))
+    found = AgentNames(("planner", "solver"))
     values = {"rollouts": 64.0, "agent/planner/calls": 3.0, "agent/team/lead/calls": 1.0, "reward": 1.0}
     found.remember([Metrics(run_id="r", step=0, values=values)])
     assert (found.rollouts, found.seen) == (64, {"planner", "team/lead"})
@@ -88,7 +88,7 @@ def test_what_was_seen_before_a_resume_counts():
 
 def test_an_app_that_calls_nobody_is_refused_at_once():
     with pytest.raises(UnknownAgentError, match="no LLM call"):
-        attendance(None).check()
+        names(None).check()
 
 
 class App:

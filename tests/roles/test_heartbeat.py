@@ -11,13 +11,12 @@ from collections.abc import AsyncIterator
 import pytest
 from rich.console import Console
 
-from lightning_core import presence as signs
+from lightning_core import heartbeat as signs
 from lightning_core.cli.runs import member_table
-from lightning_core.presence import MISSING_SECONDS, Presence, find_living, make_member
+from lightning_core.heartbeat import MISSING_SECONDS, Heartbeat, find_living, make_member
 from lightning_core.stores.base import Store
 from lightning_core.stores.memory import MemoryStore
-from lightning_core.trainer.elsewhere import command_for
-from lightning_core.trainer.lookout import Lookout
+from lightning_core.trainer.roles.remote import RemoteWaiter, command_for
 from lightning_core.types import Member, Rollout, Task
 
 
@@ -32,7 +31,7 @@ def rollout(name: str) -> Rollout:
 
 
 async def test_a_member_is_listed_while_it_plays_and_says_where_it_is(store: Store) -> None:
-    async with Presence(store, make_member("run", "runner", "one", slots=4)) as presence:
+    async with Heartbeat(store, make_member("run", "runner", "one", slots=4)) as presence:
         (member,) = await find_living(store, "run", "runner")
         assert member.data.keys() == {"host", "pid", "slots"}
         await presence.say(slots=8)
@@ -74,7 +73,7 @@ async def test_signs_go_on_after_any_error_and_none_comes_after_the_leave(
 ) -> None:
     monkeypatch.setattr(signs, "BEAT_SECONDS", 0.01)
     async with Slow() as store:
-        async with asyncio.timeout(10), Presence(store, make_member("run", "runner", "one")):
+        async with asyncio.timeout(10), Heartbeat(store, make_member("run", "runner", "one")):
             await store.under_way.wait()
             asyncio.get_running_loop().call_later(0.05, store.go.set)
         await store.carried_out.wait()
@@ -94,14 +93,14 @@ async def test_who_gave_no_sign_of_life_for_long_is_listed_and_not_among_the_liv
 
 async def test_a_person_is_told_whom_the_run_waits_for_and_when_they_come_and_go(store: Store) -> None:
     told: list[str] = []
-    lookout = Lookout(
+    waiter = RemoteWaiter(
         store, "run", ["runner"], "sqlite:///runs.db", on_rollout=lambda rollout: None, on_note=told.append
     )
-    await lookout.look()
-    await lookout.look()
-    async with Presence(store, make_member("run", "runner", "one")):
-        await lookout.look()
-    await lookout.look()
+    await waiter.look()
+    await waiter.look()
+    async with Heartbeat(store, make_member("run", "runner", "one")):
+        await waiter.look()
+    await waiter.look()
     assert [words.partition(";")[0] for words in told] == [
         "waiting for a worker",
         "1 worker at work",
@@ -112,11 +111,11 @@ async def test_a_person_is_told_whom_the_run_waits_for_and_when_they_come_and_go
 
 async def test_rollouts_that_others_run_are_told_of_one_by_one(store: Store) -> None:
     heard: list[str] = []
-    lookout = Lookout(
+    waiter = RemoteWaiter(
         store, "run", ["runner"], "", on_rollout=lambda one: heard.append(one.id), on_note=lambda _: None
     )
     await store.enqueue([rollout("a"), rollout("b")])
-    waiting = asyncio.create_task(lookout.wait(["a", "b"]))
+    waiting = asyncio.create_task(waiter.wait(["a", "b"]))
     for attempt in await store.lease("one", 2, 60.0):
         await store.finish(attempt, reward=1.0)
     assert [one.id for one in await waiting] == ["a", "b"]

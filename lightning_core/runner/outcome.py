@@ -1,0 +1,101 @@
+"""How one run of the user's function ended: a reward, or the text of what went wrong."""
+
+from __future__ import annotations
+
+import reprlib
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning_core.errors import RewardError
+from lightning_core.tracing.rewards import as_reward
+from lightning_core.types import REWARD_RANGE, Task
+
+Solve = Callable[[Task], Any]
+"""Runs the app once on a task and returns (or is awaited for) the reward."""
+
+FRAMES = 4
+"""The innermost frames of the app that are kept: enough to find the line."""
+MOST_CHARACTERS = 2000
+NOTE = 1500
+"""Characters of one note."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt ended."""
+
+    reward: float | None = None
+    """What the function returned; None if it returned None, or failed."""
+    error: str | None = None
+    """Why it failed, as it is stored; None if it did not."""
+    left_behind: bool = False
+    """Whether it could not be ended and still runs; its outcome is then ignored."""
+
+
+# rewards ------------------------------------------------------------------------------------
+def to_reward(value: object, task: Task, solve: Callable[..., object]) -> float:
+    """A reward from a bool, int, float or a scalar of numpy or torch. Raises RewardError."""
+    number = as_reward(value)
+    if number is None:
+        raise RewardError(
+            f"the reward of task {task.id!r} is {reprlib.repr(value)}, not {REWARD_RANGE}: "
+            f"return one float from {_name(solve)}, such as 1.0 when the task is solved and 0.0 when not"
+        )
+    return number
+
+
+def no_reward(task: Task, solve: Callable[..., object]) -> RewardError:
+    """Nothing was returned, and nothing was given otherwise."""
+    hint = getattr(solve, "reward_hint", None) or (
+        "return one float, call lightning.reward(value) inside it, or post one to LIGHTNING_REWARD_URL"
+    )
+    return RewardError(
+        f"task {task.id!r} ended without a final reward, and {_name(solve)} returned None: {hint}. (A judge "
+        "scores training rollouts only: evaluations need a reward of their own, or leave validation empty)"
+    )
+
+
+def _name(solve: Callable[..., object]) -> str:
+    return getattr(solve, "__name__", type(solve).__name__)
+
+
+# errors -------------------------------------------------------------------------------------
+def describe(error: BaseException) -> str:
+    """`Type: message`, its notes, the parts of a group, and the last frames of the app's own code."""
+    lines = [_summary(error), *_notes(error), *_parts(error), *_frames(error)]
+    text = "\n".join(lines).encode("utf-8", "replace").decode()
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
+
+
+def _summary(error: BaseException) -> str:
+    try:
+        message = str(error)
+    except Exception:
+        message = "(its message can't be shown)"
+    message = message[: MOST_CHARACTERS // 2]
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def _notes(error: BaseException) -> list[str]:
+    """Its first notes; a long one is cut at its start, as a program's last lines tell the cause."""
+    notes = [str(note) for note in getattr(error, "__notes__", ())]
+    return [note if len(note) <= NOTE else "…" + note[1 - NOTE :] for note in notes[:FRAMES]]
+
+
+def _parts(error: BaseException, indent: str = "  ") -> list[str]:
+    if not isinstance(error, BaseExceptionGroup):
+        return []
+    return [
+        line
+        for part in error.exceptions[:FRAMES]
+        for line in (f"{indent}- {_summary(part)}", *_parts(part, indent + "  "))
+    ]
+
+
+def _frames(error: BaseException) -> list[str]:
+    ours = str(Path(__file__).parent)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    return [f"  at {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames[-FRAMES:]]

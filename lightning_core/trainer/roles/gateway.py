@@ -1,0 +1,204 @@
+"""The gateway's role: it answers for a run with the run's versions of the weights.
+
+A process of its own (`agentlightning gateway`) plays it in a run that another process trains; there may be
+several. What they must know of the run, its weights included, is in the run's record and folders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from lightning_core.backends.base import Backend, check_versions
+from lightning_core.errors import ConfigError, ModelError
+from lightning_core.gateway.app import Gateway
+from lightning_core.gateway.catalogue import Catalogue
+from lightning_core.gateway.server import GatewayServer
+from lightning_core.gateway.shelf import VersionEngine
+from lightning_core.gateway.versions import ENGINES, Embedded, VersionedUpstream
+from lightning_core.heartbeat import Heartbeat, make_member
+from lightning_core.plugins import Plugins, load_plugins
+from lightning_core.stores.base import Store
+from lightning_core.trainer.parts import open_store
+from lightning_core.trainer.roles.joining import Joined, Joining, own_name, until_signal
+from lightning_core.trainer.roles.runner import agents_of, tokens_of
+from lightning_core.types import ResourceVersion, Run
+from lightning_core.versions import POLICY, find_current
+
+WEIGHTS_SECONDS = 0.5
+"""Between two looks for the weights of a run that has just begun."""
+EVERY_ADDRESS = ("0.0.0.0", "::")
+"""Hosts that are listened on and can't be called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """Where a gateway listens, and what it serves."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0: a free one."""
+    address: str | None = None
+    """The URL under which others reach it, where that is not the one it listens at."""
+    backend: str = "local"
+    """The backend whose engine serves the weights."""
+    engines: int = ENGINES
+    """Versions that may be served at once."""
+    anonymous: bool = False
+    """Serve requests without a token too, which are recorded as belonging to no rollout."""
+    hosts: tuple[str, ...] = ()
+    """Names by which those without a token may reach it, beside addresses and this machine's own."""
+
+
+async def host_gateway(hosting: Hosting, joining: Joining) -> None:
+    """Serve the run until it is finished, or until a signal.
+
+    Raises ModelError if the run's weights can't be reached from here, GatewayError if the port is taken.
+    """
+    plugins = load_plugins()
+    over = until_signal()
+    async with open_store(joining.store, plugins) as store:
+        part = GatewayPart(hosting, store, plugins, own_name(joining), joining.say)
+        await Joined(joining, store, part, over).stay()
+
+
+class GatewayPart:
+    """The gateway's part in a run (`roles.joining.Part`)."""
+
+    wanted = "a run"
+
+    def __init__(
+        self, hosting: Hosting, store: Store, plugins: Plugins, own: str, say: Callable[[str], None]
+    ) -> None:
+        self.hosting = hosting
+        self.store = store
+        self.plugins = plugins
+        self.own = own
+        self.name = f"gateway {own}"
+        self.say = say
+
+    def misfit(self, run: Run) -> str | None:
+        """Why it can't serve this run."""
+        return None if run.secret else "it has no key for tokens; resume it once with this version"
+
+    def outdated(self, run: Run, now: Run) -> bool:
+        """Never: what it needs of a record stays as it is when the run is resumed."""
+        return False
+
+    @asynccontextmanager
+    async def play(self, run: Run) -> AsyncIterator[asyncio.Future[None]]:
+        """Serve while the block runs."""
+        serving = asyncio.create_task(self._serve(run))
+        try:
+            yield serving
+        finally:
+            serving.cancel()
+            await asyncio.wait({serving})
+            if not serving.cancelled():
+                serving.result()
+
+    async def _serve(self, run: Run) -> None:
+        hosting = self.hosting
+        await self._weights(run)
+        async with AsyncExitStack() as stack:
+            upstream = await stack.enter_async_context(
+                serving_run(self.store, run, self.plugins, backend=hosting.backend, engines=hosting.engines)
+            )
+            agents, tokens = agents_of(run), tokens_of(run)
+            gateway = Gateway(
+                upstream,
+                self.store,
+                tokens,
+                agents=agents,
+                anonymous=hosting.anonymous,
+                hosts=hosting.hosts,
+            )
+            server = await stack.enter_async_context(GatewayServer(gateway, hosting.host, hosting.port))
+            url = public_address(server.url, hosting.address)
+            member = make_member(run.id, "gateway", self.own, url=url, instance=gateway.instance)
+            await stack.enter_async_context(Heartbeat(self.store, member))
+            self.say(f"{self.name} listens at {url}")
+            await asyncio.Event().wait()
+
+    async def _weights(self, run: Run) -> None:
+        """Wait until there is something to serve."""
+        while True:
+            if await self.store.list_resources(run.id, POLICY):
+                return
+            await asyncio.sleep(WEIGHTS_SECONDS)
+
+
+def public_address(listening: str, address: str | None) -> str:
+    """Where others reach a gateway that listens at a URL."""
+    own = urlsplit(listening)
+    everywhere = own.hostname in EVERY_ADDRESS
+    return (address or (f"http://{socket.gethostname()}:{own.port}" if everywhere else listening)).rstrip("/")
+
+
+# the weights ------------------------------------------------------------------------------
+def make_upstream(
+    store: Store, run_id: str, backend: Backend, *, name: str, embedded: bool, engines: int = ENGINES
+) -> VersionedUpstream:
+    """An upstream for the run's weights, called `name`; `embedded`: the backend is started and trains
+    them."""
+
+    async def open_engine(source: str, version: int) -> VersionEngine:
+        check_versions(backend, "open_engine")
+        return await backend.open_engine(source, version)
+
+    own = Embedded(backend.upstream, lambda: backend.policy_version) if embedded else None
+    return VersionedUpstream(name, Catalogue(store, run_id), open_engine, embedded=own, engines=engines)
+
+
+@asynccontextmanager
+async def serving_run(
+    store: Store, run: Run, plugins: Plugins, *, backend: str = "local", engines: int = ENGINES
+) -> AsyncIterator[VersionedUpstream]:
+    """An upstream for a run that is not trained in this process. Raises ConfigError for a run without
+    weights, ModelError if they can't be reached from here."""
+    if engines < 1:
+        raise ConfigError(f"engines={engines!r}: must be at least 1")
+    versions = await store.list_resources(run.id, POLICY)
+    current = find_current(versions)
+    if current is None:
+        raise ConfigError(f"run {run.id!r} has no weights yet; wait until its trainer has started")
+    _check_reachable(run, current)
+    reader = open_reader(run, versions, plugins, backend)
+    upstream = make_upstream(
+        store, run.id, reader, name=_name(base_model(run, versions)), embedded=False, engines=engines
+    )
+    try:
+        yield upstream
+    finally:
+        await upstream.close()
+        await reader.close()
+
+
+def open_reader(run: Run, versions: list[ResourceVersion], plugins: Plugins, backend: str) -> Backend:
+    """A backend that is not started, to read the run's versions with."""
+    made: Backend = plugins.part("backend", backend)(model=base_model(run, versions), seed=0)
+    return made
+
+
+def base_model(run: Run, versions: list[ResourceVersion]) -> str:
+    """The model that the run began with: its version 0, or what its record says."""
+    start = next((version.uri for version in versions if version.version == 0), None)
+    return start or str(run.config["model"])
+
+
+def _name(model: str) -> str:
+    return Path(model).name if Path(model).exists() else model
+
+
+def _check_reachable(run: Run, version: ResourceVersion) -> None:
+    uri = version.uri or ""
+    if Path(uri).is_absolute() and not Path(uri).exists():
+        raise ModelError(
+            f"the weights of run {run.id!r} lie in {uri!r}, which is not there on this machine: start the "
+            "gateway where the run is trained, or let both machines see the run's folder at the same path"
+        )
