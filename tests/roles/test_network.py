@@ -1,4 +1,4 @@
-"""A worker on a machine of its own, whose wire is cut while it works."""
+"""A worker on a machine of its own, whose link is cut while it works."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.roles.company import Company
-from tests.roles.wire import Wire, wire
+from tests.roles.link import Link, link
+from tests.roles.run_processes import RunProcesses
 from tests.stores.postgres_server import PostgresServer
 
 CUT_SECONDS = 6
@@ -18,10 +18,10 @@ CUT_SECONDS = 6
 
 
 @pytest.fixture
-def machine() -> Iterator[Wire]:
+def machine() -> Iterator[Link]:
     """A machine apart, or the reason why there can be none."""
     try:
-        opened = wire()
+        opened = link()
         made = opened.__enter__()
     except OSError as reason:
         pytest.skip(f"no network namespaces here: {reason}")
@@ -30,7 +30,7 @@ def machine() -> Iterator[Wire]:
 
 
 @pytest.fixture
-def server(machine: Wire) -> Iterator[PostgresServer]:
+def server(machine: Link) -> Iterator[PostgresServer]:
     """A database that both machines reach."""
     with tempfile.TemporaryDirectory(prefix="lightning-postgres-") as name:  # its user must get there
         folder = Path(name)
@@ -46,16 +46,16 @@ def server(machine: Wire) -> Iterator[PostgresServer]:
 
 
 def test_a_wire_that_is_cut_for_a_while_loses_no_rollout(
-    tmp_path: Path, machine: Wire, server: PostgresServer
+    tmp_path: Path, machine: Link, server: PostgresServer
 ) -> None:
     machine.slow_down()  # where the kernel can
     store = server.url().replace("127.0.0.1", machine.here)
-    with Company(tmp_path, store) as company:
-        worker = company.work("apart", before=machine.there, NO_PROXY=machine.here)
-        trainer = company.train("--remote", "runner", "--set", f"host={machine.here}", "--steps", 2)
-        company.until(lambda: len(company.seen) > 6, worker, trainer)
+    with RunProcesses(tmp_path, store) as run:
+        worker = run.work("apart", before=machine.there, NO_PROXY=machine.here)
+        trainer = run.train("--remote", "runner", "--set", f"host={machine.here}", "--steps", 2)
+        run.until(lambda: len(run.seen) > 6, worker, trainer)
         machine.cut()
         time.sleep(CUT_SECONDS)
         machine.mend()
-        assert [process.wait() for process in (trainer, worker)] == [0, 0], company.said()
-        company.check(2)
+        assert [process.wait() for process in (trainer, worker)] == [0, 0], run.said()
+        run.check(2)

@@ -12,7 +12,7 @@ import pytest
 import typer.main
 
 from lightning_core.cli.app import app
-from tests.roles.company import ROOT, SCRIPT, Company
+from tests.roles.run_processes import ROOT, SCRIPT, RunProcesses
 
 PAGE = ROOT / "docs" / "machines.md"
 BLOCK = re.compile(r"```sh\n(.*?)```", re.DOTALL)
@@ -25,16 +25,16 @@ def words_of(line: str) -> list[str]:
     return words
 
 
-def commands(company: Company, block: str) -> dict[str, subprocess.Popen[bytes]]:
+def commands(run: RunProcesses, block: str) -> dict[str, subprocess.Popen[bytes]]:
     """The commands of a block as processes, by the name or else the role that they were given."""
     started: dict[str, subprocess.Popen[bytes]] = {}
-    known = {"$STORE": company.store, "examples/sql/train.py": str(SCRIPT)}
+    known = {"$STORE": run.store, "examples/sql/train.py": str(SCRIPT)}
     for line in block.splitlines():
         words = [known.get(word, word) for word in words_of(line)]
         if words[0] == "train":
-            words += ["--folder", str(company.folder)]
+            words += ["--folder", str(run.folder)]
         named = words[words.index("--name") + 1] if "--name" in words else words[0]
-        started[named] = company.start(*words)
+        started[named] = run.start(*words)
     return started
 
 
@@ -53,14 +53,14 @@ def test_every_command_of_the_page_is_one(blocks: list[str]) -> None:
 def test_all_four_roles_as_processes_with_the_gateway_killed_in_between(
     tmp_path: Path, postgres_url: str, blocks: list[str]
 ) -> None:
-    with Company(tmp_path, postgres_url) as company:
-        played = commands(company, blocks[-1])
+    with RunProcesses(tmp_path, postgres_url) as run:
+        played = commands(run, blocks[-1])
         assert list(played) == ["gateway", "one", "two", "train"]
-        company.until(company.steps, *played.values())
-        seen = len(company.seen)
+        run.until(run.steps, *played.values())
+        seen = len(run.seen)
         played["gateway"].kill()
         played["gateway"].wait()
-        played["gateway"] = company.start("gateway", "--store", company.store)
-        assert [process.wait() for process in played.values()] == [0, 0, 0, 0], company.said()
-        assert len(company.seen) > seen
-        company.check(4)
+        played["gateway"] = run.start("gateway", "--store", run.store)
+        assert [process.wait() for process in played.values()] == [0, 0, 0, 0], run.said()
+        assert len(run.seen) > seen
+        run.check(4)

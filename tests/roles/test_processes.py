@@ -8,7 +8,7 @@ from pathlib import Path
 from lightning_core.plugins import load_plugins
 from lightning_core.trainer.parts import open_store
 from lightning_core.types import Member
-from tests.roles.company import Company
+from tests.roles.run_processes import RunProcesses
 
 
 def members(store: str) -> dict[str, Member]:
@@ -23,22 +23,22 @@ def members(store: str) -> dict[str, Member]:
 
 
 def test_workers_and_trainer_may_be_killed_and_started_anew(tmp_path: Path, postgres_url: str) -> None:
-    with Company(tmp_path, postgres_url) as company:
-        early = [company.work(name, HANGS="1") for name in ("one", "two")]  # before the trainer
-        trainer = company.train("--remote", "runner")
-        company.until(lambda: len(company.seen) == 8, *early, trainer)
-        known, port = members(postgres_url), company.port()
+    with RunProcesses(tmp_path, postgres_url) as run:
+        early = [run.work(name, HANGS="1") for name in ("one", "two")]  # before the trainer
+        trainer = run.train("--remote", "runner")
+        run.until(lambda: len(run.seen) == 8, *early, trainer)
+        known, port = members(postgres_url), run.port()
         assert set(known) == {"trainer trainer", "gateway trainer", "runner one", "runner two"}
         assert known["gateway trainer"].url == f"http://127.0.0.1:{port}"
         early[0].kill()
         early[1].terminate()  # it gives back what it holds; the other one's successor does that for it
         assert [process.wait() for process in early] == [-9, 0]
-        workers = [company.work(name) for name in ("one", "three")]
-        company.until(company.steps, trainer, *workers)
+        workers = [run.work(name) for name in ("one", "three")]
+        run.until(run.steps, trainer, *workers)
         trainer.kill()
         trainer.wait()
-        steps = company.steps() + 2
-        resumed = company.train("--remote", "runner", "--resume", "--steps", steps)
-        assert [process.wait() for process in (resumed, *workers)] == [0, 0, 0], company.said()
-        company.check(steps)
-        assert company.port() == port
+        steps = run.steps() + 2
+        resumed = run.train("--remote", "runner", "--resume", "--steps", steps)
+        assert [process.wait() for process in (resumed, *workers)] == [0, 0, 0], run.said()
+        run.check(steps)
+        assert run.port() == port

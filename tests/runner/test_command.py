@@ -14,7 +14,7 @@ from lightning_core.runner.command import Command
 from lightning_core.runner.runner import place
 from lightning_core.types import Rollout, Span, Status
 from tests.gateway.scripted import until
-from tests.runner.stage import Stage, lives, rollouts, stage, written
+from tests.runner.served import ServedRunner, lives, rollouts, serve_runner, written
 
 
 def python(code: str, **options: Any) -> Command:
@@ -28,12 +28,12 @@ def shell(code: str, **options: Any) -> Command:
 
 async def play(command: Command, count: int = 1, **given: Any) -> tuple[Rollout, Span]:
     """The last rollout, and what is stored of its program."""
-    async with stage(None, command) as at:
+    async with serve_runner(None, command) as at:
         finished = await at.play(rollouts("program", count, **given))
         return finished[-1], await span_of(at, finished[-1])
 
 
-async def span_of(at: Stage, rollout: Rollout) -> Span:
+async def span_of(at: ServedRunner, rollout: Rollout) -> Span:
     (span,) = (await at.store.get_events([rollout.id]))[rollout.id]
     assert isinstance(span, Span)
     return span
@@ -96,7 +96,7 @@ print("done")
 
 @pytest.mark.parametrize("workers", [None, 2])
 async def test_calls_and_rewards_of_programs_side_by_side_are_each_its_own(workers: int | None) -> None:
-    async with stage(workers, python(CALLER, agent="writer")) as at:
+    async with serve_runner(workers, python(CALLER, agent="writer")) as at:
         finished = await at.play(rollouts("program", 6))
         calls = await at.store.get_calls([one.id for one in finished])
     assert [(one.reward, one.error) for one in finished] == [(i / 10, None) for i in range(6)]
@@ -186,7 +186,7 @@ async def test_a_program_that_ignores_sigterm_is_ended_at_its_time_out_and_its_s
     workers: int | None, tmp_path: Path
 ) -> None:
     command = python(HANGING, grace=0.2)
-    async with stage(workers, command, concurrency=1, timeout=5) as at:
+    async with serve_runner(workers, command, concurrency=1, timeout=5) as at:
         (late,) = await at.play(rollouts("program", 1, began=str(tmp_path / "began")))
         ended = await pids(tmp_path / "began")
         assert not any(lives(pid) for pid in ended)
@@ -201,7 +201,7 @@ async def test_a_program_that_ignores_sigterm_is_ended_at_its_time_out_and_its_s
 
 async def test_a_cancelled_program_ends_within_a_moment_and_its_slot_serves_the_next(tmp_path: Path) -> None:
     command = python(HANGING, grace=0.2)
-    async with stage(None, command, concurrency=1, timeout=None, lease_seconds=600) as at:
+    async with serve_runner(None, command, concurrency=1, timeout=None, lease_seconds=600) as at:
         (hanging,) = rollouts("program", 1, began=str(tmp_path / "began"))
         await at.store.enqueue([hanging])
         ended = await pids(tmp_path / "began")

@@ -19,7 +19,7 @@ from lightning_core.testing.server import serving
 from lightning_core.types import Call, Rollout, Status
 from tests.runner import playing
 from tests.runner.clusters import cluster
-from tests.runner.stage import AGENTS, Stage, begun, lives, rollouts, stage, written
+from tests.runner.served import AGENTS, ServedRunner, begun, lives, rollouts, serve_runner, written
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 WORKERS = 2
@@ -41,10 +41,12 @@ def workers(name: str) -> Iterator[int | RayWorkers | None]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def at(workers: int | RayWorkers | None) -> AsyncIterator[Stage]:
+async def at(workers: int | RayWorkers | None) -> AsyncIterator[ServedRunner]:
     """A runner without a time-out, and with heartbeats too late for any test."""
-    async with stage(workers, playing.play, concurrency=WORKERS, timeout=None, lease_seconds=600) as stage_:
-        yield stage_
+    async with serve_runner(
+        workers, playing.play, concurrency=WORKERS, timeout=None, lease_seconds=600
+    ) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +57,12 @@ def hosted() -> Iterator[str]:
 
 
 # what comes back ------------------------------------------------------------------------------
-async def test_the_reward_comes_back(at: Stage) -> None:
+async def test_the_reward_comes_back(at: ServedRunner) -> None:
     finished = await at.play(rollouts("reward", 12))
     assert [one.reward for one in finished] == [float(i) for i in range(12)]
 
 
-async def test_the_error_comes_back_with_the_line_of_the_app(at: Stage) -> None:
+async def test_the_error_comes_back_with_the_line_of_the_app(at: ServedRunner) -> None:
     (failed,) = await at.play(rollouts("broken", 1))
     first, *frames = str(failed.error).splitlines()
     assert (failed.status, first) == (Status.FAILED, "ValueError: broke on 0")
@@ -68,17 +70,17 @@ async def test_the_error_comes_back_with_the_line_of_the_app(at: Stage) -> None:
     assert frames[-1].endswith("in broken")
 
 
-async def test_no_reward_at_all_is_an_error_that_says_so(at: Stage) -> None:
+async def test_no_reward_at_all_is_an_error_that_says_so(at: ServedRunner) -> None:
     (failed,) = await at.play(rollouts("nothing", 1))
     assert "play returned None: return one float" in str(failed.error)
 
 
-async def test_an_exit_is_the_end_of_its_rollout_alone(at: Stage) -> None:
+async def test_an_exit_is_the_end_of_its_rollout_alone(at: ServedRunner) -> None:
     finished = await at.play(rollouts("leaving", 4))
     assert [str(one.error).splitlines()[0] for one in finished] == ["SystemExit: 3"] * 4
 
 
-async def test_what_was_noticed_comes_back(at: Stage, hosted: str) -> None:
+async def test_what_was_noticed_comes_back(at: ServedRunner, hosted: str) -> None:
     finished = await at.play(
         [*rollouts("noticing", 2, hosted=hosted), *rollouts("noticing", 2, hosted=hosted, fails=True)]
     )
@@ -103,14 +105,14 @@ def said_in(call: Call) -> Any:
 
 
 @pytest.mark.parametrize("play", ["huge_value", "huge_error"])
-async def test_what_is_far_too_large_is_an_error_of_its_rollout(at: Stage, play: str) -> None:
+async def test_what_is_far_too_large_is_an_error_of_its_rollout(at: ServedRunner, play: str) -> None:
     (failed,) = await at.play(rollouts(play, 1))
     assert failed.status is Status.FAILED
     assert "xxx" in str(failed.error)
     assert len(str(failed.error)) <= 2000
 
 
-async def test_a_large_event_comes_back_whole(at: Stage) -> None:
+async def test_a_large_event_comes_back_whole(at: ServedRunner) -> None:
     (done,) = await at.play(rollouts("huge_notice", 1))
     (event,) = (await at.store.get_events([done.id]))[done.id]
     assert done.reward == 1.0
@@ -118,7 +120,7 @@ async def test_a_large_event_comes_back_whole(at: Stage) -> None:
     assert len(str(event.result)) == 5_000_000
 
 
-async def test_every_call_is_recorded_under_its_own_rollout_and_agent(at: Stage) -> None:
+async def test_every_call_is_recorded_under_its_own_rollout_and_agent(at: ServedRunner) -> None:
     finished = await at.play(rollouts("asking", 10))
     calls = await at.store.get_calls([one.id for one in finished])
     assert {one.error for one in finished} == {None}
@@ -128,12 +130,12 @@ async def test_every_call_is_recorded_under_its_own_rollout_and_agent(at: Stage)
         assert all(str(said_in(call)).split()[1] == call.agent for call in calls[one.id])
 
 
-async def test_a_function_runs_where_the_runner_is_told(at: Stage, name: str) -> None:
+async def test_a_function_runs_where_the_runner_is_told(at: ServedRunner, name: str) -> None:
     finished = await at.play(rollouts("process_id", 4))
     assert ({one.reward for one in finished} == {float(os.getpid())}) == (name == "here")
 
 
-async def test_a_rollout_whose_process_died_is_tried_again_elsewhere(at: Stage, name: str) -> None:
+async def test_a_rollout_whose_process_died_is_tried_again_elsewhere(at: ServedRunner, name: str) -> None:
     if name not in REMOTE:
         pytest.skip("here it would be the end of the tests")
     failed, done = await at.play(
@@ -149,13 +151,13 @@ async def test_a_function_that_can_t_be_loaded_elsewhere_is_refused_at_the_start
     if name not in REMOTE:
         pytest.skip("here it is loaded")
     with pytest.raises(WorkerError, match=r"can't load the function: [\s\S]*ZeroDivisionError"):
-        async with stage(workers, playing.Unloadable()) as at:
+        async with serve_runner(workers, playing.Unloadable()) as at:
             await at.serving
 
 
 # what hangs -----------------------------------------------------------------------------------
 async def test_a_cancelled_rollout_ends_within_a_moment_and_its_slot_serves_the_next(
-    at: Stage, name: str, tmp_path: Path
+    at: ServedRunner, name: str, tmp_path: Path
 ) -> None:
     plays = ["sleeper", "deaf" if name in REMOTE else "sleeper"]
     hanging, began = hung(plays, tmp_path)
@@ -179,7 +181,7 @@ async def test_what_hangs_is_ended_at_its_time_out_or_at_a_stop_and_its_slot_ser
     if name in REMOTE:  # where a grandchild must have started by then
         plays, solve, timeout = ["spinner", "with_grandchild"], playing.play_in_thread, 8.0
     hanging, began = hung(plays, tmp_path)
-    async with stage(workers, solve, concurrency=WORKERS, timeout=timeout) as at:
+    async with serve_runner(workers, solve, concurrency=WORKERS, timeout=timeout) as at:
         finished = await at.play([*hanging, *rollouts("reward", 2 * WORKERS)])
         assert at.runner.concurrency == WORKERS
         noticed = await at.store.get_events([one.id for one in hanging])

@@ -24,7 +24,7 @@ PER_STEP = job.GROUP_SIZE * job.TASKS_PER_STEP
 
 
 @dataclass
-class Company:
+class RunProcesses:
     """The processes of one run, in one folder; killed, each by its id, when the block ends."""
 
     path: Path
@@ -32,7 +32,7 @@ class Company:
     script: Path = SCRIPT
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def __enter__(self) -> Company:
+    def __enter__(self) -> RunProcesses:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -1,4 +1,4 @@
-"""A machine apart: a network namespace at the end of a wire that can be cut, and made slow."""
+"""A machine apart: a network namespace at the end of a link that can be cut, and made slow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Wire:
+class Link:
     """Between this machine and the one apart."""
 
     name: str
@@ -37,11 +37,11 @@ class Wire:
 
 
 @contextmanager
-def wire() -> Iterator[Wire]:
-    """A wire, and a namespace at its end. Raises OSError where that is not allowed."""
+def link() -> Iterator[Link]:
+    """A link, and a namespace at its end. Raises OSError where that is not allowed."""
     number = os.getpid()
     name, net = f"lc{number}", f"10.213.{number % 250}"
-    made = Wire(name, f"{net}.1")
+    made = Link(name, f"{net}.1")
     _ip("netns", "add", name)
     try:
         _ip("link", "add", f"{name}a", "type", "veth", "peer", "name", f"{name}b", "netns", name)
@@ -51,7 +51,7 @@ def wire() -> Iterator[Wire]:
         made.mend()
         yield made
     finally:
-        _ip("netns", "del", name)  # and the wire with it
+        _ip("netns", "del", name)  # and the link with it
 
 
 def _ip(*arguments: str) -> None:

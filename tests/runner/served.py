@@ -26,7 +26,7 @@ AGENTS = ("writer", "reader")
 
 
 @dataclass
-class Stage:
+class ServedRunner:
     """What a test of workers needs."""
 
     house: House
@@ -47,9 +47,9 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(
+async def serve_runner(
     workers: int | RayWorkers | None, solve: Callable[[Task], Any], **options: Any
-) -> AsyncIterator[Stage]:
+) -> AsyncIterator[ServedRunner]:
     """A runner at work inside the block."""
     async with MemoryStore() as store, open_house(store=store, agents=AGENTS) as house:
 
@@ -62,7 +62,7 @@ async def stage(
             stop = asyncio.Event()
             serving = asyncio.create_task(runner.serve(stop))
             try:
-                yield Stage(house, runner, stop, serving)
+                yield ServedRunner(house, runner, stop, serving)
             finally:
                 stop.set()
                 await serving
