@@ -15,7 +15,7 @@ from lightning_core.errors import AccessError, ConfigError, NotFoundError, Scope
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
-from lightning_core.presence import Presence, make_member
+from lightning_core.heartbeat import Heartbeat, make_member
 from lightning_core.stores.base import Store
 from lightning_core.stores.http_link import TOKEN_NAME
 from lightning_core.stores.http_store import HttpStore
@@ -238,7 +238,7 @@ async def test_a_worker_needs_a_url_and_a_token_of_its_run_and_nothing_else(
     await behind.enqueue([task])
     async with GatewayServer(gateway) as server:
         member = make_member("run", "gateway", "g", url=server.url, instance=gateway.instance)
-        async with Presence(behind, member), Presence(behind, make_member("run", "trainer", "t")):
+        async with Heartbeat(behind, member), Heartbeat(behind, make_member("run", "trainer", "t")):
             worker = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "lightning_core.cli", "worker", str(script), "--store", address),
                 env={"PYTHONPATH": str(ROOT), TOKEN_NAME: of_run(address)[8:].partition("@")[0]},
