@@ -196,11 +196,13 @@ class RaySlot:
                 raise
             return Outcome(left_behind=True)
         try:
-            report, self.alive = working.result()
+            result: tuple[Report, bool] = working.result()
         except ray.exceptions.RayError as error:
             await self.end()
             return Outcome(error=describe(_death(task, error)))
+        report, self.alive = result
         report.put_into(scope)
+        assert report.outcome is not None
         return report.outcome
 
     async def end(self) -> bool:
