@@ -1,6 +1,6 @@
 """Versions of what an algorithm improves, weights and prompts alike: put, found, chosen.
  A version is never changed into another: whoever improves one puts the next, with the one it was made from
-as its parent. Which of them is served is a matter of its own. The version chosen last is the current one,
+as its parent. Which of them is served is a separate choice. The version chosen last is the current one,
 so going back means choosing an old one again. What persons have chosen is kept as a list beside the
 versions, under the name `NAME/choices`: who, when, and what was current before.
 

@@ -12,7 +12,7 @@ that the policy sampled in a side:
 as the mean over the pairs of the batch; every pair counts once. With `length_normalised` the sums are means,
 so that a long side does not count for more; the paper of IPO has sums, TRL means.
 
-As rollouts are sampled anew for every update, this is DPO made iterative and on-policy (Xu et al., arXiv
+As every update has fresh rollouts, this is DPO made iterative and on-policy (Xu et al., arXiv
 2312.16682; Guo et al., arXiv 2402.04792); the reference stays what it was at the start of the phase.
 
 Sources: Rafailov et al., DPO, arXiv 2305.18290, eq. 7; Azar et al., IPO, arXiv 2310.12036, eq. 17; label

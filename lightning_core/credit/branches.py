@@ -4,7 +4,7 @@
 
 counting its reply. A conversation that goes on holds the earlier prompt and the earlier reply, so its
 parent is the call whose reply it repeats. Where the history was changed (a reply cut, summarised or
-rendered anew) the prompt alone still tells. Calls with the very same prompt are siblings. Order decides
+rendered again) the prompt alone still tells. Calls with the very same prompt are siblings. Order decides
 only between equals: the latest. Calls that share no prompt, such as those of a planner and of its workers,
 are branches of their own.
 

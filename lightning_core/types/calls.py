@@ -10,7 +10,7 @@ from pydantic import Field, JsonValue
 from lightning_core.types.record import Record
 
 UNNAMED = "unnamed"
-"""The agent of a call that nobody claimed: no plugin answered and no `agent(...)` block was open."""
+"""The agent of an unnamed call: no plugin named it and no `agent(...)` block was open."""
 
 
 class Choice(Record):

@@ -61,7 +61,7 @@ class Member(Record):
     run_id: str
     role: Role
     name: str
-    """Its own name in that role: a process that starts anew under it takes the place of the one that died."""
+    """Its own name in that role: a restarted process takes the place of the one that died."""
     url: str | None = None
     """Where it is reached: of a gateway, without `/v1`."""
     data: dict[str, JsonValue] = Field(default_factory=dict)

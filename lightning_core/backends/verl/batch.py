@@ -86,7 +86,7 @@ def fields(
         span_*                      `SPAN`, for the spans in the order of the rows; units if there are any
         entry_logprobs              as recorded
         entry_*                     what `more` gives: (E,) each, for the entries in the order of the rows;
-                                    what is None is left away
+                                    what is None is left out
         temperature                 (N,)
 
     Raises TrainingError if there are no rows, or for an array of another length.

@@ -1,6 +1,6 @@
 """What an agent of a crew is called: its role, as the user wrote it.
 
-A role may be a template, "{topic} researcher", that every kickoff fills in anew. The name is the
+A role may be a template, "{topic} researcher", that every kickoff fills in. The name is the
 template: it is what the user reads in the code, and it stays the same from task to task, so that
 all calls made in that role train one agent. Roles from YAML often end in a line break, hence the strip.
 """
