@@ -21,10 +21,9 @@ from lightning_core.gateway.endpoint import Endpoint
 from lightning_core.gateway.errors import api_error_of
 from lightning_core.gateway.exchange import Exchanges
 from lightning_core.gateway.otlp import Traces
-from lightning_core.gateway.pins import version_name
 from lightning_core.gateway.rewards import Rewards
 from lightning_core.gateway.tokens import Tokens
-from lightning_core.gateway.versions import Versioned
+from lightning_core.gateway.versions import Versioned, version_name
 from lightning_core.stores.base import Store
 from lightning_core.upstream import Upstream
 

@@ -15,8 +15,8 @@ from lightning_core.errors import ApiError, GatewayError
 from lightning_core.gateway.access import Access, Caller
 from lightning_core.gateway.errors import CONTEXT_LENGTH, api_error_of
 from lightning_core.gateway.exchange import Exchange, Exchanges, disconnected, stopped
-from lightning_core.gateway.pins import address
 from lightning_core.gateway.recording import Recording
+from lightning_core.gateway.versions import pin
 from lightning_core.gateway.wire import (
     read_body,
     read_content,
@@ -45,7 +45,7 @@ class Endpoint:
             if content is None:
                 return
             request = await read_content(content, lambda content: self._read(content, caller))
-            asked = address(request.chat, caller, request.model, self._upstream.model_name)
+            asked = pin(request.chat, caller, request.model, self._upstream.model_name)
         except GatewayError as error:
             await self._refuse(api_error_of(error), send)
             return

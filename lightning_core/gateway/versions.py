@@ -1,19 +1,31 @@
-"""An upstream that answers by any version of a run's weights, several at once.
- Beside a trainer the current version is the trainer's own engine. Any other, and without a trainer the
-current one too, gets an engine of its own, made from what the version's record says of its content.
+"""Which version of a run's weights answers a request, and an upstream that serves several at once.
+
+A trained agent is answered by the version that its rollout is pinned to, or by the current one: its token
+holds which, whatever model its app names. Other callers may ask for a version by the model's name,
+`NAME@VERSION`.
+
+Beside a trainer the current version is the trainer's own engine. Any other, and without a trainer the
+current one too, gets an engine of its own, made from the content in the version's record.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, runtime_checkable
 
-from lightning_core.errors import ModelError
-from lightning_core.gateway.catalogue import Catalogue
-from lightning_core.gateway.shelf import Shelf, VersionEngine
+from lightning_core.dialects.strict import short
+from lightning_core.errors import ApiError, ModelError, NotFoundError
+from lightning_core.gateway.access import Caller
+from lightning_core.gateway.engine_cache import EngineCache, VersionEngine
+from lightning_core.stores.base import Store
+from lightning_core.types import ResourceVersion
 from lightning_core.upstream import ChatRequest, Delta, Generation, Upstream
+from lightning_core.versions import POLICY, find_current, get_version, read_number
 
 ENGINES: Final = 2
 """Open at once: the version before can answer what it has begun while the next one is opened, and two can be
@@ -22,6 +34,128 @@ compared."""
 OpenEngine = Callable[[str, int], Awaitable[VersionEngine]]
 """Makes an engine from a version's content (its `uri`) and number; raises ModelError if that can't be
 read."""
+LOOK_SECONDS: Final = 1.0
+_ATTEMPTS: Final = 4096
+"""Attempts that are remembered; one that is forgotten costs a look more."""
+
+Attempt = tuple[str, int]
+
+
+def version_name(model: str, version: int) -> str:
+    """How a client asks for one version of a model."""
+    return f"{model}@{version}"
+
+
+def pin(request: ChatRequest, caller: Caller, model: str, served: str) -> ChatRequest:
+    """The request with the version that is to answer it and the attempt that it belongs to.
+
+    `model` is what the client calls it, `served` the name it is served under. Raises ApiError for a version
+    that is no number, and if a trained agent names another than its rollout's.
+    """
+    version, asked = caller.policy_version, _asked(model, served)
+    if asked is not None and asked != version and caller.trained:
+        pinned = "the current version" if version is None else f"version {version}"
+        raise ApiError(
+            f"agent {caller.agent!r} is trained, so its rollout says which weights answer it, {pinned}, and "
+            f"not the model name {model!r}; name another model, or enqueue the rollout with that version",
+            code="other_version",
+            param="model",
+        )
+    if caller.rollout_id is None or caller.attempt is None:
+        return replace(request, policy_version=asked)
+    own = caller.rollout_id, caller.attempt
+    return replace(request, policy_version=version if asked is None else asked, attempt=own)
+
+
+def _asked(model: str, served: str) -> int | None:
+    name, mark, version = model.rpartition("@")
+    if not mark or name != served:
+        return None
+    number = read_number(version)
+    if number is None:
+        raise ApiError(
+            f"{short(model)} is no version of {served!r}: give its number in the digits 0 to 9, such as "
+            f"{version_name(served, 3)!r}",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
+    return number
+
+
+class VersionRegistry:
+    """The versions of one run's weights. Belongs to the event loop that first asks it.
+
+    It reads the store seldom: when an attempt makes its first call, so that a rollout is never answered by
+    weights older than the current ones of when it was enqueued, and otherwise once a second at most. Requests
+    that arrive meanwhile wait for the same look.
+    """
+
+    def __init__(self, store: Store, run_id: str, *, look_seconds: float = LOOK_SECONDS) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._look_seconds = look_seconds
+        self._versions: list[ResourceVersion] = []
+        self._began = float("-inf")
+        """When the last look began."""
+        self._looking = asyncio.Lock()
+        self._attempts: OrderedDict[Attempt, None] = OrderedDict()
+        self.looks = 0
+        """How often the store was read."""
+
+    async def current(self, attempt: Attempt | None = None) -> ResourceVersion:
+        """The current version, as an attempt's call must see it. Raises ApiError if there is none."""
+        if attempt is not None and attempt not in self._attempts:
+            await self.look()
+            self._remember(attempt)
+        else:
+            await self._keep_up()
+        current = find_current(self._versions)
+        if current is None:
+            raise ApiError(
+                f"run {self._run_id!r} has no weights to serve yet; try again when its trainer has started",
+                status=503,
+                code="no_version",
+                kind="server_error",
+            )
+        return current
+
+    async def get(self, version: int) -> ResourceVersion:
+        """A version with its content. Raises ApiError for one that is unknown or deleted."""
+        await self._keep_up()
+        if not any(known.version == version for known in self._versions):
+            await self.look()
+        try:
+            return get_version(self._versions, version)
+        except NotFoundError as error:
+            raise ApiError(
+                f"run {self._run_id!r} can't be answered by it: {error}", status=404, code="model_not_found"
+            ) from error
+
+    async def servable(self) -> list[int]:
+        """The versions that have their content."""
+        await self._keep_up()
+        return [version.version for version in self._versions if version.uri is not None]
+
+    async def look(self) -> None:
+        """Know what the store knew, at the moment of this call or later."""
+        asked = time.monotonic()
+        async with self._looking:
+            if self._began >= asked:
+                return
+            began = time.monotonic()
+            self._versions = await self._store.list_resources(self._run_id, POLICY)
+            self._began = began
+            self.looks += 1
+
+    async def _keep_up(self) -> None:
+        if time.monotonic() - self._began >= self._look_seconds:
+            await self.look()
+
+    def _remember(self, attempt: Attempt) -> None:
+        self._attempts[attempt] = None
+        if len(self._attempts) > _ATTEMPTS:
+            self._attempts.popitem(last=False)
 
 
 @runtime_checkable
@@ -41,12 +175,12 @@ class Embedded:
 
 
 class VersionedUpstream:
-    """Serves the versions in a catalogue (`upstream.Upstream`)."""
+    """Serves the versions in a registry (`upstream.Upstream`)."""
 
     def __init__(
         self,
         model_name: str,
-        catalogue: Catalogue,
+        registry: VersionRegistry,
         open_engine: OpenEngine,
         *,
         embedded: Embedded | None = None,
@@ -54,10 +188,10 @@ class VersionedUpstream:
     ) -> None:
         """`engines`: how many may be open at once, that of a trainer not counted."""
         self.model_name = model_name
-        self._catalogue = catalogue
+        self._registry = registry
         self._open_engine = open_engine
         self._embedded = embedded
-        self._shelf = Shelf(self._open, engines)
+        self._cache = EngineCache(self._open, engines)
         self._decode = embedded.upstream.decode if embedded is not None else None
 
     async def chat(self, request: ChatRequest) -> Generation:
@@ -67,11 +201,11 @@ class VersionedUpstream:
         if asked is None:
             if embedded is not None:
                 return await embedded.upstream.chat(request)
-            return await self._from_shelf(request, (await self._catalogue.current(request.attempt)).version)
+            return await self._from_cache(request, (await self._registry.current(request.attempt)).version)
         if embedded is None or asked != embedded.version():
-            return await self._from_shelf(request, asked)
+            return await self._from_cache(request, asked)
         begun = await embedded.upstream.chat(request)
-        return _Verified(begun, asked, lambda: self._from_shelf(request, asked))
+        return _Verified(begun, asked, lambda: self._from_cache(request, asked))
 
     def decode(self, token_id: int) -> str:
         """The text of one token, which is the same in all versions; after the first completion."""
@@ -80,33 +214,33 @@ class VersionedUpstream:
 
     async def versions(self) -> list[int]:
         """Those that can be asked for by number."""
-        servable = set(await self._catalogue.servable())
+        servable = set(await self._registry.servable())
         return sorted(servable | ({self._embedded.version()} if self._embedded is not None else set()))
 
     @property
     def opened(self) -> list[int]:
         """The versions that have an engine of their own now."""
-        return self._shelf.open
+        return self._cache.open
 
     async def close(self) -> None:
         """Close the engines that were opened here. Call once the gateway has stopped."""
-        await self._shelf.close()
+        await self._cache.close()
 
-    async def _from_shelf(self, request: ChatRequest, version: int) -> Generation:
+    async def _from_cache(self, request: ChatRequest, version: int) -> Generation:
         async with AsyncExitStack() as stack:
-            engine = await stack.enter_async_context(self._shelf.engine(version))
+            engine = await stack.enter_async_context(self._cache.engine(version))
             self._decode = engine.upstream.decode
             generation = await engine.upstream.chat(request)
             return _Kept(generation, stack.pop_all())
 
     async def _open(self, version: int) -> VersionEngine:
-        record = await self._catalogue.get(version)
+        record = await self._registry.get(version)
         assert record.uri is not None
         try:
             return await self._open_engine(record.uri, version)
         except ModelError:
-            await self._catalogue.look()  # it may have been moved, or deleted, while it was read
-            again = await self._catalogue.get(version)
+            await self._registry.look()  # it may have been moved, or deleted, while it was read
+            again = await self._registry.get(version)
             if again.uri is None or again.uri == record.uri:
                 raise
             return await self._open_engine(again.uri, version)
@@ -136,13 +270,13 @@ class _Kept:
 
 
 class _Verified:
-    """A completion begun by the trainer's engine, and begun anew by another if new weights came in
+    """A completion begun by the trainer's engine, and begun again by another if new weights came in
     between."""
 
-    def __init__(self, begun: Generation, version: int, anew: Callable[[], Awaitable[Generation]]) -> None:
+    def __init__(self, begun: Generation, version: int, restart: Callable[[], Awaitable[Generation]]) -> None:
         self._generation = begun
         self._version = version
-        self._anew = anew
+        self._restart = restart
         self.prompt_ids = begun.prompt_ids
 
     @property
@@ -157,7 +291,7 @@ class _Verified:
         else:
             return
         await self._generation.aclose()
-        self._generation = await self._anew()
+        self._generation = await self._restart()
         async for delta in self._generation:
             yield delta
 

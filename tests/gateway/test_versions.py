@@ -13,10 +13,9 @@ import pytest
 
 from lightning_core.errors import ModelError
 from lightning_core.gateway.app import Gateway
-from lightning_core.gateway.catalogue import Catalogue
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
-from lightning_core.gateway.versions import Embedded, VersionedUpstream
+from lightning_core.gateway.versions import Embedded, VersionedUpstream, VersionRegistry
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.types import ResourceVersion, Rollout, Task
 from lightning_core.versions import choose
@@ -45,7 +44,7 @@ class Site:
     tokens: Tokens
     upstream: VersionedUpstream
     opened: dict[int, list[Opened]]
-    catalogue: Catalogue
+    registry: VersionRegistry
     url: str = ""
     clients: list[openai.AsyncOpenAI] = field(default_factory=list)
 
@@ -87,9 +86,9 @@ async def open_site(
     for version in versions:
         await put(store, version)
     own = Embedded(embedded, lambda: embedded.policy_version) if embedded is not None else None
-    catalogue = Catalogue(store, RUN, look_seconds=look_seconds)
-    upstream = VersionedUpstream("tiny", catalogue, open_engine, embedded=own, engines=engines)
-    site = Site(store, Tokens(b"0123456789abcdef"), upstream, opened, catalogue)
+    registry = VersionRegistry(store, RUN, look_seconds=look_seconds)
+    upstream = VersionedUpstream("tiny", registry, open_engine, embedded=own, engines=engines)
+    site = Site(store, Tokens(b"0123456789abcdef"), upstream, opened, registry)
     gateway = Gateway(upstream, store, site.tokens, agents=("writer",), anonymous=True)
     async with GatewayServer(gateway) as server:
         site.url = server.url
@@ -177,7 +176,7 @@ async def test_a_rollout_never_sees_older_weights_than_there_were_when_it_was_en
         assert await ask(old) == "policy-1"
         assert await ask(site.client(await site.rollout("b"))) == "policy-2"
         assert await ask(old) == "policy-2"
-        assert site.catalogue.looks == 2
+        assert site.registry.looks == 2
         await choose(site.store, RUN, 1, author="ann")
         assert await ask(site.client(await site.rollout("c"))) == "policy-1"
 
@@ -200,15 +199,15 @@ class SlowStore(MemoryStore):
 async def test_requests_that_arrive_together_share_one_look_that_began_after_them() -> None:
     store = SlowStore()
     await put(store, 1)
-    catalogue = Catalogue(store, RUN)
-    early = asyncio.create_task(catalogue.current(("early", 1)))
+    registry = VersionRegistry(store, RUN)
+    early = asyncio.create_task(registry.current(("early", 1)))
     await store.asked.wait()
     await put(store, 2)
-    late = [asyncio.create_task(catalogue.current((f"late-{n}", 1))) for n in range(20)]
+    late = [asyncio.create_task(registry.current((f"late-{n}", 1))) for n in range(20)]
     await asyncio.sleep(0)
     store.answer.set()
     assert [v.version for v in await asyncio.gather(early, *late)] == [1, *[2] * 20]
-    assert catalogue.looks == 2
+    assert registry.looks == 2
 
 
 async def test_an_engine_makes_room_only_when_its_replies_have_ended() -> None:

@@ -17,7 +17,7 @@ pytest.importorskip("vllm")
 from examples.calc.tasks import generate_split
 from lightning_core.backends.vllm.engine import VllmEngine, open_vllm
 from lightning_core.backends.vllm.server import ServerOptions
-from lightning_core.gateway.shelf import Shelf
+from lightning_core.gateway.engine_cache import EngineCache
 from tests.backends.serving import ask, plain_logprobs, serving
 
 # as the example's app and its framework say them; the framework is not in this environment
@@ -50,7 +50,7 @@ async def test_a_version_is_served_alone_and_calls_its_tools(opened: VllmEngine)
         return opened
 
     called = 0
-    async with Shelf(found, 1).engine(3) as engine, serving(CALC) as local:
+    async with EngineCache(found, 1).engine(3) as engine, serving(CALC) as local:
         assert engine.upstream.model_name == "calc"
         for problem in generate_split("test")[:4]:
             messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": problem.text}]

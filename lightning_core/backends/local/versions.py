@@ -35,7 +35,7 @@ Speed = tuple[int, torch.dtype]
 
 @dataclass(frozen=True, slots=True)
 class LocalVersion:
-    """One version being served (`gateway.shelf.VersionEngine`)."""
+    """One version being served (`gateway.engine_cache.VersionEngine`)."""
 
     upstream: ChatUpstream
     engine: Engine

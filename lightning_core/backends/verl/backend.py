@@ -20,7 +20,7 @@ from lightning_core.backends.outline import Outline
 from lightning_core.backends.verl.checkpoint import read_state, write_checkpoint, write_model
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.errors import BackendError, ConfigError, TrainingError, UnsupportedError
-from lightning_core.gateway.shelf import VersionEngine
+from lightning_core.gateway.engine_cache import VersionEngine
 from lightning_core.types import Demonstration, Key, Trajectory
 
 if TYPE_CHECKING:

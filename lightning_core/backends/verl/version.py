@@ -6,7 +6,7 @@ from lightning_core.backends.local.reading import Content
 from lightning_core.backends.verl.settings import VerlSettings, find_device
 from lightning_core.backends.vllm.engine import open_vllm
 from lightning_core.backends.vllm.server import ServerOptions
-from lightning_core.gateway.shelf import VersionEngine
+from lightning_core.gateway.engine_cache import VersionEngine
 
 
 async def open_version(settings: VerlSettings, source: str, version: int) -> VersionEngine:

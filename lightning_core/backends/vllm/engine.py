@@ -33,7 +33,7 @@ Give = Callable[[str], Awaitable[None]]
 
 
 class VllmEngine:
-    """Servers of one model (`gateway.shelf.VersionEngine`). A process that ends is started again."""
+    """Servers of one model (`gateway.engine_cache.VersionEngine`). A process that ends is started again."""
 
     def __init__(
         self,

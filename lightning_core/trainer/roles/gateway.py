@@ -17,10 +17,9 @@ from urllib.parse import urlsplit
 from lightning_core.backends.base import Backend, check_versions
 from lightning_core.errors import ConfigError, ModelError
 from lightning_core.gateway.app import Gateway
-from lightning_core.gateway.catalogue import Catalogue
+from lightning_core.gateway.engine_cache import VersionEngine
 from lightning_core.gateway.server import GatewayServer
-from lightning_core.gateway.shelf import VersionEngine
-from lightning_core.gateway.versions import ENGINES, Embedded, VersionedUpstream
+from lightning_core.gateway.versions import ENGINES, Embedded, VersionedUpstream, VersionRegistry
 from lightning_core.heartbeat import Heartbeat, make_member
 from lightning_core.plugins import Plugins, load_plugins
 from lightning_core.stores.base import Store
@@ -152,7 +151,7 @@ def make_upstream(
         return await backend.open_engine(source, version)
 
     own = Embedded(backend.upstream, lambda: backend.policy_version) if embedded else None
-    return VersionedUpstream(name, Catalogue(store, run_id), open_engine, embedded=own, engines=engines)
+    return VersionedUpstream(name, VersionRegistry(store, run_id), open_engine, embedded=own, engines=engines)
 
 
 @asynccontextmanager

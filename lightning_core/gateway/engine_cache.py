@@ -1,7 +1,7 @@
-"""Engines of single versions, opened when they are asked for and closed when others need their place.
+"""Engines of single versions, opened when they are asked for and closed when others need their slot.
 
 At most `limit` are open. The one that was longest without a request makes room, once the replies that it has
-under way have ended: no reply is ever cut, so a request may have to wait for one.
+in flight have ended: no reply is ever cut, so a request may have to wait for one.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ class VersionEngine(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class _Place:
+class _Slot:
     """One open engine, or one that is being opened or closed."""
 
     opening: asyncio.Task[VersionEngine]
     busy: int = 0
-    """Replies under way, and requests that wait for the opening."""
+    """Replies in flight, and requests that wait for the opening."""
     leaving: bool = False
     """Whether it takes no more requests, to make room."""
 
 
-class Shelf:
+class EngineCache:
     """The open engines, by version. Belongs to the event loop that first asks it."""
 
     def __init__(self, open_engine: Callable[[int], Awaitable[VersionEngine]], limit: int) -> None:
         self._open_engine = open_engine
         self._limit = limit
-        self._places: OrderedDict[int, _Place] = OrderedDict()
+        self._slots: OrderedDict[int, _Slot] = OrderedDict()
         """The one that was asked for last is last."""
         self._changed = asyncio.Condition()
         self._closings: set[asyncio.Task[None]] = set()
@@ -53,37 +53,37 @@ class Shelf:
     @property
     def open(self) -> list[int]:
         """Versions that have an engine, by when they were last asked for."""
-        return list(self._places)
+        return list(self._slots)
 
     @asynccontextmanager
     async def engine(self, version: int) -> AsyncIterator[VersionEngine]:
         """The engine of a version, which stays open in this block. What its opening raised is raised here."""
-        place = await self._take(version)
+        slot = await self._take(version)
         try:
-            yield await asyncio.shield(place.opening)
+            yield await asyncio.shield(slot.opening)
         finally:
-            place.busy -= 1
+            slot.busy -= 1
             self._sweep()
 
     async def close(self) -> None:
-        """Close all engines; replies under way end with an error. From any loop, once the first has ended."""
-        places, self._places = self._places, OrderedDict()
-        for place in places.values():
-            if place.opening.done() and not place.opening.cancelled() and not place.opening.exception():
-                await place.opening.result().close()
+        """Close all engines; replies in flight end with an error. From any loop, once the first has ended."""
+        slots, self._slots = self._slots, OrderedDict()
+        for slot in slots.values():
+            if slot.opening.done() and not slot.opening.cancelled() and not slot.opening.exception():
+                await slot.opening.result().close()
 
-    async def _take(self, version: int) -> _Place:
+    async def _take(self, version: int) -> _Slot:
         async with self._changed:
             while True:
-                place = self._places.get(version)
-                if place is None and len(self._places) < self._limit:
+                slot = self._slots.get(version)
+                if slot is None and len(self._slots) < self._limit:
                     opening = asyncio.create_task(self._open(version))
                     opening.add_done_callback(_heard)
-                    place = self._places[version] = _Place(opening)
-                if place is not None and not place.leaving:
-                    place.busy += 1
-                    self._places.move_to_end(version)
-                    return place
+                    slot = self._slots[version] = _Slot(opening)
+                if slot is not None and not slot.leaving:
+                    slot.busy += 1
+                    self._slots.move_to_end(version)
+                    return slot
                 self._make_room()
                 await self._changed.wait()
 
@@ -91,32 +91,32 @@ class Shelf:
         try:
             return await self._open_engine(version)
         except BaseException:
-            self._places.pop(version, None)
+            self._slots.pop(version, None)
             await self._tell()
             raise
 
     def _make_room(self) -> None:
         """Ask the engine that was idle longest to leave, unless one is leaving already."""
-        if not any(place.leaving for place in self._places.values()):
-            next(iter(self._places.values())).leaving = True
+        if not any(slot.leaving for slot in self._slots.values()):
+            next(iter(self._slots.values())).leaving = True
             self._sweep()
 
     def _sweep(self) -> None:
         """Close what is to leave and has nothing to do."""
-        for version, place in list(self._places.items()):
-            if place.leaving and not place.busy and place.opening.done():
-                place.busy = 1  # once
-                closing = asyncio.create_task(self._close(version, place))
+        for version, slot in list(self._slots.items()):
+            if slot.leaving and not slot.busy and slot.opening.done():
+                slot.busy = 1  # once
+                closing = asyncio.create_task(self._close(version, slot))
                 self._closings.add(closing)
                 closing.add_done_callback(self._closings.discard)
                 closing.add_done_callback(_report)
 
-    async def _close(self, version: int, place: _Place) -> None:
+    async def _close(self, version: int, slot: _Slot) -> None:
         try:
-            await place.opening.result().close()
+            await slot.opening.result().close()
         finally:
-            if self._places.get(version) is place:
-                del self._places[version]
+            if self._slots.get(version) is slot:
+                del self._slots[version]
             await self._tell()
 
     async def _tell(self) -> None:
@@ -125,7 +125,7 @@ class Shelf:
 
 
 def _heard(opening: asyncio.Task[VersionEngine]) -> None:
-    """Whoever waits is told of a failure; that nobody waits any more is no failure of its own."""
+    """Take the exception, so that asyncio does not log one that no request waits for."""
     if not opening.cancelled():
         opening.exception()
 
