@@ -18,9 +18,8 @@ from benchmarks.report import Row, publish
 from benchmarks.shapes import VOCABULARY, random_qwen3
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.backends.local.attention import use_plans
-from lightning_core.backends.local.descent import OptimizerOptions
 from lightning_core.backends.local.model import Model
-from lightning_core.backends.local.optimizer import Optimizer
+from lightning_core.backends.local.optimizer import Optimizer, OptimizerOptions
 from lightning_core.backends.local.policy import Policy
 from lightning_core.types import Trajectory, Transition
 

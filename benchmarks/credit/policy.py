@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from benchmarks.credit.truth import Floats
-from lightning_core.backends.local.descent import Descent, OptimizerOptions
+from lightning_core.backends.local.optimizer import Descent, OptimizerOptions
 
 HIDDEN = 64
 SPREAD = 1.0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from lightning_core.algorithms.base import Algorithm
-from lightning_core.backends.outline import Outline
+from lightning_core.backends.preflight import Outline
 from lightning_core.errors import UnsupportedError
 from lightning_core.gateway.engine_cache import VersionEngine
 from lightning_core.types import Demonstration, Key, Trajectory

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Backend, check_backend
-from lightning_core.backends.outline import Check, Fact, Outline, trial
+from lightning_core.backends.preflight import Check, Fact, Outline, trial
 from lightning_core.credit.base import Credit
 from lightning_core.errors import LightningError
 from lightning_core.plugins import load_plugins

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from lightning_core import telemetry
-from lightning_core.backends.outline import Outline
+from lightning_core.backends.preflight import Outline
 from lightning_core.errors import ConfigError, StoreError, TrainingStopped
 from lightning_core.runner.packing import check_not_loading
 from lightning_core.trainer.alerting import AlertObserver, to_alerts

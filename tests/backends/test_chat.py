@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.chat.prompts import plain_message
-from lightning_core.backends.chat.replies import ChatGeneration, Choice
-from lightning_core.backends.chat.text import StopStrings, TextStream
-from lightning_core.backends.chat.toolcalls import ToolCalls
+from lightning_core.backends.chat.replies import ChatGeneration, Choice, StopStrings, TextStream, ToolCalls
 from lightning_core.errors import ContextLengthError, UnsupportedError
 from lightning_core.upstream import ChatRequest
 from tests.backends.models import make_tokenizer

@@ -16,8 +16,8 @@ from lightning_core.algorithms.losses import value_loss
 from lightning_core.backends.base import Batch
 from lightning_core.backends.local import LocalBackend
 from lightning_core.backends.local.critic import LocalCritic
-from lightning_core.backends.local.descent import OptimizerOptions
 from lightning_core.backends.local.model import load_model
+from lightning_core.backends.local.optimizer import OptimizerOptions
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.lora import LoraOptions
 from lightning_core.errors import ModelError, TrainingError

@@ -13,7 +13,7 @@ import lightning_core as lightning
 from lightning_core.algorithms.base import Critic
 from lightning_core.algorithms.corrections import Masked, Truncated
 from lightning_core.backends.local import LocalBackend
-from lightning_core.backends.local.descent import OptimizerOptions
+from lightning_core.backends.local.optimizer import OptimizerOptions
 from lightning_core.backends.lora import LoraOptions
 from lightning_core.backends.verl.backend import VerlBackend
 from lightning_core.credit.best import Best

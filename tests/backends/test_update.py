@@ -18,9 +18,8 @@ from lightning_core.algorithms.grpo import GRPO
 from lightning_core.algorithms.ppo import PPO
 from lightning_core.backends.base import Batch
 from lightning_core.backends.local import LocalBackend
-from lightning_core.backends.local.descent import OptimizerOptions
 from lightning_core.backends.local.model import load_model
-from lightning_core.backends.local.optimizer import Optimizer
+from lightning_core.backends.local.optimizer import Optimizer, OptimizerOptions
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.lora import LoraOptions
 from lightning_core.errors import BackendError, ConfigError, TrainingError, UnsupportedError

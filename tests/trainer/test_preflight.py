@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import lightning_core as lightning
-from lightning_core.backends.outline import Outline
+from lightning_core.backends.preflight import Outline
 from lightning_core.backends.verl.backend import VerlBackend
 from lightning_core.errors import ConfigError
 from lightning_core.trainer.launch import Launch
@@ -77,9 +77,9 @@ def test_what_would_be_refused_is_a_check_that_fails():
 
 
 def test_a_model_too_large_for_this_machine_fails_its_check(monkeypatch):
-    from lightning_core.backends.local import outline
+    from lightning_core.backends.local import preflight
 
-    monkeypatch.setattr(outline, "memory_bytes", lambda device: 100 << 20)
+    monkeypatch.setattr(preflight, "memory_bytes", lambda device: 100 << 20)
     assert verdicts(tell())["memory"] == "fails"
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("verl", reason="verl lives in an environment of its own: mak
 import ray
 
 from lightning_core.backends.verl.backend import VerlBackend
-from lightning_core.backends.verl.room import COLOCATED
+from lightning_core.backends.verl.resources import COLOCATED
 from tests.verl.conftest import import_verl
 from tests.verl.test_backend_killed import until
 

@@ -23,9 +23,8 @@ from lightning_core.algorithms.policy_gradient import PolicyGradient
 from lightning_core.algorithms.ppo import PPO
 from lightning_core.algorithms.sft import SFT
 from lightning_core.backends.local.critic import LocalCritic
-from lightning_core.backends.local.descent import OptimizerOptions
 from lightning_core.backends.local.model import load_model
-from lightning_core.backends.local.optimizer import Optimizer
+from lightning_core.backends.local.optimizer import Optimizer, OptimizerOptions
 from lightning_core.backends.local.packing import TreePlan
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.verl.batch import entry_values, fields

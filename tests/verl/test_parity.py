@@ -24,9 +24,8 @@ from lightning_core.algorithms.dpo import DPO
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.algorithms.policy_gradient import PolicyGradient
 from lightning_core.algorithms.ppo import PPO
-from lightning_core.backends.local.descent import OptimizerOptions
 from lightning_core.backends.local.model import load_model
-from lightning_core.backends.local.optimizer import Optimizer
+from lightning_core.backends.local.optimizer import Optimizer, OptimizerOptions
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.verl.rows import make_rows, share
 from lightning_core.backends.verl.settings import VerlSettings

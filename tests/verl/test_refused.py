@@ -18,10 +18,9 @@ from lightning_core.algorithms.ppo import PPO
 from lightning_core.backends.lora import LoraOptions
 from lightning_core.backends.shape import measure
 from lightning_core.backends.verl.backend import VerlBackend
-from lightning_core.backends.verl.overrides import INSTEAD, PARTS, flat
-from lightning_core.backends.verl.settings import VerlSettings
-from lightning_core.backends.verl.sizes import fit
-from lightning_core.backends.verl.supply import find_supply
+from lightning_core.backends.verl.memory import fit
+from lightning_core.backends.verl.resources import find_supply
+from lightning_core.backends.verl.settings import INSTEAD, PARTS, VerlSettings, flat
 from lightning_core.errors import BackendError, ConfigError, TrainingError, UnsupportedError
 from tests.verl.conftest import import_verl
 

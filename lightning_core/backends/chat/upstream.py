@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.chat.prompts import Prompts
-from lightning_core.backends.chat.replies import ChatGeneration, Choice, hidden_ids
-from lightning_core.backends.chat.text import TextStream
+from lightning_core.backends.chat.replies import ChatGeneration, Choice, TextStream, hidden_ids
 from lightning_core.errors import ContextLengthError
 from lightning_core.types import Demonstration
 from lightning_core.upstream import ChatRequest

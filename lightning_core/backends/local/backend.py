@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
+
+import torch
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch, TensorChange, check_loss
 from lightning_core.backends.chat.folder import check_folder
 from lightning_core.backends.chat.upstream import ChatUpstream
-from lightning_core.backends.local.checkpoint import CRITIC, MOMENTS
-from lightning_core.backends.local.descent import OptimizerOptions
+from lightning_core.backends.local.checkpoint import CRITIC, MOMENTS, Checkpoints
+from lightning_core.backends.local.critic import LocalCritic
 from lightning_core.backends.local.engine import Engine
-from lightning_core.backends.local.outline import outline
-from lightning_core.backends.local.parts import Parts, build_parts
-from lightning_core.backends.local.reading import Content, compare_versions, export_version
-from lightning_core.backends.local.tuning import Tuning
-from lightning_core.backends.local.versions import EngineSettings, LocalVersion, Speed, open_version
+from lightning_core.backends.local.model import load_model
+from lightning_core.backends.local.optimizer import Optimizer, OptimizerOptions
+from lightning_core.backends.local.policy import Policy
+from lightning_core.backends.local.preflight import outline
+from lightning_core.backends.local.tuning import Tuning, tune
+from lightning_core.backends.local.versions import (
+    Content,
+    EngineSettings,
+    LocalVersion,
+    Speed,
+    compare_versions,
+    export_version,
+    make_engine,
+    open_version,
+)
 from lightning_core.backends.lora import LoraOptions
-from lightning_core.backends.outline import Outline
+from lightning_core.backends.preflight import Outline
 from lightning_core.errors import ConfigError
 from lightning_core.ranges import check_range
 from lightning_core.types import Demonstration, Key, Trajectory
@@ -34,6 +48,58 @@ SWITCH_SECONDS = 0.0005
 """The interpreter's switch interval while a backend runs. The engine takes the interpreter lock some hundred
 times a step and waits for up to one interval each time. Beside a thread that computes in Python without
 pause it made 140 to 1,600 tokens per second at the default of 5 ms, 2,000 at 1 ms, up to 3,000 at 0.2 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a started backend consists of."""
+
+    policy: Policy
+    tuning: Tuning
+    engine: Engine
+    upstream: ChatUpstream
+    optimizer: Optimizer
+    critic: LocalCritic
+    checkpoints: Checkpoints
+
+    def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
+        """What a checkpoint holds beside the policy's weights, by the name of its file."""
+        critic = self.critic.state()
+        return {MOMENTS: self.optimizer.descent.moments(), **({CRITIC: critic} if critic else {})}
+
+
+def build_parts(
+    source: str,
+    options: OptimizerOptions,
+    *,
+    lora: LoraOptions | None,
+    seed: int,
+    context: int | None,
+    device: str,
+    dtype: str,
+    threads: int | None,
+    max_batch: int,
+) -> Parts:
+    """Load the model and measure what suits this machine. To be called in the optimizer's own thread, whose
+    number of threads it sets."""
+    model = load_model(source, context=context, device=device)
+    # what serves is plain, without LoRA's layers
+    serving = copy.deepcopy(model.network) if lora else model.network
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)  # LoRA's start is random
+        policy = Policy(model, lora)
+    tuning = tune(policy, serving, threads=threads, dtype=dtype)
+    torch.set_num_threads(tuning.train_threads)  # of this worker thread only
+    engine = make_engine(model, serving, tuning.decode_threads, tuning.decode_dtype, max_batch)
+    return Parts(
+        policy=policy,
+        tuning=tuning,
+        engine=engine,
+        upstream=ChatUpstream(model.chat, engine, seed=seed),
+        optimizer=Optimizer(policy, options, source=source, bfloat16=tuning.train_bfloat16),
+        critic=LocalCritic(policy, options, bfloat16=tuning.train_bfloat16),
+        checkpoints=Checkpoints(policy),
+    )
 
 
 class LocalBackend:

@@ -22,8 +22,8 @@ import torch
 
 from lightning_core.algorithms import losses
 from lightning_core.algorithms.base import Algorithm, Critic
-from lightning_core.backends.local.descent import Descent, OptimizerOptions, lost
 from lightning_core.backends.local.model import parameter_count
+from lightning_core.backends.local.optimizer import Descent, OptimizerOptions, lost
 from lightning_core.backends.local.packing import Tensors, to_tensors
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.lora import SMALL

@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch, TensorChange, check_loss
+from lightning_core.backends.local.versions import Content
 from lightning_core.backends.meter import Meter
-from lightning_core.backends.outline import Outline
+from lightning_core.backends.preflight import Outline
 from lightning_core.backends.verl.checkpoint import read_state, write_checkpoint, write_model
-from lightning_core.backends.verl.settings import VerlSettings
+from lightning_core.backends.verl.settings import VerlSettings, find_device
+from lightning_core.backends.vllm.engine import open_vllm
+from lightning_core.backends.vllm.server import ServerOptions
 from lightning_core.errors import BackendError, ConfigError, TrainingError, UnsupportedError
 from lightning_core.gateway.engine_cache import VersionEngine
 from lightning_core.types import Demonstration, Key, Trajectory
@@ -108,7 +111,7 @@ class VerlBackend(VerlSettings):
     def outline(self, algorithms: Sequence[Algorithm]) -> Outline:
         """What a run would be; starts nothing."""
         from lightning_core.backends.shape import measure
-        from lightning_core.backends.verl.outline import outline
+        from lightning_core.backends.verl.preflight import outline
 
         return outline(self, measure(self.model, self.context), algorithms)
 
@@ -142,8 +145,8 @@ class VerlBackend(VerlSettings):
         # isort: split
         from lightning_core.backends.shape import fetch, measure
         from lightning_core.backends.verl.learning import Learner
-        from lightning_core.backends.verl.sizes import check_memory, networks_beside
-        from lightning_core.backends.verl.supply import check_supply, find_supply
+        from lightning_core.backends.verl.memory import check_memory, networks_beside
+        from lightning_core.backends.verl.resources import check_supply, find_supply
         from lightning_core.backends.vllm.replicas import PER_SLOT, Replicas
         from lightning_core.backends.vllm.upstream import VllmUpstream
 
@@ -274,19 +277,19 @@ class VerlBackend(VerlSettings):
     async def open_engine(self, source: str, version: int) -> VersionEngine:
         """A vLLM server of its own for one version, by the settings of those that serve while training; also
         of a backend that is not started. The context is the checkpoint's where the backend has none."""
-        from lightning_core.backends.verl.version import open_version
+        from lightning_core.backends.verl.backend import open_version
 
         return await open_version(self, source, version)
 
     async def export_version(self, source: str, folder: Path) -> None:
         """Write a version as a plain transformers folder."""
-        from lightning_core.backends.local.reading import Content, export_version
+        from lightning_core.backends.local.versions import Content, export_version
 
         await asyncio.to_thread(export_version, Content(source, str(self.model)), folder)
 
     async def compare_versions(self, before: str, after: str) -> list[TensorChange]:
         """How far each tensor moved between two versions, the farthest first."""
-        from lightning_core.backends.local.reading import Content, compare_versions
+        from lightning_core.backends.local.versions import Content, compare_versions
 
         base = str(self.model)
         return await asyncio.to_thread(compare_versions, Content(before, base), Content(after, base))
@@ -350,3 +353,17 @@ class VerlBackend(VerlSettings):
     async def _work(self, work: Callable[[], T]) -> T:
         """Run in the backend's own thread, one after the other."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
+
+async def open_version(settings: VerlSettings, source: str, version: int) -> VersionEngine:
+    """The server, once it answers. The context is the checkpoint's where the settings have none."""
+    content = Content(source, str(settings.model))
+    folder = content.folder
+    options = ServerOptions(
+        dtype=settings.number_format(find_device()),
+        context=settings.context or content.context,
+        max_num_seqs=settings.max_batch,
+        gpu_memory_utilization=settings.gpu_memory,
+        tensor_parallel_size=settings.tensor_parallel,
+    )
+    return await open_vllm(folder if folder is not None else content.source, version, options=options)

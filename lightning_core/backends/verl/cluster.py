@@ -59,7 +59,7 @@ from verl.workers.rollout.replica import get_rollout_replica_class  # noqa: E402
 
 from lightning_core.backends.verl.configuration import make_config  # noqa: E402
 from lightning_core.backends.verl.ray_link import RayLink, done, give_back, kill, told  # noqa: E402
-from lightning_core.backends.verl.room import COLOCATED  # noqa: E402
+from lightning_core.backends.verl.resources import COLOCATED  # noqa: E402
 from lightning_core.backends.verl.servers import Servers  # noqa: E402
 
 

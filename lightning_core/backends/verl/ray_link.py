@@ -19,9 +19,15 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from lightning_core import telemetry
 from lightning_core.backends.verl.guard import set_guard
-from lightning_core.backends.verl.room import COLOCATED, check_room, groups
+from lightning_core.backends.verl.resources import (
+    COLOCATED,
+    check_count,
+    check_room,
+    count_gpus,
+    groups,
+    ray_counts,
+)
 from lightning_core.backends.verl.settings import VerlSettings
-from lightning_core.backends.verl.supply import check_count, count_gpus, ray_counts
 from lightning_core.errors import BackendError
 from lightning_core.masking import is_secret
 

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from lightning_core.algorithms.base import Algorithm
-from lightning_core.backends.outline import Check, Fact, Outline, gib, many, trial
+from lightning_core.backends.preflight import Check, Fact, Outline, gib, many, trial
 from lightning_core.backends.shape import Shape
-from lightning_core.backends.verl.needs import Serving, Training
+from lightning_core.backends.verl.memory import Fit, Serving, Training, fit, networks_beside, shortage
+from lightning_core.backends.verl.resources import Supply, enough, find_supply, told_counts, wanted
 from lightning_core.backends.verl.settings import VerlSettings, find_device, verl_values
-from lightning_core.backends.verl.sizes import Fit, fit, networks_beside, shortage
-from lightning_core.backends.verl.supply import Supply, enough, find_supply, told_counts, wanted
 from lightning_core.errors import BackendError
 
 

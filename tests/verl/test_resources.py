@@ -15,14 +15,13 @@ import ray
 from ray.util import placement_group, remove_placement_group
 from ray.util.placement_group import PlacementGroup
 
+from lightning_core.backends.verl.memory import fit
 from lightning_core.backends.verl.ray_link import RayLink
-from lightning_core.backends.verl.room import check_room, groups
+from lightning_core.backends.verl.resources import check_room, check_supply, find_supply, groups
 from lightning_core.backends.verl.settings import VerlSettings
-from lightning_core.backends.verl.sizes import fit
-from lightning_core.backends.verl.supply import check_supply, find_supply
 from lightning_core.errors import BackendError, ConfigError
-from tests.verl.test_needs import QWEN_06, shape
-from tests.verl.test_sizes import graphics
+from tests.verl.test_fit import graphics
+from tests.verl.test_memory import QWEN_06, shape
 
 __all__ = ["graphics"]
 GPUS, CPUS = 4, 12

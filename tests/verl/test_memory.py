@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from lightning_core.backends.lora import LoraOptions
 from lightning_core.backends.shape import Shape, shape_of
-from lightning_core.backends.verl.needs import critic_need, serving_need, training_need
+from lightning_core.backends.verl.memory import critic_need, serving_need, training_need
 from lightning_core.backends.verl.settings import VerlSettings
 
 GIB = 1 << 30

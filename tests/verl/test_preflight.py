@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 import lightning_core as lightning
-from lightning_core.backends.outline import Outline
+from lightning_core.backends.preflight import Outline
 from lightning_core.backends.verl.backend import VerlBackend
-from lightning_core.backends.verl.outline import outline, plan
+from lightning_core.backends.verl.preflight import outline, plan
+from lightning_core.backends.verl.resources import Machine, Supply
 from lightning_core.backends.verl.settings import VerlSettings
-from lightning_core.backends.verl.supply import Machine, Supply
-from tests.verl.test_needs import LLAMA_8, QWEN_06, shape
-from tests.verl.test_sizes import graphics, have
+from tests.verl.test_fit import graphics, have
+from tests.verl.test_memory import LLAMA_8, QWEN_06, shape
 
 __all__ = ["graphics"]
 pytestmark = pytest.mark.filterwarnings("ignore")  # of verl and its dependencies, at their import

@@ -14,11 +14,11 @@ import lightning_core as lightning
 from lightning_core.backends.lora import LoraOptions
 from lightning_core.backends.shape import measure
 from lightning_core.backends.verl.backend import VerlBackend
+from lightning_core.backends.verl.memory import check_memory, fit, networks_beside
+from lightning_core.backends.verl.resources import Machine, Supply, find_supply
 from lightning_core.backends.verl.settings import VerlSettings
-from lightning_core.backends.verl.sizes import check_memory, fit, networks_beside
-from lightning_core.backends.verl.supply import Machine, Supply, find_supply
 from lightning_core.errors import BackendError, ConfigError, ModelError
-from tests.verl.test_needs import LLAMA_8, QWEN_06, QWEN_8, shape
+from tests.verl.test_memory import LLAMA_8, QWEN_06, QWEN_8, shape
 
 GIB = 1 << 30
 

@@ -5,7 +5,7 @@ Memory, in bytes, of P parameters, T of them trained, t = pack_tokens and b = 4 
     training     4 P + 4 T + 8 T         weights, gradients, Adam
     engine       b P                     its own copy of the weights
     replies      2 b k L                 keys and values of each token; at most an eighth of the memory
-    a pass       as in `verl.needs` without checkpoints, and 2 H t^2 L for what attention keeps of H heads
+    a pass       as in `verl.memory` without checkpoints, and 2 H t^2 L for what attention keeps of H heads
     reference    4 P, a critic 16 P      where the algorithm has one
 
 An upper bound: in bfloat16, which is chosen by measuring, the engine and a pass take half.
@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_core.algorithms.base import Algorithm
-from lightning_core.backends.local.descent import OptimizerOptions
 from lightning_core.backends.local.model import DEFAULT_CONTEXT, pick_device
+from lightning_core.backends.local.optimizer import OptimizerOptions
 from lightning_core.backends.local.tuning import memory_bytes
 from lightning_core.backends.local.versions import EngineSettings
 from lightning_core.backends.lora import LoraOptions, default_learning_rate
-from lightning_core.backends.outline import Check, Fact, Outline, gib, many
+from lightning_core.backends.preflight import Check, Fact, Outline, gib, many
 from lightning_core.backends.shape import Shape, measure
 
 WIDE = 4
