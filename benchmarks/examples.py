@@ -28,7 +28,7 @@ class Example(Study):
     runs_are: str = "seed"
     """What a run's name says."""
     parts: str = "form of question"
-    """What the script's `breakdown` tells apart; the first word heads the column."""
+    """What the script's `group_by` tells apart; the first word heads the column."""
 
     @property
     def command(self) -> str:

@@ -132,7 +132,7 @@ def run_table(heading: str, runs: Runs) -> str:
 
 
 def part_table(heading: str, summaries: Sequence[Summary]) -> str:
-    """Success for each value of the breakdown, mean ± standard deviation over the runs; "" without one."""
+    """Success for each value of `group_by`, mean ± standard deviation over the runs; "" without one."""
     pairs = _evaluations(summaries)
     parts = sorted({name for before, _ in pairs for name in before.detail["sampled"].by})
     if not parts:

@@ -77,7 +77,7 @@ def main() -> None:
         agents=["writer", "rewriter"],
         algorithm=lightning.GRPO(group_size=8, tasks_per_step=8),
         steps=40,
-        breakdown="form",
+        group_by="form",
     )
     trainer.fit(solve, train=load_tasks("train", ".data/sql"), validation=held_out)
 

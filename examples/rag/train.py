@@ -44,7 +44,7 @@ def main() -> None:
         agents=["researcher"],
         algorithm=lightning.GRPO(group_size=8, tasks_per_step=8),
         steps=40,
-        breakdown="form",
+        group_by="form",
     )
     trainer.fit(solve, train=train, validation=held_out[: options.held_out_tasks])
 

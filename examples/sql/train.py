@@ -46,7 +46,7 @@ def main() -> None:
         agents=["write_query", "rewrite_query"],
         algorithm=lightning.GRPO(group_size=8, tasks_per_step=8),
         steps=60,
-        breakdown="form",
+        group_by="form",
     )
     trainer.fit(solve, train=train, validation=held_out[: options.held_out_tasks])
 

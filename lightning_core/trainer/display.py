@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightning_core.trainer.observers import Observer
+from lightning_core.trainer.report import NO_PLOTS
 from lightning_core.trainer.summary import Evaluation, PhaseSummary, Summary
 from lightning_core.types import Alert, Metrics, Rollout, Run
 
@@ -111,12 +112,14 @@ class Display(Observer):
         console.print(agent_table(summary))
         if len(summary.phases) > 1:
             console.print(phase_line(summary.phases, summary.steps), highlight=False)
+        picture = folder / "curve.png"
         console.print(
             f"policy      {folder / 'policy'}   (an ordinary transformers folder)\n"
             f"summary     {folder / 'summary.json'}\n"
-            f"curve       {folder / 'curve.png'}\n"
+            f"curve       {picture if picture.exists() else NO_PLOTS}\n"
             f"next        agentlightning show {folder}\n"
             f"            agentlightning serve {folder / 'policy'}",
+            markup=False,
             highlight=False,
         )
 
@@ -143,7 +146,7 @@ def alert_line(alert: Alert) -> Text:
 
 
 def success_table(before: Evaluation, after: Evaluation) -> Table:
-    """Held-out success before and after, over all tasks and for each value of the breakdown field."""
+    """Held-out success before and after, over all tasks and for each value of the group_by field."""
     table = Table(title="held-out success")
     for column in ("", "tasks", "sampled before", "after", "greedy before", "after"):
         table.add_column(column, justify="left" if not column else "right")

@@ -109,7 +109,7 @@ class Loop:
             check_any_reward(finished, "the first evaluation; fix the cause and use another folder")
         calls = await self.session.store.get_calls([rollout.id for rollout in finished])
         self.agent_names.see(calls)
-        result = evaluation(step, finished, calls, self.settings.breakdown)
+        result = evaluation(step, finished, calls, self.settings.group_by)
         await self.versions.evaluated(result)
         self.observers.evaluated(result)
         self._stopwatch.start()

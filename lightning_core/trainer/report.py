@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from importlib.util import find_spec
 from io import BytesIO
 from statistics import fmean
 from typing import Any, BinaryIO
@@ -26,14 +27,17 @@ from lightning_core.trainer.summary import (
 )
 from lightning_core.types import Call, Metrics, Rollout, Run, Status
 
+NO_PLOTS = "no curve: pip install 'agent-lightning-core[plots]'"
+"""Said in place of a curve where its library is missing."""
 
-async def find_evaluation(store: Store, run_id: str, step: int, breakdown: str | None) -> Evaluation | None:
+
+async def find_evaluation(store: Store, run_id: str, step: int, group_by: str | None) -> Evaluation | None:
     """The evaluation made after `step` updates, if every rollout of it is finished and none withdrawn."""
     rollouts = await _evaluated(store, run_id, step)
     if not rollouts or not all(r.status.finished and r.status is not Status.CANCELLED for r in rollouts):
         return None
     calls = await store.get_calls([rollout.id for rollout in rollouts])
-    return evaluation(step, rollouts, calls, breakdown)
+    return evaluation(step, rollouts, calls, group_by)
 
 
 async def summarise(store: Store, folder: RunFolder, trainer: Any, model: str) -> Summary:
@@ -48,8 +52,8 @@ async def summarise(store: Store, folder: RunFolder, trainer: Any, model: str) -
         steps=len(metrics),
         seed=trainer.seed,
         model=model,
-        before=await find_evaluation(store, folder.run_id, 0, trainer.breakdown),
-        after=await find_evaluation(store, folder.run_id, trainer.total_steps, trainer.breakdown),
+        before=await find_evaluation(store, folder.run_id, 0, trainer.group_by),
+        after=await find_evaluation(store, folder.run_id, trainer.total_steps, trainer.group_by),
         between=[
             found
             for step in range(
@@ -57,7 +61,7 @@ async def summarise(store: Store, folder: RunFolder, trainer: Any, model: str) -
                 trainer.total_steps,
                 trainer.evaluate_every or 1,
             )
-            if (found := await find_evaluation(store, folder.run_id, step, trainer.breakdown)) is not None
+            if (found := await find_evaluation(store, folder.run_id, step, trainer.group_by)) is not None
         ],
         train_seconds=totals["step_seconds"],
         rollouts=int(totals["rollouts"]),
@@ -144,9 +148,11 @@ def plot_curve(metrics: Sequence[Metrics], summary: Summary, file: BinaryIO) -> 
 
 
 def terminal_curve(metrics: Sequence[Metrics]) -> str:
-    """The running mean of the reward as text, for a terminal."""
-    import plotext
-
+    """The running mean of the reward as text, for a terminal; without plotext, what to install."""
+    try:
+        import plotext
+    except ModuleNotFoundError:
+        return NO_PLOTS
     steps, rewards = reward_curve(metrics)
     if len(steps) < 2:
         return ""
@@ -225,11 +231,12 @@ def _escape(text: str) -> str:
 
 
 async def write_report(store: Store, folder: RunFolder, trainer: Any, model: str) -> Summary:
-    """Write `summary.json` and `curve.png`; returns the summary."""
+    """Write `summary.json` and, where matplotlib is installed, `curve.png`; returns the summary."""
     summary = await summarise(store, folder, trainer, model)
     metrics = await store.list_metrics(folder.run_id)
     folder.write_json("summary.json", summary.model_dump(mode="json"))
-    picture = BytesIO()
-    plot_curve(metrics, summary, picture)
-    write_atomically(folder.path / "curve.png", picture.getvalue())
+    if find_spec("matplotlib") is not None:
+        picture = BytesIO()
+        plot_curve(metrics, summary, picture)
+        write_atomically(folder.path / "curve.png", picture.getvalue())
     return summary

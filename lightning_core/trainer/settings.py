@@ -79,7 +79,7 @@ class Settings:
     `trackers.wandb.Wandb("my-project")`. One that fails stops nothing."""
     evaluate_every: int | None = None
     """Also evaluate after every so many steps; before and after training it is done anyway."""
-    breakdown: str | None = None
+    group_by: str | None = None
     """A field of the tasks' input by which success is shown separately, such as the kind of question."""
     checkpoint_every: int = 1
     keep_checkpoints: int | Retention = 2

@@ -34,7 +34,7 @@ class Score(Record):
     tasks: int
     failures: int
     by: dict[str, float] = Field(default_factory=dict)
-    """Mean final reward for each value of the `breakdown` field."""
+    """Mean final reward for each value of the `group_by` field."""
     agents: dict[str, AgentScore] = Field(default_factory=dict)
 
 
@@ -95,7 +95,7 @@ class Summary(Record):
     versions: dict[str, str]
 
 
-def score(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], breakdown: str | None) -> Score:
+def score(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], group_by: str | None) -> Score:
     """How well the rollouts of one evaluation did."""
     rewards = {
         r.id: r.reward
@@ -105,8 +105,8 @@ def score(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], brea
     }
     parts: defaultdict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
-        if breakdown is not None:
-            parts[str(rollout.task.input.get(breakdown))].append(rewards[rollout.id])
+        if group_by is not None:
+            parts[str(rollout.task.input.get(group_by))].append(rewards[rollout.id])
     acted: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for rollout in rollouts:
         for call in calls.get(rollout.id, ()):
@@ -128,12 +128,12 @@ def score(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], brea
 
 
 def evaluation(
-    step: int, rollouts: Iterable[Rollout], calls: Mapping[str, Sequence[Call]], breakdown: str | None
+    step: int, rollouts: Iterable[Rollout], calls: Mapping[str, Sequence[Call]], group_by: str | None
 ) -> Evaluation:
     """The rollouts of `plan_evaluation`, told apart by how they were sampled."""
     rollouts = list(rollouts)
     detail = {
-        kind: score([r for r in rollouts if r.sampling == sampling], calls, breakdown)
+        kind: score([r for r in rollouts if r.sampling == sampling], calls, group_by)
         for kind, sampling in EVALUATIONS.items()
     }
     return Evaluation(

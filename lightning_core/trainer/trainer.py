@@ -82,8 +82,8 @@ class Trainer(Settings):
         tasks = make_tasks(train, "train"), make_tasks(validation, "validation")
         if not tasks[0] and self.total_steps and self.asks_for_rollouts:
             raise ConfigError("train is empty: give at least one task")
-        if self.breakdown is not None and not all(self.breakdown in task.input for task in tasks[1]):
-            raise ConfigError(f"breakdown={self.breakdown!r} is not a field of every validation task")
+        if self.group_by is not None and not all(self.group_by in task.input for task in tasks[1]):
+            raise ConfigError(f"group_by={self.group_by!r} is not a field of every validation task")
         return tasks
 
 

@@ -59,7 +59,7 @@ def measure(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, limit: 
         model.save_pretrained(policy)
         tokenizer.save_pretrained(policy)
         trainer = lightning.Trainer(
-            model=policy, steps=0, breakdown="form", folder=Path(scratch) / "run", progress=False
+            model=policy, steps=0, group_by="form", folder=Path(scratch) / "run", progress=False
         )
         before = trainer.fit(solve, train=[], validation=load_tasks("validation", limit)).before
     assert before is not None

@@ -156,7 +156,7 @@ def test_with_lora_the_policy_is_still_a_plain_transformers_folder(tmp_path):
     [
         ({"algorithm": lightning.GRPO(credit="per_agnet")}, "per_agnet"),
         ({"algorithm": "grop"}, "grop"),
-        ({"breakdown": "kind"}, "kind"),
+        ({"group_by": "kind"}, "kind"),
         ({"evaluate_every": 0}, "evaluate_every"),
         ({"agents": []}, "agents"),
     ],

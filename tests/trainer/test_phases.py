@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import sys
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
@@ -182,6 +183,14 @@ def test_the_phases_are_shown_and_marked(whole):
     metrics, _ = asyncio.run(read(folder))
     assert terminal_curve(metrics[:3]) == "", "one step with a reward is no curve"
     assert "reward" in terminal_curve(metrics)
+
+
+def test_without_the_libraries_of_plots_what_to_install_is_shown(whole, tmp_path, monkeypatch):
+    _, summary, _ = whole
+    monkeypatch.setitem(sys.modules, "plotext", None)
+    console = Console(file=StringIO(), width=200)
+    Display(enabled=True, steps=STEPS, console=console).report(summary, tmp_path, terminal_curve([]), "")
+    assert console.file.getvalue().count("pip install 'agent-lightning-core[plots]'") == 2
 
 
 def test_a_run_on_demonstrations_alone_needs_no_tasks_and_evaluates_all_the_same(tmp_path):
