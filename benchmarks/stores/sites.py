@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.stores.processes import cpu_seconds
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store
+from lightning_core.stores.sql_store import Operation
 from lightning_core.stores.sqlite import SqliteConnection, SqliteStore
 from lightning_core.trainer.parts import open_store
 
@@ -67,7 +68,7 @@ def sqlite(*, counted: bool = False) -> Iterator[Site]:
 
     async def count(store: Store) -> int:
         assert isinstance(store, SqliteStore)
-        return int(await store._reader.run(trace))
+        return int(await store._reader.run(Operation(trace)))
 
     with tempfile.TemporaryDirectory(prefix="lightning-bench-") as folder:
         yield Site("sqlite", f"sqlite:///{Path(folder) / 'runs.db'}", None, count if counted else None)

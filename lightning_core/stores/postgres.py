@@ -13,7 +13,7 @@ import asyncio
 import secrets
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
@@ -23,6 +23,7 @@ from lightning_core.stores.notifications import Notifications, Topic, Waiter
 from lightning_core.stores.rows import Row
 from lightning_core.stores.sql_store import SqlDriver, SqlStore
 from lightning_core.stores.workers import Job
+from lightning_core.types import Rollout
 
 try:
     import psycopg
@@ -42,10 +43,9 @@ OPEN_SECONDS = 10.0
 """How long to wait at the start for a server that is just starting itself; a wrong URL is told then."""
 MOST = 64
 """How many operations share a transaction."""
-NOTIFY = "SELECT pg_notify(channel, notice) FROM unnest(%b::text[], %b::text[]) AS told(channel, notice)"
-
-
 ENDED = "UPDATE writers SET number = ? WHERE name = ?"
+NOTIFY = "SELECT count(pg_notify(channel, notice)) FROM unnest(?::text[], ?::text[]) AS told(channel, notice)"
+TELLING = f"{ENDED} RETURNING ({NOTIFY})"
 
 
 class PostgresStore(SqlStore):
@@ -104,6 +104,10 @@ class PostgresConnection:
         self.topics: list[Topic] = []
         self.pipeline: Pipeline | None = None
         self.wrote = False
+        self.answered = True
+        """Whether all statements were answered."""
+        self.held: dict[str, Rollout | None] = {}
+        self.queue: Iterator[Rollout] | None = None
 
     def rows(self, query: str, *values: Any) -> list[Row]:
         return self.raw.execute(_words(query), values, binary=True).fetchall()
@@ -111,17 +115,22 @@ class PostgresConnection:
     def run(self, statement: str, rows: Iterable[Row]) -> None:
         self._send(statement, rows)
 
-    def count(self, statement: str, rows: Iterable[Row]) -> int:
+    def count(self, statement: str, rows: Iterable[Row]) -> Callable[[], int]:
         cursor = self._send(statement, rows)
-        if self.pipeline is not None:
-            self.pipeline.sync()
-        return cursor.rowcount
+
+        def counted() -> int:
+            if not self.answered and self.pipeline is not None:
+                self.pipeline.sync()
+                self.answered = True
+            return cursor.rowcount
+
+        return counted
 
     def tell(self, topics: Iterable[Topic]) -> None:
         self.topics += topics
 
     def _send(self, statement: str, rows: Iterable[Row]) -> Cursor:
-        self.wrote = True
+        self.wrote, self.answered = True, False
         given = list(rows)
         if len(given) == 1:
             return self.raw.execute(_words(statement), given[0])
@@ -222,15 +231,13 @@ class _Writer(_Reader):
 
     @contextmanager
     def transaction(self, connection: PostgresConnection, jobs: Sequence[Job]) -> Iterator[list[Topic]]:
-        connection.topics, connection.wrote = [], False
+        connection.topics, connection.held, connection.wrote = [], {}, False
         try:
             with connection.raw.pipeline() as connection.pipeline:
                 connection.raw.execute("BEGIN")
                 yield connection.topics
                 if connection.wrote:
-                    self._number += 1
-                    self._notify(connection)
-                    connection.run(ENDED, [(self._number, self._name)])
+                    self._end(connection)
                     self._unsure = jobs
                 connection.raw.execute("COMMIT")
             self._unsure = ()
@@ -241,8 +248,11 @@ class _Writer(_Reader):
         finally:
             connection.pipeline = None
 
-    def _notify(self, connection: PostgresConnection) -> None:
-        notices = self._channels.notices(dict.fromkeys(connection.topics))
-        if notices:
+    def _end(self, connection: PostgresConnection) -> None:
+        self._number += 1
+        mine = (self._number, self._name)
+        if notices := self._channels.notices(dict.fromkeys(connection.topics)):
             channels, words = zip(*notices, strict=True)
-            connection.raw.execute(NOTIFY, (list(channels), list(words)))
+            connection.run(TELLING, [(*mine, list(channels), list(words))])
+        else:
+            connection.run(ENDED, [mine])

@@ -8,7 +8,8 @@ All rows of an answer are fetched before one is read: one that can't be would ke
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -45,24 +46,38 @@ ALL = 2**62
 class Transaction(Protocol):
     """What is used of a connection. `{marks}` in the statements stand for words of the database."""
 
+    held: dict[str, Rollout | None]
+    """The rollouts whose rows are locked until the end, as they stand now; None for one that is not there."""
+
+    queue: Iterator[Rollout] | None
+    """The next queued rollouts, locked for all leases of the transaction; None if each is to look itself."""
+
     def rows(self, query: str, *values: Any) -> list[Row]:
         """The rows that a query finds."""
 
     def run(self, statement: str, rows: Iterable[Row]) -> None:
         """Run a statement with the values of each row."""
 
-    def count(self, statement: str, rows: Iterable[Row]) -> int:
-        """The same; returns how many rows it has changed."""
+    def count(self, statement: str, rows: Iterable[Row]) -> Callable[[], int]:
+        """The same; the number of rows it has changed is best asked for when others have run theirs."""
 
     def tell(self, topics: Iterable[Topic]) -> None:
         """Tell all users of the store of these, once the transaction is committed."""
 
 
-def find(transaction: Transaction, rollout_ids: Iterable[str], lock: str = "") -> dict[str, Rollout]:
-    """The rollouts that are stored under these ids, by id; with a `lock` their rows are held."""
-    query = f"SELECT {ROLLOUTS.columns} FROM rollouts WHERE id {{among}}"
-    query += f" ORDER BY seq {lock}" if lock else ""
+def find(transaction: Transaction, rollout_ids: Iterable[str], rest: str = "") -> dict[str, Rollout]:
+    """The rollouts that are stored under these ids, by id."""
+    query = f"SELECT {ROLLOUTS.columns} FROM rollouts WHERE id {{among}} {rest}"
     return {row[0]: ROLLOUTS.value(row) for row in transaction.rows(query, list(rollout_ids))}
+
+
+def lock(transaction: Transaction, rollout_ids: Iterable[str]) -> dict[str, Rollout]:
+    """The same, locked until the end; those of all operations in a transaction are locked at once."""
+    missing = [name for name in rollout_ids if name not in transaction.held]
+    if missing:
+        found = find(transaction, missing, "ORDER BY seq {lock}")
+        transaction.held |= {name: found.get(name) for name in missing}
+    return {name: found for name in rollout_ids if (found := transaction.held[name]) is not None}
 
 
 def statuses(transaction: Transaction, rollout_ids: Iterable[str]) -> dict[str, Status]:
@@ -119,16 +134,25 @@ def work(transaction: Transaction, run_id: str | None) -> tuple[bool, float | No
 def lease(
     transaction: Transaction, worker: str, limit: int, seconds: float, run_id: str | None
 ) -> list[Attempt]:
-    """End the leases that ran out, then start the next queued rollouts of that run (of all runs)."""
-    rows = _next(transaction, limit, run_id)
-    if not rows or rows[0][-1]:
-        _expire(transaction)
-        rows = _next(transaction, limit, run_id)
-    started = [rules.started(ROLLOUTS.value(row)) for row in rows]
+    """Start the next queued rollouts of that run (of all runs)."""
+    queue = transaction.queue or iter(due(transaction, limit, run_id))
+    now = (transaction.held.get(one.id) or one for one in queue)
+    waiting = (one for one in now if one.status is Status.QUEUED)
+    started = [rules.started(one) for one in islice(waiting, limit)]
+    transaction.held |= {one.id: one for one in started}
     if started:
         transaction.run(START, [(one.attempts, worker, seconds, one.id) for one in started])
     until = time.time() + seconds
     return [attempt(one, worker, until) for one in started]
+
+
+def due(transaction: Transaction, limit: int, run_id: str | None) -> list[Rollout]:
+    """End the leases that ran out; the next queued rollouts then, which are locked."""
+    rows = _next(transaction, limit, run_id)
+    if not rows or rows[0][-1]:
+        _expire(transaction)
+        rows = _next(transaction, limit, run_id)
+    return [ROLLOUTS.value(row) for row in rows]
 
 
 def _next(transaction: Transaction, limit: int, run_id: str | None) -> list[Row]:
@@ -159,7 +183,7 @@ def heartbeat(transaction: Transaction, attempts: Sequence[Attempt], seconds: fl
 
 def held(transaction: Transaction, attempts: Sequence[Attempt]) -> list[tuple[Attempt, Rollout]]:
     """Those of the attempts that are their rollout's running one, each with its rollout."""
-    rollouts = find(transaction, [one.rollout.id for one in attempts], "{lock}")
+    rollouts = lock(transaction, [one.rollout.id for one in attempts])
     pairs = [(one, rollouts.get(one.rollout.id)) for one in attempts]
     return [(one, rollout) for one, rollout in pairs if rollout and rules.holds(one, rollout)]
 
@@ -167,7 +191,7 @@ def held(transaction: Transaction, attempts: Sequence[Attempt]) -> list[tuple[At
 def finish(transaction: Transaction, attempt: Attempt, reward: float | None, error: str | None) -> Rollout:
     """End an attempt, and record the reward it has ended with."""
     now = time.time()
-    before = find(transaction, [attempt.rollout.id], "{lock}").get(attempt.rollout.id)
+    before = lock(transaction, [attempt.rollout.id]).get(attempt.rollout.id)
     given = _last_final(transaction, attempt) if reward is None and error is None else None
     after = rules.finished(attempt, before, reward=reward, error=error, given=given, now=now)
     if after is not before:
@@ -206,17 +230,20 @@ def reclaim(transaction: Transaction, worker: str, run_id: str | None) -> int:
 
 def save(transaction: Transaction, rollouts: Sequence[Rollout]) -> None:
     """Write what can change of rollouts that no worker holds any more, and tell of it."""
+    transaction.held |= {one.id: one for one in rollouts}
     if rollouts:
         transaction.run(SAVE, [(one.status.value, *SAVED(one)) for one in rollouts])
         transaction.tell(finished_of(one.id) if one.status.finished else QUEUE for one in rollouts)
 
 
-def put_call(transaction: Transaction, call: Call, *, running: bool) -> None:
+def put_call(transaction: Transaction, call: Call, *, running: bool) -> Callable[[], None]:
     """Record a call: one statement, unless one completed under its id or its attempt has ended."""
-    while True:
-        row = CALLS.row(call)
-        statement, values = (PUT_RUNNING, (*row, *row[:2])) if running else (PUT_ANY, row)
-        if transaction.count(statement, [values]):
+    row = CALLS.row(call)
+    statement, values = (PUT_RUNNING, (*row, *row[:2])) if running else (PUT_ANY, row)
+    counted = transaction.count(statement, [values])
+
+    def look() -> None:
+        if counted():
             return None
         query = f"SELECT {CALLS.columns} FROM calls WHERE rollout_id = ? AND attempt = ? AND id = ?"
         known = next(iter(transaction.rows(query, *row[:3])), None)
@@ -224,12 +251,14 @@ def put_call(transaction: Transaction, call: Call, *, running: bool) -> None:
             return rules.check_running(call, find(transaction, [row[0]]).get(row[0]))
         if call.status != "completed" or known == row:
             return None
-        call = rules.under_own_id(call)
+        return put_call(transaction, rules.under_own_id(call), running=running)()
+
+    return look
 
 
 def add_rewards(transaction: Transaction, rewards: Sequence[Reward], *, running: bool) -> None:
     """Record those that are not stored yet; with `running` all of these must be of running attempts."""
-    rollouts = find(transaction, {one.rollout_id for one in rewards}, "{share}") if running else {}
+    rollouts = lock(transaction, [one.rollout_id for one in rewards]) if running else {}
     for one in rewards if running else ():
         rollout = rollouts.get(one.rollout_id)
         runs = rollout and rollout.status is Status.RUNNING and rollout.attempts == one.attempt

@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lightning_core.errors import LightningError, NotFoundError
@@ -63,6 +64,18 @@ C = TypeVar("C", bound=Transaction)
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What to do in a transaction. What it locks is locked for all operations of the transaction at once."""
+
+    run: Callable[[Any], Any]
+    """May return a function: its last part, for when the others have sent what they need."""
+    ids: Sequence[str] = ()
+    """Of the rollouts that it locks."""
+    lease: tuple[int, str | None] | None = None
+    """How many queued rollouts of which run it leases."""
+
+
 class SqlDriver(Driver[C]):
     """Carries out jobs in transactions of one database."""
 
@@ -77,15 +90,32 @@ class SqlDriver(Driver[C]):
         """Run all in one transaction. An operation raises our own errors before it writes anything, so such
         a refusal is its result; any other error takes the transaction back."""
         with self.transaction(connection, jobs) as topics:
+            self._lock(connection, [job.operation for job in jobs])
             for job in jobs:
-                job.result, job.error = None, None
-                try:
-                    job.result = job.operation(connection)
-                except LightningError as error:
-                    job.error = error
+                job.error = None
+                _take(job, job.operation.run, connection)
+            for job in jobs:
+                if callable(job.result):
+                    _take(job, job.result)
         for job in jobs:
             job.done = True
         self.notifications.tell(topics)
+
+    def _lock(self, connection: C, operations: Sequence[Operation]) -> None:
+        sql_queue.lock(connection, dict.fromkeys(name for one in operations for name in one.ids))
+        leases = [one.lease for one in operations if one.lease is not None]
+        runs = {run_id for _, run_id in leases}
+        connection.queue = None
+        if len(leases) > 1 and len(runs) == 1:
+            wanted = sum(limit for limit, _ in leases)
+            connection.queue = iter(sql_queue.due(connection, wanted, *runs))
+
+
+def _take(job: Job, operation: Callable[..., Any], *given: object) -> None:
+    try:
+        job.result = operation(*given)
+    except LightningError as error:
+        job.result, job.error = None, error
 
 
 class SqlStore(ABC):
@@ -138,10 +168,9 @@ class SqlStore(ABC):
         rules.check_ids(*rollouts)
         statement = f"{ROLLOUTS.insert} ON CONFLICT (id) DO NOTHING"
 
-        def operation(transaction: Transaction) -> int:
-            new = transaction.count(statement, map(ROLLOUTS.row, rollouts))
+        def operation(transaction: Transaction) -> Callable[[], int]:
             transaction.tell([QUEUE])
-            return new
+            return transaction.count(statement, map(ROLLOUTS.row, rollouts))
 
         return await self._write(operation) if rollouts else 0
 
@@ -151,7 +180,9 @@ class SqlStore(ABC):
         rules.check_id("the worker", worker)
         if limit <= 0:
             return []
-        return await self._write(lambda to: sql_queue.lease(to, worker, limit, seconds, run_id))
+        return await self._write(
+            lambda to: sql_queue.lease(to, worker, limit, seconds, run_id), lease=(limit, run_id)
+        )
 
     async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
         deadline = time.monotonic() + timeout
@@ -167,12 +198,14 @@ class SqlStore(ABC):
     async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
         if not attempts:
             return []
-        return await self._write(lambda to: sql_queue.heartbeat(to, attempts, seconds))
+        ids = [attempt.rollout.id for attempt in attempts]
+        return await self._write(lambda to: sql_queue.heartbeat(to, attempts, seconds), ids)
 
     async def finish(
         self, attempt: Attempt, *, reward: float | None = None, error: str | None = None
     ) -> Rollout:
-        return await self._write(lambda to: sql_queue.finish(to, attempt, reward, error))
+        ids = [attempt.rollout.id]
+        return await self._write(lambda to: sql_queue.finish(to, attempt, reward, error), ids)
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
         return await self._write(lambda to: sql_queue.cancel(to, rollout_ids)) if rollout_ids else 0
@@ -288,12 +321,17 @@ class SqlStore(ABC):
         return await self._select(ALERTS, "WHERE run_id = ? ORDER BY seq", run_id)
 
     # ways to the threads ------------------------------------------------------------------
-    async def _write(self, operation: Callable[[Transaction], T]) -> T:
-        result: T = await self._writer.run(operation)
+    async def _write(
+        self,
+        operation: Callable[[Transaction], T | Callable[[], T]],
+        ids: Sequence[str] = (),
+        lease: tuple[int, str | None] | None = None,
+    ) -> T:
+        result: T = await self._writer.run(Operation(operation, ids, lease))
         return result
 
     async def _read(self, operation: Callable[[Transaction], T]) -> T:
-        result: T = await self._reader.run(operation)
+        result: T = await self._reader.run(Operation(operation))
         return result
 
     async def _put(self, table: Table[Any], record: Any) -> None:

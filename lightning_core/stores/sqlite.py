@@ -13,7 +13,7 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -27,7 +27,7 @@ from lightning_core.stores.rows import SCHEMA, Dialect, Row
 from lightning_core.stores.sql_queue import Transaction, work
 from lightning_core.stores.sql_store import SqlDriver, SqlStore
 from lightning_core.stores.workers import Job
-from lightning_core.types import Attempt
+from lightning_core.types import Attempt, Rollout
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +106,8 @@ class SqliteConnection:
     def __init__(self, raw: sqlite3.Connection) -> None:
         self.raw = raw
         self.topics: list[Topic] = []
+        self.held: dict[str, Rollout | None] = {}
+        self.queue: Iterator[Rollout] | None = None
 
     def rows(self, query: str, *values: Any) -> list[Row]:
         given = [dump_json(value).decode() if isinstance(value, list) else value for value in values]
@@ -114,10 +116,11 @@ class SqliteConnection:
     def run(self, statement: str, rows: Iterable[Row]) -> None:
         self.raw.executemany(_words(statement), rows).close()
 
-    def count(self, statement: str, rows: Iterable[Row]) -> int:
+    def count(self, statement: str, rows: Iterable[Row]) -> Callable[[], int]:
         before = self.raw.total_changes
         self.run(statement, rows)
-        return self.raw.total_changes - before
+        changed = self.raw.total_changes - before
+        return lambda: changed
 
     def tell(self, topics: Iterable[Topic]) -> None:
         self.topics += topics
@@ -145,7 +148,7 @@ class _Driver(SqlDriver[SqliteConnection]):
     @contextmanager
     def transaction(self, connection: SqliteConnection, jobs: Sequence[Job]) -> Iterator[list[Topic]]:
         topics: list[Topic] = []
-        connection.topics = topics
+        connection.topics, connection.held = topics, {}
         if not self._writes:
             yield topics
             return

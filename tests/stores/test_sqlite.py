@@ -21,6 +21,7 @@ from pydantic import PrivateAttr
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.stores import sql_queue
 from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sql_store import Operation
 from lightning_core.stores.sqlite import SqliteConnection, SqliteStore
 from lightning_core.types import Call, Reward, Rollout, Run, Span, Status, Task
 
@@ -170,7 +171,7 @@ async def test_a_waiter_reads_no_rollout_again_until_one_has_finished(url: str) 
     async with SqliteStore(url, poll_seconds=0.001) as trainer, SqliteStore(url) as worker:
         await trainer.enqueue(rollouts(2))
         attempts = await worker.lease("w", 2, 60)
-        await trainer._reader.run(lambda connection: connection.raw.set_trace_callback(said.append))
+        await trainer._reader.run(Operation(lambda of: of.raw.set_trace_callback(said.append)))
         waiting = asyncio.create_task(trainer.wait_finished(["r0", "r1"], timeout=60))
         while len(said) < 20:  # so often it has asked whether anything finished
             await worker.put_run(Run(id="run"))
@@ -299,9 +300,8 @@ async def test_a_lock_that_goes_in_time_is_waited_for(tmp_path: Path, url: str) 
 async def test_a_full_disk_refuses_what_has_no_room_and_keeps_the_rest(url: str) -> None:
     async with SqliteStore(url) as store:
         await store.enqueue(rollouts(5))
-        await store._writer.run(
-            lambda connection: connection.raw.execute("PRAGMA max_page_count = 60").close()
-        )
+        limit = "PRAGMA max_page_count = 60"
+        await store._writer.run(Operation(lambda to: to.raw.execute(limit).close()))
         small = [store.put_run(Run(id=f"run{i}")) for i in range(3)]
         big = store.put_run(Run(id="big", config={"text": "x" * 1_000_000}))
         *stored, refused = await asyncio.gather(*small, big, return_exceptions=True)
@@ -378,7 +378,7 @@ async def test_a_lease_costs_the_same_however_many_rollouts_have_ended(url: str)
         for run_id in (None, "x"):
             queue, given = sql_queue.queued(run_id)
             plan = f"EXPLAIN QUERY PLAN SELECT * FROM {queue} ORDER BY priority DESC, seq"
-            plans += await store._reader.run(partial(_rows, plan, given))
+            plans += await store._reader.run(Operation(partial(_rows, plan, given)))
     assert all("USING INDEX rollouts_queued" in str(plan[3]) for plan in plans)
     assert not any("TEMP B-TREE" in str(plan[3]) for plan in plans)
 
