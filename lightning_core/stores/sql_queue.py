@@ -77,7 +77,7 @@ def lock(transaction: Transaction, rollout_ids: Iterable[str]) -> dict[str, Roll
     if missing:
         found = find(transaction, missing, "ORDER BY seq {lock}")
         transaction.held |= {name: found.get(name) for name in missing}
-    return {name: found for name in rollout_ids if (found := transaction.held[name]) is not None}
+    return {name: one for name in rollout_ids if (one := transaction.held[name]) is not None}
 
 
 def statuses(transaction: Transaction, rollout_ids: Iterable[str]) -> dict[str, Status]:

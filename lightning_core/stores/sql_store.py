@@ -172,7 +172,7 @@ class SqlStore(ABC):
             transaction.tell([QUEUE])
             return transaction.count(statement, map(ROLLOUTS.row, rollouts))
 
-        return await self._write(operation) if rollouts else 0
+        return await self._write_in_two(operation) if rollouts else 0
 
     async def lease(
         self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
@@ -266,7 +266,7 @@ class SqlStore(ABC):
     # what happened in them ----------------------------------------------------------------
     async def add_call(self, call: Call, *, running: bool = False) -> None:
         rules.check_ids(call)
-        await self._write(lambda to: sql_queue.put_call(to, call, running=running))
+        await self._write_in_two(lambda to: sql_queue.put_call(to, call, running=running))
 
     async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
         rules.check_ids(*rewards)
@@ -315,7 +315,8 @@ class SqlStore(ABC):
     async def add_alerts(self, alerts: Sequence[Alert]) -> int:
         rules.check_ids(*alerts)
         statement = f"{ALERTS.insert} ON CONFLICT ({ALERTS.key}) DO NOTHING"
-        return await self._write(lambda to: to.count(statement, map(ALERTS.row, alerts))) if alerts else 0
+        new = list(map(ALERTS.row, alerts))
+        return await self._write_in_two(lambda to: to.count(statement, new)) if new else 0
 
     async def list_alerts(self, run_id: str) -> list[Alert]:
         return await self._select(ALERTS, "WHERE run_id = ? ORDER BY seq", run_id)
@@ -323,11 +324,16 @@ class SqlStore(ABC):
     # ways to the threads ------------------------------------------------------------------
     async def _write(
         self,
-        operation: Callable[[Transaction], T | Callable[[], T]],
+        operation: Callable[[Transaction], T],
         ids: Sequence[str] = (),
         lease: tuple[int, str | None] | None = None,
     ) -> T:
         result: T = await self._writer.run(Operation(operation, ids, lease))
+        return result
+
+    async def _write_in_two(self, operation: Callable[[Transaction], Callable[[], T]]) -> T:
+        """The result of the function that the operation returns."""
+        result: T = await self._writer.run(Operation(operation))
         return result
 
     async def _read(self, operation: Callable[[Transaction], T]) -> T:

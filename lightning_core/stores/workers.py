@@ -13,7 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -30,7 +30,8 @@ LONGEST_PAUSE = 1.0
 class Job:
     """One operation and the caller who waits for it. Made on the caller's loop."""
 
-    operation: Callable[[Any], Any]
+    operation: Any
+    """As the driver takes them."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     future: asyncio.Future[Any] = field(init=False)
     result: Any = None
@@ -134,7 +135,7 @@ class Worker(Generic[C]):
             self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    async def run(self, operation: Callable[[Any], Any]) -> Any:
+    async def run(self, operation: Any) -> Any:
         """The operation's result, once it is durable. It is carried out even if the caller is cancelled."""
         job = self._driver.job(operation)
         with self._gate:
