@@ -40,7 +40,7 @@ RETRY_SECONDS = 1.0
 """At the most, between a heartbeat that failed and the next."""
 
 
-def place(solve: Solve, workers: Workers) -> InProcess | WorkerPool:
+def prepare(solve: Solve, workers: Workers) -> InProcess | WorkerPool:
     """Where `solve` runs: in this process, in worker processes beside it, or on a Ray cluster.
 
     Raises ConfigError if it can't run there. Nothing is started before the result is entered.
@@ -103,8 +103,8 @@ class Runner:
         self.store = store
         self.run_id = run_id
         self.scope_for = scope_for
-        self._place = place(solve, workers)
-        self.concurrency = self._place.size if isinstance(self._place, WorkerPool) else concurrency
+        self._runs_in = prepare(solve, workers)
+        self.concurrency = self._runs_in.size if isinstance(self._runs_in, WorkerPool) else concurrency
         self.timeout = timeout
         self.on_failure = on_failure or FailurePolicy()
         self.worker = worker or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -126,7 +126,7 @@ class Runner:
         taken over by another runner once the leases run out.
         """
         self._broken = None
-        async with self._place:
+        async with self._runs_in:
             beside = [asyncio.create_task(self._keep_leases()), asyncio.create_task(self._hear(stop))]
             for task in beside:
                 task.add_done_callback(self._note_end)
@@ -244,7 +244,7 @@ class Runner:
         """How the attempt ended, its time-out included; None if it was dropped before."""
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = slot.attempt.rollout.task
-        work = asyncio.create_task(self._place.run(scope, task, lambda: begun.set_result(None)))
+        work = asyncio.create_task(self._runs_in.run(scope, task, lambda: begun.set_result(None)))
         ends: set[asyncio.Future[Any]] = {work, slot.dropped}
         await asyncio.wait({*ends, begun}, return_when=asyncio.FIRST_COMPLETED)
         if begun.done():  # what it waited for a worker is not its own time

@@ -15,7 +15,7 @@ from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.heartbeat import Heartbeat, make_member
 from lightning_core.masking import without_password
 from lightning_core.plugins import Plugins, load_plugins
-from lightning_core.runner.runner import place
+from lightning_core.runner.runner import prepare
 from lightning_core.stores.base import Store
 from lightning_core.trainer.demonstrations import encode_all
 from lightning_core.trainer.folder import RunFolder
@@ -30,8 +30,12 @@ from lightning_core.trainer.parts import (
     resolve_phases,
 )
 from lightning_core.trainer.plan import admitted, is_planned
-from lightning_core.trainer.roles.embedded import embedded_gateway, embedded_name, embedded_runner
-from lightning_core.trainer.roles.remote import RemoteWaiter
+from lightning_core.trainer.roles.trainer import (
+    RemoteWaiter,
+    embedded_gateway,
+    embedded_name,
+    embedded_runner,
+)
 from lightning_core.trainer.settings import Settings
 from lightning_core.types import Rollout, Run, Status, Trajectory
 
@@ -73,7 +77,7 @@ class Session:
         settings, folder = self.settings, self.folder
         self.plugins = load_plugins()
         if "runner" not in settings.remote_roles:
-            place(self.solve, settings.workers)  # what can't run there is refused at once
+            prepare(self.solve, settings.workers)  # what can't run there is refused at once
         self.phases = resolve_phases(settings.phases, self.plugins)
         check_signals(self.phases, air=bool(settings.air), judge=settings.judge is not None)
         check_judge(settings.judge, self.phases)

@@ -11,7 +11,7 @@ import pytest
 
 from lightning_core.errors import ConfigError
 from lightning_core.runner.command import Command
-from lightning_core.runner.runner import place
+from lightning_core.runner.runner import prepare
 from lightning_core.types import Rollout, Span, Status
 from tests.gateway.scripted import until
 from tests.runner.served import ServedRunner, lives, rollouts, serve_runner, written
@@ -214,7 +214,7 @@ async def test_a_cancelled_program_ends_within_a_moment_and_its_slot_serves_the_
 # what is refused at the start -----------------------------------------------------------------
 def test_a_program_that_is_not_there_is_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match="there is no program 'no-such-program'"):
-        place(Command(["no-such-program"]), None)
+        prepare(Command(["no-such-program"]), None)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_core.errors import ConfigError
-from lightning_core.runner.runner import place
+from lightning_core.runner.runner import prepare
 from lightning_core.types import Status, Task
 from tests.runner import playing
 from tests.runner.served import lives, rollouts, serve_runner
@@ -62,4 +62,4 @@ async def test_a_function_of_a_script_goes_with_what_it_refers_to() -> None:
 
 def test_a_number_of_workers_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(ConfigError, match="workers=0"):
-        place(playing.play, 0)
+        prepare(playing.play, 0)
