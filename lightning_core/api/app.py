@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
-from typing import Final
+import inspect
+import textwrap
+from collections.abc import Iterator
+from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from lightning_core.api import queue, records, runs, working
-from lightning_core.api.gateways import Gateways
-from lightning_core.api.openapi import describe
-from lightning_core.api.refusals import (
+from lightning_core.api import leases, records, rollouts, runs
+from lightning_core.api.errors import (
     DOCUMENTED,
+    Problem,
     refuse_bug,
     refuse_http,
     refuse_input,
     refuse_lightning,
 )
+from lightning_core.api.gateways import Gateways
 from lightning_core.errors import LightningError
 from lightning_core.gateway.limits import Limits
 from lightning_core.stores.base import Store
+from lightning_core.types import Record
 
 BASE: Final = "/api/v1"
 LIMITS: Final = Limits(body_bytes=64 * 2**20)
@@ -67,9 +73,9 @@ class Api:
         app.state.store, app.state.secret, app.state.stopping = self._store, self._secret, self._stopping
         app.state.gateways = Gateways(self._store)
         app.include_router(_health)
-        for part in (queue, working, records, runs):
+        for part in (rollouts, leases, records, runs):
             app.include_router(part.router, prefix=BASE, responses=DOCUMENTED)
-        return describe(app)
+        return _described(app)
 
     def abort(self) -> None:
         """Answer those who wait; for the event loop of the app."""
@@ -87,3 +93,55 @@ async def health() -> Response:
 
 def _name(route: APIRoute) -> str:
     return route.name
+
+
+# the OpenAPI document -------------------------------------------------------------------------------
+def _described(app: FastAPI) -> FastAPI:
+    """The same app, whose document has the docstrings of fields.
+
+    pydantic describes a type by its docstring but leaves out those of its fields. They are read from the
+    source when the document is asked for the first time: `use_attribute_docstrings` reads it at import.
+    """
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schemas = plain()["components"]["schemas"]
+            for model in _models(Record, Problem):
+                _describe(schemas.get(model.__name__, {}), model)
+        assert app.openapi_schema is not None
+        return app.openapi_schema
+
+    setattr(app, "openapi", openapi)  # noqa: B010 - the documented way to extend it, which mypy can't see
+    return app
+
+
+def _models(*roots: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for root in roots:
+        yield root
+        yield from _models(*root.__subclasses__())
+
+
+def _describe(schema: dict[str, Any], model: type[BaseModel]) -> None:
+    for name, words in _field_docstrings(model).items():
+        if name in schema.get("properties", {}):
+            schema["properties"][name].setdefault("description", words)
+
+
+def _field_docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """What stands under each field of a class; nothing for one that was made without source."""
+    try:
+        source = inspect.getsource(model)
+    except OSError:
+        return {}
+    (found,) = ast.parse(textwrap.dedent(source)).body
+    assert isinstance(found, ast.ClassDef)
+    return {
+        field.target.id: inspect.cleandoc(words.value.value)
+        for field, words in zip(found.body, found.body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(words, ast.Expr)
+        and isinstance(words.value, ast.Constant)
+        and isinstance(words.value.value, str)
+    }

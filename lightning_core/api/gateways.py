@@ -34,7 +34,7 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Destination:
     """Where the calls of an attempt go."""
 
     gateway: Gateway
@@ -54,7 +54,7 @@ class Gateways:
         known = await self._look(run_id)
         return known.expected and not known.answering
 
-    async def place(self, attempt: Attempt, agent: str, timeout: float | None) -> Place | None:
+    async def destination(self, attempt: Attempt, agent: str, timeout: float | None) -> Destination | None:
         """Where the calls of an attempt of so many seconds go; None if no gateway answers, or no secret signs
         tokens."""
         rollout = attempt.rollout
@@ -63,7 +63,7 @@ class Gateways:
             return None
         gateway = choose(known.answering, rollout.id)
         token = known.tokens.issue(rollout, attempt.number, expires_at=expiry(timeout))
-        return Place(gateway, variables(gateway.url, rollout.id, token, agent))
+        return Destination(gateway, variables(gateway.url, rollout.id, token, agent))
 
     async def lost(self, lease: Lease) -> bool:
         """Whether the attempt's gateway does not answer, or is another one than when the attempt began: its

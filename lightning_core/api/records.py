@@ -8,9 +8,8 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from lightning_core.api.access import Client, Worker
-from lightning_core.api.bodies import MOST_IDS
-from lightning_core.api.bounds import check_all, check_calls
-from lightning_core.api.record_bodies import (
+from lightning_core.api.bodies import (
+    MOST_IDS,
     AddCalls,
     AddEvents,
     AddRewards,
@@ -19,7 +18,8 @@ from lightning_core.api.record_bodies import (
     RewardsOf,
     Stored,
 )
-from lightning_core.api.wire import JsonRoute, reply
+from lightning_core.api.bounds import check_all, check_calls
+from lightning_core.api.routing import JsonRoute, reply
 from lightning_core.errors import ScopeError
 from lightning_core.stores.base import Store
 from lightning_core.types import Call
@@ -37,14 +37,14 @@ async def add_rewards(body: AddRewards, caller: Worker) -> Response:
     check_all("rewards", body.rewards)
     await caller.check_addresses(((one.rollout_id, one.attempt) for one in body.rewards), body.keys)
     await caller.store.add_rewards(body.rewards, running=body.running or not caller.admin)
-    return reply(Stored(stored=len(body.rewards)))
+    return reply({"stored": len(body.rewards)})
 
 
 @router.get("/rewards", response_model=RewardsOf)
 async def get_rewards(rollout_id: RolloutId, caller: Client, skip_unknown: bool = False) -> Response:
     """The rewards of rollouts, in the order they were given."""
     ids = await caller.known(rollout_id, skip_unknown=skip_unknown)
-    return reply(RewardsOf.model_construct(rewards=await caller.store.get_rewards(ids)))
+    return reply({"rewards": await caller.store.get_rewards(ids)})
 
 
 @router.post("/events", response_model=Stored)
@@ -53,14 +53,14 @@ async def add_events(body: AddEvents, caller: Worker) -> Response:
     check_all("events", body.events)
     await caller.check_addresses(((one.rollout_id, one.attempt) for one in body.events), body.keys)
     await caller.store.add_events(body.events)
-    return reply(Stored(stored=len(body.events)))
+    return reply({"stored": len(body.events)})
 
 
 @router.get("/events", response_model=EventsOf)
 async def get_events(rollout_id: RolloutId, caller: Client, skip_unknown: bool = False) -> Response:
     """The tool runs and spans of rollouts, by the time they started."""
     ids = await caller.known(rollout_id, skip_unknown=skip_unknown)
-    return reply(EventsOf.model_construct(events=await caller.store.get_events(ids)))
+    return reply({"events": await caller.store.get_events(ids)})
 
 
 @router.post("/calls", response_model=Stored)
@@ -76,7 +76,7 @@ async def add_calls(body: AddCalls, caller: Worker) -> Response:
         await _check_new_ids(caller.store, body.calls)
     for call in body.calls:
         await caller.store.add_call(call, running=body.running or not caller.admin)
-    return reply(Stored(stored=len(body.calls)))
+    return reply({"stored": len(body.calls)})
 
 
 async def _check_new_ids(store: Store, calls: list[Call]) -> None:
@@ -97,4 +97,4 @@ async def _check_new_ids(store: Store, calls: list[Call]) -> None:
 async def get_calls(rollout_id: RolloutId, caller: Client, skip_unknown: bool = False) -> Response:
     """The calls of rollouts, by the time they started, with their token ids as arrays of numbers."""
     ids = await caller.known(rollout_id, skip_unknown=skip_unknown)
-    return reply(CallsOf.model_construct(calls=await caller.store.get_calls(ids)))
+    return reply({"calls": await caller.store.get_calls(ids)})

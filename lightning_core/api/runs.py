@@ -1,38 +1,46 @@
-"""Runs and what belongs to them as a whole: resources, metrics, members, alerts."""
+"""Runs and what belongs to them as a whole: resources, metrics, members, alerts.
+
+A gateway, and the commands that compare and export versions, read a version wherever its record says. Whoever
+writes one run could so have any folder of the machine read, or any model fetched from the hub. A token of one
+run therefore names content in that run's own folder alone, and does not say which folder that is. A token of
+all runs is its operator's, who has the machine.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import secrets
-from typing import Annotated
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from lightning_core.api.access import Admin, Anyone, Caller, Client
-from lightning_core.api.bodies import Nothing
-from lightning_core.api.bounds import FieldError, check, check_all
-from lightning_core.api.paging import Page
-from lightning_core.api.places import check_content, check_place, check_unmoved
-from lightning_core.api.record_bodies import (
+from lightning_core.api.bodies import (
     AddAlerts,
     Added,
     Alerts,
     AllMetrics,
-    KnownMember,
+    KeyedMember,
     Members,
+    Nothing,
     PublicRun,
-    PutMember,
     Resources,
     Runs,
     SecretRuns,
-    public,
 )
+from lightning_core.api.bounds import FieldError, check, check_all
+from lightning_core.api.routing import JsonRoute, Page, reply
 from lightning_core.api.scopes import member_key
-from lightning_core.api.wire import JsonRoute, reply
 from lightning_core.errors import ConfigError, NotFoundError, ScopeError
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.heartbeat import living
+from lightning_core.stores.base import Store
 from lightning_core.types import Member, Metrics, ResourceVersion, Role, Run
+from lightning_core.versions import CHOICES, POLICY, read_number
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
 Paged = Annotated[Page, Depends()]
@@ -48,20 +56,20 @@ async def put_run(body: Run, caller: Admin) -> Response:
     before = await caller.store.find_run(caller.run(body.id))
     sent = {name: getattr(body, name) for name in body.model_fields_set}
     if before is not None and caller.grant.run_id is not None:
-        check_unmoved(before, sent)
+        _check_unmoved(before, sent)
     run = before.model_copy(update=sent) if before else _named(body)
     if "secret" not in sent:
         kept = before.secret if before else ""
         run = run.model_copy(update={"secret": kept or secrets.token_hex(32)})
     await caller.store.put_run(run)
-    return reply(public(run))
+    return reply(_public(run))
 
 
 @router.get("/runs", response_model=Runs)
 async def list_runs(caller: Client, page: Paged) -> Response:
     """The runs that the token is for, the newest first."""
     found, following = page.of(await _runs(caller), lambda run: run.id)
-    return reply(Runs.model_construct(runs=[public(run) for run in found], next=following))
+    return reply({"runs": [_public(run) for run in found], "next": following})
 
 
 @router.get("/secrets", response_model=SecretRuns)
@@ -74,7 +82,12 @@ async def list_secrets(caller: Admin, page: Paged, run_id: str | None = None) ->
     else:
         runs = [run for run in [await caller.store.find_run(caller.run(run_id))] if run is not None]
     found, following = page.of(runs, lambda run: run.id)
-    return reply(SecretRuns.model_construct(runs=found, next=following))
+    return reply({"runs": found, "next": following})
+
+
+def _public(run: Run) -> dict[str, Any]:
+    """What everybody may know of a run."""
+    return run.model_dump(exclude={"secret"})
 
 
 def _named(run: Run) -> Run:
@@ -104,7 +117,7 @@ async def get_run(run_id: str, caller: Client) -> Response:
     run = await caller.store.find_run(caller.run(run_id))
     if run is None:
         raise NotFoundError(f"no run {run_id!r} in this store")
-    return reply(public(run))
+    return reply(_public(run))
 
 
 @router.put("/resources", response_model=ResourceVersion)
@@ -113,9 +126,9 @@ async def put_resource(body: ResourceVersion, caller: Admin) -> Response:
     must lie in that run's folder."""
     check(body)
     caller.run(body.run_id)
-    check_content(body)
+    _check_content(body)
     if caller.grant.run_id is not None:
-        await check_place(caller.store, body)
+        await _check_location(caller.store, body)
     await caller.store.put_resource(body)
     return reply(body)
 
@@ -123,7 +136,57 @@ async def put_resource(body: ResourceVersion, caller: Admin) -> Response:
 @router.get("/resources", response_model=Resources)
 async def list_resources(run_id: str, caller: Client, name: str = "policy") -> Response:
     """All versions of a resource, by rising version."""
-    return reply(Resources(resources=await caller.store.list_resources(caller.run(run_id), name)))
+    return reply({"resources": await caller.store.list_resources(caller.run(run_id), name)})
+
+
+def _check_content(version: ResourceVersion) -> None:
+    """Raise FieldError for a version whose content is not what its name says."""
+    if version.name == POLICY and version.kind != "weights":
+        raise FieldError("kind", f"is {version.kind!r}; versions of {POLICY!r} are weights")
+    if version.name.endswith(CHOICES) and read_number(version.uri or "") is None:
+        raise FieldError("uri", f"is {version.uri!r}; a choice names a version by its number, such as '12'")
+
+
+async def _check_location(store: Store, version: ResourceVersion) -> None:
+    """Raise ScopeError for weights that lie outside the folder of their run. What the store has of a version
+    may stay where it is."""
+    if version.kind != "weights" or version.uri is None:
+        return
+    known = await store.list_resources(version.run_id, version.name)
+    if any((v.version, v.kind, v.uri) == (version.version, "weights", version.uri) for v in known):
+        return
+    run = await store.find_run(version.run_id)
+    if run is None or run.folder is None:
+        raise ScopeError(
+            f"uri: run {version.run_id!r} has no folder, so a token of that run alone names no place of "
+            "weights; use a token of all runs"
+        )
+    if not await asyncio.to_thread(_lies_in, version.uri, run.folder):
+        raise ScopeError(
+            f"uri: {version.uri!r} is not in {run.folder!r}, the folder of run {version.run_id!r}, where a "
+            "token of that run alone may point; use a token of all runs"
+        )
+
+
+def _check_unmoved(run: Run, sent: Mapping[str, Any]) -> None:
+    """Raise ScopeError for fields of a run that only a token of all runs may change."""
+    model = run.config.get("model")
+    for name, moved in (
+        ("folder", "folder" in sent and sent["folder"] != run.folder),
+        ("config.model", "config" in sent and sent["config"].get("model") != model),
+    ):
+        if moved:
+            raise ScopeError(
+                f"{name}: a token of run {run.id!r} alone does not change it; leave it as it is, or use a "
+                "token of all runs"
+            )
+
+
+def _lies_in(uri: str, folder: str) -> bool:
+    if not os.path.isabs(uri) or "\0" in uri:
+        return False
+    content, root = (Path(os.path.realpath(path)) for path in (uri, folder))
+    return content != root and content.is_relative_to(root)
 
 
 @router.put("/metrics", response_model=Metrics)
@@ -140,11 +203,11 @@ async def list_metrics(run_id: str, caller: Client, page: Paged) -> Response:
     """The metrics of a run, by rising step."""
     found = await caller.store.list_metrics(caller.run(run_id))
     metrics, following = page.of(found, lambda one: str(one.step))
-    return reply(AllMetrics.model_construct(metrics=metrics, next=following))
+    return reply({"metrics": metrics, "next": following})
 
 
-@router.put("/members", response_model=KnownMember)
-async def put_member(body: PutMember, caller: Anyone) -> Response:
+@router.put("/members", response_model=KeyedMember)
+async def put_member(body: KeyedMember, caller: Anyone) -> Response:
     """Say that a process plays a role in a run: a worker of itself, as a runner; an admin of any.
 
     A worker sends the `key` of the answer with each further sign of life. Without it a name is free that
@@ -160,7 +223,7 @@ async def put_member(body: PutMember, caller: Anyone) -> Response:
         elif living([known]):
             raise _another_s(known)
     await caller.store.put_member(member)
-    return reply(KnownMember(**member.model_dump(), key=member_key(caller.secret, member)))
+    return reply({**member.model_dump(), "key": member_key(caller.secret, member)})
 
 
 @router.delete("/members", response_model=Nothing)
@@ -173,7 +236,7 @@ async def remove_member(
     if known is not None and not caller.admin and key != member_key(caller.secret, known):
         raise _another_s(known)
     await caller.store.remove_member(run_id, role, name)
-    return reply(Nothing())
+    return reply({})
 
 
 async def _find_member(caller: Caller, run_id: str, role: Role, name: str) -> Member | None:
@@ -196,7 +259,7 @@ def _check_role(caller: Caller, role: Role) -> None:
 @router.get("/members", response_model=Members)
 async def list_members(run_id: str, caller: Client) -> Response:
     """Who plays in a run, by role and name; whoever died is still there, with an old `seen_at`."""
-    return reply(Members(members=await caller.store.list_members(caller.run(run_id))))
+    return reply({"members": await caller.store.list_members(caller.run(run_id))})
 
 
 @router.post("/alerts", response_model=Added)
@@ -205,11 +268,11 @@ async def add_alerts(body: AddAlerts, caller: Admin) -> Response:
     check_all("alerts", body.alerts)
     for alert in body.alerts:
         caller.run(alert.run_id)
-    return reply(Added(new=await caller.store.add_alerts(body.alerts)))
+    return reply({"new": await caller.store.add_alerts(body.alerts)})
 
 
 @router.get("/alerts", response_model=Alerts)
 async def list_alerts(run_id: str, caller: Client, page: Paged) -> Response:
     """The alerts of a run, in the order they were added."""
     alerts, following = page.of(await caller.store.list_alerts(caller.run(run_id)), lambda alert: alert.id)
-    return reply(Alerts.model_construct(alerts=alerts, next=following))
+    return reply({"alerts": alerts, "next": following})

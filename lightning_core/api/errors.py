@@ -14,7 +14,7 @@ from fastapi import Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from lightning_core.api.wire import to_json
+from lightning_core.api.routing import to_json
 from lightning_core.errors import (
     AccessError,
     ApiError,

@@ -1,11 +1,15 @@
-"""Rollouts from the side of those who run them: lease, heartbeat, finish, release."""
+"""Rollouts from the side of those who run them: lease, heartbeat, finish, release.
+
+The rules by which a run's trainer has its rollouts run hold for workers in any language too. A run that no
+trainer opened has none, and its attempts end as they are finished.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
@@ -28,12 +32,13 @@ from lightning_core.api.bodies import (
     Release,
 )
 from lightning_core.api.gateways import Gateways
-from lightning_core.api.patience import wait_with
-from lightning_core.api.ruling import reward_of, timeout_of
+from lightning_core.api.routing import JsonRoute, reply, wait_with
 from lightning_core.api.scopes import Lease, lease_key, read_lease
-from lightning_core.api.wire import JsonRoute, reply
+from lightning_core.errors import RewardError
+from lightning_core.runner.config import RolloutConfig, read_config
 from lightning_core.runner.gateways import RETRY_SECONDS
-from lightning_core.stores.rules import holds
+from lightning_core.stores.base import Store
+from lightning_core.stores.rules import holds, last_final
 from lightning_core.types import Attempt, Rollout
 
 router = APIRouter(prefix="/leases", tags=["leases"], route_class=JsonRoute)
@@ -57,19 +62,19 @@ async def lease(body: LeaseRequest, caller: Worker, request: Request) -> Respons
         raise
     if not heard:
         await caller.store.release(attempts)
-    return reply(Leases.model_construct(leases=leases))
+    return reply({"leases": leases})
 
 
 async def _leased(attempt: Attempt, body: LeaseRequest, caller: Caller, gateways: Gateways) -> Leased:
-    rollout, timeout = attempt.rollout, await timeout_of(caller.store, attempt)
-    place = await gateways.place(attempt, body.agent, timeout) if body.gateway else None
-    at = (place.gateway.url, place.gateway.instance) if place else (None, None)
+    rollout, timeout = attempt.rollout, await _timeout_of(caller.store, attempt)
+    to = await gateways.destination(attempt, body.agent, timeout) if body.gateway else None
+    at = (to.gateway.url, to.gateway.instance) if to else (None, None)
     lease = Lease(rollout.run_id, rollout.id, attempt.number, attempt.worker, *at)
     return Leased(
         key=lease_key(caller.secret, lease),
         attempt=attempt,
         timeout=timeout,
-        environment=place.environment if place else None,
+        environment=to.environment if to else None,
     )
 
 
@@ -99,7 +104,7 @@ async def wait_queued(
     """Wait until there may be something to lease, whatever the run's gateways do. Another worker may be
     faster."""
     news = caller.store.wait_queued(wait, run_id=_run_of(caller, run_id))
-    return reply(News(news=bool(await wait_with(request, news))))
+    return reply({"news": bool(await wait_with(request, news))})
 
 
 @router.get("/cancelled", response_model=News)
@@ -107,7 +112,7 @@ async def wait_cancelled(worker: str, caller: Worker, request: Request, wait: Wa
     """Wait until something that the worker held was cancelled; a heartbeat says which. A cancellation between
     two of these requests is seen by the next heartbeat only."""
     news = caller.store.wait_cancelled(worker, wait)
-    return reply(News(news=bool(await wait_with(request, news))))
+    return reply({"news": bool(await wait_with(request, news))})
 
 
 @router.post("/heartbeat", response_model=Beat)
@@ -122,10 +127,10 @@ async def heartbeat(body: Heartbeat, caller: Worker, request: Request) -> Respon
     return reply(_beat(body.keys, attempts, held))
 
 
-def _beat(keys: Sequence[Key], attempts: Sequence[Attempt], held: Sequence[Attempt]) -> Beat:
+def _beat(keys: Sequence[Key], attempts: Sequence[Attempt], held: Sequence[Attempt]) -> dict[str, Any]:
     still = {(one.rollout.id, one.number) for one in held}
     kept = [key for key, one in zip(keys, attempts, strict=True) if (one.rollout.id, one.number) in still]
-    return Beat(held=kept, lost=[key for key in keys if key not in kept])
+    return {"held": kept, "lost": [key for key in keys if key not in kept]}
 
 
 @router.post("/finish", response_model=Rollout)
@@ -144,7 +149,7 @@ async def finish(body: Finish, caller: Worker, request: Request) -> Response:
         if await gateways.lost(read_lease(caller.secret, body.key)):
             await caller.store.release([attempt])
             return reply((await caller.rollouts([attempt.rollout.id]))[0])
-    reward = await reward_of(caller.store, attempt, body.reward, body.error)
+    reward = await _reward_of(caller.store, attempt, body.reward, body.error)
     return reply(await caller.store.finish(attempt, reward=reward, error=body.error))
 
 
@@ -152,11 +157,47 @@ async def finish(body: Finish, caller: Worker, request: Request) -> Response:
 async def release(body: Release, caller: Worker) -> Response:
     """Give leases back unfinished: others take them, and it costs them no attempt."""
     await caller.store.release(await caller.attempts(body.keys))
-    return reply(Nothing())
+    return reply({})
 
 
 @router.post("/reclaim", response_model=Reclaimed)
 async def reclaim(body: Reclaim, caller: Admin) -> Response:
     """Give back everything that a worker held when it died: for one that starts again under its name."""
     released = await caller.store.reclaim(body.worker, run_id=_run_of(caller, body.run_id))
-    return reply(Reclaimed(released=released))
+    return reply({"released": released})
+
+
+# the rules of the run's trainer ---------------------------------------------------------------------
+async def _timeout_of(store: Store, attempt: Attempt) -> float | None:
+    """The seconds that the attempt may take; None for no limit."""
+    rules = await _rules(store, attempt)
+    return None if rules is None else rules.timeout
+
+
+async def _reward_of(store: Store, attempt: Attempt, reward: float | None, error: str | None) -> float | None:
+    """The reward to end the attempt with. Raises RewardError for a success whose reward nobody knows."""
+    rules = await _rules(store, attempt)
+    if reward is not None or rules is None:
+        return reward
+    if error is not None:
+        return rules.on_failure.reward_of_failure(attempt)
+    if holds(attempt, attempt.rollout):
+        await _check_given(store, attempt, rules)
+    return None
+
+
+async def _check_given(store: Store, attempt: Attempt, rules: RolloutConfig) -> None:
+    rollout = attempt.rollout
+    if rules.judged and rollout.split == "train":
+        return
+    given = (await store.get_rewards([rollout.id]))[rollout.id]
+    if last_final(given, attempt.number) is None:
+        raise RewardError(
+            f"rollout {rollout.id!r} was given no final reward and no judge will give it one; finish it with "
+            "`reward`, or with `error` if it failed"
+        )
+
+
+async def _rules(store: Store, attempt: Attempt) -> RolloutConfig | None:
+    run = await store.find_run(attempt.rollout.run_id)
+    return None if run is None else read_config(run)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from lightning_core.api.access import Admin, Client, run_prefix
@@ -24,12 +24,12 @@ from lightning_core.api.bodies import (
     WaitFinished,
 )
 from lightning_core.api.bounds import FieldError, check, check_new
-from lightning_core.api.paging import Integer, Page
-from lightning_core.api.patience import wait_with
-from lightning_core.api.wire import JsonRoute, reply
+from lightning_core.api.routing import JsonRoute, Page, reply, wait_with
 from lightning_core.types import Rollout, Sampling, Split, Status, Task
 
 router = APIRouter(tags=["rollouts"], route_class=JsonRoute)
+Integer = Annotated[int | None, Query(ge=-(2**63) + 1, le=2**63 - 1)]
+"""What every store can look for."""
 
 
 @router.post("/rollouts", response_model=Enqueued)
@@ -46,7 +46,7 @@ async def enqueue(body: Enqueue, caller: Client) -> Response:
         if not caller.admin:
             await caller.known_run(run_id)
     new = await caller.store.enqueue(body.rollouts)
-    return reply(Enqueued(new=new, rollout_ids=[rollout.id for rollout in body.rollouts]))
+    return reply({"new": new, "rollout_ids": [rollout.id for rollout in body.rollouts]})
 
 
 @router.post("/tasks", response_model=Enqueued)
@@ -63,7 +63,7 @@ async def enqueue_tasks(body: EnqueueTasks, caller: Client) -> Response:
     await caller.known_run(body.run_id)
     rollouts = _planned(body)
     new = await caller.store.enqueue(rollouts)
-    return reply(Enqueued(new=new, rollout_ids=[rollout.id for rollout in rollouts]))
+    return reply({"new": new, "rollout_ids": [rollout.id for rollout in rollouts]})
 
 
 def _planned(body: EnqueueTasks) -> list[Rollout]:
@@ -128,7 +128,7 @@ async def find_rollouts(
     )
     rollouts = found[: page.limit]
     following = rollouts[-1].id if len(found) > page.limit else None
-    return reply(Rollouts.model_construct(rollouts=rollouts, next=following))
+    return reply({"rollouts": rollouts, "next": following})
 
 
 @router.get("/rollouts/{rollout_id:path}", response_model=Rollout)
@@ -141,13 +141,13 @@ async def get_rollout(rollout_id: str, caller: Client) -> Response:
 @router.post("/rollouts/read", response_model=Rollouts)
 async def read_rollouts(body: RolloutIds, caller: Client) -> Response:
     """These rollouts as they stand."""
-    return reply(Rollouts.model_construct(rollouts=await caller.rollouts(body.rollout_ids), next=None))
+    return reply({"rollouts": await caller.rollouts(body.rollout_ids), "next": None})
 
 
 @router.get("/counts", response_model=Counts)
 async def count_rollouts(run_id: str, caller: Client) -> Response:
     """How many rollouts of a run there are of each step, split and status, by rising step."""
-    return reply(Counts(counts=await caller.store.count_rollouts(caller.run(run_id))))
+    return reply({"counts": await caller.store.count_rollouts(caller.run(run_id))})
 
 
 @router.post("/rollouts/wait", response_model=Finished)
@@ -157,11 +157,11 @@ async def wait_finished(body: WaitFinished, caller: Client, request: Request) ->
     await wait_with(request, caller.store.wait_finished(body.rollout_ids, body.wait))
     finished = await caller.store.wait_finished(body.rollout_ids, 0.0)
     done = len(finished) == len(body.rollout_ids)
-    return reply(Finished.model_construct(rollouts=finished, done=done))
+    return reply({"rollouts": finished, "done": done})
 
 
 @router.post("/rollouts/cancel", response_model=Cancelled)
 async def cancel(body: Cancel, caller: Admin) -> Response:
     """Cancel the unfinished ones among these rollouts; their workers are told."""
     ids = await caller.known(body.rollout_ids, skip_unknown=body.skip_unknown)
-    return reply(Cancelled(cancelled=await caller.store.cancel(ids)))
+    return reply({"cancelled": await caller.store.cancel(ids)})
