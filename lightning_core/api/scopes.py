@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass
 from typing import Final, Literal, get_args
 
 from lightning_core.errors import AccessError, ConfigError
-from lightning_core.gateway.signing import Seal, claims_in
+from lightning_core.gateway.tokens import Seal, claims_in
 from lightning_core.types import Member, Run
 
 PREFIX: Final = "la-"

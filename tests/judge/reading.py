@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from lightning_core.gateway.thread import ServerThread
+from lightning_core.gateway.server import ServerThread
 
 Lines = list[dict[str, str]]
 Fault = Callable[[dict[str, Any]], Response | str]

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_core.api.app import Api
 from lightning_core.errors import StoreError
-from lightning_core.gateway.thread import ServerThread
+from lightning_core.gateway.server import ServerThread
 from lightning_core.stores.base import Store
 from lightning_core.stores.http_store import HttpStore
 from lightning_core.stores.memory import MemoryStore
