@@ -305,6 +305,17 @@ class KeyedMember(Member):
     with an admin's token it is not needed."""
 
 
+class PublicRun(Record):
+    """A run, without its secret."""
+
+    id: str
+    config: dict[str, JsonValue]
+    folder: str | None
+    status: str
+    created_at: float
+    provenance: dict[str, JsonValue]
+
+
 class AddAlerts(Record):
     """Alerts to record, all or none."""
 
@@ -314,19 +325,6 @@ class AddAlerts(Record):
     alerts: Some[Alert]
 
 
-PublicRun = _answer(
-    "PublicRun",
-    "A run, without its secret.",
-    id=(str, "Its name."),
-    config=(
-        dict[str, JsonValue],
-        "What may not change when the run is resumed, and the rules of its rollouts.",
-    ),
-    folder=(str | None, "Where its files lie."),
-    status=(str, "running, finished, stopped or failed."),
-    created_at=(float, "Unix seconds."),
-    provenance=(dict[str, JsonValue], "Where its numbers come from: versions, machine, settings."),
-)
 Runs = _answer("Runs", "Runs.", runs=(list[PublicRun], "The newest first."), next=_NEXT)
 SecretRuns = _answer(
     "SecretRuns",
