@@ -58,7 +58,10 @@ def apart(run: str) -> Iterator[Sequence[str]]:
     """A gateway and two workers beside the trainer, over a PostgreSQL server: five processes."""
     with postgres() as site:
         joining = ("--store", site.url, "--run", run)
-        others = [cli("gateway", *joining), *(cli("worker", SCRIPT, *joining, "--concurrency", "16"),) * 2]
+        others = [
+            cli("gateway", *joining),
+            *(cli("worker", SCRIPT, *joining, "--set", "concurrency=16"),) * 2,
+        ]
         started = [subprocess.Popen(command) for command in others]
         try:
             yield ("--store", site.url, "--remote", "runner,gateway")

@@ -130,7 +130,7 @@ class LogprobGap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroVariance:
-    """Zero-variance share: rollouts are made and teach nothing, as all of a group came to the same.
+    """Zero-variance share: rollouts are made and teach nothing, as all of a group got the same reward.
 
         found if  (groups of equal rewards) / (groups) >= share    over the last `window` steps
 
@@ -140,7 +140,7 @@ class ZeroVariance:
     window: int = 5
     """Steps that are counted together."""
     share: float = 0.95
-    """Of the groups. Of 52 recorded runs, many of which had learnt their tasks, one came to it: with a reward
+    """Of the groups. Of 52 recorded runs, many of which had learnt their tasks, one reached it: with a reward
     of 0.99."""
 
     def __call__(self, scene: Scene) -> Iterator[Finding]:

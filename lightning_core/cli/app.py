@@ -19,8 +19,8 @@ from lightning_core.errors import ConfigError, LightningError
 from lightning_core.trainer.roles.gateway import Hosting, host_gateway
 from lightning_core.trainer.roles.joining import Joining
 
-_WORKERS = "Worker processes that run the rollouts: a number, or ray:NUMBER for a Ray cluster."
 _ALLOW_HOST = "A host whose clients and web pages may use it without a token; may be given several times."
+_OWN = "A setting of the worker, such as concurrency=8 or workers=ray:8; may be given several times."
 _SET = "Another setting of the trainer or of its backend; may be given several times."
 _MODEL = "A transformers folder, a name on the hub, or 'tiny'; a Llama- or Qwen-like model."
 _Listen = Annotated[
@@ -108,11 +108,10 @@ def worker(
     run: Annotated[
         str | None, typer.Option(help="Id of the run (default: the newest of this script that is trained).")
     ] = None,
-    concurrency: Annotated[int | None, typer.Option(help="Rollouts at the same time.")] = None,
-    workers: Annotated[str | None, typer.Option(help=_WORKERS)] = None,
+    given: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=_OWN)] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Its own name: started anew under it, it gives back at once what it held before."),
+        typer.Option(help="Its own name: started again under it, it gives back at once what it held before."),
     ] = None,
     once: Annotated[
         bool, typer.Option("--once", help="End also when the run is stopped, instead of waiting.")
@@ -128,8 +127,7 @@ def worker(
     """
     say = partial(Console(stderr=True).print, markup=False, highlight=False, soft_wrap=True)
     joining = Joining(store=store, run=run, name=name, once=once, say=say)
-    settings = {"concurrency": concurrency, "workers": workers}
-    work_script(script, context.args, {n: v for n, v in settings.items() if v is not None}, joining)
+    work_script(script, context.args, read_launch(given or (), {}), joining)
 
 
 @app.command()

@@ -184,7 +184,7 @@ def _table(title: str, versions: Versions) -> Table:
 async def show_difference(
     run: str, store: str | None, name: str, numbers: tuple[int, int], backend: str
 ) -> None:
-    """Two versions side by side: what they are, what they came to, and how their contents differ."""
+    """Two versions side by side: their records, their numbers, and how their contents differ."""
     console = Console()
     async with open_versions(run, store, name) as (opened, run_id, versions):
         before, after = (get_version(versions, number) for number in numbers)

@@ -40,7 +40,7 @@ _Run = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/202601
 def runs(
     folder: Annotated[Path, typer.Argument(help="Folder that holds the runs.")] = Path("runs"),
 ) -> None:
-    """List the runs of a folder, the newest first, with what they came to."""
+    """List the runs of a folder, the newest first, with their success."""
     list_runs(folder)
 
 

@@ -49,16 +49,14 @@ def plan_script(script: Path, arguments: Sequence[str], launch: Launch) -> None:
     _call_once(script, arguments, Launch(launch.settings, launch.backend, plan))
 
 
-def work_script(
-    script: Path, arguments: Sequence[str], settings: Mapping[str, Any], joining: Joining
-) -> None:
+def work_script(script: Path, arguments: Sequence[str], launch: Launch, joining: Joining) -> None:
     """Run `script` up to its first `fit`, in whose place rollouts are run for a trainer elsewhere."""
 
     def work(trainer: Trainer, solve: Any, **tasks: object) -> None:
         trainer.work(solve, joining)
         raise _Done
 
-    _call_once(script, arguments, Launch(settings, call=work))
+    _call_once(script, arguments, Launch(launch.settings, launch.backend, work))
 
 
 def _call_once(script: Path, arguments: Sequence[str], launch: Launch) -> None:

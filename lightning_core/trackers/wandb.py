@@ -83,5 +83,5 @@ class Wandb:
         import wandb
 
         self._run.finish(exit_code=0 if status == "finished" else 1)
-        if wandb.run is None:  # nobody else uses its process
+        if wandb.run is None:  # no other run uses its process
             wandb.teardown()

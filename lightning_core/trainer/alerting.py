@@ -178,7 +178,7 @@ def to_alerts(setting: Alerts | bool | None) -> Alerts | None:
 
 
 def make_rules(setting: Alerts, plugins: Plugins) -> Mapping[str, Rule]:
-    """The rules that take part, by name. ConfigError for a name that nobody registered."""
+    """The rules that take part, by name. ConfigError for a name that is not registered."""
     names = plugins.names("alert")
     for name in setting.rules.keys() - set(names):
         plugins.part("alert", name)  # says which there are

@@ -167,7 +167,7 @@ def to_trajectory(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Rew
     seen = {call.agent for call in calls}
     if strangers := {reward.agent for reward in rewards if reward.kind == "final" and reward.agent} - seen:
         log.warning(
-            "rollout %s: final rewards are for %s, who made no call in it; they count for nobody. Agents "
+            "rollout %s: final rewards are for %s, who made no call in it; they count for no agent. Agents "
             "seen in it: %s",
             rollout.id,
             ", ".join(map(repr, sorted(strangers))),

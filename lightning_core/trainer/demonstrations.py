@@ -41,7 +41,7 @@ from lightning_core.types import (
 logger = logging.getLogger(__name__)
 
 WHOLE = ("stop", "tool_calls")
-"""Finish reasons of a reply that came to its own end."""
+"""Finish reasons of a reply that was not cut short."""
 
 
 def demonstrations(

@@ -81,7 +81,7 @@ class Judging:
         self, judge: Judge, endpoint: Endpoint, group: list[Rollout], calls: Mapping[str, Sequence[Call]]
     ) -> list[Reward]:
         """The rewards of one group, stored."""
-        # a thread: 0.8 s for 8 rollouts of 100 calls, in which the gateway would answer nobody
+        # a thread: 0.8 s for 8 rollouts of 100 calls, in which the gateway would not answer
         told, different, question = await asyncio.to_thread(_tell, judge, group, calls)
         if question.shortened:
             log.warning(

@@ -110,7 +110,7 @@ class Settings:
         if "gateway" in self.remote_roles:
             self._check_remote_gateway()
         if self.agents is not None and not self.agents:
-            raise ConfigError("agents=[] trains nobody: give names or globs, or None to train all")
+            raise ConfigError("agents=[] trains no agent: give names or globs, or None to train all")
         if self.timeout is not None:
             check_range("timeout", self.timeout, above=0)
 

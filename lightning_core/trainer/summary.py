@@ -1,4 +1,4 @@
-"""What a run came to: the machine-readable `summary.json` and how it is worked out."""
+"""The outcome of a run: the machine-readable `summary.json` and how it is computed."""
 
 from __future__ import annotations
 

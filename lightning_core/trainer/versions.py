@@ -64,14 +64,14 @@ class Versions:
         self._known = {version.version: version for version in kept}
 
     async def sampled(self, trajectories: Iterable[Trajectory]) -> None:
-        """Tell the versions what their training rollouts came to, of those that one version sampled alone."""
+        """Record the mean reward of each version's training rollouts, of those that one version sampled alone."""
         for version, rewards in _rewards(trajectories).items():
             known = self._known.get(version)
             if known is not None and known.metrics.get("rollouts", 0) <= len(rewards):
                 await self._measure(version, {"reward": fmean(rewards), "rollouts": float(len(rewards))})
 
     async def evaluated(self, result: Evaluation) -> None:
-        """Tell the version that is served what its evaluation came to."""
+        """Record an evaluation as numbers of the version that is served."""
         numbers = {"sampled": result.sampled, "greedy": result.greedy}
         await self._measure(self._backend.policy_version, numbers)
 

@@ -75,7 +75,7 @@ class RunProcesses:
 
     def work(self, name: str, *flags: object, **more: object) -> subprocess.Popen[bytes]:
         """A worker."""
-        given = ("--store", self.store, "--name", name, "--concurrency", 4, *flags)
+        given = ("--store", self.store, "--name", name, "--set", "concurrency=4", *flags)
         return self.start("worker", self.script, *given, **more)  # type: ignore[arg-type]
 
     def until(self, true: Callable[[], object], *living: subprocess.Popen[bytes]) -> None:
