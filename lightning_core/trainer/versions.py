@@ -64,7 +64,7 @@ class Versions:
         self._known = {version.version: version for version in kept}
 
     async def sampled(self, trajectories: Iterable[Trajectory]) -> None:
-        """Record the mean reward of each version's training rollouts, of those that one version sampled alone."""
+        """Record each version's mean training reward, over the rollouts that it sampled alone."""
         for version, rewards in _rewards(trajectories).items():
             known = self._known.get(version)
             if known is not None and known.metrics.get("rollouts", 0) <= len(rewards):
