@@ -98,7 +98,7 @@ class Completions(Dialect):
 
     @staticmethod
     def conversation(request: Json) -> Conversation:
-        raise unsupported("prompt", "a raw prompt is no chat")
+        raise unsupported("prompt", "completions have a raw prompt, which is no chat")
 
     @staticmethod
     def merge(events: Iterable[Json]) -> Json:

@@ -139,7 +139,9 @@ class Responses(Dialect):
     @staticmethod
     def conversation(request: Json) -> Conversation:
         if request.get("previous_response_id"):
-            raise unsupported("previous_response_id", "the server holds the beginning of the conversation")
+            raise unsupported(
+                "previous_response_id", "of responses that go on from another, the server holds the beginning"
+            )
         return [*_instructions(request), *_read_items(request.get("input"))], _tools(request)
 
     @staticmethod
