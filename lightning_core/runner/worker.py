@@ -23,7 +23,7 @@ import threading
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 from lightning_core.plugins import load_plugins
 from lightning_core.runner.in_process import InProcess
@@ -34,6 +34,7 @@ from lightning_core.types import Call, Event, Reward, Task
 
 BOOT = "import sys; sys.path[:] = {path!r}; from {module} import main; main({fd}, {argv!r})"
 _LENGTH = struct.Struct("!Q")
+GONE = (OSError, EOFError, pickle.UnpicklingError)
 
 
 # messages -----------------------------------------------------------------------------------
@@ -91,21 +92,10 @@ async def read(reader: asyncio.StreamReader) -> Any:
     return pickle.loads(await reader.readexactly(length))
 
 
-def receive(sock: socket.socket) -> Any:
-    """The same, for a thread."""
-    (length,) = _LENGTH.unpack(_exactly(sock, _LENGTH.size))
-    return pickle.loads(_exactly(sock, length))
-
-
-def _exactly(sock: socket.socket, length: int) -> bytearray:
-    content = bytearray(length)
-    view, filled = memoryview(content), 0
-    while filled < length:
-        count = sock.recv_into(view[filled:])
-        if count == 0:
-            raise ConnectionResetError("the other side is gone")
-        filled += count
-    return content
+def receive(stream: BinaryIO) -> Any:
+    """The same, for a thread. Raises one of `GONE` if the other side is gone."""
+    stream.read(_LENGTH.size)  # a pickle says itself where it ends
+    return pickle.load(stream)
 
 
 # the process --------------------------------------------------------------------------------
@@ -119,22 +109,23 @@ def main(fd: int, argv: Sequence[str]) -> None:
     os.set_inheritable(fd, False)  # it was handed on to us, and ends here
     sys.argv[:] = argv
     faulthandler.enable(all_threads=False)
-    with socket.socket(fileno=fd) as runner:
-        solve: bytes = receive(runner)
+    with socket.socket(fileno=fd) as runner, runner.makefile("rb") as incoming:
+        solve: bytes = receive(incoming)
         try:
             runs_in = InProcess(pickle.loads(solve))
         except BaseException as error:  # the app's own modules, which are imported now
             runner.sendall(frame(describe(error)))
             return
         with instrument(load_plugins().who):
-            asyncio.run(Worker(runner, runs_in).serve())
+            asyncio.run(Worker(runner, incoming, runs_in).serve())
 
 
 class Worker:
     """Runs attempts for the runner at the other end of a socket."""
 
-    def __init__(self, runner: socket.socket, runs_in: InProcess) -> None:
+    def __init__(self, runner: socket.socket, incoming: BinaryIO, runs_in: InProcess) -> None:
         self._runner = runner
+        self._incoming = incoming
         self._runs_in = runs_in
         self._sending = threading.Lock()
         self._scope: Scope | None = None
@@ -150,8 +141,8 @@ class Worker:
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
             try:
-                assignment: Assignment | None = receive(self._runner)
-            except OSError:
+                assignment: Assignment | None = receive(self._incoming)
+            except GONE:
                 os._exit(0)  # the runner is gone, and with it the use of what still runs
             if assignment is not None:
                 self._scope = assignment.scope()

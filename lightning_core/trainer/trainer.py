@@ -20,9 +20,9 @@ from lightning_core.trainer.folder import RunFolder, choose_folder
 from lightning_core.trainer.launch import current_launch, launching
 from lightning_core.trainer.loop import Loop
 from lightning_core.trainer.observers import Observers
-from lightning_core.trainer.opening import open_run
 from lightning_core.trainer.plan import make_tasks
 from lightning_core.trainer.preflight import outline_run
+from lightning_core.trainer.record import open_run
 from lightning_core.trainer.report import terminal_curve, transcripts, write_report
 from lightning_core.trainer.roles.joining import Joining
 from lightning_core.trainer.roles.worker import work

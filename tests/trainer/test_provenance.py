@@ -14,7 +14,7 @@ import pytest
 import lightning_core as lightning
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.trainer.provenance import describe_origin, git_state, resumed
+from lightning_core.trainer.record import describe_origin, git_state, resumed
 
 
 def git(folder: Path, *arguments: str) -> str:
