@@ -13,7 +13,7 @@ from itertools import islice
 
 from lightning_core.errors import ConfigError, NotFoundError
 from lightning_core.stores import clock, rules
-from lightning_core.stores.notifications import QUEUE, Notifications, cancelled_of, finished_of
+from lightning_core.stores.notifications import QUEUE, Notifications, Topic, cancelled_of, finished_of
 from lightning_core.types import (
     Alert,
     Attempt,
@@ -205,13 +205,12 @@ class MemoryStore:
             return rules.all_found(rollout_ids, self._rollouts)
 
     async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
-        with self._notifications.waiting(map(finished_of, rollout_ids)) as waiter:
-            finished = self._finished(rollout_ids)
-            if len(finished) < len(rollout_ids):
-                self._notifications.tell(finished_of(rollout.id) for rollout in finished)
-                await waiter.sleep(timeout)
-                finished = self._finished(rollout_ids)
-            return finished
+        async def look(pending: set[Topic]) -> tuple[set[Topic], float]:
+            finished = self._finished([name for _, name in pending])
+            return pending - {finished_of(rollout.id) for rollout in finished}, math.inf
+
+        await self._notifications.wait(map(finished_of, rollout_ids), timeout, look)
+        return self._finished(rollout_ids)
 
     # what happened in them ----------------------------------------------------------------
     async def add_call(self, call: Call, *, running: bool = False) -> None:

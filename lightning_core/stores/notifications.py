@@ -7,8 +7,10 @@ between processes passes on what the others tell, or looks now and then.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Lock
 
@@ -27,6 +29,10 @@ def finished_of(rollout_id: str) -> Topic:
 def cancelled_of(worker: str) -> Topic:
     """Something that this worker held is cancelled."""
     return CANCELLED, worker
+
+
+Look = Callable[[set[Topic]], Awaitable[tuple[set[Topic], float]]]
+"""Those of the topics that have not happened yet, and in how many seconds to look again."""
 
 
 class Waiter:
@@ -72,6 +78,23 @@ class Notifications:
         finally:
             with self._lock:
                 self._forget(waiter)
+
+    async def wait(self, topics: Iterable[Topic], timeout: float | None, look: Look) -> set[Topic]:
+        """Wait until all of the topics have happened or `timeout` seconds have passed; those that have not.
+
+        Looks before it sleeps, whenever all were told, and when `look` asked for it.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        pending = set(topics)
+        while pending:
+            with self.waiting(pending) as waiter:
+                missing, again = await look(pending)
+                self.tell(pending - missing)
+                pending, left = missing, deadline - time.monotonic()
+                if not pending or left <= 0:
+                    break
+                await waiter.sleep(min(left, again))
+        return pending
 
     def tell(self, topics: Iterable[Topic]) -> None:
         """These have happened; wakes each waiter whose last one is among them. From any thread."""

@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any
 
 from lightning_core.errors import ConfigError, StoreError
-from lightning_core.stores.notifications import Notifications, Topic, Waiter
+from lightning_core.stores.notifications import Notifications, Topic
 from lightning_core.stores.rows import Row
 from lightning_core.stores.sql_store import SqlDriver, SqlStore
 from lightning_core.stores.workers import Job
@@ -86,11 +86,8 @@ class PostgresStore(SqlStore):
     def _listen(self, kind: str) -> None:
         self._listener.listen(kind)
 
-    async def _ends(self) -> int:
-        return 0  # the server tells of them
-
-    async def _sleep(self, waiter: Waiter, seconds: float, ends: int | None = None) -> None:
-        await waiter.sleep(min(seconds, LOOK_SECONDS))
+    def _look_seconds(self) -> float:
+        return LOOK_SECONDS
 
 
 class PostgresConnection:

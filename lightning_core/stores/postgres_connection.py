@@ -35,7 +35,6 @@ DIALECT: Dialect = {
     "float": "float8",
     "serial": "seq bigserial",
     "order": "seq bigserial PRIMARY KEY",
-    "often_updated": "WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000)",
     "among": "= ANY(?::text[])",
     "index": "AS",  # its planner chooses by itself
     "now": "extract(epoch FROM statement_timestamp())::float8",
@@ -43,7 +42,8 @@ DIALECT: Dialect = {
     "skip": "FOR UPDATE SKIP LOCKED",
     "share": "FOR SHARE",
 }
-OWN_TABLES = (
+OWN = (
+    "ALTER TABLE rollouts SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000)",
     "CREATE TABLE writers (name text PRIMARY KEY, number bigint NOT NULL)",
     "CREATE TABLE migrations (version bigint PRIMARY KEY, made_at timestamptz NOT NULL DEFAULT now())",
 )
@@ -170,7 +170,7 @@ def _create(connection: Connection, place: Place) -> int:
     present = "SELECT 1 FROM pg_namespace WHERE nspname = %b"
     if connection.execute(present, (place.schema,)).fetchone() is None:
         connection.execute(SQL("CREATE SCHEMA {}").format(Identifier(place.schema)), prepare=False)
-    for statement in (*SCHEMA, *OWN_TABLES):
+    for statement in (*SCHEMA, *OWN):
         connection.execute(statement.format_map(DIALECT), prepare=False)
     connection.execute("INSERT INTO migrations (version) VALUES (%b)", (VERSION,))
     return VERSION

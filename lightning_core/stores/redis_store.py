@@ -28,6 +28,7 @@ from lightning_core.stores.notifications import (
     QUEUE,
     QUEUED,
     Notifications,
+    Topic,
     cancelled_of,
     finished_of,
 )
@@ -133,17 +134,12 @@ class RedisStore:
         return await self._run(self._writer, lambda tries: self._rollouts.lease(*given, tries))
 
     async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
-        deadline = time.monotonic() + timeout
+        async def look(pending: set[Topic]) -> tuple[set[Topic], float]:
+            seconds = await self._run(self._reader, lambda tries: self._work_in(run_id))
+            return (pending if seconds > 0 else set()), min(seconds, self._look_seconds)
+
         self._news.listen(QUEUED)
-        while True:
-            with self._notifications.waiting([QUEUE]) as waiter:
-                seconds = await self._run(self._reader, lambda tries: self._work_in(run_id))
-                left = deadline - time.monotonic()
-                if seconds <= 0:
-                    return True
-                if left <= 0:
-                    return False
-                await waiter.sleep(min(left, seconds, self._look_seconds))
+        return not await self._notifications.wait([QUEUE], timeout, look)
 
     async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
         if not attempts:
@@ -214,19 +210,13 @@ class RedisStore:
         return rules.all_found(rollout_ids, {row.rollout.id: row.rollout for row in found})
 
     async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        pending = set(rollout_ids)
-        if pending:
+        async def look(pending: set[Topic]) -> tuple[set[Topic], float]:
+            finished = await self._finished(name for _, name in pending)
+            return pending - set(map(finished_of, finished)), self._look_seconds
+
+        if rollout_ids:
             self._news.listen(FINISHED)
-        while pending:
-            with self._notifications.waiting(map(finished_of, pending)) as waiter:
-                finished = await self._finished(pending)
-                pending -= finished
-                left = deadline - time.monotonic()
-                if not pending or left <= 0:
-                    break
-                self._notifications.tell(map(finished_of, finished))
-                await waiter.sleep(min(left, self._look_seconds))
+        await self._notifications.wait(map(finished_of, rollout_ids), timeout, look)
         rows = await self._run(self._reader, lambda tries: self._rollouts.read_all(rollout_ids))
         return [row.rollout for row in rows if row.rollout.status.finished]
 

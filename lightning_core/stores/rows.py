@@ -1,13 +1,14 @@
 """Stored values as rows of relational tables, and back: each table's columns are written down once, here.
 
-`CREATE` and all statements hold marks such as `{bytes}`, in whose place each database has its own words, and
-`?` for an argument.
+Statements hold marks such as `{bytes}`, in whose place each database has its own words, and `?` for an
+argument.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
@@ -40,106 +41,108 @@ T = TypeVar("T")
 Row = tuple[Any, ...]
 Dialect = Mapping[str, str]
 """What a database writes in place of the marks: its types, locks and clock."""
-Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]
-"""What makes a column of a field, and the field of the column."""
-JSON: Codec = (dump_json, load_json)
-REMARK: Codec = (plain, str)
 _EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+_CODECS: Mapping[str, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = MappingProxyType(
+    {
+        "json": ("bytes", dump_json, load_json),
+        "model": ("bytes", lambda model: dump_json(model.model_dump()), load_json),
+        "status": ("text", str, Status),
+        "remark": ("text", plain, str),
+    }
+)
+"""The column of a field that is not kept as it is, what makes the column, and what the field."""
 
 
 class Table(Generic[T]):
-    """A table whose columns are fields of one type, some of them encoded."""
+    """A table whose columns are fields of one type."""
 
     def __init__(
-        self, name: str, kind: Callable[..., T], columns: str, key: str = "", **codecs: Codec
+        self, name: str, kind: Callable[..., T], columns: str, key: str = "", *, own: str = "{serial}"
     ) -> None:
-        """`columns` begin with those of the `key`, if rows are replaced by it."""
-        self.name, self.columns, self.key = name, columns, key
-        self._kind = kind
-        self._fields = [column.strip('"') for column in columns.split(", ")]
+        """`columns`: the name of each and its type, with "?" if it may be NULL. They begin with those of the
+        `key`, if rows are replaced by it. `own`: columns that no field has."""
+        names, kinds = zip(*(column.split() for column in columns.split(", ")), strict=True)
+        self._kind, self._fields = kind, [one.strip('"') for one in names]
         self._get = attrgetter(*self._fields)
-        self._codecs = [(self._fields.index(field), codec) for field, codec in codecs.items()]
+        self._codecs = [
+            (place, *_CODECS[found][1:])
+            for place, one in enumerate(kinds)
+            if (found := one.removesuffix("?")) in _CODECS
+        ]
+        self.name, self.columns, self.key = name, ", ".join(names), key
+        others = [one for one in names if one not in key.split(", ")]
+        self.replaced = ", ".join(f"{one} = excluded.{one}" for one in others)
+        """What a row changes of that with its key."""
+        self.insert = f"INSERT INTO {name} ({self.columns}) VALUES ({', '.join('?' * len(names))})"
+        self.add = f"{self.insert} ON CONFLICT ({key}) DO NOTHING"
+        """The statement that adds a row, unless there is one with its key."""
+        self.upsert = f"{self.insert} ON CONFLICT ({key}) DO UPDATE SET {self.replaced}"
+        """The statement that adds a row, or replaces that with its key."""
+        unique = f", UNIQUE ({key})" if key else ""
+        declared = ", ".join(map(_declared, names, kinds))
+        self.create = f"CREATE TABLE {name} ({own}, {declared}{unique})"
 
     def row(self, value: T) -> Row:
         row = list(self._get(value))
-        for place, (encode, _) in self._codecs:
+        for place, encode, _ in self._codecs:
             row[place] = None if row[place] is None else encode(row[place])
         return tuple(row)
 
     def value(self, row: Row) -> T:
         """From its columns, in their order; what follows them is left out."""
         fields = dict(zip(self._fields, row, strict=False))
-        for place, (_, decode) in self._codecs:
+        for place, _, decode in self._codecs:
             if row[place] is not None:
                 fields[self._fields[place]] = decode(row[place])
         return self._kind(**fields)
 
-    @property
-    def insert(self) -> str:
-        """The statement that adds a row."""
-        marks = ", ".join("?" * len(self._fields))
-        return f"INSERT INTO {self.name} ({self.columns}) VALUES ({marks})"
 
-    @property
-    def upsert(self) -> str:
-        """The statement that adds a row, or replaces that with its key."""
-        return f"{self.insert} ON CONFLICT ({self.key}) DO UPDATE SET {self.replaced}"
-
-    @property
-    def replaced(self) -> str:
-        """What a row changes of that with its key."""
-        others = self.columns.removeprefix(f"{self.key}, ").split(", ")
-        return ", ".join(f"{column} = excluded.{column}" for column in others)
-
-
-def _model(value: Any) -> bytes:
-    return dump_json(value.model_dump())
+def _declared(name: str, kind: str) -> str:
+    bare = kind.removesuffix("?")
+    column = _CODECS[bare][0] if bare in _CODECS else bare
+    return f"{name} {{{column}}}" + ("" if kind.endswith("?") else " NOT NULL")
 
 
 ROLLOUTS = Table(
     "rollouts",
     Rollout,
-    "id, run_id, task, group_id, step, split, sampling, priority, max_attempts, status, attempts, reward,"
-    " error, created_at, finished_at, policy_version",
-    task=(_model, load_json),
-    sampling=(_model, load_json),
-    status=(str, Status),
+    "id text, run_id text, task model, group_id text, step int, split text, sampling model, priority int,"
+    " max_attempts int, status status, attempts int, reward float?, error text?, created_at float,"
+    " finished_at float?, policy_version int?",
+    "id",
+    own="{order}, worker {text}, lease_until {float}",
 )
 REWARDS = Table(
     "rewards",
     Reward,
-    "rollout_id, attempt, value, kind, agent, call_id, source, reason, created_at, id",
-    reason=REMARK,
+    "rollout_id text, attempt int, value float, kind text, agent text?, call_id text?, source text,"
+    " reason remark?, created_at float, id text?",
 )
 RUNS = Table(
     "runs",
     Run,
-    "id, config, folder, status, created_at, provenance, secret",
+    "id text, config json, folder text?, status text, created_at float, provenance json, secret text",
     "id",
-    config=JSON,
-    provenance=JSON,
 )
 RESOURCES = Table(
     "resources",
     ResourceVersion,
-    "run_id, name, version, kind, uri, parent, author, metrics, created_at, chosen_at",
+    "run_id text, name text, version int, kind text, uri text?, parent int?, author text, metrics json,"
+    " created_at float, chosen_at float?",
     "run_id, name, version",
-    metrics=JSON,
 )
-METRICS = Table("metrics", Metrics, 'run_id, step, "values", created_at', "run_id, step", values=JSON)
+METRICS = Table("metrics", Metrics, 'run_id text, step int, "values" json, created_at float', "run_id, step")
 MEMBERS = Table(
     "members",
     Member,
-    "run_id, role, name, url, data, started_at, seen_at",
+    "run_id text, role text, name text, url text?, data json, started_at float, seen_at float",
     "run_id, role, name",
-    data=JSON,
 )
 ALERTS = Table(
     "alerts",
     Alert,
-    "run_id, id, rule, level, message, step, created_at",
+    "run_id text, id text, rule text, level text, message remark, step int?, created_at float",
     "run_id, id",
-    message=REMARK,
 )
 
 
@@ -181,8 +184,10 @@ class _Calls(Table[Call]):
 CALLS = _Calls(
     "calls",
     Call,
-    "rollout_id, attempt, id, agent, trained, dialect, model, temperature, policy_version, status, error,"
-    " started_at, ended_at, request, prompt_ids, choices, completion_ids, logprobs, response_id, endpoint",
+    "rollout_id text, attempt int, id text, agent text, trained bool, dialect text, model text,"
+    " temperature float, policy_version int?, status text, error text?, started_at float, ended_at float,"
+    " request bytes, prompt_ids bytes?, choices bytes, completion_ids bytes, logprobs bytes,"
+    " response_id text?, endpoint text?",
     "rollout_id, attempt, id",
 )
 
@@ -199,20 +204,15 @@ class _Events(Table[Event]):
 EVENTS = _Events(
     "events",
     _EVENT.validate_python,
-    "rollout_id, attempt, kind, id, started_at, body",
+    "rollout_id text, attempt int, kind text, id text, started_at float, body bytes",
     "rollout_id, attempt, kind, id",
 )
-
+TABLES: tuple[Table[Any], ...] = (
+    *(RUNS, ROLLOUTS, CALLS, REWARDS, EVENTS),
+    *(RESOURCES, METRICS, MEMBERS, ALERTS),
+)
 SCHEMA = (
-    "CREATE TABLE runs ({serial}, id {text} NOT NULL UNIQUE, config {bytes} NOT NULL, folder {text},"
-    " status {text} NOT NULL, created_at {float} NOT NULL, provenance {bytes} NOT NULL,"
-    " secret {text} NOT NULL)",
-    "CREATE TABLE rollouts ({order}, id {text} NOT NULL UNIQUE, run_id {text} NOT NULL,"
-    " task {bytes} NOT NULL,"
-    " group_id {text} NOT NULL, step {int} NOT NULL, split {text} NOT NULL, sampling {bytes} NOT NULL,"
-    " priority {int} NOT NULL, max_attempts {int} NOT NULL, status {text} NOT NULL, attempts {int} NOT NULL,"
-    " reward {float}, error {text}, created_at {float} NOT NULL, finished_at {float}, policy_version {int},"
-    " worker {text}, lease_until {float}) {often_updated}",
+    *(table.create for table in TABLES),
     # A page is read from one of these, so it costs the same however many rollouts there are. No two begin
     # alike: else PostgreSQL might read one and sort, while it knows little of the table.
     "CREATE INDEX rollouts_of_run ON rollouts (run_id, seq)",
@@ -224,31 +224,8 @@ SCHEMA = (
     "CREATE INDEX rollouts_queued_of_run ON rollouts (run_id, priority DESC, seq) WHERE status = 'queued'",
     "CREATE INDEX rollouts_leased ON rollouts (lease_until) WHERE status = 'running'",
     "CREATE INDEX rollouts_held ON rollouts (worker) WHERE status = 'running'",
-    "CREATE TABLE calls ({serial}, rollout_id {text} NOT NULL, attempt {int} NOT NULL, id {text} NOT NULL,"
-    " agent {text} NOT NULL, trained {bool} NOT NULL, dialect {text} NOT NULL, model {text} NOT NULL,"
-    " temperature {float} NOT NULL, policy_version {int}, status {text} NOT NULL, error {text},"
-    " started_at {float} NOT NULL, ended_at {float} NOT NULL, request {bytes} NOT NULL, prompt_ids {bytes},"
-    " choices {bytes} NOT NULL, completion_ids {bytes} NOT NULL, logprobs {bytes} NOT NULL,"
-    " response_id {text}, endpoint {text}, UNIQUE (rollout_id, attempt, id))",
-    "CREATE TABLE rewards ({serial}, rollout_id {text} NOT NULL, attempt {int} NOT NULL,"
-    " value {float} NOT NULL, kind {text} NOT NULL, agent {text}, call_id {text}, source {text} NOT NULL,"
-    " reason {text}, created_at {float} NOT NULL, id {text})",
     "CREATE INDEX rewards_of_attempt ON rewards (rollout_id, attempt, seq)",
     "CREATE UNIQUE INDEX rewards_by_id ON rewards (rollout_id, attempt, id) WHERE id IS NOT NULL",
-    "CREATE TABLE events ({serial}, rollout_id {text} NOT NULL, attempt {int} NOT NULL, kind {text} NOT NULL,"
-    " id {text} NOT NULL, started_at {float} NOT NULL, body {bytes} NOT NULL,"
-    " UNIQUE (rollout_id, attempt, kind, id))",
-    "CREATE TABLE resources (run_id {text} NOT NULL, name {text} NOT NULL, version {int} NOT NULL,"
-    " kind {text} NOT NULL, uri {text}, parent {int}, author {text} NOT NULL, metrics {bytes} NOT NULL,"
-    " created_at {float} NOT NULL, chosen_at {float}, PRIMARY KEY (run_id, name, version))",
-    'CREATE TABLE metrics (run_id {text} NOT NULL, step {int} NOT NULL, "values" {bytes} NOT NULL,'
-    " created_at {float} NOT NULL, PRIMARY KEY (run_id, step))",
-    "CREATE TABLE members (run_id {text} NOT NULL, role {text} NOT NULL, name {text} NOT NULL, url {text},"
-    " data {bytes} NOT NULL, started_at {float} NOT NULL, seen_at {float} NOT NULL,"
-    " PRIMARY KEY (run_id, role, name))",
-    "CREATE TABLE alerts ({serial}, run_id {text} NOT NULL, id {text} NOT NULL, rule {text} NOT NULL,"
-    " level {text} NOT NULL, message {text} NOT NULL, step {int}, created_at {float} NOT NULL,"
-    " UNIQUE (run_id, id))",
 )
 """`seq` is the order of arrival."""
 COUNT = (

@@ -7,8 +7,6 @@ batch never holds up the recording of a call. What is written at the same time s
 
 from __future__ import annotations
 
-import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -23,7 +21,6 @@ from lightning_core.stores.notifications import (
     QUEUED,
     Notifications,
     Topic,
-    Waiter,
     cancelled_of,
     finished_of,
 )
@@ -144,13 +141,12 @@ class SqlStore(ABC):
         """Hear of this kind, as other users of the store tell it, from soon on."""
 
     @abstractmethod
-    async def _ends(self) -> int:
-        """A number that is another one once rollouts have finished, for a store that is not told of it."""
+    def _look_seconds(self) -> float:
+        """How often those who wait look for themselves."""
 
-    @abstractmethod
-    async def _sleep(self, waiter: Waiter, seconds: float, ends: int | None = None) -> None:
-        """Sleep until it is time to look again, at most for so long; with `ends`, for rollouts that finished
-        since that number was read."""
+    async def _ends(self) -> int | None:
+        """A number that is another one once rollouts have finished, if that is cheaper than to look."""
+        return None
 
     # runs ---------------------------------------------------------------------------------
     async def put_run(self, run: Run) -> None:
@@ -166,11 +162,10 @@ class SqlStore(ABC):
     # the queue of rollouts ----------------------------------------------------------------
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
         rules.check_ids(*rollouts)
-        statement = f"{ROLLOUTS.insert} ON CONFLICT (id) DO NOTHING"
 
         def operation(transaction: Transaction) -> Callable[[], int]:
             transaction.tell([QUEUE])
-            return transaction.count(statement, map(ROLLOUTS.row, rollouts))
+            return transaction.count(ROLLOUTS.add, map(ROLLOUTS.row, rollouts))
 
         return await self._write_in_two(operation) if rollouts else 0
 
@@ -185,15 +180,13 @@ class SqlStore(ABC):
         )
 
     async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
-        deadline = time.monotonic() + timeout
+        async def look(pending: set[Topic]) -> tuple[set[Topic], float]:
+            found, expiry = await self._read(lambda of: sql_queue.work(of, run_id))
+            again = self._look_seconds() if expiry is None else min(expiry, self._look_seconds())
+            return (set() if found else pending), again
+
         self._listen(QUEUED)
-        while True:
-            with self._notifications.waiting([QUEUE]) as waiter:
-                found, expiry = await self._read(lambda of: sql_queue.work(of, run_id))
-                left = deadline - time.monotonic()
-                if found or left <= 0:
-                    return found
-                await self._sleep(waiter, min(left, math.inf if expiry is None else expiry))
+        return not await self._notifications.wait([QUEUE], timeout, look)
 
     async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
         if not attempts:
@@ -248,18 +241,18 @@ class SqlStore(ABC):
         return rules.all_found(rollout_ids, found)
 
     async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        pending = set(rollout_ids)
-        if pending:
+        seen: int | None = None
+
+        async def look(pending: set[Topic]) -> tuple[set[Topic], float]:
+            nonlocal seen
+            before, seen = seen, await self._ends()
+            if seen is None or seen != before:
+                pending = set(map(finished_of, await self._unfinished([name for _, name in pending])))
+            return pending, self._look_seconds()
+
+        if rollout_ids:
             self._listen(FINISHED)
-        while pending:
-            with self._notifications.waiting(map(finished_of, pending)) as waiter:
-                ends, unfinished = await self._ends(), await self._unfinished(pending)
-                self._notifications.tell(map(finished_of, pending - unfinished))
-                pending, left = unfinished, deadline - time.monotonic()
-                if not pending or left <= 0:
-                    break
-                await self._sleep(waiter, left, ends)
+        await self._notifications.wait(map(finished_of, rollout_ids), timeout, look)
         found = await self._read(lambda of: sql_queue.find(of, rollout_ids))
         return [found[i] for i in rollout_ids if found[i].status.finished]
 
@@ -314,9 +307,8 @@ class SqlStore(ABC):
 
     async def add_alerts(self, alerts: Sequence[Alert]) -> int:
         rules.check_ids(*alerts)
-        statement = f"{ALERTS.insert} ON CONFLICT ({ALERTS.key}) DO NOTHING"
         new = list(map(ALERTS.row, alerts))
-        return await self._write_in_two(lambda to: to.count(statement, new)) if new else 0
+        return await self._write_in_two(lambda to: to.count(ALERTS.add, new)) if new else 0
 
     async def list_alerts(self, run_id: str) -> list[Alert]:
         return await self._select(ALERTS, "WHERE run_id = ? ORDER BY seq", run_id)

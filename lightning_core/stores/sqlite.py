@@ -21,7 +21,7 @@ from typing import Any
 
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.stores import clock
-from lightning_core.stores.notifications import FINISHED, Notifications, Topic, Waiter
+from lightning_core.stores.notifications import FINISHED, Notifications, Topic
 from lightning_core.stores.packing import dump_json
 from lightning_core.stores.rows import SCHEMA, Dialect, Row
 from lightning_core.stores.sql_queue import Transaction, work
@@ -40,7 +40,6 @@ DIALECT: Dialect = {
     "float": "REAL",
     "serial": "seq INTEGER PRIMARY KEY",
     "order": "seq INTEGER PRIMARY KEY AUTOINCREMENT",
-    "often_updated": "",
     "among": "IN (SELECT value FROM json_each(?))",
     "index": "INDEXED BY",
     "now": "lease_clock()",
@@ -86,18 +85,13 @@ class SqliteStore(SqlStore):
         return await super().lease(worker, limit, seconds, run_id=run_id)
 
     def _listen(self, kind: str) -> None:
-        """A file tells nothing: `_sleep` looks."""
+        """A file tells nothing: those who wait look."""
+
+    def _look_seconds(self) -> float:
+        return self._poll_seconds
 
     async def _ends(self) -> int:
         return await self._read(ends)
-
-    async def _sleep(self, waiter: Waiter, seconds: float, ends: int | None = None) -> None:
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            if await waiter.sleep(min(left, self._poll_seconds)):
-                return
-            if ends is None or await self._ends() != ends:
-                return
 
 
 class SqliteConnection:
