@@ -15,9 +15,10 @@ from rich.console import Console
 from lightning_core import __version__, telemetry
 from lightning_core.cli import export, models, runs, serving
 from lightning_core.cli.training import plan_script, read_launch, train_script, work_script
-from lightning_core.errors import ConfigError, LightningError
+from lightning_core.errors import LightningError
 from lightning_core.trainer.roles.gateway import Hosting, host_gateway
 from lightning_core.trainer.roles.joining import Joining
+from lightning_core.trainer.settings import parse_listen
 
 _ALLOW_HOST = "A host whose clients and web pages may use it without a token; may be given several times."
 _OWN = "A setting of the worker, such as concurrency=8 or workers=ray:8; may be given several times."
@@ -149,7 +150,7 @@ def serve(
 
         agentlightning serve runs/demo
     """
-    asyncio.run(serving.serve(what, backend, store, *_address(listen), tuple(allow_host or ())))
+    asyncio.run(serving.serve(what, backend, store, *parse_listen(listen), tuple(allow_host or ())))
 
 
 @app.command()
@@ -180,7 +181,7 @@ def gateway(
         agentlightning gateway --store postgresql://me@db.local/runs
     """
     say = partial(Console(stderr=True).print, markup=False, highlight=False, soft_wrap=True)
-    host, port = _address(listen)
+    host, port = parse_listen(listen)
     hosting = Hosting(
         host=host,
         port=port,
@@ -206,7 +207,7 @@ def api(
     """
     from lightning_core.cli.rest import serve_api  # FastAPI takes half a second to import
 
-    asyncio.run(serve_api(store, *_address(listen)))
+    asyncio.run(serve_api(store, *parse_listen(listen)))
 
 
 @app.command()
@@ -227,14 +228,6 @@ def token(
     from lightning_core.cli.rest import print_token
 
     asyncio.run(print_token(store, run, scope, hours))
-
-
-def _address(listen: str) -> tuple[str, int]:
-    """(host, port) of HOST:PORT."""
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit():
-        raise ConfigError(f"--listen {listen!r}: give HOST:PORT, such as 0.0.0.0:8000; port 0 is a free one")
-    return host.strip("[]"), int(port)
 
 
 app.command()(runs.runs)

@@ -50,12 +50,11 @@ class Settings:
     remote: Sequence[str] | str = ()
     """Roles that other processes play: "runner" (`agentlightning worker`), "gateway" (`agentlightning
     gateway`) or both. They meet in the store; see docs/machines.md."""
-    host: str = "127.0.0.1"
-    """Where the gateway listens; by default only this machine can reach it."""
-    port: int | None = None
-    """By default a free one, which a resumed run keeps."""
+    listen: str = "127.0.0.1:0"
+    """HOST:PORT of the gateway. By default only this machine can reach it; port 0 is a free one, which a
+    resumed run keeps."""
     address: str | None = None
-    """URL at which workers reach the gateway, if it is another than its host and port say."""
+    """URL at which workers reach the gateway, if it is another than `listen` says."""
     concurrency: int = 32
     """Rollouts at the same time in this process. With 64, the connection pool of the app's own HTTP client
     costs a third more CPU per call than with 32 (it looks at every connection at each request); below 16 the
@@ -99,6 +98,7 @@ class Settings:
             value = getattr(self, name)
             if value is not None:
                 check_range(name, value, least=least, whole=True)
+        parse_listen(self.listen)
         if isinstance(self.workers, int):
             check_range("workers", self.workers, least=1, whole=True)
         elif isinstance(self.workers, str):
@@ -113,6 +113,16 @@ class Settings:
             raise ConfigError("agents=[] trains no agent: give names or globs, or None to train all")
         if self.timeout is not None:
             check_range("timeout", self.timeout, above=0)
+
+    @property
+    def host(self) -> str:
+        """Of `listen`."""
+        return parse_listen(self.listen)[0]
+
+    @property
+    def port(self) -> int | None:
+        """Of `listen`; None for a free one."""
+        return parse_listen(self.listen)[1] or None
 
     @property
     def total_steps(self) -> int:
@@ -152,7 +162,7 @@ class Settings:
 
     def _check_remote_gateway(self) -> None:
         """Raise ConfigError for what only a gateway in this process can do."""
-        given = {"host": self.host != "127.0.0.1", "port": self.port, "address": self.address}
+        given = {"listen": self.listen != "127.0.0.1:0", "address": self.address}
         for name, value in given.items():
             if value:
                 raise ConfigError(
@@ -182,3 +192,11 @@ class Settings:
                 "'redis://…' on several"
             )
         return roles
+
+
+def parse_listen(listen: str) -> tuple[str, int]:
+    """(host, port) of HOST:PORT. Raises ConfigError for anything else."""
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit():
+        raise ConfigError(f"listen={listen!r}: give HOST:PORT, such as 0.0.0.0:8000; port 0 is a free one")
+    return host.strip("[]"), int(port)

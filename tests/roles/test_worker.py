@@ -210,7 +210,7 @@ async def test_a_run_of_another_function_is_refused_by_name(elsewhere: Elsewhere
         ({"remote": "runner", "store": "memory://"}, "memory://"),
         ({"remote": ["runner", "judge"]}, "judge"),
         ({"address": "trainer.local:80"}, "trainer.local:80"),
-        ({"remote": "gateway", "port": 8000}, "port"),
+        ({"remote": "gateway", "listen": "127.0.0.1:8000"}, "listen"),
         ({"remote": "gateway", "checkpoint_every": 2}, "checkpoint_every"),
     ],
 )
