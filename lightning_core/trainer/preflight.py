@@ -43,17 +43,22 @@ def outline_run(settings: Settings, train: Sequence[Task], validation: Sequence[
     phases = resolve_phases(settings.phases, plugins)
     backend = make_backend(settings, plugins)
 
-    def check_options() -> str:
-        check_signals(phases, air=bool(settings.air), judge=settings.judge is not None)
-        check_judge(settings.judge, phases)
+    def go_together() -> str:
+        check_options(settings, phases, backend)
         make_rulebook(settings.air, plugins)
-        for phase in phases:
-            check_backend(backend, phase.algorithm, first_phase=phase.first == 0)
         return f"algorithm and credit go together, and backend {backend.name!r} can do both"
 
     own = _ask(backend, phases)
     facts = (*_facts(settings, phases, own.context, train, validation), Fact("backend", backend.name))
-    return Outline(facts + own.facts, (trial("options", check_options), *own.checks), own.context)
+    return Outline(facts + own.facts, (trial("options", go_together), *own.checks), own.context)
+
+
+def check_options(settings: Settings, phases: Sequence[ResolvedPhase], backend: Backend) -> None:
+    """Raise ConfigError for options that would do nothing, or that the backend can't honour."""
+    check_signals(phases, air=bool(settings.air), judge=settings.judge is not None)
+    check_judge(settings.judge, phases)
+    for phase in phases:
+        check_backend(backend, phase.algorithm, first_phase=phase.first == 0)
 
 
 def _ask(backend: Backend, phases: Sequence[ResolvedPhase]) -> Outline:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from lightning_core.backends.base import Backend, check_backend
+from lightning_core.backends.base import Backend
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.heartbeat import Heartbeat, make_member
 from lightning_core.masking import without_password
@@ -19,17 +19,16 @@ from lightning_core.runner.runner import prepare
 from lightning_core.stores.base import Store
 from lightning_core.trainer.demonstrations import encode_all
 from lightning_core.trainer.folder import RunFolder
-from lightning_core.trainer.judging import check_judge
 from lightning_core.trainer.observers import Observers
 from lightning_core.trainer.parts import (
     ResolvedPhase,
-    check_signals,
     make_backend,
     make_rulebook,
     open_store,
     resolve_phases,
 )
 from lightning_core.trainer.plan import admitted, is_planned
+from lightning_core.trainer.preflight import check_options
 from lightning_core.trainer.roles.trainer import (
     RemoteWaiter,
     embedded_gateway,
@@ -79,13 +78,10 @@ class Session:
         if "runner" not in settings.remote_roles:
             prepare(self.solve, settings.workers)  # what can't run there is refused at once
         self.phases = resolve_phases(settings.phases, self.plugins)
-        check_signals(self.phases, air=bool(settings.air), judge=settings.judge is not None)
-        check_judge(settings.judge, self.phases)
         self.rulebook = make_rulebook(settings.air, self.plugins)
-        self.store = await stack.enter_async_context(open_store(self._store_url(), self.plugins))
         self.backend = make_backend(settings, self.plugins)
-        for phase in self.phases:
-            check_backend(self.backend, phase.algorithm, first_phase=phase.first == 0)
+        check_options(settings, self.phases, self.backend)
+        self.store = await stack.enter_async_context(open_store(self._store_url(), self.plugins))
         stack.push_async_callback(self.backend.close)
         await self.backend.start()
         self.demonstrations = {
