@@ -93,12 +93,6 @@ class Alerts:
     """Rules of your own, without a plugin."""
     on_alert: Callable[[Alert], Any] | None = None
     """Called with each new alert, in a thread of its own if it is not async; it may take its time."""
-    every: float = 30.0
-    """Seconds between two looks at workers, rollouts and the disk, while a step goes on."""
-
-    def __post_init__(self) -> None:
-        if self.every <= 0:
-            raise ConfigError(f"Alerts(every={self.every!r}): must be above 0 seconds")
 
 
 def make_rule(name: str, part: Any, change: Mapping[str, float] | bool) -> Rule:

@@ -24,6 +24,8 @@ from lightning_core.types import Alert, Metrics, Rollout, Run, Status
 
 log = logging.getLogger(__name__)
 
+LOOK_SECONDS = 30.0
+"""Between two looks at members, rollouts and the disk, while a step goes on."""
 READINGS = 20
 """Of the disk, that an estimate is made from."""
 TELLING_SECONDS = 10.0
@@ -119,7 +121,7 @@ class AlertObserver(Observer):
 
     async def _look_between(self) -> None:
         while True:
-            await asyncio.sleep(self.setting.every)
+            await asyncio.sleep(LOOK_SECONDS)
             try:
                 await self.look()
             except StoreError as error:

@@ -145,7 +145,7 @@ def test_what_a_user_s_function_does_wrong_is_logged_and_with_alerts_off_nothing
     assert read(tmp_path / "off")[1] == []
 
 
-def test_a_worker_that_fell_silent_is_found_while_a_step_goes_on(tmp_path):
+def test_a_worker_that_fell_silent_is_found_while_a_step_goes_on(tmp_path, monkeypatch):
     told = asyncio.Event()
     loop: list[asyncio.AbstractEventLoop] = []
 
@@ -169,7 +169,8 @@ def test_a_worker_that_fell_silent_is_found_while_a_step_goes_on(tmp_path):
         await told.wait()
         return 0.0
 
-    setting = lightning.Alerts(rules={"stuck_worker": {"seconds": 0.0}}, every=0.05, on_alert=on_alert)
+    monkeypatch.setattr(alerting, "LOOK_SECONDS", 0.05)
+    setting = lightning.Alerts(rules={"stuck_worker": {"seconds": 0.0}}, on_alert=on_alert)
     fit(tmp_path / "run", grpo(), solve, steps=1, alerts=setting)
     (alert,) = [each for each in read(tmp_path / "run")[1] if "w2" in each.id]
     assert "runner 'w2' on far was last seen" in alert.message
