@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lightning_core.air.base import Records, Signal, ToolRequest
-from lightning_core.air.outcomes import is_empty
+from lightning_core.air.reading import is_empty
 from lightning_core.dialects import get_dialect
 from lightning_core.types import ToolErrorType
 
