@@ -9,7 +9,8 @@ An outcome has three sources. The first that has one counts, never two of them:
 
 Where replies gave one id to several requests, it tells nothing about any of them.
 
-Where the API has a field for it, the result says whether the tool failed. Elsewhere it is only text, and tools return texts that speak of errors: logs, pages, measures. So a text is a failure only if
+Where the API has a field for it, the result says whether the tool failed. Elsewhere it is only text, and
+tools return texts that speak of errors: logs, pages, measures. So a text is a failure only if
 
 - its first line begins as frameworks begin one: "Error: ", "Error executing tool", "An error occurred while
   running the tool", "Tool ... timed out", a traceback, or the name of an exception and what it said; but not
