@@ -42,6 +42,7 @@ class Record:
     sizes: dict[str, dict[int, list[dict[str, Cost]]]] = field(default_factory=dict)
     """By store and size, the repeats."""
     gateway: dict[str, Memory] = field(default_factory=dict)
+    http: list[dict[str, Costs]] = field(default_factory=list)
     circumstances: dict[str, Circumstances] = field(default_factory=dict)
     """By part."""
 
@@ -59,6 +60,7 @@ class Record:
             waiting=found.waiting or self.waiting,
             sizes={**self.sizes, **found.sizes},
             gateway={**self.gateway, **found.gateway},
+            http=found.http or self.http,
             circumstances={**self.circumstances, **found.circumstances},
         )
 
@@ -69,7 +71,8 @@ class Record:
             return cls()
         found = json.loads(path.read_text())
         return cls(
-            operations=[{store: _costs(costs) for store, costs in by.items()} for by in found["operations"]],
+            operations=_rounds(found["operations"]),
+            http=_rounds(found.get("http", [])),
             wakes=found["wakes"],
             empty=[
                 {store: {int(n): Pace(**pace) for n, pace in paces.items()} for store, paces in by.items()}
@@ -92,6 +95,10 @@ def circumstances(load_before: float) -> Circumstances:
     """Those of a part that ends now."""
     made_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return Circumstances(made_at, machine(), (round(load_before, 1), round(os.getloadavg()[0], 1)))
+
+
+def _rounds(found: list[dict[str, Any]]) -> list[dict[str, Costs]]:
+    return [{store: _costs(costs) for store, costs in by.items()} for by in found]
 
 
 def _costs(found: dict[str, Any]) -> Costs:

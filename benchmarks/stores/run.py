@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.stores import empty, gateway, operations, peer, sizes, waiting
+from benchmarks.stores import empty, gateway, operations, peer, sites, sizes, waiting
 from benchmarks.stores.empty import Pace
 from benchmarks.stores.peer import Peer
 from benchmarks.stores.record import PEER, Record, circumstances
@@ -101,12 +101,23 @@ def measure_gateway(record: Record, amount: Amount, stores: list[str], other: Pe
                 record.gateway[name] = asyncio.run(gateway.measure(site, amount.gateway_calls))
 
 
+def measure_http(record: Record, amount: Amount, stores: list[str], other: Peer | None) -> None:
+    """The store over HTTP beside the SQLite store that it serves."""
+    for _ in rounds(amount):
+        costs = {}
+        for name, made in (("sqlite", sites.sqlite), ("http", sites.http)):
+            with made() as site:
+                costs[name], _ = asyncio.run(operations.measure(site, amount.plan))
+        record.http.append(costs)
+
+
 PARTS: dict[str, Callable[[Record, Amount, list[str], Peer | None], None]] = {
     "operations": measure_operations,
     "empty": measure_empty,
     "waiting": measure_waiting,
     "sizes": measure_sizes,
     "gateway": measure_gateway,
+    "http": measure_http,
 }
 
 

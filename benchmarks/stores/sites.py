@@ -7,11 +7,17 @@ store does not: what it has accepted survives any process, not a power loss.
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from benchmarks.stores.processes import cpu_seconds
@@ -116,6 +122,36 @@ def redis(*, counted: bool = False) -> Iterator[Site]:
 def _info(client: Any, section: str) -> dict[str, Any]:
     found: dict[str, Any] = client.info(section)
     return found
+
+
+@contextmanager
+def http() -> Iterator[Site]:
+    """A SQLite store behind `agentlightning api`, in a process of its own."""
+    from lightning_core.api.scopes import SECRET_NAME, Grant, issue
+
+    secret = token_hex(32)
+    with tempfile.TemporaryDirectory(prefix="lightning-bench-") as folder:
+        store = f"sqlite:///{Path(folder) / 'runs.db'}"
+        command = [
+            sys.executable,
+            "-m",
+            "lightning_core.cli",
+            "api",
+            "--store",
+            store,
+            "--listen",
+            "127.0.0.1:0",
+        ]
+        given = {**os.environ, SECRET_NAME: secret}
+        with subprocess.Popen(command, env=given, stderr=subprocess.PIPE, text=True) as server:
+            assert server.stderr is not None
+            url = re.search(r"http://[^/\s]+", server.stderr.readline())
+            try:
+                assert url is not None, server.stderr.read()
+                token = issue(secret.encode(), Grant("admin", None, time.time() + 86_400))
+                yield Site("http", url[0].replace("://", f"://:{token}@"), server.pid)
+            finally:
+                server.terminate()
 
 
 SITES: dict[str, Callable[..., AbstractContextManager[Site]]] = {

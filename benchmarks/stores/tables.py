@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
-from benchmarks.stores.record import PEER, Record
+from benchmarks.stores.record import PEER, Circumstances, Record
 from benchmarks.stores.timing import Cost
 
 GOALS = {"enqueue": 0.3, "lease": 0.4, "record a call": 0.7}
@@ -68,6 +68,29 @@ def pace_table(record: Record, label: str) -> str:
         [f"per second, {label}", *map(_heading, stores)],
         [[name, *(spread(values(store, name), 0) for store in stores)] for name in names],
     )
+
+
+def http_where(found: Circumstances) -> str:
+    """It was measured later than the other parts, and elsewhere."""
+    machine = found.machine
+    return (
+        f"HTTP was measured on {machine['cores']} cores of {machine['processor']} at a load of "
+        f"{min(found.load):.0f} to {max(found.load):.0f}, in the same rounds as the SQLite store behind it:"
+    )
+
+
+def http_table(record: Record) -> str:
+    """Every operation over HTTP, beside the same on the SQLite store behind it."""
+    lines = []
+    for name in record.http[0]["http"]["16 callers"]:
+        cells = [name]
+        for label in ("1 caller", "16 callers"):
+            for store in ("sqlite", "http"):
+                cells.append(spread([costs[store][label][name].cpu_ms for costs in record.http], 3))
+        paces = [1000 / costs["http"]["16 callers"][name].wall_ms for costs in record.http]
+        lines.append([*cells, spread(paces, 0)])
+    heading = ["SQLite, 1 caller", "HTTP, 1 caller", "SQLite, 16 callers", "HTTP, 16 callers"]
+    return table(["CPU ms over HTTP", *heading, "HTTP per second, 16 callers"], lines)
 
 
 def empty_table(record: Record) -> str:
@@ -171,6 +194,7 @@ PARTS: dict[str, Callable[[Record], list[str]]] = {
     "waiting": lambda record: [waiting_table(record)],
     "sizes": lambda record: [size_table(record)],
     "gateway": lambda record: [gateway_table(record)],
+    "http": lambda record: [http_where(record.circumstances["http"]), http_table(record)],
 }
 
 
@@ -185,12 +209,13 @@ def render(record: Record) -> str:
 
 def where(record: Record) -> str:
     """Machine, dates and how busy it was."""
-    all_of_them = list(record.circumstances.values())
+    parts = {part: found for part, found in record.circumstances.items() if part != "http"}
+    if not parts:
+        return ""
+    all_of_them = list(parts.values())
     machine = all_of_them[0].machine
     days = sorted({one.made_at[:10] for one in all_of_them})
-    loads = [
-        f"{part} {min(one.load):.0f} to {max(one.load):.0f}" for part, one in record.circumstances.items()
-    ]
+    loads = [f"{part} {min(one.load):.0f} to {max(one.load):.0f}" for part, one in parts.items()]
     return (
         f"Measured {' to '.join(days[:: max(len(days) - 1, 1)])} on {machine['cores']} cores of "
         f"{machine['processor']}, {machine['memory_gib']} GiB, {machine['kernel']}, beside other "

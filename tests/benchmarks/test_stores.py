@@ -50,6 +50,15 @@ def test_operations_are_measured_on_every_store_at_every_size(store: str, tmp_pa
     assert written.circumstances.keys() == record.circumstances.keys()
 
 
+def test_the_store_over_http_is_measured_beside_the_one_it_serves(tmp_path: Path) -> None:
+    plan = Plan(callers=(Callers("1 caller", 1, 10), Callers("16 callers", 16, 20)), bulks=1, wakes=1)
+    record = run(tmp_path / "stores.json", replace(SMALL, plan=plan), ["http"], [], None)
+    (costs,) = Record.read(tmp_path / "stores.json").http
+    assert costs["http"]["16 callers"].keys() == OPERATIONS
+    assert all(cost.wall_ms > 0 and cost.client_ms > 0 for cost in costs["http"]["16 callers"].values())
+    assert "| record a call |" in render(record)
+
+
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_empty_rollouts_are_run_by_workers(store: str, tmp_path: Path) -> None:
     record = run(tmp_path / "stores.json", SMALL, ["empty"], [store], None)
