@@ -33,7 +33,7 @@ def test_workers_and_trainer_may_be_killed_and_started_anew(tmp_path: Path, post
         early[0].kill()
         early[1].terminate()  # it gives back what it holds; the other one's successor does that for it
         assert [process.wait() for process in early] == [-9, 0]
-        workers = [run.work("one"), run.work("three", "--workers", 2)]
+        workers = [run.work("one"), run.work("three", "--set", "workers=2")]
         run.until(run.steps, trainer, *workers)
         trainer.kill()
         trainer.wait()
