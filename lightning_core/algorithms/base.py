@@ -154,6 +154,49 @@ class Algorithm(Protocol):
         """(scalar loss, metrics as weighted sums over the micro-batch)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutAlgorithm:
+    """The options of every algorithm that learns from rollouts, without what most of them do not need."""
+
+    group_size: int = 8
+    """Rollouts of each task that are compared with one another."""
+    tasks_per_step: int = 8
+    """Tasks of one update; one update is made from group_size * tasks_per_step rollouts."""
+    epochs: int = 1
+    """Passes over each batch, one optimizer step each."""
+    staleness: int = 0
+    """Updates by which the weights that sampled a rollout may be behind those it is used to update. Above 0,
+    rollouts go on while the update runs."""
+    replay: int = 0
+    """Further updates, after its own, in which a rollout is trained on again."""
+    refill: int = 0
+    """How many times groups that say nothing are replaced by other tasks (DAPO, dynamic sampling)."""
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__.lower()
+
+    @property
+    def critic(self) -> Critic | None:
+        return None
+
+    @property
+    def teaching(self) -> Teaching | None:
+        return None
+
+    @property
+    def needs_reference(self) -> bool:
+        return False
+
+    @property
+    def needs_proximal(self) -> bool:
+        return False
+
+    def units(self, trajectories: Sequence[Trajectory]) -> dict[Key, int]:
+        """None: tokens add up one by one."""
+        return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Phase:
     """A part of a run: so many updates by one algorithm."""

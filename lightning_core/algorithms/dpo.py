@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from lightning_core.algorithms.base import Critic, Entries, Teaching, check_options
+from lightning_core.algorithms.base import Entries, RolloutAlgorithm, check_options
 from lightning_core.credit.base import Baseline, Scale
 from lightning_core.credit.pairs import Pairs, pair_up
 from lightning_core.ranges import check_range
@@ -37,13 +37,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DPO:
-    """The defaults are those measured on the shipped example."""
+class DPO(RolloutAlgorithm):
+    """A group gives at most half as many pairs as it has rollouts; `refill` replaces groups without a pair.
+    The defaults are those measured on the shipped example."""
 
-    group_size: int = 8
-    """Rollouts of each task that pairs are made of: half as many pairs at most."""
-    tasks_per_step: int = 8
-    """Tasks of one update."""
     beta: float = 0.1
     """How closely the policy is held to the reference; smaller lets it move further."""
     loss_type: Literal["sigmoid", "ipo"] = "sigmoid"
@@ -53,15 +50,6 @@ class DPO:
     """Means over a side's tokens in place of sums. Means are smaller: choose a larger beta."""
     margin: float = 0.0
     """Rollouts are a pair if their final rewards differ by more than this."""
-    epochs: int = 1
-    """Passes over each batch, one optimizer step each."""
-    staleness: int = 0
-    """Updates by which the weights that sampled a rollout may be behind those it is used to update. Above 0,
-    rollouts go on while the update runs."""
-    replay: int = 0
-    """Further updates, after its own, in which a rollout is trained on again."""
-    refill: int = 0
-    """How many times groups without a pair are replaced by groups of other tasks."""
 
     def __post_init__(self) -> None:
         check_range("label_smoothing", self.label_smoothing, of="DPO", least=0, below=0.5)
@@ -73,10 +61,6 @@ class DPO:
         check_range("group_size", self.group_size, of="DPO", least=2, whole=True)
         check_range("beta", self.beta, of="DPO", above=0, most=1e9)
         check_range("margin", self.margin, of="DPO", least=0)
-
-    @property
-    def name(self) -> str:
-        return "dpo"
 
     @property
     def credit(self) -> Pairs:
@@ -91,20 +75,8 @@ class DPO:
         return "none"
 
     @property
-    def critic(self) -> Critic | None:
-        return None
-
-    @property
-    def teaching(self) -> Teaching | None:
-        return None
-
-    @property
     def needs_reference(self) -> bool:
         return True
-
-    @property
-    def needs_proximal(self) -> bool:
-        return False
 
     def weigh(self, trajectories: Sequence[Trajectory]) -> dict[Key, float]:
         """The share of its pair in the batch, for every reply of the pair."""

@@ -37,7 +37,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
-from lightning_core.algorithms.base import Critic, Entries, Teaching, check_options, is_changed
+from lightning_core.algorithms.base import Entries, RolloutAlgorithm, check_options, is_changed
 from lightning_core.algorithms.corrections import Correction, Truncated
 from lightning_core.credit.base import Baseline, Credit, Scale
 from lightning_core.errors import ConfigError
@@ -52,13 +52,9 @@ Aggregation = Literal["token", "sequence", "rollout", "constant"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyGradient:
+class PolicyGradient(RolloutAlgorithm):
     """Options that GRPO and its kin share; each of them is a choice of defaults."""
 
-    group_size: int = 8
-    """Rollouts of each task that are compared with one another."""
-    tasks_per_step: int = 8
-    """Tasks of one update; one update is made from group_size * tasks_per_step rollouts."""
     credit: str | Credit = "per_agent"
     """A credit method or the name of one; with one trained agent per_agent and uniform are the same."""
     baseline: Baseline = "mean"
@@ -75,15 +71,6 @@ class PolicyGradient:
     """Weight of the divergence from the starting weights; 0 needs no reference model."""
     correction: Correction | None = Truncated()  # noqa: RUF009
     """Makes up for tokens that other weights have sampled. None trusts the ratio to the recorded ones."""
-    epochs: int = 1
-    """Passes over each batch, one optimizer step each."""
-    staleness: int = 0
-    """Updates by which the weights that sampled a rollout may be behind those it is used to update. Above 0,
-    rollouts go on while the update runs."""
-    replay: int = 0
-    """Further updates, after its own, in which a rollout is trained on again."""
-    refill: int = 0
-    """How many times groups that say nothing are replaced by other tasks (DAPO, dynamic sampling)."""
 
     def __post_init__(self) -> None:
         check_options(
@@ -127,18 +114,6 @@ class PolicyGradient:
         raise ConfigError(f"{type(self).__name__} can't use {option}={getattr(self, option)!r}: {why}")
 
     @property
-    def name(self) -> str:
-        return type(self).__name__.lower()
-
-    @property
-    def critic(self) -> Critic | None:
-        return None
-
-    @property
-    def teaching(self) -> Teaching | None:
-        return None
-
-    @property
     def needs_reference(self) -> bool:
         return self.kl > 0
 
@@ -173,10 +148,6 @@ class PolicyGradient:
             for lengths in rollouts
             for key, length in lengths.items()
         }
-
-    def units(self, trajectories: Sequence[Trajectory]) -> dict[Key, int]:
-        """None: tokens add up one by one."""
-        return {}
 
     def loss(self, entries: Entries) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The formula above over E entries; metrics are weighted sums, so they add up over micro-batches.

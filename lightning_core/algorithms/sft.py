@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from lightning_core.algorithms.base import Critic, Entries, Teaching, check_options, is_changed
+from lightning_core.algorithms.base import Entries, RolloutAlgorithm, Teaching, check_options, is_changed
 from lightning_core.credit.base import Baseline, Credit, Scale
 from lightning_core.credit.best import Best, everything
 from lightning_core.errors import ConfigError, TaskError
@@ -38,28 +38,15 @@ OF_ROLLOUTS = ("group_size", "tasks_per_step", "least_return", "staleness", "rep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SFT:
+class SFT(RolloutAlgorithm):
     """The defaults are those measured on the shipped example."""
 
     demonstrations: Sequence[Demonstration | Mapping[str, Any]] | None = field(default=None, repr=False)
     """What to imitate, as `Demonstration`s or dicts with their fields. None: the best of its own rollouts."""
     batch_size: int = 32
     """Demonstrations of one update."""
-    group_size: int = 8
-    """Rollouts of each task, of which the best are kept."""
-    tasks_per_step: int = 8
-    """Tasks of one update."""
     least_return: float | None = None
     """Keep the rollouts with at least this return. None: the best of each group, unless all end alike."""
-    epochs: int = 1
-    """Passes over each batch, one optimizer step each."""
-    staleness: int = 0
-    """Updates by which the weights that sampled a rollout may be behind those it is used to update. Above 0,
-    rollouts go on while the update runs."""
-    replay: int = 0
-    """Further updates, after its own, in which a rollout is trained on again."""
-    refill: int = 0
-    """How many times groups of which nothing is kept are replaced by groups of other tasks."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -80,10 +67,6 @@ class SFT:
             object.__setattr__(self, "demonstrations", read)
 
     @property
-    def name(self) -> str:
-        return "sft"
-
-    @property
     def credit(self) -> Credit:
         return Best(self.least_return) if self.demonstrations is None else everything
 
@@ -96,24 +79,12 @@ class SFT:
         return "none"
 
     @property
-    def critic(self) -> Critic | None:
-        return None
-
-    @property
     def teaching(self) -> Teaching | None:
         if self.demonstrations is None:
             return None
         return Teaching(
             tuple(each for each in self.demonstrations if isinstance(each, Demonstration)), self.batch_size
         )
-
-    @property
-    def needs_reference(self) -> bool:
-        return False
-
-    @property
-    def needs_proximal(self) -> bool:
-        return False
 
     def weigh(self, trajectories: Sequence[Trajectory]) -> dict[Key, float]:
         """1 / (tokens to imitate), for every reply that is kept."""
@@ -124,10 +95,6 @@ class SFT:
             if t.trained and t.advantage is not None
         }
         return dict.fromkeys(lengths, 1 / max(sum(lengths.values()), 1))
-
-    def units(self, trajectories: Sequence[Trajectory]) -> dict[Key, int]:
-        """None: tokens add up one by one."""
-        return {}
 
     def loss(self, entries: Entries) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The formula above over E entries; there is nothing else to say of them."""
