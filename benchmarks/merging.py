@@ -19,8 +19,9 @@ from benchmarks.shapes import VOCABULARY, random_qwen3
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.backends.local.attention import use_plans
 from lightning_core.backends.local.model import Model
-from lightning_core.backends.local.optimizer import Optimizer, OptimizerOptions
+from lightning_core.backends.local.optimizer import PACK_TOKENS, Optimizer
 from lightning_core.backends.local.policy import Policy
+from lightning_core.backends.settings import TrainingSettings
 from lightning_core.types import Trajectory, Transition
 
 PROMPT, SAMPLED, OBSERVED, GROUP = 100, 25, 25, 8
@@ -66,7 +67,7 @@ def make_optimizer(*, merge: bool, pack_tokens: int) -> Optimizer:
     network = random_qwen3()
     use_plans(network)
     policy = Policy(Model("random", network, None, 4096, frozenset()), None)
-    return Optimizer(policy, OptimizerOptions(merge=merge, pack_tokens=pack_tokens), source="random")
+    return Optimizer(policy, TrainingSettings(prefix_sharing=merge, pack_tokens=pack_tokens), source="random")
 
 
 def measure(turns: int, rollouts: int, repeats: int, pack_tokens: int, cpu: bool) -> tuple[Row, float]:
@@ -91,7 +92,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rollouts", type=int, default=16)
     parser.add_argument("--turns", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--pack-tokens", type=int, default=OptimizerOptions().pack_tokens)
+    parser.add_argument("--pack-tokens", type=int, default=PACK_TOKENS)
     parser.add_argument(
         "--cpu-time", action="store_true", help="processor seconds, for a machine that is shared"
     )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lightning_core.algorithms.rloo import RLOO as RLOO
     from lightning_core.algorithms.sft import SFT as SFT
     from lightning_core.backends.local import LocalBackend as LocalBackend
-    from lightning_core.backends.lora import LoraOptions as LoraOptions
+    from lightning_core.backends.settings import LoraOptions as LoraOptions
     from lightning_core.backends.verl.backend import VerlBackend as VerlBackend
     from lightning_core.errors import LightningError as LightningError
     from lightning_core.hookspecs import hookimpl as hookimpl
@@ -63,7 +63,7 @@ _HOMES = {
     "Judge": "judge.judge",
     "LightningError": "errors",
     "LocalBackend": "backends.local",
-    "LoraOptions": "backends.lora",
+    "LoraOptions": "backends.settings",
     "RLOO": "algorithms.rloo",
     "ReinforcePP": "algorithms.reinforce_pp",
     "PPO": "algorithms.ppo",

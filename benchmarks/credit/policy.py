@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from benchmarks.credit.truth import Floats
-from lightning_core.backends.local.optimizer import Descent, OptimizerOptions
+from lightning_core.backends.local.optimizer import Descent
+from lightning_core.backends.settings import TrainingSettings
 
 HIDDEN = 64
 SPREAD = 1.0
@@ -32,7 +33,7 @@ class Network(torch.nn.Module):
         self.offset = torch.nn.Parameter(torch.zeros(HIDDEN, dtype=torch.float64))
         self.out = torch.nn.Parameter(torch.zeros(HIDDEN, outputs, dtype=torch.float64))
         self.last = torch.nn.Parameter(torch.zeros(outputs, dtype=torch.float64))
-        self._descent = Descent(list(self.parameters()), OptimizerOptions())
+        self._descent = Descent(list(self.parameters()), TrainingSettings())
 
     def forward(self) -> torch.Tensor:
         """(P, outputs)"""

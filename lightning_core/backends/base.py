@@ -39,10 +39,14 @@ class TensorChange:
 class Backend(Protocol):
     """Serves the policy, takes a batch, publishes new weights."""
 
-    name: str
-    model: str
-    """The folder or name of the model it starts from."""
     policy_version: int
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def model(self) -> str | Path:
+        """The folder or name of the model it starts from."""
 
     @property
     def upstream(self) -> Upstream:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lightning_core.backends.chat.folder import check_folder, load_config
-from lightning_core.backends.lora import LoraOptions
+from lightning_core.backends.settings import LoraOptions
 from lightning_core.errors import ConfigError, ModelError
 
 DEFAULT_CONTEXT = 4096

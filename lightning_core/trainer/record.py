@@ -93,7 +93,7 @@ def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -
     trainer = session.settings
     return {
         "seed": trainer.seed,
-        "model": session.backend.model,
+        "model": str(session.backend.model),
         "train tasks": _digest(train),
         "validation tasks": _digest(validation),
         "group_size": [phase.algorithm.group_size for phase in session.phases],

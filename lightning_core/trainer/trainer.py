@@ -98,7 +98,7 @@ async def _fit(
             run = await open_run(session, train, validation)
             try:
                 await _train(session, run, train, validation)
-                summary = await write_report(session.store, folder, trainer, session.backend.model)
+                summary = await write_report(session.store, folder, trainer, str(session.backend.model))
                 await session.backend.export(folder.policy)
                 curve = terminal_curve(await session.store.list_metrics(run.id))
                 shown = await transcripts(session.store, run.id, trainer.total_steps)

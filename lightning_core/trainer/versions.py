@@ -41,7 +41,7 @@ class Versions:
         for version in listed:
             await self._find_again(version)
         if 0 not in self._known:
-            await self._put(self._made(0, _start(self._backend.model), 0), current=not listed)
+            await self._put(self._made(0, _start(str(self._backend.model)), 0), current=not listed)
         if step == 0 or step >= total:
             return None
         newest = self._backend.policy_version

@@ -17,9 +17,8 @@ from lightning_core.backends.base import Batch
 from lightning_core.backends.local import LocalBackend
 from lightning_core.backends.local.critic import LocalCritic
 from lightning_core.backends.local.model import load_model
-from lightning_core.backends.local.optimizer import OptimizerOptions
 from lightning_core.backends.local.policy import Policy
-from lightning_core.backends.lora import LoraOptions
+from lightning_core.backends.settings import LoraOptions, TrainingSettings
 from lightning_core.errors import ModelError, TrainingError
 from lightning_core.types import Key, Trajectory
 from tests.backends.serving import sample_batch, serving
@@ -42,7 +41,7 @@ class Fails(WithCritic):
 
 def make_critic(folder: Path, lora: LoraOptions | None = None, **options: Any) -> tuple[Policy, LocalCritic]:
     policy = Policy(load_model(folder, device="cpu"), lora)
-    return policy, LocalCritic(policy, OptimizerOptions(**options))
+    return policy, LocalCritic(policy, TrainingSettings(**options))
 
 
 def with_targets(batch: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
@@ -93,7 +92,7 @@ def test_values_are_those_at_the_last_prompt_token_merged_or_not(folder: Path, s
     wanted = by_transformers(folder, critic, batch)
     assert len({round(value, 3) for value in wanted.values()}) > 5
     assert critic.values(batch) == pytest.approx(wanted, abs=1e-4)
-    for options in ({"merge": False}, {"pack_tokens": 100_000}):
+    for options in ({"prefix_sharing": False}, {"pack_tokens": 100_000}):
         _, other = make_critic(folder, **options)
         other.load(critic.state(), critic.steps)
         assert other.values(batch) == pytest.approx(wanted, abs=1e-4)
@@ -144,7 +143,7 @@ def test_fitting_a_fixed_batch_brings_its_error_to_nearly_nothing(
 def test_merging_changes_no_gradient_of_the_critic(folder: Path) -> None:
     batch = with_targets(interleaved(1))
     found = []
-    for options in ({}, {"merge": False}, {"pack_tokens": 80}):
+    for options in ({}, {"prefix_sharing": False}, {"pack_tokens": 80}):
         metrics = fit(make_critic(folder, **options)[1], batch, Critic(epochs=3))
         found.append([metrics["value_loss_last"], metrics["value_grad_norm"]])
     assert found[1] == pytest.approx(found[0], rel=1e-4)

@@ -13,8 +13,7 @@ import lightning_core as lightning
 from lightning_core.algorithms.base import Critic
 from lightning_core.algorithms.corrections import Masked, Truncated
 from lightning_core.backends.local import LocalBackend
-from lightning_core.backends.local.optimizer import OptimizerOptions
-from lightning_core.backends.lora import LoraOptions
+from lightning_core.backends.settings import LoraOptions, TrainingSettings
 from lightning_core.backends.verl.backend import VerlBackend
 from lightning_core.credit.best import Best
 from lightning_core.credit.discounted import Discounted
@@ -49,7 +48,7 @@ OPTIONS: list[tuple[Callable[..., Any], dict[str, tuple[Any, ...]]]] = [
         },
     ),
     (VERL, {"tensor_parallel": (0, 1.5), "serving_gpus": (-1, 0.5), "context": (1, 2.5)}),
-    (OptimizerOptions, ADAMW),
+    (TrainingSettings, ADAMW),
     (LoraOptions, {"rank": (0, -1, 1.5), "alpha": (0.0, -1.0, 1e7)}),
     (Critic, {"learning_rate": (0.0, -1.0, 1.1), "epochs": (0, 1.5), "clip": (0.0, -0.1)}),
     (
@@ -97,7 +96,7 @@ def test_an_option_out_of_its_range_is_refused_by_name_with_the_range(
 @pytest.mark.parametrize(
     "betas", [(0.9, math.nan), (1.0, 0.9), (-0.1, 0.9), (0.9,), (0.9, 0.9, 0.9), 0.9, (0.9, math.inf)]
 )
-@pytest.mark.parametrize("make", [LOCAL, VERL, OptimizerOptions])
+@pytest.mark.parametrize("make", [LOCAL, VERL, TrainingSettings])
 def test_betas_are_two_numbers_from_0_to_below_1(make: Callable[..., Any], betas: Any) -> None:
     with pytest.raises(ConfigError, match=r"betas=.*two .*at least 0 and below 1"):
         make(betas=betas)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from lightning_core.algorithms.dpo import DPO
 from lightning_core.algorithms.sft import SFT
-from lightning_core.backends.lora import LoraOptions
+from lightning_core.backends.settings import LoraOptions
 from lightning_core.credit.base import assign
 from lightning_core.trainer.demonstrations import encode_all
 from lightning_core.trajectories import make_packs

@@ -19,9 +19,9 @@ from lightning_core.algorithms.ppo import PPO
 from lightning_core.backends.base import Batch
 from lightning_core.backends.local import LocalBackend
 from lightning_core.backends.local.model import load_model
-from lightning_core.backends.local.optimizer import Optimizer, OptimizerOptions
+from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
-from lightning_core.backends.lora import LoraOptions
+from lightning_core.backends.settings import LoraOptions, TrainingSettings
 from lightning_core.errors import BackendError, ConfigError, TrainingError, UnsupportedError
 from lightning_core.trajectories import make_packs, trained_transitions
 from lightning_core.types import Trajectory, Transition
@@ -65,7 +65,7 @@ class Spoils(Reinforce):
 
 def make_optimizer(folder: Path, lora: LoraOptions | None = None, **options: Any) -> tuple[Policy, Optimizer]:
     policy = Policy(load_model(folder, device="cpu"), lora)
-    return policy, Optimizer(policy, OptimizerOptions(**options), source=str(folder))
+    return policy, Optimizer(policy, TrainingSettings(**options), source=str(folder))
 
 
 def gradients(policy: Policy) -> torch.Tensor:
@@ -155,7 +155,7 @@ def test_merged_equals_unmerged_equals_one_by_one(folder: Path, algorithm: Any, 
 def test_merging_saves_the_tokens_it_reports(qwen: Path) -> None:
     batch = interleaved(1)
     merged = make_optimizer(qwen)[1].update(batch, Reinforce())
-    alone = make_optimizer(qwen, merge=False)[1].update(batch, Reinforce())
+    alone = make_optimizer(qwen, prefix_sharing=False)[1].update(batch, Reinforce())
     assert merged["forward_tokens"] < merged["unmerged_tokens"] == alone["forward_tokens"]
     assert merged["merge_ratio"] == merged["unmerged_tokens"] / merged["forward_tokens"]
     assert alone["merge_ratio"] == 1.0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import lightning_core as lightning
-from lightning_core.backends.lora import LoraOptions
+from lightning_core.backends.settings import LoraOptions
 from lightning_core.backends.shape import measure
 from lightning_core.backends.verl.backend import VerlBackend
 from lightning_core.backends.verl.memory import check_memory, fit, networks_beside

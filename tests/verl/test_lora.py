@@ -15,7 +15,7 @@ from lightning_core.algorithms.grpo import GRPO
 from lightning_core.backends.base import Batch
 from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend
-from lightning_core.backends.lora import LoraOptions
+from lightning_core.backends.settings import LoraOptions
 from tests.backends.serving import ask
 from tests.verl.conftest import import_verl
 from tests.verl.test_backend import TOLERANCE, apart, exported, gap, sample, weights

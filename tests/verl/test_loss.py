@@ -24,9 +24,10 @@ from lightning_core.algorithms.ppo import PPO
 from lightning_core.algorithms.sft import SFT
 from lightning_core.backends.local.critic import LocalCritic
 from lightning_core.backends.local.model import load_model
-from lightning_core.backends.local.optimizer import Optimizer, OptimizerOptions
+from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.packing import TreePlan
 from lightning_core.backends.local.policy import Policy
+from lightning_core.backends.settings import TrainingSettings
 from lightning_core.backends.verl.batch import entry_values, fields
 from lightning_core.backends.verl.loss import (
     AlgorithmLoss,
@@ -91,7 +92,7 @@ def gradient(network: torch.nn.Module) -> torch.Tensor:
 def locally(case: Case, algorithm: Algorithm, *, begun: bool) -> tuple[dict[str, float], torch.Tensor]:
     """Metrics and gradient of the local backend."""
     policy = Policy(load_model(case.folder, device="cpu"), None)
-    optimizer = Optimizer(policy, OptimizerOptions(), source=str(case.folder))
+    optimizer = Optimizer(policy, TrainingSettings(), source=str(case.folder))
     optimizer.set_reference(str(case.other))
     packs = make_packs(
         case.batch, algorithm.weigh(case.batch), pack_tokens=200, units=algorithm.units(case.batch)
@@ -217,7 +218,7 @@ def test_demonstrations_have_no_recorded_logprobs_to_measure(case: Case) -> None
 def test_values_are_fitted_as_by_the_local_critic(case: Case, clip: float | None) -> None:
     """Its network, run on rows: one pass of the local critic is compared with one through `ValueLoss`."""
     policy = Policy(load_model(case.folder, device="cpu"), None)
-    critic = LocalCritic(policy, OptimizerOptions(max_grad_norm=1e9))
+    critic = LocalCritic(policy, TrainingSettings(max_grad_norm=1e9))
     network, _ = critic._parts()
     torch.nn.init.normal_(network.head.weight, generator=torch.Generator().manual_seed(0))
     states = [t for each in case.batch for t in each.transitions if t.trained]

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from lightning_core.backends.lora import LoraOptions
+from lightning_core.backends.settings import LoraOptions
 from lightning_core.backends.shape import Shape, shape_of
 from lightning_core.backends.verl.memory import critic_need, serving_need, training_need
 from lightning_core.backends.verl.settings import VerlSettings

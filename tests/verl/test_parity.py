@@ -25,8 +25,9 @@ from lightning_core.algorithms.grpo import GRPO
 from lightning_core.algorithms.policy_gradient import PolicyGradient
 from lightning_core.algorithms.ppo import PPO
 from lightning_core.backends.local.model import load_model
-from lightning_core.backends.local.optimizer import Optimizer, OptimizerOptions
+from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
+from lightning_core.backends.settings import TrainingSettings
 from lightning_core.backends.verl.rows import make_rows, share
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.credit.base import assign
@@ -100,7 +101,7 @@ def test_updates_through_verls_workers_are_the_local_ones(
     settings = VerlSettings(qwen, learning_rate=RATE, warmup_steps=WARMUP)
     found = by_workers(count, (settings, packed, updates), tmp_path)
     policy = Policy(load_model(qwen, device="cpu"), None)
-    options = OptimizerOptions(learning_rate=RATE, warmup_steps=WARMUP)
+    options = TrainingSettings(learning_rate=RATE, warmup_steps=WARMUP)
     optimizer = Optimizer(policy, options, source=str(qwen))
     for metrics, (batch, algorithm) in zip(found["metrics"], updates, strict=True):
         wanted = optimizer.update(batch, algorithm)

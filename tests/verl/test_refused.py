@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.algorithms.ppo import PPO
-from lightning_core.backends.lora import LoraOptions
+from lightning_core.backends.settings import LoraOptions
 from lightning_core.backends.shape import measure
 from lightning_core.backends.verl.backend import VerlBackend
 from lightning_core.backends.verl.memory import fit

@@ -8,9 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 
@@ -22,13 +21,13 @@ from lightning_core.backends.local.checkpoint import CRITIC, MOMENTS, Checkpoint
 from lightning_core.backends.local.critic import LocalCritic
 from lightning_core.backends.local.engine import Engine
 from lightning_core.backends.local.model import load_model
-from lightning_core.backends.local.optimizer import Optimizer, OptimizerOptions
+from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.local.preflight import outline
 from lightning_core.backends.local.tuning import Tuning, tune
 from lightning_core.backends.local.versions import (
     Content,
-    EngineSettings,
+    LocalSettings,
     LocalVersion,
     Speed,
     compare_versions,
@@ -36,14 +35,11 @@ from lightning_core.backends.local.versions import (
     make_engine,
     open_version,
 )
-from lightning_core.backends.lora import LoraOptions
 from lightning_core.backends.preflight import Outline
 from lightning_core.errors import ConfigError
-from lightning_core.ranges import check_range
 from lightning_core.types import Demonstration, Key, Trajectory
 
 T = TypeVar("T")
-DTYPES = ("auto", "float32", "bfloat16")
 SWITCH_SECONDS = 0.0005
 """The interpreter's switch interval while a backend runs. The engine takes the interpreter lock some hundred
 times a step and waits for up to one interval each time. Beside a thread that computes in Python without
@@ -68,107 +64,21 @@ class Parts:
         return {MOMENTS: self.optimizer.descent.moments(), **({CRITIC: critic} if critic else {})}
 
 
-def build_parts(
-    source: str,
-    options: OptimizerOptions,
-    *,
-    lora: LoraOptions | None,
-    seed: int,
-    context: int | None,
-    device: str,
-    dtype: str,
-    threads: int | None,
-    max_batch: int,
-) -> Parts:
-    """Load the model and measure what suits this machine. To be called in the optimizer's own thread, whose
-    number of threads it sets."""
-    model = load_model(source, context=context, device=device)
-    # what serves is plain, without LoRA's layers
-    serving = copy.deepcopy(model.network) if lora else model.network
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)  # LoRA's start is random
-        policy = Policy(model, lora)
-    tuning = tune(policy, serving, threads=threads, dtype=dtype)
-    torch.set_num_threads(tuning.train_threads)  # of this worker thread only
-    engine = make_engine(model, serving, tuning.decode_threads, tuning.decode_dtype, max_batch)
-    return Parts(
-        policy=policy,
-        tuning=tuning,
-        engine=engine,
-        upstream=ChatUpstream(model.chat, engine, seed=seed),
-        optimizer=Optimizer(policy, options, source=source, bfloat16=tuning.train_bfloat16),
-        critic=LocalCritic(policy, options, bfloat16=tuning.train_bfloat16),
-        checkpoints=Checkpoints(policy),
-    )
-
-
-class LocalBackend:
+class LocalBackend(LocalSettings):
     """Serves and trains a transformers causal LM in this process (`backends.base.Backend`).
 
     The engine answers from its own copy of the weights, so it goes on while an update is made; the price is
     memory for the weights once more. Requests wait only while `publish` changes that copy.
     """
 
-    name = "local"
+    name: ClassVar[str] = "local"
 
-    def __init__(
-        self,
-        model: str | Path,
-        *,
-        learning_rate: float | None = None,
-        betas: tuple[float, float] = (0.9, 0.95),
-        weight_decay: float = 0.0,
-        warmup_steps: int = 3,
-        max_grad_norm: float = 1.0,
-        lora: LoraOptions | None = None,
-        max_batch: int = 64,
-        context: int | None = None,
-        device: str = "auto",
-        dtype: str = "auto",
-        threads: int | None = None,
-        pack_tokens: int = 2048,
-        merge: bool = True,
-        seed: int = 0,
-    ) -> None:
-        """`model` is a transformers folder, a name on the hub, or "tiny" for the one this package ships.
-
-        `dtype` is the number format of the engine and of training's forward pass (weights under training are
-        float32); `threads` is for both. Both are measured at start by default. Raises ModelError or
-        ConfigError.
-        """
-        folder = check_folder(model)
-        if dtype not in DTYPES:
-            raise ConfigError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
-        check_range("max_batch", max_batch, least=1, whole=True)
-        for option, value, least in (("threads", threads, 1), ("context", context, 2)):
-            if value is not None:
-                check_range(option, value, least=least, whole=True)
+    def __post_init__(self) -> None:
+        """Raise ModelError or ConfigError for what can't be meant."""
+        check_folder(self.model)
+        super().__post_init__()
+        self.model = str(self.model)
         self.policy_version = 0
-        self.model = str(model)
-        self._lora = lora
-        self._options = OptimizerOptions(
-            learning_rate=learning_rate,
-            betas=betas,
-            weight_decay=weight_decay,
-            warmup_steps=warmup_steps,
-            max_grad_norm=max_grad_norm,
-            pack_tokens=pack_tokens,
-            merge=merge,
-        )
-        self._build = partial(
-            build_parts,
-            self.model,
-            self._options,
-            lora=lora,
-            seed=seed,
-            context=context,
-            device=device,
-            dtype=dtype,
-            threads=threads,
-            max_batch=max_batch,
-        )
-        name = folder.name if folder.exists() else self.model
-        self._engines = EngineSettings(name, context, device, dtype, threads, max_batch)
         self._speed: Speed | None = None
         """Of the engines of single versions, once one is known."""
         self._parts: Parts | None = None
@@ -178,8 +88,7 @@ class LocalBackend:
         """The interpreter's switch interval as it was before an engine ran; None: it is that."""
 
     def __repr__(self) -> str:
-        rate = self._options.learning_rate
-        return f"LocalBackend({self.model!r}, learning_rate={rate!r}, lora={self._lora!r})"
+        return f"LocalBackend({self.model!r}, learning_rate={self.learning_rate!r}, lora={self.lora!r})"
 
     @property
     def upstream(self) -> ChatUpstream:
@@ -196,11 +105,6 @@ class LocalBackend:
         return self._started.tuning
 
     @property
-    def learning_rate(self) -> float:
-        """The rate after warm-up."""
-        return self._started.optimizer.learning_rate
-
-    @property
     def _started(self) -> Parts:
         if self._parts is None:
             raise ConfigError("the local backend is not started; await backend.start() first")
@@ -212,7 +116,7 @@ class LocalBackend:
 
     def outline(self, algorithms: Sequence[Algorithm]) -> Outline:
         """What a run would be; loads nothing but the model's configuration."""
-        return outline(self.model, self._options, self._engines, self._lora, algorithms)
+        return outline(self, algorithms)
 
     def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
         """(prompt ids, completion ids) in the model's own chat template."""
@@ -228,6 +132,27 @@ class LocalBackend:
             self._parts = await self._work(self._build)
             self._parts.engine.start()
             self._switch_quickly()
+
+    def _build(self) -> Parts:
+        """Load the model and measure what suits this machine; sets the number of threads of this thread."""
+        model = load_model(str(self.model), context=self.context, device=self.device)
+        # what serves is plain, without LoRA's layers
+        serving = copy.deepcopy(model.network) if self.lora else model.network
+        with torch.random.fork_rng():
+            torch.manual_seed(self.seed)  # LoRA's start is random
+            policy = Policy(model, self.lora)
+        tuning = tune(policy, serving, threads=self.threads, dtype=self.dtype)
+        torch.set_num_threads(tuning.train_threads)
+        engine = make_engine(model, serving, tuning.decode_threads, tuning.decode_dtype, self.max_batch)
+        return Parts(
+            policy=policy,
+            tuning=tuning,
+            engine=engine,
+            upstream=ChatUpstream(model.chat, engine, seed=self.seed),
+            optimizer=Optimizer(policy, self, source=str(self.model), bfloat16=tuning.train_bfloat16),
+            critic=LocalCritic(policy, self, bfloat16=tuning.train_bfloat16),
+            checkpoints=Checkpoints(policy),
+        )
 
     async def close(self) -> None:
         """Stop serving; requests under way end with an error."""
@@ -246,7 +171,7 @@ class LocalBackend:
         if self._parts is not None:
             self._speed = self._parts.tuning.decode_threads, self._parts.tuning.decode_dtype
         self._switch_quickly()
-        opened = await open_version(self._content(source), version, self._engines, self._speed)
+        opened = await open_version(self._content(source), version, self, self._speed)
         self._speed = opened.speed
         return opened
 
@@ -264,7 +189,7 @@ class LocalBackend:
         return await asyncio.to_thread(compare_versions, self._content(before), self._content(after))
 
     def _content(self, source: str) -> Content:
-        return Content(source, self.model)
+        return Content(source, str(self.model))
 
     async def values(self, trajectories: Sequence[Trajectory]) -> dict[Key, float]:
         """The critic's values; the first call makes it."""
@@ -293,7 +218,7 @@ class LocalBackend:
             "policy_version": self.policy_version,
             "updates": self._updates,
             "optimizer_steps": parts.optimizer.descent.steps,
-            "model": self.model,
+            "model": str(self.model),
             "context": parts.policy.model.context,
             "sampling": parts.upstream.sampling_state(),
             "critic_steps": parts.critic.steps,

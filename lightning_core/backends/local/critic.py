@@ -23,10 +23,10 @@ import torch
 from lightning_core.algorithms import losses
 from lightning_core.algorithms.base import Algorithm, Critic
 from lightning_core.backends.local.model import parameter_count
-from lightning_core.backends.local.optimizer import Descent, OptimizerOptions, lost
+from lightning_core.backends.local.optimizer import PACK_TOKENS, Descent, lost
 from lightning_core.backends.local.packing import Tensors, to_tensors
 from lightning_core.backends.local.policy import Policy
-from lightning_core.backends.lora import SMALL
+from lightning_core.backends.settings import SMALL, TrainingSettings
 from lightning_core.errors import BackendError, TrainingError, UnsupportedError
 from lightning_core.trajectories import Pack, make_packs
 from lightning_core.types import Key, Trajectory, Transition
@@ -78,7 +78,7 @@ class ValueNetwork(torch.nn.Module):
 class LocalCritic:
     """Values and their fitting. The network is made when it is first needed; most algorithms need none."""
 
-    def __init__(self, policy: Policy, options: OptimizerOptions, *, bfloat16: bool = False) -> None:
+    def __init__(self, policy: Policy, options: TrainingSettings, *, bfloat16: bool = False) -> None:
         self._policy, self._options, self._bfloat16 = policy, options, bfloat16
         self._made: tuple[ValueNetwork, Descent] | None = None
 
@@ -172,8 +172,8 @@ class LocalCritic:
         return make_packs(
             [Trajectory("", "", "", 0.0, alone)],
             {t.key: 1.0 for t in alone},
-            pack_tokens=self._options.pack_tokens,
-            merge=self._options.merge,
+            pack_tokens=self._options.pack_tokens or PACK_TOKENS,
+            merge=self._options.prefix_sharing,
         )
 
     def _tensors(self, pack: Pack) -> Tensors:

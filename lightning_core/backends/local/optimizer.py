@@ -1,7 +1,7 @@
 """One update: packs forward and backward, clipped gradient, AdamW with warm-up.
 
 Weights change only if loss and gradient are finite. A step then keeps the weights finite too
-(`lora.check_adamw`), which is looked at all the same. A step is taken back where a later one fails.
+(`settings.TrainingSettings`), which is looked at all the same. A step is taken back where a later one fails.
 """
 
 from __future__ import annotations
@@ -18,38 +18,13 @@ from lightning_core.algorithms.base import Algorithm, Entries
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.packing import Tensors, entry_logprobs, to_tensors
 from lightning_core.backends.local.policy import Policy
-from lightning_core.backends.lora import check_adamw
+from lightning_core.backends.settings import TrainingSettings
 from lightning_core.errors import BackendError, TrainingError
-from lightning_core.ranges import check_range
 from lightning_core.trajectories import MergeReport, Pack, make_packs, report_merge
 from lightning_core.types import Trajectory
 
-
-@dataclass(frozen=True, slots=True)
-class OptimizerOptions:
-    """AdamW and the size of a forward pass."""
-
-    learning_rate: float | None = None
-    """None: `Policy.default_learning_rate`."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    warmup_steps: int = 3
-    """The rate grows in a line over the first so many optimizer steps."""
-    max_grad_norm: float = 1.0
-    pack_tokens: int = 2048
-    """Tokens to a forward pass; what it takes in memory grows with them."""
-    merge: bool = True
-    """Train shared prefixes once. Off only to compare: it changes no gradient."""
-
-    def __post_init__(self) -> None:
-        check_adamw(
-            learning_rate=self.learning_rate,
-            betas=self.betas,
-            weight_decay=self.weight_decay,
-            warmup_steps=self.warmup_steps,
-            max_grad_norm=self.max_grad_norm,
-        )
-        check_range("pack_tokens", self.pack_tokens, least=1, whole=True)
+PACK_TOKENS = 2048
+"""Tokens of a forward pass where the settings name none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +39,7 @@ class Snapshot:
 class Descent:
     """Steps down the gradient that stands in the parameters' `grad`."""
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], options: OptimizerOptions) -> None:
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], options: TrainingSettings) -> None:
         self.parameters = list(parameters)
         self._options = options
         self._adamw = torch.optim.AdamW(
@@ -140,7 +115,7 @@ class Optimizer:
     """Improves a `Policy`. Not thread-safe: one update at a time."""
 
     def __init__(
-        self, policy: Policy, options: OptimizerOptions, *, source: str, bfloat16: bool = False
+        self, policy: Policy, options: TrainingSettings, *, source: str, bfloat16: bool = False
     ) -> None:
         """`source` is the model folder, from which the reference weights are read if an algorithm asks."""
         self._policy, self._options, self._source, self._bfloat16 = policy, options, source, bfloat16
@@ -162,9 +137,9 @@ class Optimizer:
         packs = make_packs(
             trajectories,
             algorithm.weigh(trajectories),
-            pack_tokens=o.pack_tokens,
+            pack_tokens=o.pack_tokens or PACK_TOKENS,
             units=algorithm.units(trajectories),
-            merge=o.merge,
+            merge=o.prefix_sharing,
         )
         if not packs:
             raise TrainingError(

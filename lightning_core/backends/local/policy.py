@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from lightning_core.backends.local.model import Model, kv_heads, parameter_count
-from lightning_core.backends.lora import LoraOptions, default_learning_rate
+from lightning_core.backends.settings import LoraOptions, default_learning_rate
 from lightning_core.errors import ConfigError
 
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.local.model import DEFAULT_CONTEXT, pick_device
-from lightning_core.backends.local.optimizer import OptimizerOptions
+from lightning_core.backends.local.optimizer import PACK_TOKENS
 from lightning_core.backends.local.tuning import memory_bytes
-from lightning_core.backends.local.versions import EngineSettings
-from lightning_core.backends.lora import LoraOptions, default_learning_rate
+from lightning_core.backends.local.versions import LocalSettings
 from lightning_core.backends.preflight import Check, Fact, Outline, gib, many
+from lightning_core.backends.settings import default_learning_rate
 from lightning_core.backends.shape import Shape, measure
 
 WIDE = 4
@@ -44,16 +44,9 @@ class Need:
         return self.training + self.engine + self.replies + self.working + self.beside
 
 
-def need_of(
-    shape: Shape,
-    options: OptimizerOptions,
-    engines: EngineSettings,
-    lora: LoraOptions | None,
-    algorithms: Sequence[Algorithm],
-    memory: int,
-) -> Need:
+def need_of(shape: Shape, settings: LocalSettings, algorithms: Sequence[Algorithm], memory: int) -> Need:
     """What is taken at most."""
-    tokens = max(options.pack_tokens, shape.context)
+    tokens = max(settings.pack_tokens or PACK_TOKENS, shape.context)
     wide = shape.query + shape.keys
     layer = WIDE * (6 * shape.hidden + 4 * shape.inner + 4 * wide) + 8 * shape.hidden + 4 * wide
     heads = shape.query * shape.key_heads // max(1, shape.keys)
@@ -61,27 +54,22 @@ def need_of(
     copies = 4 * any(each.needs_reference for each in algorithms)
     copies += 16 * any(each.critic is not None for each in algorithms)
     return Need(
-        training=4 * shape.parameters + 12 * shape.trained(lora),
+        training=4 * shape.parameters + 12 * shape.trained(settings.lora),
         engine=WIDE * shape.parameters,
-        replies=min(memory // 8, engines.max_batch * shape.context * cache),
+        replies=min(memory // 8, settings.max_batch * shape.context * cache),
         working=shape.layers * (tokens * layer + 2 * heads * tokens**2) + 12 * tokens * shape.vocabulary,
         beside=copies * shape.parameters,
     )
 
 
-def outline(
-    model: str,
-    options: OptimizerOptions,
-    engines: EngineSettings,
-    lora: LoraOptions | None,
-    algorithms: Sequence[Algorithm],
-) -> Outline:
+def outline(settings: LocalSettings, algorithms: Sequence[Algorithm]) -> Outline:
     """Facts and checks of a backend with these settings."""
-    shape = measure(model, engines.context, most=DEFAULT_CONTEXT)
-    device = pick_device(engines.device)
+    lora, pack_tokens = settings.lora, settings.pack_tokens or PACK_TOKENS
+    shape = measure(settings.model, settings.context, most=DEFAULT_CONTEXT)
+    device = pick_device(settings.device)
     memory = memory_bytes(device)
-    need = need_of(shape, options, engines, lora, algorithms, memory)
-    rate = options.learning_rate or default_learning_rate(shape.parameters, lora)
+    need = need_of(shape, settings, algorithms, memory)
+    rate = settings.learning_rate or default_learning_rate(shape.parameters, lora)
     trained = "all weights, in float32"
     if lora is not None:
         trained = f"LoRA of rank {lora.rank}: {many(shape.trained(lora))} parameters"
@@ -90,14 +78,14 @@ def outline(
         Fact("model", f"{shape.folder}, {many(shape.parameters)} parameters"),
         Fact("context", f"{shape.context:,} tokens of prompt and reply"),
         Fact("trained", trained),
-        Fact("machine", f"this process, on {device.type}; {engines.max_batch} replies at a time"),
+        Fact("machine", f"this process, on {device.type}; {settings.max_batch} replies at a time"),
         Fact("memory", _memory(need)),
-        Fact("learning rate", f"{rate:g} after {options.warmup_steps} steps"),
-        Fact("a pass", f"{options.pack_tokens:,} tokens"),
+        Fact("learning rate", f"{rate:g} after {settings.warmup_steps} steps"),
+        Fact("a pass", f"{pack_tokens:,} tokens"),
     )
     if need.total > memory:
         told += (
-            f", {gib(need.total - memory)} too little; some help are pack_tokens={options.pack_tokens // 2}, "
+            f", {gib(need.total - memory)} too little; some help are pack_tokens={pack_tokens // 2}, "
             "context=..., lora=LoraOptions() and max_batch=...; on GPUs use the verl backend"
         )
     return Outline(facts, (Check("memory", need.total <= memory, told),), shape.context)

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
 from lightning_core.backends.base import TensorChange
-from lightning_core.backends.chat.folder import check_folder
+from lightning_core.backends.chat.folder import check_folder, find_source
 from lightning_core.backends.chat.upstream import ChatUpstream
 from lightning_core.backends.folders import recover
 from lightning_core.backends.local.checkpoint import (
@@ -38,7 +38,9 @@ from lightning_core.backends.local.engine import Engine, EngineOptions
 from lightning_core.backends.local.model import Model, load_model
 from lightning_core.backends.local.policy import tied_names
 from lightning_core.backends.local.tuning import kv_shape, memory_bytes, tune_decoding
+from lightning_core.backends.settings import BackendSettings
 from lightning_core.errors import ModelError
+from lightning_core.ranges import check_range
 
 PREFIX_TOKENS = 1 << 17
 """Tokens whose keys and values are kept for reuse at most, memory allowing: a training step's worth."""
@@ -172,17 +174,19 @@ def _files(folder: Path) -> dict[str, Path]:
         return dict.fromkeys(file.keys(), folder / WEIGHTS)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """How engines are made."""
+@dataclass(kw_only=True, eq=False)
+class LocalSettings(BackendSettings):
+    """What people turn of the local backend."""
 
-    name: str
-    """What the model is called."""
-    context: int | None
-    device: str
-    dtype: str
-    threads: int | None
-    max_batch: int
+    device: str = "auto"
+    """A device of torch; "auto": a GPU if there is one."""
+    threads: int | None = None
+    """Of the engine and of training; None: measured at the start."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.threads is not None:
+            check_range("threads", self.threads, least=1, whole=True)
 
 
 Speed = tuple[int, torch.dtype]
@@ -203,7 +207,7 @@ class LocalVersion:
 
 
 async def open_version(
-    content: Content, version: int, settings: EngineSettings, speed: Speed | None
+    content: Content, version: int, settings: LocalSettings, speed: Speed | None
 ) -> LocalVersion:
     """Read the weights and start an engine on them. `speed` is measured if it is not known.
 
@@ -218,8 +222,9 @@ async def open_version(
     return made
 
 
-def _make(content: Content, version: int, settings: EngineSettings, speed: Speed | None) -> LocalVersion:
-    model = read_version(content, name=settings.name, context=settings.context, device=settings.device)
+def _make(content: Content, version: int, settings: LocalSettings, speed: Speed | None) -> LocalVersion:
+    _, name = find_source(settings.model)
+    model = read_version(content, name=name, context=settings.context, device=settings.device)
     if speed is None:
         speed = tune_decoding(model.network, model.context, threads=settings.threads, dtype=settings.dtype)
     engine = make_engine(model, model.network, *speed, settings.max_batch)

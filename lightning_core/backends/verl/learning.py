@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lightning_core.algorithms.base import Algorithm, Critic
-from lightning_core.backends.lora import SMALL
 from lightning_core.backends.meter import Meter
+from lightning_core.backends.settings import SMALL
 from lightning_core.backends.verl.batch import Memory, entry_values, to_batch
 from lightning_core.backends.verl.loss import (
     AlgorithmLoss,
@@ -77,7 +77,7 @@ class Learner:
             trajectories,
             algorithm.weigh(trajectories),
             units=algorithm.units(trajectories),
-            merge=self._settings.merge,
+            merge=self._settings.prefix_sharing,
         )
         if not rows:
             raise TrainingError(
@@ -192,7 +192,7 @@ class Learner:
         if not states:
             return {}
         self.critic_steps = self.critic_steps or 0
-        rows = share(make_state_rows(states, merge=self._settings.merge), self._cluster.ranks)
+        rows = share(make_state_rows(states, merge=self._settings.prefix_sharing), self._cluster.ranks)
         values = self._infer(rows, self._cluster.infer_values)
         keys = [key for row in rows for key in row.keys]
         return dict(zip(keys, values.tolist(), strict=True))
@@ -202,7 +202,7 @@ class Learner:
         states = [t for each in trajectories for t in each.transitions if t.trained and t.target is not None]
         if critic is None or not states:
             return {}
-        rows = share(make_state_rows(states, merge=self._settings.merge), self._cluster.ranks)
+        rows = share(make_state_rows(states, merge=self._settings.prefix_sharing), self._cluster.ranks)
         by_key = {t.key: t for t in states}
         ordered = [by_key[key] for row in rows for key in row.keys]
         passes = [self._pass(rows, ordered, critic) for _ in range(critic.epochs)]

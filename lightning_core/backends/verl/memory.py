@@ -47,8 +47,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from lightning_core.algorithms.base import Algorithm
-from lightning_core.backends.lora import LoraOptions
 from lightning_core.backends.preflight import gib
+from lightning_core.backends.settings import LoraOptions
 from lightning_core.backends.shape import Shape
 from lightning_core.backends.verl.resources import Supply, count_gpus, find_supply
 from lightning_core.backends.verl.settings import VerlSettings, find_device

@@ -16,22 +16,20 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from lightning_core.backends.lora import LoraOptions, check_adamw, default_learning_rate
+from lightning_core.backends.settings import BackendSettings, LoraOptions, check_choice, default_learning_rate
 from lightning_core.errors import ConfigError, UnsupportedError
 from lightning_core.ranges import check_range
 
 Strategy = Literal["fsdp", "fsdp2", "megatron"]
 STRATEGIES: Final = ("fsdp", "fsdp2", "megatron")
-DTYPES: Final = ("auto", "float32", "bfloat16")
 ROOT: Final = "actor_rollout_ref"
 
 
-@dataclass(kw_only=True)
-class VerlSettings:
+@dataclass(kw_only=True, eq=False)
+class VerlSettings(BackendSettings):
     """What people turn. More of verl's configuration is reached through `overrides`."""
 
-    model: str | Path = field(kw_only=False)
-    """A transformers folder that all machines see at the same path, a name on the hub, or "tiny"."""
+    max_batch: int = 256
     gpus: int | None = None
     """GPUs of each machine that train; None: all that each of the largest `nodes` machines has, but those
     that serve."""
@@ -46,20 +44,6 @@ class VerlSettings:
     """GPUs that serve one copy of the model together."""
     strategy: Strategy = "fsdp2"
     """How the weights under training are spread over GPUs."""
-    learning_rate: float | None = None
-    """None: 4e-4 below 10 M parameters, else 1e-6, and 1e-5 with LoRA."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    warmup_steps: int = 3
-    """The rate grows in a line over the first so many optimizer steps."""
-    max_grad_norm: float = 1.0
-    lora: LoraOptions | None = None
-    context: int | None = None
-    """Tokens of prompt and reply together; None: what the model was made for."""
-    max_batch: int = 256
-    """Replies that one copy of the model works on at a time."""
-    pack_tokens: int | None = None
-    """Tokens of a forward pass on each GPU; None: 16,384, and never less than the context."""
     gpu_memory: float = 0.5
     """Share of each GPU's memory that serving takes."""
     sleep: bool | None = None
@@ -67,39 +51,25 @@ class VerlSettings:
     where GPUs serve and train in turn."""
     offload: bool = False
     """Keep weights and optimizer state in main memory between updates."""
-    dtype: str = "auto"
-    """Of the engine and of the forward pass in training; weights under training are float32."""
-    merge: bool = True
-    """Train shared prefixes once where they are in one row. Off only to compare: it changes no gradient."""
     server_timeout: float = 600.0
     """Seconds that requests wait for a server when none is alive: one that has ended is started again, which
     takes minutes for a big model."""
     log: bool = False
     """Show here what the workers and servers print."""
-    seed: int = 0
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Keys of verl's own configuration: {"actor_rollout_ref.rollout.max_num_batched_tokens": 16384}. They
     come last, so they win. What verl would not be asked for is refused (`INSTEAD`)."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for what can't be meant."""
-        counts = {"gpus": 1, "nodes": 1, "tensor_parallel": 1, "max_batch": 1, "pack_tokens": 1, "context": 2}
-        for name, least in counts.items():
+        super().__post_init__()
+        for name in ("gpus", "nodes", "tensor_parallel"):
             if (value := getattr(self, name)) is not None:
-                check_range(name, value, least=least, whole=True)
+                check_range(name, value, least=1, whole=True)
         check_range("serving_gpus", self.serving_gpus, least=0, whole=True)
         check_range("gpu_memory", self.gpu_memory, above=0, below=1)
         check_range("server_timeout", self.server_timeout, least=0)
-        check_adamw(
-            learning_rate=self.learning_rate,
-            betas=self.betas,
-            weight_decay=self.weight_decay,
-            warmup_steps=self.warmup_steps,
-            max_grad_norm=self.max_grad_norm,
-        )
-        for name, allowed in {"strategy": STRATEGIES, "dtype": DTYPES}.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
+        check_choice("strategy", self.strategy, STRATEGIES)
         if self.serving_gpus and self.sleep:
             raise ConfigError(
                 "sleep=True is for GPUs that serve and train in turn; with serving_gpus leave it"

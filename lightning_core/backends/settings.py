@@ -1,0 +1,105 @@
+"""What can be set of every backend: the model, the optimizer, low-rank adapters, sizes of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from lightning_core.errors import ConfigError
+from lightning_core.ranges import check_range
+
+SMALL: Final = 10_000_000
+"""Parameters below which a model is small."""
+DTYPES: Final = ("auto", "float32", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class LoraOptions:
+    """Train low-rank adapters beside frozen weights (Hu et al., arXiv 2106.09685)."""
+
+    rank: int = 16
+    alpha: float = 32.0
+    """The adapters' product is scaled by alpha / rank."""
+    targets: tuple[str, ...] | str = "all-linear"
+    """Names of the linear layers that get one; by default all but the output layer."""
+
+    def __post_init__(self) -> None:
+        check_range("rank", self.rank, of="LoraOptions", least=1, whole=True)
+        check_range("alpha", self.alpha, of="LoraOptions", above=0, most=1e6)
+
+
+@dataclass(kw_only=True, eq=False)
+class TrainingSettings:
+    """AdamW and the size of a forward pass.
+
+    Raises ConfigError for options with which a step of AdamW might lose the weights. Within these ranges a
+    finite gradient makes a finite step in 32 bits: with a norm of at most 1e12, both moments stay below 1e24,
+    a step below rate * 1e12 / 1e-8 = 1e20, and decay takes no more than all of a weight.
+    """
+
+    learning_rate: float | None = None
+    """None: 4e-4 below 10 M parameters, else 1e-6, and 1e-5 with LoRA."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    warmup_steps: int = 3
+    """The rate grows in a line over the first so many optimizer steps."""
+    max_grad_norm: float = 1.0
+    pack_tokens: int | None = None
+    """Tokens of a forward pass, on each GPU; the memory it takes grows with them. None: 2,048 in the local
+    backend; 16,384 in verl's, and never less than the context."""
+    prefix_sharing: bool = True
+    """Train shared prefixes once. Off only to compare: it changes no gradient."""
+
+    def __post_init__(self) -> None:
+        if self.learning_rate is not None:
+            check_range("learning_rate", self.learning_rate, above=0, most=1)
+        check_range("weight_decay", self.weight_decay, least=0, most=1)
+        check_range("warmup_steps", self.warmup_steps, least=0, whole=True)
+        check_range("max_grad_norm", self.max_grad_norm, above=0, most=1e12)
+        betas = self.betas
+        if not isinstance(betas, Sequence) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ConfigError(f"betas={betas!r}: give two finite numbers at least 0 and below 1")
+        if self.pack_tokens is not None:
+            check_range("pack_tokens", self.pack_tokens, least=1, whole=True)
+
+
+@dataclass(kw_only=True, eq=False)
+class BackendSettings(TrainingSettings):
+    """What people turn of every backend."""
+
+    model: str | Path = field(kw_only=False)
+    """A transformers folder, a name on the hub, or "tiny" for the model that this package ships. All machines
+    of a cluster must see a folder at the same path."""
+    lora: LoraOptions | None = None
+    """None: all weights are trained."""
+    context: int | None = None
+    """Tokens of prompt and reply together; None: what the model was made for."""
+    max_batch: int = 64
+    """Replies that one copy of the model works on at a time."""
+    dtype: str = "auto"
+    """Number format of the engine and of the forward pass in training: "auto", "float32" or "bfloat16".
+    Weights under training are float32."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("max_batch", self.max_batch, least=1, whole=True)
+        if self.context is not None:
+            check_range("context", self.context, least=2, whole=True)
+        check_choice("dtype", self.dtype, DTYPES)
+
+
+def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Raise ConfigError for a value that is not one of those allowed."""
+    if value not in allowed:
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(allowed)}")
+
+
+def default_learning_rate(parameters: int, lora: LoraOptions | None) -> float:
+    """A starting point, not a law: 4e-4 below 10 M parameters (measured on 1 to 2 M), else the 1e-6 that is
+    usual for GRPO on full weights and 1e-5 for LoRA."""
+    if parameters < SMALL:
+        return 4e-4
+    return 1e-6 if lora is None else 1e-5
