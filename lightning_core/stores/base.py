@@ -88,7 +88,7 @@ class Store(Protocol):
         `timeout` seconds.
 
         A hint, to stop a running rollout at once: `heartbeat` then says which. One that is missed (the
-        connection was down, nobody waited) is seen at the next heartbeat all the same.
+        connection was down, or none was waiting) is seen at the next heartbeat all the same.
         """
 
     async def release(self, attempts: Sequence[Attempt]) -> None:

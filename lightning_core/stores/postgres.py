@@ -33,9 +33,16 @@ except ImportError as error:
         "a postgresql:// store needs its driver: pip install 'agent-lightning-core[postgres]'"
     ) from error
 
-from lightning_core.stores.postgres_connection import DIALECT, connect, opened
+from lightning_core.stores.postgres_connection import (
+    DIALECT,
+    Place,
+    connect,
+    in_words,
+    may_pass,
+    opened,
+    place_of,
+)
 from lightning_core.stores.postgres_listener import Channels, Listener
-from lightning_core.stores.postgres_url import Place, in_words, may_pass, place_of
 
 LOOK_SECONDS = 30.0
 """How often one who waits looks for himself, should a notice ever be missed."""
@@ -93,7 +100,7 @@ class PostgresStore(SqlStore):
 class PostgresConnection:
     """A connection to the store's schema (a `sql_queue.Transaction`).
 
-    In a pipeline statements whose answers nobody reads go with the next one that is read: a round trip less.
+    In a pipeline, a statement whose answer is not read goes with the next one that is: a round trip less.
     """
 
     def __init__(self, raw: Connection) -> None:

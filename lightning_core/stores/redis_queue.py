@@ -1,6 +1,6 @@
 """Finding and changing rollouts in Redis: each function is the steps of an operation.
 
-The rules say what becomes of a rollout. It is read, the rule is asked, and the answer is written if the
+The rules say what a rollout is afterwards. It is read, the rule is applied, and the result is written if the
 rollout is still what was read; if not, it is read again. So every change costs two round trips, and more
 only where two change the same rollout at once.
 """
@@ -17,10 +17,9 @@ from typing import Any, TypeVar
 from lightning_core.stores import redis_rows, rules
 from lightning_core.stores.notifications import QUEUE, QUEUED, Topic, cancelled_of, finished_of
 from lightning_core.stores.packing import load_json
-from lightning_core.stores.redis_link import RedisLink
+from lightning_core.stores.redis_connection import Commands, RedisLink, Steps
 from lightning_core.stores.redis_rows import Row, load_appended, text
 from lightning_core.stores.redis_scripts import FIELDS
-from lightning_core.stores.redis_thread import Commands, Steps
 from lightning_core.types import Attempt, Call, Reward, Rollout, RolloutCount, Split, Status
 
 T = TypeVar("T")
@@ -29,7 +28,7 @@ MOST = 1000
 MOST_ADDED = 5000
 """So many are added in one step of the server."""
 Rule = Callable[[Row, float], Rollout | None]
-"""What becomes of a rollout at that time; None if it stays as it is."""
+"""The rollout after a change at that time; None if it stays as it is."""
 
 
 @dataclass(slots=True)

@@ -67,17 +67,17 @@ def body(rollout: Rollout) -> bytes:
 
 
 def outcome(rollout: Rollout) -> bytes:
-    """What it came to, as the state keeps it."""
-    came_to = (rollout.reward, rollout.error, rollout.finished_at)
-    return b"" if came_to == (None, None, None) else dump_json(came_to)
+    """How it ended, as the state keeps it."""
+    ended = (rollout.reward, rollout.error, rollout.finished_at)
+    return b"" if ended == (None, None, None) else dump_json(ended)
 
 
 def to_row(rollout_id: str, state: State, body: bytes | None) -> Row | None:
     """The rollout with that state; None if there is none."""
     if state[8] is None or body is None:
         return None
-    run, status, attempts, most, came_to, worker, until, request, version, place = state
-    reward, error, finished_at = load_json(came_to) if came_to else (None, None, None)
+    run, status, attempts, most, ended, worker, until, request, version, place = state
+    reward, error, finished_at = load_json(ended) if ended else (None, None, None)
     rollout = Rollout(
         **load_json(body),
         id=rollout_id,

@@ -1,8 +1,8 @@
 """The scripts that run inside the Redis server, each as one atomic step.
 
 Of the rules of `rules.py` only one is written again here, `started`: a lease must choose and take in
-one step. Everything else is worked out in Python from what was read, and `COMMIT` writes it if nobody
-has changed the rollout meanwhile. A rollout's state carries a version for that, raised by each write.
+one step. Everything else is worked out in Python from what was read, and `COMMIT` writes it if the
+rollout has not changed meanwhile. A rollout's state carries a version for that, raised by each write.
 
 What a state holds is listed in `redis_rows`. All use commands of Redis 6.2 and before.
 """
@@ -84,7 +84,7 @@ return {{'taken', taken}}
 """
 """Takes the first rollouts of a queue for a worker. If leases have run out it takes none and names
 those: their end is worked out in Python, and the lease is asked for again. A try finds what earlier ones
-took; one that the network delivers after a later one, when nobody waits for it any more, takes nothing."""
+took; one that the network delivers after a later one takes nothing."""
 
 COMMIT = """
 local own = {}

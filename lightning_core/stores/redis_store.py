@@ -3,10 +3,10 @@
 What a method has returned from survives the death of every client at any moment, and that of the server if
 it is set to `appendonly yes` and `appendfsync always`. It may be used from any thread and event loop: writes
 go through one thread and reads through another, each with its connection, so reading a big batch never
-holds up the recording of a call. A third hears of news, once somebody waits for them.
+holds up the recording of a call. A third hears of what other users did, once somebody waits for it.
 
-When the server is gone, operations wait for it and begin anew; what the lost try may have done is found and
-not done twice.
+When the server is gone, operations wait for it and are tried again. What the lost try may have done is
+found and not done twice.
 """
 
 from __future__ import annotations
@@ -32,8 +32,16 @@ from lightning_core.stores.notifications import (
     cancelled_of,
     finished_of,
 )
-from lightning_core.stores.redis_link import Connection, RedisLink, read_url
-from lightning_core.stores.redis_news import RedisNews
+from lightning_core.stores.redis_connection import (
+    Commands,
+    Connection,
+    Operation,
+    RedisDriver,
+    RedisLink,
+    Steps,
+    read_url,
+)
+from lightning_core.stores.redis_listener import RedisListener
 from lightning_core.stores.redis_queue import (
     Change,
     Rollouts,
@@ -44,7 +52,6 @@ from lightning_core.stores.redis_queue import (
     to_time,
 )
 from lightning_core.stores.redis_rows import Row
-from lightning_core.stores.redis_thread import Commands, Operation, RedisDriver, Steps
 from lightning_core.stores.workers import Worker
 from lightning_core.types import (
     Alert,
@@ -82,7 +89,7 @@ class RedisStore:
     ) -> None:
         """`server_timeout`: for how many seconds operations wait for a server that is gone. `answer_seconds`:
         after how long without an answer it is taken for gone. `look_seconds`: how often those who wait
-        look for themselves, in case that news did not reach them."""
+        look for themselves, in case that a message did not reach them."""
         self.url = read_url(url)
         self._link = RedisLink(self.url, answer_seconds=answer_seconds)
         self._rollouts = Rollouts(self._link)
@@ -90,7 +97,7 @@ class RedisStore:
         self._writer = Worker(RedisDriver(self._link), server_timeout=server_timeout)
         self._reader = Worker(RedisDriver(self._link), server_timeout=server_timeout)
         self._notifications = Notifications()
-        self._news = RedisNews(self._link, self._notifications)
+        self._listener = RedisListener(self._link, self._notifications)
         self._server_timeout = server_timeout
         self._look_seconds = look_seconds
 
@@ -103,7 +110,7 @@ class RedisStore:
     async def __aexit__(self, *exc: object) -> None:
         await self._writer.close()
         await self._reader.close()
-        await asyncio.to_thread(self._news.close)
+        await asyncio.to_thread(self._listener.close)
 
     # runs ---------------------------------------------------------------------------------
     async def put_run(self, run: Run) -> None:
@@ -138,7 +145,7 @@ class RedisStore:
             seconds = await self._run(self._reader, lambda tries: self._work_in(run_id))
             return (pending if seconds > 0 else set()), min(seconds, self._look_seconds)
 
-        self._news.listen(QUEUED)
+        self._listener.listen(QUEUED)
         return not await self._notifications.wait([QUEUE], timeout, look)
 
     async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
@@ -162,7 +169,7 @@ class RedisStore:
 
     async def wait_cancelled(self, worker: str, timeout: float) -> bool:
         with self._notifications.waiting([cancelled_of(worker)]) as waiter:
-            self._news.listen(CANCELLED)
+            self._listener.listen(CANCELLED)
             return await waiter.sleep(timeout)
 
     async def release(self, attempts: Sequence[Attempt]) -> None:
@@ -215,7 +222,7 @@ class RedisStore:
             return pending - set(map(finished_of, finished)), self._look_seconds
 
         if rollout_ids:
-            self._news.listen(FINISHED)
+            self._listener.listen(FINISHED)
         await self._notifications.wait(map(finished_of, rollout_ids), timeout, look)
         rows = await self._run(self._reader, lambda tries: self._rollouts.read_all(rollout_ids))
         return [row.rollout for row in rows if row.rollout.status.finished]

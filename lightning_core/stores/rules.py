@@ -1,6 +1,6 @@
 """What each operation does to a rollout: pure functions, the same for every store.
 
-A store finds the rollout, asks here what becomes of it, and writes the answer in one atomic step.
+A store finds the rollout, applies the rule, and writes the result in one atomic step.
 So the rules stand in one place and the stores differ only in how they keep and find things.
 
 Attempt numbers are never used twice, so (rollout id, number) names one try for ever: whoever holds

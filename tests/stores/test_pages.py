@@ -13,7 +13,7 @@ from lightning_core.stores import postgres_connection, sql_queue
 from lightning_core.stores.base import Store
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.postgres import PostgresStore
-from lightning_core.stores.postgres_url import place_of
+from lightning_core.stores.postgres_connection import place_of
 from lightning_core.stores.redis_store import RedisStore
 from lightning_core.stores.sqlite import SqliteStore, connect
 from lightning_core.types import Status

@@ -20,9 +20,8 @@ from lightning_core.errors import ConfigError, StoreError
 from lightning_core.stores import postgres, postgres_connection
 from lightning_core.stores.notifications import KINDS, QUEUED, Notifications
 from lightning_core.stores.postgres import PostgresStore
-from lightning_core.stores.postgres_connection import MARK, escape, unescape
+from lightning_core.stores.postgres_connection import MARK, escape, may_pass, place_of, unescape
 from lightning_core.stores.postgres_listener import Channels, Listener
-from lightning_core.stores.postgres_url import may_pass, place_of
 from lightning_core.types import Attempt, Call, Reward, Rollout, Status, Task
 from tests.stores.cutting import Relay, relayed
 from tests.stores.hearing import TRIES, cancel_until_heard

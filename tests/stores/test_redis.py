@@ -14,9 +14,8 @@ import pytest
 import redis
 
 from lightning_core.errors import ConfigError, LeaseLostError, StoreError
-from lightning_core.stores.redis_link import read_url
+from lightning_core.stores.redis_connection import Operation, read_url
 from lightning_core.stores.redis_store import RedisStore
-from lightning_core.stores.redis_thread import Operation
 from lightning_core.types import Alert, Attempt, Call, Reward, Rollout, Run, Status, Task, ToolEvent
 from tests.stores.cutting import Relay, relayed
 from tests.stores.hearing import TRIES, cancel_until_heard
@@ -318,7 +317,7 @@ async def test_news_come_again_after_their_connection_broke_on_this_side(
         for name in ("first", "second"):
             waiting = asyncio.create_task(store.wait_queued(NEVER))
             if name == "second":
-                while (connection := store._news._connection) is None:  # noqa: ASYNC110 - nothing tells of it
+                while (connection := store._listener._connection) is None:  # noqa: ASYNC110 - nothing tells of it
                     await asyncio.sleep(0.01)
                 if harm == "no subscriptions":
                     connection.send_command("UNSUBSCRIBE")

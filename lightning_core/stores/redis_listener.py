@@ -1,4 +1,4 @@
-"""News from other users of a Redis store, by publish and subscribe: nobody asks the server again and again.
+"""Notifications from other users of a Redis store, by publish and subscribe.
 
 A message can be missed, while the connection is down or before the server has taken a subscription. So
 whenever a subscription begins, those who wait for work or for an end are woken to look for themselves; a
@@ -15,7 +15,7 @@ import redis
 
 from lightning_core.errors import StoreError
 from lightning_core.stores.notifications import CANCELLED, Notifications
-from lightning_core.stores.redis_link import Connection, RedisLink
+from lightning_core.stores.redis_connection import Connection, RedisLink
 from lightning_core.stores.redis_rows import text
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ ALIVE_SECONDS = 30.0
 """After so long a silence the server is asked whether it is there."""
 
 
-class RedisNews:
+class RedisListener:
     """Wakes those who wait in this process. It connects when the first of them comes."""
 
     def __init__(self, link: RedisLink, notifications: Notifications) -> None:
@@ -44,13 +44,13 @@ class RedisNews:
                 return
             self._topics.add(topic)
             if self._thread is None:
-                name = f"news of {self._link.url.shown}"
+                name = f"notifications of {self._link.url.shown}"
                 self._thread = threading.Thread(target=self._work, name=name, daemon=True)
                 self._thread.start()
             elif self._connection is not None:
                 try:
                     self._connection.send_command("SUBSCRIBE", self.channel(topic))
-                except Exception:  # the driver has hung up: the thread will notice, and subscribe to all anew
+                except Exception:  # the driver has hung up: the thread notices, and subscribes again
                     log.debug("could not subscribe to %s", topic, exc_info=True)
                     self._connection = None
 
@@ -81,7 +81,7 @@ class RedisNews:
             try:
                 self._read(connection)
             except Exception:  # the driver raises anything when its connection is closed by another thread
-                log.debug("the news of %s broke off", self._link.url.shown, exc_info=True)
+                log.debug("the subscriptions to %s broke off", self._link.url.shown, exc_info=True)
             with self._lock:
                 self._connection = None
             connection.disconnect()
@@ -105,7 +105,7 @@ class RedisNews:
 
     def _hear(self, message: list[bytes] | bytes) -> None:
         if isinstance(message, bytes):  # so a PING is answered where nothing is subscribed to
-            raise redis.ConnectionError("the driver has connected anew by itself, without the subscriptions")
+            raise redis.ConnectionError("the driver has connected again by itself, without the subscriptions")
         kind, topic = message[0], text(message[1]).removeprefix(self._link.url.channels)
         if kind == b"message":
             self._notifications.tell([(topic, text(message[2]))])
