@@ -9,11 +9,11 @@ from rich.console import Console
 
 from lightning_core.api.app import BASE, LIMITS, Api
 from lightning_core.api.scopes import SCOPES, SECRET_NAME, Grant, Scope, issue, secret_of, server_secret
-from lightning_core.cli.serving import interruption
 from lightning_core.errors import AccessError, ConfigError
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.plugins import load_plugins
 from lightning_core.trainer.parts import open_store
+from lightning_core.trainer.roles.joining import until_signal
 
 
 async def serve_api(store_url: str, host: str, port: int) -> None:
@@ -23,7 +23,7 @@ async def serve_api(store_url: str, host: str, port: int) -> None:
         open_store(store_url, load_plugins()) as store,
         GatewayServer(Api(store, secret=secret), host, port, "lightning-api", limits=LIMITS) as server,
     ):
-        stop, console = interruption(), Console(stderr=True)
+        stop, console = until_signal(), Console(stderr=True)
         console.print(f"serving {server.url}{BASE} (Ctrl-C ends)", soft_wrap=True, highlight=False)
         if secret is None:
             console.print(f"no {SECRET_NAME}: only tokens of one run are taken", highlight=False)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +18,7 @@ from lightning_core.plugins import load_plugins
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.parts import make_backend, open_store
 from lightning_core.trainer.roles.gateway import serving_run
+from lightning_core.trainer.roles.joining import until_signal
 from lightning_core.trainer.roles.runner import agents_of, tokens_of
 from lightning_core.trainer.settings import Settings
 
@@ -36,7 +35,7 @@ async def serve(
     else:
         making = _of_run(folder, backend, hosts)
     async with making as (gateway, what), GatewayServer(gateway, host, port) as server:
-        stop = interruption()
+        stop = until_signal()
         variables = f"OPENAI_BASE_URL={server.url}/v1 OPENAI_API_KEY=none"
         Console(stderr=True).print(f"serving {what}; set {variables} (Ctrl-C ends)", soft_wrap=True)
         await stop.wait()
@@ -71,12 +70,3 @@ async def _of_run(folder: Path, backend: str, hosts: tuple[str, ...]) -> AsyncIt
                 upstream, store, tokens_of(run), agents=agents_of(run), anonymous=True, hosts=hosts
             )
             yield gateway, f"the current version of run {run_id!r} as {upstream.model_name!r}"
-
-
-def interruption() -> asyncio.Event:
-    """Set at the first SIGINT or SIGTERM from now on."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(name, stop.set)
-    return stop
