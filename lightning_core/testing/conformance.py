@@ -32,12 +32,10 @@ from lightning_core.testing.naming_laws import (
 from lightning_core.testing.plugin_laws import (
     framework,
     stage,
-    test_loading_and_asking_it_imports_no_framework,
-    test_the_plugin_is_found_by_its_entry_point,
-)
-from lightning_core.testing.tool_laws import (
     test_a_tool_that_raised_is_reported_with_its_error,
     test_every_tool_run_is_reported,
+    test_loading_and_asking_it_imports_no_framework,
+    test_the_plugin_is_found_by_its_entry_point,
 )
 
 __all__ = [

@@ -4,22 +4,33 @@ Stored or sent values are frozen pydantic models; values that live only inside a
 frozen slotted dataclasses. `None` always means "not yet" or "not given", never a number in disguise.
 """
 
-from lightning_core.types.calls import UNNAMED, Call, CallStatus, Choice, Who
-from lightning_core.types.events import Event, Span, ToolErrorType, ToolEvent
-from lightning_core.types.record import Record
+from lightning_core.types.calls import (
+    UNNAMED,
+    Call,
+    CallStatus,
+    Choice,
+    Event,
+    Span,
+    ToolErrorType,
+    ToolEvent,
+    Who,
+)
 from lightning_core.types.rollouts import (
     LARGEST_REWARD,
     REWARD_RANGE,
     Attempt,
+    Demonstration,
+    Record,
     Reward,
     Rollout,
     RolloutCount,
     Sampling,
+    Split,
     Status,
+    Task,
     is_reward,
 )
 from lightning_core.types.runs import Alert, Member, Metrics, ResourceVersion, Role, Run
-from lightning_core.types.tasks import Demonstration, Split, Task
 from lightning_core.types.training import Key, Trajectory, Transition
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from lightning_core.types.record import Record
+from lightning_core.types.rollouts import Record
 
 Role = Literal["trainer", "gateway", "runner"]
 
