@@ -90,7 +90,7 @@ class Backend(Protocol):
     async def publish(self) -> int:
         """Let the engine answer with the updated weights; returns the new policy version.
 
-        Requests under way are answered to their end by the version they began with; those that come before
+        Requests in flight are answered to their end by the version they began with; those that come before
         the weights have changed are held, not refused.
         """
 

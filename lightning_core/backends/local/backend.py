@@ -155,7 +155,7 @@ class LocalBackend(LocalSettings):
         )
 
     async def close(self) -> None:
-        """Stop serving; requests under way end with an error."""
+        """Stop serving; requests in flight end with an error."""
         if self._parts is not None:
             await asyncio.to_thread(self._parts.engine.close)
         if self._switch_seconds is not None:
@@ -207,7 +207,7 @@ class LocalBackend(LocalSettings):
         return metrics
 
     async def publish(self) -> int:
-        """Answer with the updated weights, once the replies under way have ended; returns their version."""
+        """Answer with the updated weights, once the replies in flight have ended; returns their version."""
         await self._publish(self.policy_version + 1)
         return self.policy_version
 

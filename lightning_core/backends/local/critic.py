@@ -23,11 +23,11 @@ import torch
 from lightning_core.algorithms import losses
 from lightning_core.algorithms.base import Algorithm, Critic
 from lightning_core.backends.local.model import parameter_count
-from lightning_core.backends.local.optimizer import PACK_TOKENS, Descent, lost
+from lightning_core.backends.local.optimizer import PACK_TOKENS, Descent
 from lightning_core.backends.local.packing import Tensors, to_tensors
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.settings import SMALL, TrainingSettings
-from lightning_core.errors import BackendError, TrainingError, UnsupportedError
+from lightning_core.errors import TrainingError, UnsupportedError
 from lightning_core.trajectories import Pack, make_packs
 from lightning_core.types import Key, Trajectory, Transition
 
@@ -154,8 +154,7 @@ class LocalCritic:
                 "as they were; look for non-finite rewards, or lower Critic(learning_rate=...)"
             )
         rate = descent.step(critic.learning_rate or default_learning_rate(self._policy))
-        if not descent.finite():
-            raise BackendError(lost("critic's weights", descent.steps))
+        descent.check_finite(network, "critic's")
         return {
             "value_loss": total,
             "value_clip_share": clipped_share,

@@ -40,7 +40,7 @@ class EngineOptions:
     prefill_tokens: int = 512
     """Prompt tokens in one step: how long a decoding reply waits for others' prompts."""
     slot_bytes: int = 1 << 30
-    """Memory for the keys and values of replies under way; long ones leave fewer rows, at least one."""
+    """Memory for the keys and values of replies in flight; long ones leave fewer rows, at least one."""
     prefix_bytes: int = 1 << 28
     """Memory for reusable prompt prefixes; 0 turns reuse off."""
     wake_seconds: float = 0.03
@@ -98,7 +98,7 @@ class Engine:
         self._inbox.put(completion)
 
     def close(self) -> None:
-        """Stop the thread; replies under way end with an error."""
+        """Stop the thread; replies in flight end with an error."""
         if self._thread.is_alive():
             self._inbox.put(self._stop)
             self._thread.join()
@@ -119,7 +119,7 @@ class Engine:
         return future
 
     def hold(self) -> Future[None]:
-        """Keep new requests waiting; done once the replies under way have ended."""
+        """Keep new requests waiting; done once the replies in flight have ended."""
         idle: Future[None] = Future()
 
         def start() -> None:
@@ -154,7 +154,7 @@ class Engine:
                 self._receive()
                 if self._open:
                     self._guarded_step()
-        self._fail_all(GatewayError("the engine was closed while this request was under way"))
+        self._fail_all(GatewayError("the engine was closed while this request was in flight"))
 
     def _stop(self) -> None:
         self._open = False

@@ -70,9 +70,16 @@ class Descent:
         self.zero()
         return rate
 
-    def finite(self) -> bool:
-        """Whether all parameters are finite numbers."""
-        return math.isfinite(float(torch.nn.utils.get_total_norm(self.parameters, math.inf)))
+    def check_finite(self, network: torch.nn.Module, whose: str) -> None:
+        """Raise BackendError, naming the first parameter of the network, if a step broke the weights."""
+        if math.isfinite(float(torch.nn.utils.get_total_norm(self.parameters, math.inf))):
+            return
+        broken = [name for name, value in network.named_parameters() if not value.isfinite().all()]
+        raise BackendError(
+            f"the {whose} weights are not finite after optimizer step {self.steps}, though loss and gradient "
+            f"were: {len(broken)} parameters, {broken[0]!r} the first. They are not published or saved; "
+            "resume the run, which goes on from its last checkpoint, with a lower learning rate"
+        )
 
     def moments(self) -> dict[str, torch.Tensor]:
         """AdamW's state, flat: with weights and `steps` it is all that an exact continuation needs."""
@@ -101,14 +108,6 @@ class Descent:
             parameter.copy_(weight)
         self.zero()
         self.load(before.moments, before.steps)
-
-
-def lost(what: str, step: int) -> str:
-    """That a step broke what it was to improve, though loss and gradient were finite."""
-    return (
-        f"the {what} are not finite after optimizer step {step}, though loss and gradient were: they are not "
-        "published or saved; resume the run, which goes on from its last checkpoint"
-    )
 
 
 class Optimizer:
@@ -177,8 +176,7 @@ class Optimizer:
                 "as they were; look for non-finite rewards or advantages, or lower the learning rate"
             )
         rate = self.descent.step(self.learning_rate)
-        if not self.descent.finite():
-            raise BackendError(lost("weights", self.descent.steps))
+        self.descent.check_finite(self._policy.network, "policy's")
         return {**metrics, "grad_norm": norm, "learning_rate": rate}
 
     def accumulate(

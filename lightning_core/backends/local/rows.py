@@ -31,7 +31,7 @@ class Prompt:
 
 
 class Rows:
-    """The replies under way, and where their keys and values lie."""
+    """The replies in flight, and where their keys and values lie."""
 
     def __init__(self, slots: Slots, prefixes: Prefixes) -> None:
         self.slots, self.prefixes = slots, prefixes

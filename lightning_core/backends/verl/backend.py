@@ -224,7 +224,7 @@ class VerlBackend(VerlSettings):
             raise
 
     async def publish(self) -> int:
-        """Answer with the updated weights, once the replies under way have ended; returns their version."""
+        """Answer with the updated weights, once the replies in flight have ended; returns their version."""
         await self._publish(self.policy_version + 1)
         return self.policy_version
 
