@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import orjson
@@ -67,3 +68,14 @@ def test_what_a_model_writes_keeps_its_numbers() -> None:
     for wrong in ("{", "", "9" * 5000):
         with pytest.raises(JsonError):
             read_written(wrong)
+
+
+def test_exact_json_keeps_what_python_writes_within_the_same_bounds() -> None:
+    hard = {"half": "\ud83e", "nan": [math.inf, -math.inf], "big": 10**30, "text": "é"}
+    assert read_json(json.dumps(hard).encode(), exact=True) == hard
+    assert math.isnan(read_json(b"NaN", exact=True))
+    for refused in (b"[" * 101 + b"]" * 101, b"[" * 100_000 + b"]" * 100_000, b"{", b"9" * 100_000):
+        with pytest.raises(JsonError):
+            read_json(refused, exact=True)
+    with pytest.raises(JsonError, match="more than 2"):
+        read_json(b"[[[]]]", exact=True, parts=2)

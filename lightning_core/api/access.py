@@ -1,4 +1,4 @@
-"""Who asks, and what they may: every request is admitted here, and every id it names is checked here.
+"""Access: every request is admitted here, and every id that it names is checked here.
 
 A caller of one run never reads or changes another run. A worker speaks only of attempts that it was given,
 which the key of each lease proves; so workers may share a token and yet not end one another's rollouts.
@@ -28,7 +28,7 @@ _Address = tuple[str | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whoever made a request, with the store as they may use it."""
+    """The sender of a request, and the store that it may use."""
 
     grant: Grant
     secret: bytes

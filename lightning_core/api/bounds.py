@@ -1,4 +1,4 @@
-"""What the types allow and a store can't keep: refused here by field, before a database stumbles over it."""
+"""Values that the types allow and a store can't keep: refused here, with the field named."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _check_value(value: object, place: str) -> None:
 
 
 def check_new(rollouts: Sequence[Rollout]) -> None:
-    """Raise FieldError unless all are as a rollout is that nobody has tried."""
+    """Raise FieldError unless all are queued and were never tried."""
     check_all("rollouts", rollouts)
     for place, rollout in enumerate(rollouts):
         name = f"rollouts[{place}]"

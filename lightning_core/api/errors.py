@@ -1,7 +1,7 @@
 """Errors as answers: `{"error": {"code", "message", "field"}}`, with a status that says who must act.
 
-4xx: the caller, who sends something else. 5xx: nobody, who sends the same again later. Nothing is stored of
-a request that was refused.
+4xx: the caller sends something else. 5xx: the caller sends the same again later. A refused request has stored
+nothing.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from lightning_core.errors import (
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS: Final = 1
+_KINDS_OF_KEY: Final = ("constrained-str", "Held")
+"""As pydantic names the two in the place of an error."""
 _ANSWERS: Final[tuple[tuple[type[LightningError], int, str], ...]] = (
     (ScopeError, 403, "forbidden"),
     (AccessError, 401, "invalid_token"),
@@ -115,7 +117,7 @@ async def refuse_http(request: Request, error: Any) -> Response:
 
 
 async def refuse_bug(request: Request, error: Any) -> Response:
-    """What nobody thought of; the traceback is in the server's log."""
+    """An unexpected error; the traceback is in the server's log."""
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return answer(500, "internal", f"{type(error).__name__}: {error}; see the server's log")
 
@@ -123,4 +125,6 @@ async def refuse_bug(request: Request, error: Any) -> Response:
 def _field(place: Sequence[str | int]) -> str:
     """`rollouts[0].step` for ("body", "rollouts", 0, "step")."""
     inside = place[1:] if place and place[0] in ("body", "query", "path", "header") else place
+    kinds = (depth for depth, part in enumerate(inside) if part in _KINDS_OF_KEY)
+    inside = inside[: next(kinds, len(inside))]  # a key that is of neither kind is wrong as a whole
     return "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in inside).lstrip(".")

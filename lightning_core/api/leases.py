@@ -175,7 +175,7 @@ async def _timeout_of(store: Store, attempt: Attempt) -> float | None:
 
 
 async def _reward_of(store: Store, attempt: Attempt, reward: float | None, error: str | None) -> float | None:
-    """The reward to end the attempt with. Raises RewardError for a success whose reward nobody knows."""
+    """The reward to end the attempt with. Raises RewardError for a success without any."""
     rules = await _rules(store, attempt)
     if reward is not None or rules is None:
         return reward

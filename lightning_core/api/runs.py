@@ -1,9 +1,9 @@
 """Runs and what belongs to them as a whole: resources, metrics, members, alerts.
 
-A gateway, and the commands that compare and export versions, read a version wherever its record says. Whoever
-writes one run could so have any folder of the machine read, or any model fetched from the hub. A token of one
-run therefore names content in that run's own folder alone, and does not say which folder that is. A token of
-all runs is its operator's, who has the machine.
+A gateway, and the commands that compare and export versions, read a version from where its record says. The
+writer of a run could so have any folder of the machine read, or any model fetched from the hub. A token of
+one run therefore names content in that run's own folder alone, and does not say which folder that is. A token
+of all runs belongs to the operator, who has the machine.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ async def list_runs(caller: Client, page: Paged) -> Response:
 @router.get("/secrets", response_model=SecretRuns)
 async def list_secrets(caller: Admin, page: Paged, run_id: str | None = None) -> Response:
     """The runs that the token is for, or one of them, with the secrets that sign their tokens: for programs
-    that run or serve their rollouts. Whoever has a secret makes tokens of its run that expire when they like.
-    """
+    that run or serve their rollouts. With a secret one can make tokens of its run
+    that last as long as one likes."""
     if run_id is None:
         runs = await _runs(caller)
     else:
@@ -258,7 +258,7 @@ def _check_role(caller: Caller, role: Role) -> None:
 
 @router.get("/members", response_model=Members)
 async def list_members(run_id: str, caller: Client) -> Response:
-    """Who plays in a run, by role and name; whoever died is still there, with an old `seen_at`."""
+    """The processes of a run, by role and name. One that died is still there, with an old `seen_at`."""
     return reply({"members": await caller.store.list_members(caller.run(run_id))})
 
 

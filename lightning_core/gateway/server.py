@@ -88,7 +88,7 @@ class GatewayServer:
 
 
 async def _stop(thread: ServerThread) -> None:
-    """Whoever waits for it may be cancelled, also before it has begun; the server stops all the same."""
+    """Stop the server, also when the caller is cancelled meanwhile."""
     await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, thread.stop))
 
 

@@ -102,7 +102,7 @@ class Seal:
     def open(self, sealed: str) -> Any | None:
         """The claims; None if they were not sealed with this secret under this prefix."""
         payload, _, signature = sealed.removeprefix(self._prefix).partition(".")
-        if not sealed.startswith(self._prefix) or not hmac.compare_digest(
+        if not (sealed.isascii() and sealed.startswith(self._prefix)) or not hmac.compare_digest(
             signature.encode(), self._signature(payload).encode()
         ):
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,7 +12,7 @@ import pytest
 
 from lightning_core.errors import StoreError
 from lightning_core.gateway.limits import Limits
-from lightning_core.json_text import DEPTH
+from lightning_core.json_text import DEPTH, EXACT_JSON
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.types import Rollout
 from tests.api.conftest import Desk, error, good, open_desk, rollout
@@ -202,3 +203,20 @@ async def test_a_store_that_is_away_is_said_so_with_a_time_to_come_back() -> Non
         assert int(answer.headers["retry-after"]) >= 1
         store.away = False
         assert (await desk.get("/rollouts", run_id="run"))["rollouts"] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "status", "code"),
+    [
+        ("ll-\ud83e.x", 422, "invalid_value"),
+        (5, 422, "invalid_value"),
+        ({"rollout_id": "a"}, 422, "invalid_value"),
+        ("ll-é.é", 401, "invalid_token"),
+    ],
+)
+async def test_what_is_no_key_is_refused_by_its_name(desk: Desk, key: object, status: int, code: str) -> None:
+    body = json.dumps({"keys": [key]}).encode()
+    headers = {"authorization": f"Bearer {desk.tokens['worker']}", "content-type": EXACT_JSON}
+    answer = await desk.web.post("/api/v1/leases/release", content=body, headers=headers)
+    problem = error(answer, status, code)
+    assert problem["field"] == ("keys[0]" if status == 422 else None)
