@@ -124,7 +124,7 @@ class Endpoint:
         if reply.status_code in _PASSING or reply.status_code >= 500:
             raise _Passing(self._refused(reply), _asked_to_wait(reply))
         if not reply.is_success:
-            raise JudgeError(self._refused(reply) + _advice(reply, self._judge))
+            raise JudgeError(self._refused(reply) + _advice(reply))
         try:
             return str(reply.json()["choices"][0]["message"]["content"] or "")
         except (ValueError, LookupError, TypeError) as error:
@@ -147,11 +147,11 @@ def _complaint(text: str, problem: str) -> list[dict[str, str]]:
     return [{"role": "assistant", "content": text}, {"role": "user", "content": words}]
 
 
-def _advice(reply: httpx.Response, judge: Judge) -> str:
+def _advice(reply: httpx.Response) -> str:
     if reply.status_code in (401, 403):
         return "; check api_key and base_url"
-    if judge.structured and "response_format" in reply.text:
-        return "; it does not know response_format: give Judge(structured=False)"
+    if "response_format" in reply.text:
+        return '; if it does not know response_format, give Judge(fields={"response_format": None})'
     return ""
 
 

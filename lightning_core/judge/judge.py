@@ -52,10 +52,9 @@ class Judge:
     """Seconds for one answer."""
     budget: int = 24_000
     """Tokens for the transcripts of a group, taken as four characters each. Longer ones lose their middle."""
-    structured: bool = True
-    """Ask for the answer's JSON schema (`response_format`). False for an endpoint that does not know it."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of the request, such as `temperature` or `reasoning_effort`."""
+    """Further fields of the request, such as `temperature` or `reasoning_effort`. One that is None is left
+    out: `{"response_format": None}` for an endpoint that can't be asked for a JSON schema."""
 
     def __post_init__(self) -> None:
         checks = {
@@ -87,7 +86,7 @@ class Judge:
     @property
     def scoring(self) -> tuple[object, ...]:
         """The options that its scores follow from: not where it is reached, nor how patiently."""
-        return self.model, self.rubric, self.weight, self.budget, self.structured, dict(self.fields)
+        return self.model, self.rubric, self.weight, self.budget, dict(self.fields)
 
     def rubric_for(self, task: Task) -> str:
         """The rubric for the rollouts of a task."""

@@ -72,14 +72,14 @@ class Question:
 
     def body(self, judge: Judge) -> dict[str, Any]:
         """The request, as Chat Completions have it."""
+        schema = {"name": "scores", "strict": True, "schema": _SCHEMA}
         body: dict[str, Any] = {
             "model": judge.model,
             "messages": [{"role": "system", "content": self.system}, {"role": "user", "content": self.user}],
+            "response_format": {"type": "json_schema", "json_schema": schema},
+            **judge.fields,
         }
-        if judge.structured:
-            schema = {"name": "scores", "strict": True, "schema": _SCHEMA}
-            body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return {**body, **judge.fields}
+        return {name: value for name, value in body.items() if value is not None}
 
     def read(self, text: str) -> list[Score]:
         """The scores in an answer, in the order of `ids`. Raises ValueError that says what is wrong."""

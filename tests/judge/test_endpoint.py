@@ -54,7 +54,7 @@ async def test_half_a_character_in_a_transcript_is_sent_like_any_other() -> None
 
 async def test_without_structure_no_schema_is_asked_for() -> None:
     with judging(shorter) as server:
-        await ask(server, structured=False)
+        await ask(server, fields={"response_format": None})
     assert "response_format" not in server.asked[0]
 
 
@@ -99,7 +99,7 @@ async def test_the_tries_are_bounded_and_the_last_failure_is_told() -> None:
     [
         (status(401, "wrong key sk-secret"), r"answered 401: .*wrong key \*\*\*.*check api_key"),
         (status(404, "no such model"), "no such model"),
-        (status(400, "response_format is not supported"), r"Judge\(structured=False\)"),
+        (status(400, "response_format is not supported"), r"Judge\(fields=.*response_format.*None"),
     ],
 )
 async def test_what_will_not_pass_ends_the_asking_at_once(fault: Fault, words: str) -> None:
