@@ -154,3 +154,19 @@ def test_make_check_refuses_what_a_merge_left_behind(marker: str, tmp_path: Path
     found = check()
     assert found.returncode != 0
     assert f"page.md:2:{marker}" in found.stdout
+
+
+def test_the_table_of_places_names_files_that_are_there_and_what_they_hold() -> None:
+    table = (
+        (ROOT / "docs/architecture.md").read_text().partition("## Where is it?")[2].partition("## Laws")[0]
+    )
+    rows = [re.findall(r"`([^`]+)`", row) for row in table.splitlines() if "`" in row]
+    assert len(rows) > 10
+    for names in rows:
+        named = [name for name in names if "/" in name or name.endswith(".py")]
+        paths = [
+            ROOT / name if name.startswith("tests/") else ROOT / "lightning_core" / name for name in named
+        ]
+        assert [path for path in paths if not path.exists()] == []
+        text = "".join(path.read_text() for path in paths if path.is_file())
+        assert [name for name in names if name not in named and name not in text] == []
