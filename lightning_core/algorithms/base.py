@@ -70,7 +70,7 @@ class Entries:
     logprobs: torch.Tensor
     """(E,) under the weights being trained, with gradient."""
     old_logprobs: torch.Tensor
-    """(E,) as recorded when the token was sampled; NaN in a demonstration, which nobody sampled here."""
+    """(E,) as recorded when the token was sampled; NaN in a demonstration, which was not sampled here."""
     advantages: torch.Tensor
     """(E,) of the transition the token belongs to."""
     weights: torch.Tensor

@@ -7,7 +7,7 @@ Where the replies come from:
 - rejection sampling from the rollouts of the step: those with the best final reward of their group, or with
   a return of at least `least_return` (`credit.best`: RAFT, STaR, RFT). A policy that learns from its own best
   replies only.
-- `demonstrations`: requests with the reply to give, whoever wrote it. Their tokens are those of the model's
+- `demonstrations`: requests with the reply to give, from any source. Their tokens are those of the model's
   own chat template and tokenizer, the stop token included; only the reply carries loss. No rollouts are asked
   for. Every pass over the demonstrations has an order of its own, which follows from the trainer's seed.
 

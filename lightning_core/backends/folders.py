@@ -48,7 +48,7 @@ def replacing(folder: Path) -> Iterator[Path]:
 def recover(folder: Path) -> None:
     """Give a folder its name again that a writer had set aside when it was killed.
 
-    Whoever reads a folder that may be replaced meanwhile calls this first. One that is there is left alone.
+    A reader of a folder that may be replaced meanwhile calls this first. One that is there is left alone.
     """
     if not folder.exists():
         with suppress(OSError):  # there is none, or its writer lives and has been quicker

@@ -75,7 +75,7 @@ class Slots:
         self.memory[:, :, target, :, :length] = self.memory[:, :, source, :, :length]
 
     def wipe(self, row: int) -> None:
-        """Forget what is in a row: what is not finite there would reach whoever has the row next."""
+        """Forget what is in a row: what is not finite there would reach the next reply in the row."""
         self.memory[:, :, row] = 0.0
 
     def places(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ class Draws:
 
 
 class Sampler:
-    """The sampling settings of N rows as tensors; made anew only when the rows change."""
+    """The sampling settings of N rows as tensors; made again only when the rows change."""
 
     def __init__(self, options: list[Options], device: torch.device) -> None:
         self._device = device
@@ -42,7 +42,7 @@ class Sampler:
         """logits (N, V), one number in [0, 1) for each row → the drawn ids.
 
         Inverse transform sampling: a row's draw depends on its own number only, so a seed gives the same
-        reply whoever else is in the batch.
+        reply whichever others are in the batch.
         """
         logits = logits.float()
         logprobs = torch.log_softmax(logits if self._scales is None else logits / self._scales, -1)

@@ -80,7 +80,7 @@ class Worker(ActorRolloutRefWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def forget_server(self) -> None:
-        """Look for the server anew: it was started again."""
+        """Look for the server again: it was started again."""
         self.rollout.server_handle = None
 
 
@@ -232,7 +232,7 @@ class Cluster:
         return self._infer(self._reference.compute_ref_log_prob, batch)["log_probs"]
 
     def drop_reference(self) -> None:
-        """Free the reference policy; the next `infer_reference` makes one anew."""
+        """Free the reference policy; the next `infer_reference` makes another."""
         if self._reference is not None:
             kill(self._reference.workers)
             self._reference = None

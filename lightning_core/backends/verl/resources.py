@@ -226,7 +226,7 @@ def _ask_ray(address: str | None) -> Supply:
 
 
 def _knock(address: str) -> None:
-    """Raise OSError if nobody listens there: Ray itself tries for half a minute."""
+    """Raise OSError if no server listens there: Ray itself tries for half a minute."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         with socket.create_connection((host, int(port)), timeout=KNOCK_SECONDS):

@@ -1,7 +1,7 @@
 """What runs inside vLLM's workers: weights in place, and the proof that they are there.
 
 Named by `--worker-extension-cls`, mixed into vLLM's worker class, called over `/collective_rpc`. The usual
-failure of such an update is that nothing happens and nobody notices, so the sum of all weights is taken on
+failure of such an update is that nothing happens, without an error, so the sum of all weights is taken on
 both sides: of the folder's tensors as they are read, and of the model's parameters afterwards.
 """
 
