@@ -1,6 +1,6 @@
 """A server on loopback that speaks as much of vLLM's HTTP as `Replicas` needs, as slowly as a test wants.
 
-`python -m tests.vllm.standin PORT [PACE]` is one in a process of its own, to be killed; without a pace its
+`python tests/vllm/standin.py PORT [PACE]` is one in a process of its own, to be killed; without a pace its
 replies have no end.
 """
 

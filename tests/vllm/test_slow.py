@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -76,12 +77,14 @@ def silent_server() -> Iterator[str]:
 def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A stand-in in a process of its own, and its address."""
     port = free_port()
-    process = subprocess.Popen([sys.executable, "-m", "tests.vllm.standin", str(port), *arguments])
+    program = str(Path(__file__).with_name("standin.py"))  # by its path: verl brings a `tests` of its own
+    process = subprocess.Popen([sys.executable, program, str(port), *arguments])
     try:
         while process.poll() is None:
             with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
                 break
             time.sleep(0.05)
+        assert process.poll() is None
         yield process, f"http://127.0.0.1:{port}"
     finally:
         process.kill()
