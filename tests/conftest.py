@@ -26,11 +26,14 @@ FIRST = (
 
 LONG = (
     "tests/benchmarks/",
+    "tests/cli/test_workers.py",
     "tests/examples/",
     "tests/fuzz/",
     "tests/recipes/",
     "tests/roles/test_network.py",
     "tests/roles/test_page.py",
+    "tests/roles/test_processes.py",
+    "tests/stores/test_pages.py",
     "tests/test_telemetry.py",
     "tests/testing/test_template.py",
     "tests/testing/test_write_an_adapter.py",
@@ -39,6 +42,8 @@ LONG = (
     "tests/trainer/test_crash.py",
     "tests/trainer/test_private.py",
     "tests/trainer/test_address.py",
+    "tests/trainer/test_killed_evaluation.py",
+    "tests/trainer/test_serving.py",
     "tests/vllm/",
     "tests/verl/",
 )
