@@ -48,10 +48,10 @@ _ERRORS: Final[dict[str, type[LightningError]]] = {
 class Link:
     """Requests to the API, made by a thread with an event loop of its own for callers on any loop."""
 
-    def __init__(self, url: str, token: str, retry_seconds: float) -> None:
+    def __init__(self, url: str, token: str, server_timeout: float) -> None:
         self._url = url
         self._token = token
-        self._retry_seconds = retry_seconds
+        self._server_timeout = server_timeout
         self._away_since: float | None = None
         """Since when no request has been answered: all wait for the API together, once."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -148,7 +148,7 @@ class Link:
         """Whether the API has been away for as long as it is waited for."""
         now = time.monotonic()
         self._away_since = self._away_since or now
-        return now - self._away_since >= self._retry_seconds
+        return now - self._away_since >= self._server_timeout
 
     def _no_answer(self, request: httpx.Request, error: httpx.TransportError) -> StoreError:
         return StoreError(

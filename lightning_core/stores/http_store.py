@@ -53,9 +53,9 @@ Model = TypeVar("Model", bound=BaseModel)
 class HttpStore:
     """`http://[:token@]host[:port][/path]`, or `https://`. May be used from any thread and event loop."""
 
-    def __init__(self, url: str, *, retry_seconds: float = 60.0) -> None:
-        """`retry_seconds`: how long operations wait for an API that is away before they raise StoreError."""
-        self._link = Link(*address_of(url), retry_seconds)
+    def __init__(self, url: str, *, server_timeout: float = 60.0) -> None:
+        """`server_timeout`: how long operations wait for an API that is away before they raise StoreError."""
+        self._link = Link(*address_of(url), server_timeout)
 
     async def __aenter__(self) -> HttpStore:
         await self._link.open()

@@ -52,7 +52,7 @@ class Away:
             self.go, self.come = postgres.crash, postgres.start
         elif kind == "http":
             api = stack.enter_context(closing(ApiServer()))
-            self.store = HttpStore(api.url, retry_seconds=PATIENCE)
+            self.store = HttpStore(api.url, server_timeout=PATIENCE)
             self.go, self.come = api.close, api.start
         else:
             redis = stack.enter_context(redis_server.serving())
