@@ -152,7 +152,7 @@ class ZeroVariance:
         yield Finding(
             f"{equal:.0f} of {groups:.0f} groups of the last {self.window} steps had equal rewards (mean "
             f"{reward:.3g}), so their rollouts taught nothing; if that is the best there is, stop here, else "
-            "give tasks that are solved sometimes, a finer reward, a larger group_size, or refill=1"
+            "give tasks that are solved sometimes, a finer reward, a larger group_size, or dynamic_sampling=1"
         )
 
 

@@ -29,7 +29,7 @@ LEAST: Mapping[str, int] = MappingProxyType(
         "epochs": 1,
         "staleness": 0,
         "replay": 0,
-        "refill": 0,
+        "dynamic_sampling": 0,
     }
 )
 """What the options of every algorithm are at least."""
@@ -55,10 +55,10 @@ class Critic:
 
 
 @dataclass(frozen=True, slots=True)
-class Teaching:
+class Demonstrations:
     """What is learnt from in place of rollouts."""
 
-    demonstrations: tuple[Demonstration, ...]
+    rows: tuple[Demonstration, ...]
     batch_size: int
     """Demonstrations of one update."""
 
@@ -114,7 +114,7 @@ class Algorithm(Protocol):
         """The critic whose values the credit method needs; None for none."""
 
     @property
-    def teaching(self) -> Teaching | None:
+    def learns_from(self) -> Demonstrations | None:
         """Demonstrations to learn from; None: rollouts are asked for."""
 
     @property
@@ -127,7 +127,7 @@ class Algorithm(Protocol):
         """Further updates, after its own, in which a rollout is trained on again."""
 
     @property
-    def refill(self) -> int:
+    def dynamic_sampling(self) -> int:
         """How many times groups that say nothing are replaced by groups of other tasks."""
 
     # what the backend asks ----------------------------------------------------------------
@@ -169,7 +169,7 @@ class RolloutAlgorithm:
     rollouts go on while the update runs."""
     replay: int = 0
     """Further updates, after its own, in which a rollout is trained on again."""
-    refill: int = 0
+    dynamic_sampling: int = 0
     """How many times groups that say nothing are replaced by other tasks (DAPO, dynamic sampling)."""
 
     @property
@@ -181,7 +181,7 @@ class RolloutAlgorithm:
         return None
 
     @property
-    def teaching(self) -> Teaching | None:
+    def learns_from(self) -> Demonstrations | None:
         return None
 
     @property
@@ -237,7 +237,7 @@ def check_credit(algorithm: Algorithm, credit: Credit) -> None:
     check_critic_use(algorithm, credit)
     named = f"credit={algorithm.credit!r}"
     in_groups = bool(getattr(credit, "needs_group", False))
-    if in_groups and algorithm.group_size < 2 and algorithm.teaching is None:
+    if in_groups and algorithm.group_size < 2 and algorithm.learns_from is None:
         raise ConfigError(
             f"{named} compares rollouts, and {algorithm.name!r} has groups of one; give group_size=2 or "
             "more, or another credit method"

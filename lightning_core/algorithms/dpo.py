@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DPO(RolloutAlgorithm):
-    """A group gives at most half as many pairs as it has rollouts; `refill` replaces groups without a pair.
-    The defaults are those measured on the shipped example."""
+    """A group gives at most half as many pairs as it has rollouts; `dynamic_sampling` replaces groups without
+    a pair. The defaults are those measured on the shipped example."""
 
     beta: float = 0.1
     """How closely the policy is held to the reference; smaller lets it move further."""

@@ -26,8 +26,8 @@ With a correction and more than one epoch this is decoupled PPO (Hilton et al., 
 AReaL, arXiv 2505.24298): the clip keeps close to q, the correction makes up for o.
 
 Sources: Schulman et al., PPO, arXiv 1707.06347 (clip); Shao et al., DeepSeekMath, arXiv 2402.03300 (GRPO, k3
-after Schulman 2020); Yu et al., DAPO, arXiv 2503.14476 (clip-higher, token mean, refill); Liu et al.,
-Dr. GRPO, arXiv 2503.20783; Zheng et al., GSPO, arXiv 2507.18071; MiniMax-M1, arXiv 2506.13585 (CISPO).
+after Schulman 2020); Yu et al., DAPO, arXiv 2503.14476 (clip-higher, token mean, dynamic sampling); Liu et
+al., Dr. GRPO, arXiv 2503.20783; Zheng et al., GSPO, arXiv 2507.18071; MiniMax-M1, arXiv 2506.13585 (CISPO).
 Left out: the dual clip of PPO, an entropy bonus, and a KL term inside the reward.
 """
 
@@ -94,10 +94,14 @@ class PolicyGradient(RolloutAlgorithm):
             self._refuse("group_size", "one rollout has no others to be compared with; use baseline='none'")
         if self.baseline == "none" and self.scale == "std":
             self._refuse("scale", "the deviation is about the baseline; with baseline='none' use 'batch'")
-        if self.refill and self.baseline == "none" and self.scale == "batch":
-            self._refuse("refill", "with baseline='none' and scale='batch' every group says something")
-        if self.refill and self.critic is not None:
-            self._refuse("refill", "what a group says depends on the critic, which comes after the rollouts")
+        if self.dynamic_sampling and self.baseline == "none" and self.scale == "batch":
+            self._refuse(
+                "dynamic_sampling", "with baseline='none' and scale='batch' every group says something"
+            )
+        if self.dynamic_sampling and self.critic is not None:
+            self._refuse(
+                "dynamic_sampling", "what a group says depends on the critic, which comes after the rollouts"
+            )
         if (self.aggregation == "constant") != (self.constant is not None):
             self._refuse("constant", "it goes with aggregation='constant', which needs it")
         if self.correction is not None and self.epochs == 1:

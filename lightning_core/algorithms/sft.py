@@ -24,7 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from lightning_core.algorithms.base import Entries, RolloutAlgorithm, Teaching, check_options, is_changed
+from lightning_core.algorithms.base import (
+    Demonstrations,
+    Entries,
+    RolloutAlgorithm,
+    check_options,
+    is_changed,
+)
 from lightning_core.credit.base import Baseline, Credit, Scale
 from lightning_core.credit.best import Best, everything
 from lightning_core.errors import ConfigError, TaskError
@@ -34,7 +40,7 @@ from lightning_core.types import Demonstration, Key, Trajectory
 if TYPE_CHECKING:
     import torch
 
-OF_ROLLOUTS = ("group_size", "tasks_per_step", "least_return", "staleness", "replay", "refill")
+OF_ROLLOUTS = ("group_size", "tasks_per_step", "least_return", "staleness", "replay", "dynamic_sampling")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +85,10 @@ class SFT(RolloutAlgorithm):
         return "none"
 
     @property
-    def teaching(self) -> Teaching | None:
+    def learns_from(self) -> Demonstrations | None:
         if self.demonstrations is None:
             return None
-        return Teaching(
+        return Demonstrations(
             tuple(each for each in self.demonstrations if isinstance(each, Demonstration)), self.batch_size
         )
 

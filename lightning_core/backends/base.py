@@ -154,7 +154,7 @@ def check_backend(backend: Backend, algorithm: Algorithm, *, first_phase: bool =
     backend.check(algorithm)
     needed = {
         "values": algorithm.critic is not None,
-        "encode": algorithm.teaching is not None,
+        "encode": algorithm.learns_from is not None,
         "set_reference": algorithm.needs_reference and not first_phase,
     }
     for method, why, instead in OPTIONAL:

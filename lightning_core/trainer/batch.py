@@ -231,7 +231,7 @@ def step_numbers(batch: StepBatch, report: CreditReport) -> dict[str, float]:
         "failures": count_failures(batch.rollouts),
         "groups": report.groups + batch.unusable_groups,
         "unusable_groups": len(report.unusable) + batch.unusable_groups,
-        "refilled_groups": batch.added_groups,
+        "added_groups": batch.added_groups,
         "zero_variance_groups": report.zero_variance_groups,
         **_entropy(batch.trajectories),
         **agents,

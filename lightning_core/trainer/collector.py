@@ -42,9 +42,9 @@ class Collector:
     async def collect(self, step: int, phase: ResolvedPhase) -> StepBatch:
         """The batch of a step. Raises TrainingError if none of its rollouts has a reward."""
         began = time.perf_counter()
-        if (teaching := phase.algorithm.teaching) is not None:
+        if (given := phase.algorithm.learns_from) is not None:
             encoded = self.session.demonstrations[phase.first]
-            drawn = draw(encoded, step - phase.first, teaching.batch_size, self.settings.seed)
+            drawn = draw(encoded, step - phase.first, given.batch_size, self.settings.seed)
             return StepBatch([], {}, drawn, time.perf_counter() - began)
         await self._begin(step, phase)
         batch = await self._read(await self._rollouts(step, phase), began)
@@ -106,19 +106,19 @@ class Collector:
 
     # dynamic sampling -------------------------------------------------------------------------
     async def _sample_more(self, step: int, phase: ResolvedPhase, batch: StepBatch) -> StepBatch:
-        """The batch with groups added until enough of them carry loss, in at most `refill` rounds.
+        """The batch with groups added until enough of them carry loss, in at most `dynamic_sampling` rounds.
 
         The tasks come in an order that follows from seed and step, and with it the ids of their rollouts, so
         a resumed run asks for none twice. When all tasks are used up, the step goes on with what there is.
         """
-        for turn in range(1, phase.algorithm.refill + 1):
+        for turn in range(1, phase.algorithm.dynamic_sampling + 1):
             tasks = await asyncio.to_thread(self._spare, step, phase, batch)
             if not tasks:
                 break
             began = time.perf_counter()
             first = phase.algorithm.tasks_per_step + batch.added_groups
             plan = partial(self._groups, step, phase, tasks, first)
-            rollouts = await self.finish(plan, f"step {step + 1}, refill {turn}")
+            rollouts = await self.finish(plan, f"step {step + 1}, added groups {turn}")
             batch = batch.with_groups(await self._read(rollouts, began))
         return batch
 

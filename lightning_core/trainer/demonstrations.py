@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lightning_core.algorithms.base import Teaching
+from lightning_core.algorithms.base import Demonstrations
 from lightning_core.backends.base import Backend
 from lightning_core.dialects import get_dialect
 from lightning_core.errors import ApiError, ConfigError, DataError, GatewayError, TaskError, UnsupportedError
@@ -138,14 +138,14 @@ def _reply(choice: Choice) -> dict[str, Any] | None:
 
 
 def encode_all(
-    teaching: Teaching, backend: Backend, agents: tuple[str, ...] | None
+    given: Demonstrations, backend: Backend, agents: tuple[str, ...] | None
 ) -> tuple[Trajectory, ...]:
     """Each demonstration as a trajectory of one transition, as if the policy had made the call.
 
     Raises TaskError, with its place, for one of an agent that is not trained, or that the model's chat
     template can't say.
     """
-    return tuple(_encode(i, row, backend, agents) for i, row in enumerate(teaching.demonstrations))
+    return tuple(_encode(i, row, backend, agents) for i, row in enumerate(given.rows))
 
 
 def _encode(index: int, row: Demonstration, backend: Backend, agents: tuple[str, ...] | None) -> Trajectory:

@@ -39,7 +39,7 @@ def check_judge(judge: Judge | None, phases: Sequence[ResolvedPhase]) -> None:
     address_of(judge)
     for phase in phases:
         algorithm = phase.algorithm
-        if algorithm.teaching is None and algorithm.group_size < 2:
+        if algorithm.learns_from is None and algorithm.group_size < 2:
             raise ConfigError(
                 f"a judge compares the rollouts of a group, and {algorithm.name!r} has groups of one: "
                 "give it group_size=2 or more"

@@ -63,7 +63,7 @@ class Loop:
         phase = self.session.phase(step)
         await self._set_reference(step, phase)
         batch = await self.collector.collect(step, phase)
-        if phase.algorithm.teaching is None:
+        if phase.algorithm.learns_from is None:
             self.agent_names.see(batch.calls)
             self.agent_names.check(last=step + 1 == self.settings.total_steps)
         credited, report = await self.updater.credit(step, phase, batch.trajectories)

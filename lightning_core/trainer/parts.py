@@ -42,7 +42,7 @@ def resolve_phases(phases: Sequence[Phase], plugins: Plugins) -> list[ResolvedPh
 
 def check_signals(phases: Sequence[ResolvedPhase], *, air: bool, judge: bool) -> None:
     """Raise ConfigError if rewards are to be made of rollouts and no update has any."""
-    if any(phase.algorithm.teaching is None for phase in phases):
+    if any(phase.algorithm.learns_from is None for phase in phases):
         return
     for option, given in (("air", air), ("judge", judge)):
         if given:

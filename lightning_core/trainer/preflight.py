@@ -101,12 +101,12 @@ def _facts(
         steps = f"updates {phase.first + 1} to {phase.end}" if len(phases) > 1 else f"{phase.end} updates"
         yield Fact("algorithm", f"{_algorithm(phase.algorithm)}; {steps}")
         yield Fact("a step", _step(phase.algorithm))
-        if context is not None and phase.algorithm.teaching is None:
+        if context is not None and phase.algorithm.learns_from is None:
             yield Fact("tokens a step", _tokens(phase.algorithm, context))
     passes = sum(
         (phase.end - phase.first) * phase.algorithm.tasks_per_step
         for phase in phases
-        if phase.algorithm.teaching is None
+        if phase.algorithm.learns_from is None
     )
     turns = f", each used {passes / len(train):.1f} times" if train else ""
     yield Fact("tasks", f"{len(train)} to train on{turns}; {len(validation)} held out")
@@ -125,10 +125,10 @@ def _algorithm(algorithm: Algorithm) -> str:
 
 
 def _step(algorithm: Algorithm) -> str:
-    if (teaching := algorithm.teaching) is not None:
-        return f"{teaching.batch_size} of {len(teaching.demonstrations)} demonstrations"
+    if (given := algorithm.learns_from) is not None:
+        return f"{given.batch_size} of {len(given.rows)} demonstrations"
     size, tasks = algorithm.group_size, algorithm.tasks_per_step
-    more = f", up to {algorithm.refill} times as many again" if algorithm.refill else ""
+    more = f", up to {algorithm.dynamic_sampling} times as many again" if algorithm.dynamic_sampling else ""
     return f"{size * tasks} rollouts: {tasks} tasks, {size} of each{more}"
 
 

@@ -100,9 +100,9 @@ def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -
         "tasks_per_step": [phase.algorithm.tasks_per_step for phase in session.phases],
         "phases": [[phase.algorithm.name, phase.first] for phase in session.phases],
         "demonstrations": [
-            [_digest(teaching.demonstrations), teaching.batch_size]
+            [_digest(given.rows), given.batch_size]
             for phase in session.phases
-            if (teaching := phase.algorithm.teaching) is not None
+            if (given := phase.algorithm.learns_from) is not None
         ],
         "agents": None if trainer.patterns is None else list(trainer.patterns),
         "algorithm": [_said(phase.algorithm) for phase in session.phases],

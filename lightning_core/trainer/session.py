@@ -85,9 +85,9 @@ class Session:
         stack.push_async_callback(self.backend.close)
         await self.backend.start()
         self.demonstrations = {
-            phase.first: encode_all(phase.algorithm.teaching, self.backend, settings.patterns)
+            phase.first: encode_all(phase.algorithm.learns_from, self.backend, settings.patterns)
             for phase in self.phases
-            if phase.algorithm.teaching is not None
+            if phase.algorithm.learns_from is not None
         }
         if (checkpoint := folder.latest_checkpoint()) is not None:
             await self.backend.load(checkpoint[1])

@@ -151,7 +151,7 @@ class Settings:
     def asks_for_rollouts(self) -> bool:
         """Whether any update needs tasks, or whether all are made from demonstrations."""
         named = [phase.algorithm for phase in self.phases]
-        return any(isinstance(each, str) or each.teaching is None for each in named)
+        return any(isinstance(each, str) or each.learns_from is None for each in named)
 
     @property
     def patterns(self) -> tuple[str, ...] | None:

@@ -79,7 +79,7 @@ class Updater:
         metrics = {**value_numbers(credited), **own, **numbers}
         if not made:
             return metrics
-        if algorithm.teaching is None:  # no policy sampled a demonstration
+        if algorithm.learns_from is None:  # no policy sampled a demonstration
             metrics |= measure_staleness(itertools.chain(*made), backend.policy_version)
             metrics["staleness_bound"] = float(algorithm.staleness + algorithm.replay)
         began = time.perf_counter()

@@ -181,7 +181,7 @@ def test_a_batch_of_equal_advantages_still_teaches_a_critic():
     [
         ("group_size", {"group_size": 1}),
         ("scale", {"baseline": "none"}),
-        ("refill", {"baseline": "none", "scale": "batch", "refill": 1}),
+        ("dynamic_sampling", {"baseline": "none", "scale": "batch", "dynamic_sampling": 1}),
         ("constant", {"aggregation": "constant"}),
         ("constant", {"constant": 9}),
         ("constant", {"aggregation": "constant", "constant": 0}),
@@ -196,9 +196,9 @@ def test_options_that_contradict_or_would_do_nothing_are_refused_by_name(named, 
         lightning.GRPO(**options)
 
 
-def test_refill_is_refused_beside_a_critic():
-    with pytest.raises(ConfigError, match=r"PPO can't use refill=1: .*critic"):
-        lightning.PPO(baseline="mean", refill=1)
+def test_dynamic_sampling_is_refused_beside_a_critic():
+    with pytest.raises(ConfigError, match=r"PPO can't use dynamic_sampling=1: .*critic"):
+        lightning.PPO(baseline="mean", dynamic_sampling=1)
 
 
 @pytest.mark.parametrize("acting", [{"epochs": 2}, {"correction": None}])

@@ -45,10 +45,10 @@ def test_the_weights_of_the_kept_tokens_add_up_to_1():
 
 
 def test_demonstrations_take_the_place_of_rollouts():
-    assert SFT().teaching is None
-    given = SFT(demonstrations=[*ROWS, Demonstration(messages=ASK, reply="three")], batch_size=2).teaching
+    assert SFT().learns_from is None
+    given = SFT(demonstrations=[*ROWS, Demonstration(messages=ASK, reply="three")], batch_size=2).learns_from
     assert given is not None
-    assert [each.reply for each in given.demonstrations] == ["two", "three"]
+    assert [each.reply for each in given.rows] == ["two", "three"]
     assert given.batch_size == 2
 
 

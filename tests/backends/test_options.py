@@ -56,7 +56,7 @@ OPTIONS: list[tuple[Callable[..., Any], dict[str, tuple[Any, ...]]]] = [
         {"clip_low": (0.0, 1.1), "clip_high": (0.0, -0.1), "kl": (-0.1, 1e10), "epochs": (0, 1.5)},
     ),
     (lightning.GRPO, {"group_size": (0, 2.5), "tasks_per_step": (0, 2.5), "staleness": (-1, 0.5)}),
-    (lightning.GRPO, {"replay": (-1, 0.5), "refill": (-1, 0.5)}),
+    (lightning.GRPO, {"replay": (-1, 0.5), "dynamic_sampling": (-1, 0.5)}),
     (partial(lightning.GRPO, aggregation="constant"), {"constant": (0, 1.5)}),
     (lightning.PPO, {"clip_low": (0.0, 1.1), "clip_high": (0.0,)}),
     (

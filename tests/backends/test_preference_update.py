@@ -130,8 +130,8 @@ async def test_demonstrations_are_learnt_without_recorded_logprobs(qwen: Path) -
             {"messages": [{"role": "user", "content": "dog"}], "reply": "is lazy"},
         ]
         algorithm = SFT(demonstrations=rows)
-        assert algorithm.teaching is not None
-        taught = encode_all(algorithm.teaching, backend, None)
+        assert algorithm.learns_from is not None
+        taught = encode_all(algorithm.learns_from, backend, None)
         credited, _ = assign(taught, algorithm.credit, algorithm.baseline, algorithm.scale)
         optimizer = backend._started.optimizer
         losses = [optimizer.update(tuple(credited), algorithm) for _ in range(30)]

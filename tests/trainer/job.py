@@ -44,13 +44,13 @@ class Plain:
 
 @dataclass(frozen=True)
 class Everything(Plain):
-    """Rollouts ahead of the update, replay, refill, checkpoints that lie behind, and phases, all at once."""
+    """Staleness, replay, dynamic sampling, checkpoints that lie behind, and phases, all at once."""
 
     checkpoint_every = 3
     staleness = replay = 1
 
     def algorithm(self) -> Any:
-        ahead: Any = {**SMALL, "staleness": self.staleness, "replay": self.replay, "refill": 1}
+        ahead: Any = {**SMALL, "staleness": self.staleness, "replay": self.replay, "dynamic_sampling": 1}
         turns = lightning.GRPO(**ahead), lightning.GRPO(**ahead, kl=0.01)
         return [lightning.Phase(turns[n % 2], PHASE) for n in range(PHASES)]
 
@@ -92,7 +92,7 @@ def fit(folder: Path, kind: Plain, *, steps: int, ended: Callable[[], object]) -
 
 
 def worth(kind: Plain, rollout_id: str) -> float:
-    """The reward follows from the place in the group; the first group of a step that is refilled is equal."""
+    """The reward follows from the place in the group; the first group is equal where groups are added."""
     step, place, member = rollout_id.rpartition("-t")[2].split("-")
     if place == "0" and kind.groups(int(step.partition("r")[0])) > TASKS_PER_STEP:
         return 1.0

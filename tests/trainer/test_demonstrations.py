@@ -142,6 +142,6 @@ def test_a_run_s_folder_is_a_source_too(url, tmp_path):
 
 
 def test_recorded_demonstrations_are_what_sft_takes(url):
-    taught = lightning.SFT(demonstrations=lightning.demonstrations(url), batch_size=4).teaching
+    taught = lightning.SFT(demonstrations=lightning.demonstrations(url), batch_size=4).learns_from
     assert taught is not None
-    assert len(taught.demonstrations) == 10
+    assert len(taught.rows) == 10

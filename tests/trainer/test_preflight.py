@@ -45,7 +45,7 @@ def test_a_plan_is_shown_and_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_the_numbers_of_a_step_follow_from_the_algorithm():
-    algorithm = lightning.GRPO(group_size=4, tasks_per_step=2, refill=1)
+    algorithm = lightning.GRPO(group_size=4, tasks_per_step=2, dynamic_sampling=1)
     found = facts(tell(algorithm=algorithm, evaluate_every=4))
     assert found["a step"] == "8 rollouts: 2 tasks, 4 of each, up to 1 times as many again"
     assert "at most 16,384" in found["tokens a step"]  # 8 rollouts of at most 2,048 tokens a call

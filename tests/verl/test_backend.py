@@ -133,12 +133,12 @@ async def test_updates_in_a_row_are_those_of_the_local_backend(backend: Any, tmp
     network = AutoModelForCausalLM.from_pretrained(tiny_folder(), dtype=torch.float32).eval()
     batch = recorded_by(network, play(0))
     taught = SFT(demonstrations=DEMONSTRATIONS)
-    assert taught.teaching is not None
+    assert taught.learns_from is not None
     updates: list[tuple[Sequence[Trajectory], Algorithm]] = [
         (batch, GRPO(kl=0.2)),
         (batch, GRPO(epochs=2)),
         (credited(batch, DPO()), DPO()),
-        (credited(encode_all(taught.teaching, backend, None), taught), taught),
+        (credited(encode_all(taught.learns_from, backend, None), taught), taught),
     ]
     async with local() as other:
         for step, (given, algorithm) in enumerate(updates):

@@ -53,10 +53,14 @@ class App:
         return 1.0 if number in self.flat else float(turn)
 
 
-def fit(folder: Path, app: App, *, refill: int = 2, resume: bool = False, **settings: object) -> None:
+def fit(
+    folder: Path, app: App, *, dynamic_sampling: int = 2, resume: bool = False, **settings: object
+) -> None:
     lightning.Trainer(
         agents=["writer"],
-        algorithm=lightning.GRPO(group_size=GROUP, tasks_per_step=PER_STEP, refill=refill),
+        algorithm=lightning.GRPO(
+            group_size=GROUP, tasks_per_step=PER_STEP, dynamic_sampling=dynamic_sampling
+        ),
         steps=1,
         seed=SEED,
         folder=folder,
@@ -81,7 +85,7 @@ def test_a_flat_group_is_replaced_by_a_group_of_another_task(tmp_path):
     # the first round brings the first spare task, flat too, the second round the next one
     assert set(app.seen) == {*FIRST, SPARE[0], SPARE[1]}
     rollouts, [metrics] = recorded(tmp_path / "run")
-    assert metrics.values["refilled_groups"] == 2
+    assert metrics.values["added_groups"] == 2
     assert metrics.values["groups"] == PER_STEP + 2
     assert metrics.values["zero_variance_groups"] == 2
     assert metrics.values["rollouts"] == len(rollouts) == GROUP * (PER_STEP + 2)
@@ -93,19 +97,19 @@ def test_a_group_that_differs_in_intermediate_rewards_alone_is_replaced_too(tmp_
     fit(tmp_path / "run", app)
     assert set(app.seen) == {*FIRST, SPARE[0]}
     _, [metrics] = recorded(tmp_path / "run")
-    assert metrics.values["refilled_groups"] == 1
+    assert metrics.values["added_groups"] == 1
     assert metrics.values["zero_variance_groups"] == 0  # the small difference is learnt from all the same
 
 
 def test_no_more_rounds_are_made_than_asked_for(tmp_path):
     app = App({task.input["number"] for task in TASKS} - {FIRST[0]})
-    fit(tmp_path / "run", app, refill=1)
+    fit(tmp_path / "run", app, dynamic_sampling=1)
     assert set(app.seen) == {*FIRST, SPARE[0], SPARE[1]}
 
 
 def test_when_all_tasks_are_used_up_the_step_goes_on_with_what_there_is(tmp_path):
     app = App({task.input["number"] for task in TASKS} - {FIRST[0]})
-    fit(tmp_path / "run", app, refill=9)
+    fit(tmp_path / "run", app, dynamic_sampling=9)
     assert app.seen == Counter({task.input["number"]: GROUP for task in TASKS})
 
 
@@ -135,7 +139,7 @@ def test_a_resumed_step_asks_for_the_same_groups_and_for_none_twice(tmp_path):
     fit(tmp_path / "run", app, resume=True)
     assert app.seen == before
     rollouts, [metrics] = recorded(tmp_path / "run")
-    assert metrics.values["refilled_groups"] == 2
+    assert metrics.values["added_groups"] == 2
     assert len(rollouts) == GROUP * (PER_STEP + 2)
 
 
@@ -153,7 +157,7 @@ def fit_two_steps(folder: Path, *, deadly: bool, resume: bool = False) -> None:
 
     lightning.Trainer(
         agents=["writer"],
-        algorithm=lightning.GRPO(group_size=GROUP, tasks_per_step=PER_STEP, refill=1),
+        algorithm=lightning.GRPO(group_size=GROUP, tasks_per_step=PER_STEP, dynamic_sampling=1),
         backend=lightning.LocalBackend("tiny", threads=1),
         steps=2,
         checkpoint_every=2,
@@ -164,7 +168,7 @@ def fit_two_steps(folder: Path, *, deadly: bool, resume: bool = False) -> None:
     ).fit(solve, train=TASKS)
 
 
-def test_a_refill_that_was_withdrawn_after_a_kill_is_made_anew(tmp_path):
+def test_groups_added_and_withdrawn_after_a_kill_are_asked_for_again(tmp_path):
     folder = tmp_path / "run"
     child = multiprocessing.get_context("spawn").Process(
         target=fit_two_steps, args=(folder,), kwargs={"deadly": True}
@@ -177,7 +181,7 @@ def test_a_refill_that_was_withdrawn_after_a_kill_is_made_anew(tmp_path):
     statuses = Counter(rollout.status for rollout in rollouts if rollout.step == 1)
     assert statuses == {Status.SUCCEEDED: GROUP * (PER_STEP + 1), Status.CANCELLED: GROUP}
     assert metrics[1].values["failures"] == 0
-    assert metrics[1].values["refilled_groups"] == 1
+    assert metrics[1].values["added_groups"] == 1
     assert metrics[1].values["agent/writer/transitions"] == GROUP * PER_STEP
 
 
@@ -190,6 +194,6 @@ def test_spare_tasks_are_the_others_each_once_and_the_same_again():
     assert spare != [task.id for task in spare_tasks(doubled, 3, PER_STEP, SEED + 1)]
 
 
-def test_refill_does_not_hide_an_app_that_never_works(tmp_path):
+def test_dynamic_sampling_does_not_hide_an_app_that_never_works(tmp_path):
     with pytest.raises(TrainingError, match="gone"):
         fit(tmp_path / "run", App(set(), broken={task.input["number"] for task in TASKS}))
