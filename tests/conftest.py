@@ -30,6 +30,7 @@ LONG = (
     "tests/examples/",
     "tests/fuzz/",
     "tests/recipes/",
+    "tests/backends/test_smollm2.py",
     "tests/roles/test_network.py",
     "tests/roles/test_page.py",
     "tests/roles/test_processes.py",

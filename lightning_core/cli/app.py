@@ -134,7 +134,8 @@ def worker(
 @app.command()
 def serve(
     what: Annotated[
-        str, typer.Argument(metavar="RUN|MODEL", help="Folder of a run, a transformers folder, or 'tiny'.")
+        str,
+        typer.Argument(metavar="RUN|MODEL", help="A run's folder, a transformers folder, or a model's name."),
     ] = "tiny",
     backend: Annotated[str, typer.Option(help="Backend that serves it.")] = "local",
     store: Annotated[

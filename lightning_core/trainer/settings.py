@@ -30,8 +30,8 @@ class Settings:
     """What `Trainer` was given, checked; the parts of a run read it."""
 
     model: str | Path = "tiny"
-    """A transformers folder, a name on the hub, or "tiny", the small model that ships with the package. The
-    local backend takes architectures like Llama's and Qwen's."""
+    """A transformers folder, a name on the hub, "smollm2" (135 M parameters, reads English), or "tiny", which
+    only writes SQLite for the examples. The local backend takes architectures like Llama's and Qwen's."""
     agents: Sequence[str] | str | None = None
     """Names or globs of the agents to train; None trains all."""
     algorithm: Algorithm | str | Sequence[Phase] = field(default_factory=GRPO)

@@ -92,12 +92,12 @@ def test_attention_that_no_plan_knows_is_refused_at_start() -> None:
     )
     use_plans(network)
     with pytest.raises(UnsupportedError, match="'sliding_window'"):
-        make_decoder(network, torch.float32, 64)
+        make_decoder(network, torch.float32, 64, range(8, 40))
 
 
 def test_a_network_the_fused_decoder_gets_wrong_is_run_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
     network = make_network("llama", 300)
     network.model.layers[0].mlp.act_fn = torch.nn.GELU()  # its config still says silu
     use_plans(network)
-    assert isinstance(make_decoder(network, torch.float32, 64), NetworkDecoder)
+    assert isinstance(make_decoder(network, torch.float32, 64, range(8, 40)), NetworkDecoder)
     assert "taking the general one" in caplog.text

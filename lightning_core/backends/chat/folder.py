@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from lightning_core.backends.chat.smollm2 import SMOLLM2, smollm2_folder
 from lightning_core.backends.folders import recover
 from lightning_core.errors import ModelError
 
@@ -27,12 +28,14 @@ def check_folder(model: str | Path) -> Path:
     """The folder that `model` means. Raises ModelError if it is plainly none; a name on the hub may not exist
     here."""
     asked = str(model)
-    folder = tiny_folder() if asked == TINY else Path(model)
+    shipped = {TINY: tiny_folder, SMOLLM2: smollm2_folder}
+    folder = shipped[asked]() if asked in shipped else Path(model)
     recover(folder)
     on_hub = isinstance(model, str) and asked.count("/") == 1 and not asked.startswith((".", "/", "~"))
     if not folder.exists() and not on_hub:
         raise ModelError(
-            f"no model folder {str(folder)!r}; give a transformers folder or the name of a model on the hub"
+            f"no model folder {str(folder)!r}; give a transformers folder, a model's name on the hub, or "
+            f'"{SMOLLM2}", a small model that reads English'
         )
     if folder.exists() and not (folder / "config.json").is_file():
         raise ModelError(

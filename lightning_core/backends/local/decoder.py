@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary variants whose angles depend on the position alone."""
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""How far the fused decoder's logits may be from the network's, as a share of the largest."""
+TOLERANCE = 1e-3
+"""How far log-probabilities of the fused decoder may be from the network's, in nats, both in float32."""
 
 
 class Decoder(Protocol):
@@ -168,20 +168,39 @@ class LlamaDecoder:
 
 
 @torch.no_grad()
-def make_decoder(network: PreTrainedModel, dtype: torch.dtype, context: int) -> Decoder:
-    """The fused decoder where it covers the network and gives the same logits, else the general one.
+def make_decoder(network: PreTrainedModel, dtype: torch.dtype, context: int, text: Sequence[int]) -> Decoder:
+    """The fused decoder where it covers the network and gives the same log-probabilities, else the general
+    one. Both are compared in float32 on `text`, token ids such as the model reads: special tokens alone give
+    activations that no text gives.
 
     Runs the network once, so a model that asks for attention no plan knows raises UnsupportedError here.
     """
-    device = network.get_input_embeddings().weight.device
-    tokens = torch.arange(min(8, network.config.vocab_size), device=device)
+    wanted = _text_logprobs(network, None, text[:context])
+    if LlamaDecoder.fits(network):
+        fused = LlamaDecoder(network, torch.float32, context)
+        apart = float((_text_logprobs(network, fused, text[:context]) - wanted).abs().max())
+        if apart < TOLERANCE:
+            return fused if dtype == torch.float32 else LlamaDecoder(network, dtype, context)
+        logger.warning("the fused decoder is off by %.1e nats; taking the general one", apart)
+    return NetworkDecoder(network, dtype)
+
+
+@torch.no_grad()
+def bfloat16_error(network: PreTrainedModel, context: int, text: Sequence[int]) -> float:
+    """Nats by which an engine in bfloat16 moves the log-probability of the likeliest token, the most in
+    `text`."""
+    wanted, likeliest = _text_logprobs(network, None, text[:context]).max(-1, keepdim=True)
+    decoder = make_decoder(network, torch.bfloat16, context, text)
+    found = _text_logprobs(network, decoder, text[:context]).gather(-1, likeliest)
+    return float((found - wanted).abs().max())
+
+
+def _text_logprobs(network: PreTrainedModel, decoder: Decoder | None, text: Sequence[int]) -> torch.Tensor:
+    """(T, V) after each token of the text; of the network itself where there is no decoder."""
+    tokens = torch.tensor(text, device=network.get_input_embeddings().weight.device)
+    positions = torch.arange(len(tokens), device=tokens.device)
     groups = network.config.num_attention_heads // kv_heads(network)
     plan = TreePlan(torch.full_like(tokens, len(tokens)), groups, torch.float32)
-    wanted = network_logits(network, tokens, tokens, plan, tokens)
-    if LlamaDecoder.fits(network):
-        fused = LlamaDecoder(network, dtype, context)
-        apart = (fused.logits(tokens, tokens, plan, tokens).float() - wanted).abs().max() / wanted.abs().max()
-        if apart < TOLERANCE[dtype]:
-            return fused
-        logger.warning("the fused decoder is off by %.1e; taking the general one", float(apart))
-    return NetworkDecoder(network, dtype)
+    given = (tokens, positions, plan, positions)
+    logits = network_logits(network, *given) if decoder is None else decoder.logits(*given)
+    return logits.float().log_softmax(-1)

@@ -14,6 +14,7 @@ from lightning_core.backends.local.attention import use_plans
 from lightning_core.errors import ModelError
 
 DEFAULT_CONTEXT = 4096
+_SAMPLE = "A train leaves at nine and travels 120 kilometres in two hours. How fast does it go?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,14 @@ class Model:
     """Longest prompt plus completion, in tokens."""
     stop_ids: frozenset[int]
     """Token ids that end a reply."""
+
+    @property
+    def sample(self) -> list[int]:
+        """Token ids of a chat in plain English, for measurements."""
+        messages = [{"role": "user", "content": _SAMPLE}]
+        text = str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
 
     @property
     def chat(self) -> ChatModel:

@@ -1,6 +1,9 @@
-"""Threads and number format, chosen by measuring this model on this machine for about a second at start.
+"""Threads and number format of the local backend: measured on small models, by rule on large ones.
 
-Small models lose by more threads and by bfloat16, large ones win; where the line is depends on the processor.
+A small model loses by more threads; where the line is depends on the processor, so it is measured, in about a
+second. A large model takes all cores: a pass of it is worth them, and would take long to measure. On a
+processor all is computed in float32: bfloat16 makes recorded log-probabilities less exact, and is slower
+where the processor does not compute in it.
 """
 
 from __future__ import annotations
@@ -14,21 +17,21 @@ import torch
 from transformers import PreTrainedModel
 
 from lightning_core.backends.local.cache import Shape, Slots
-from lightning_core.backends.local.decoder import make_decoder
-from lightning_core.backends.local.model import head_size, kv_heads, parameter_count
+from lightning_core.backends.local.decoder import bfloat16_error, make_decoder
+from lightning_core.backends.local.model import Model, head_size, kv_heads, parameter_count
 from lightning_core.backends.local.packing import TreePlan
 from lightning_core.backends.local.plan import StepPlan
 from lightning_core.backends.local.policy import Policy
+from lightning_core.backends.settings import SMALL
+from lightning_core.errors import UnsupportedError
 
 WORTH = 1.3
-"""How many times faster an option must be than the plainer one: twice the threads leave the app one core
-less, and bfloat16 makes recorded logprobs less exact."""
+"""How many times faster twice the threads must be: they leave the app one core less."""
 BUDGET = 0.15
-"""Seconds for one measurement; a model that needs longer for a single pass takes all cores without more
-trials."""
+"""Seconds for one measurement."""
 BATCH, LENGTH, TRAIN_TOKENS = 32, 128, 512
-LARGE = 50_000_000
-"""Parameters from which bfloat16 is tried at all."""
+BFLOAT16_TOLERANCE = 0.2
+"""Nats by which bfloat16 may move the log-probability of the likeliest token: the clip range of a ratio."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,64 +66,58 @@ def memory_bytes(device: torch.device) -> int:
 
 
 def tune(policy: Policy, serving: PreTrainedModel, *, threads: int | None, dtype: str) -> Tuning:
-    """Measure what was not decided by the caller: decoding with `serving`, the network without LoRA's layers.
+    """Choose what the caller did not; `serving` is the network without LoRA's layers.
 
-    Changes the calling thread's number of threads.
+    Changes the calling thread's number of threads. Raises UnsupportedError as `tune_decoding` does.
     """
-    decode = tune_decoding(serving, policy.model.context, threads=threads, dtype=dtype)
-    train_threads, train_dtype = _measure(
-        _options(serving, threads, dtype), lambda chosen: _train_pass(policy, chosen)
-    )
-    return Tuning(*decode, train_threads, train_dtype == torch.bfloat16)
+    decode_threads, decode_dtype = tune_decoding(policy.model, serving, threads=threads, dtype=dtype)
+    bfloat16 = decode_dtype == torch.bfloat16
+    train_threads = threads or _fastest(serving, lambda: _train_pass(policy, bfloat16))
+    return Tuning(decode_threads, decode_dtype, train_threads, bfloat16)
 
 
 def tune_decoding(
-    serving: PreTrainedModel, context: int, *, threads: int | None, dtype: str
+    model: Model, serving: PreTrainedModel, *, threads: int | None, dtype: str
 ) -> tuple[int, torch.dtype]:
-    """(threads, number format) for an engine; measured, where the caller has not decided, as `tune` does."""
-    return _measure(_options(serving, threads, dtype), lambda chosen: _decode_step(serving, context, chosen))
+    """(threads, number format) of an engine for `serving`, the plain network of `model`.
+
+    Raises UnsupportedError for bfloat16 that was asked for and moves log-probabilities too far.
+    """
+    chosen = _choose_dtype(model, serving, dtype)
+    return threads or _fastest(serving, lambda: _decode_step(model, serving, chosen)), chosen
 
 
-def _options(serving: PreTrainedModel, threads: int | None, dtype: str) -> list[tuple[int, torch.dtype]]:
-    """What there is to choose from, the plainest first."""
-    counts = [threads] if threads is not None else _thread_counts(serving)
-    return [(count, chosen) for chosen in _dtypes(serving, dtype) for count in counts]
+def _choose_dtype(model: Model, serving: PreTrainedModel, dtype: str) -> torch.dtype:
+    """ "auto" is bfloat16 for a large model on an accelerator, where that is exact enough."""
+    auto = dtype == "auto"
+    if dtype == "float32" or (auto and (serving.device.type == "cpu" or parameter_count(serving) < SMALL)):
+        return torch.float32
+    error = bfloat16_error(serving, model.context, model.sample)
+    if error <= BFLOAT16_TOLERANCE:
+        return torch.bfloat16
+    if auto:
+        return torch.float32
+    raise UnsupportedError(
+        f"bfloat16 moves log-probabilities of model {model.name!r} by up to {error:.2f} nats; at most "
+        f'{BFLOAT16_TOLERANCE} keeps training sound. Use dtype="float32"'
+    )
 
 
-def _measure(
-    options: list[tuple[int, torch.dtype]], work: Callable[[torch.dtype], Callable[[], None]]
-) -> tuple[int, torch.dtype]:
-    """The option to take; a single one is not measured."""
-    seconds = dict.fromkeys(options, 0.0)
-    if len(options) > 1:
-        for count, chosen in options:
-            torch.set_num_threads(count)
-            seconds[count, chosen] = _best(work(chosen))
-    return _choose(seconds)
-
-
-def _thread_counts(network: PreTrainedModel) -> list[int]:
+def _fastest(network: PreTrainedModel, make: Callable[[], Callable[[], None]]) -> int:
+    """The number of threads for the work that `make` prepares."""
     if network.device.type != "cpu":
-        return [1]
+        return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return sorted({1, *(2**i for i in range(1, 8) if 2**i <= cores), cores})
-
-
-def _dtypes(network: PreTrainedModel, dtype: str) -> list[torch.dtype]:
-    if dtype != "auto":
-        return [torch.bfloat16 if dtype == "bfloat16" else torch.float32]
-    if parameter_count(network) < LARGE:
-        return [torch.float32]
-    return [torch.float32, torch.bfloat16]
-
-
-def _choose(seconds: dict[tuple[int, torch.dtype], float]) -> tuple[int, torch.dtype]:
-    """The first (plainest) option, unless a later one is worth it."""
-    chosen, best = None, float("inf")
-    for option, needed in seconds.items():
-        if chosen is None or needed * WORTH < best:
-            chosen, best = option, needed
-    assert chosen is not None
+    counts = sorted({1, *(2**i for i in range(1, 8) if 2**i <= cores), cores})
+    if parameter_count(network) >= SMALL or len(counts) == 1:
+        return cores
+    work = make()
+    chosen, best = 1, float("inf")
+    for count in counts:
+        torch.set_num_threads(count)
+        seconds = _best(work)
+        if seconds * WORTH < best:
+            chosen, best = count, seconds
     return chosen
 
 
@@ -137,10 +134,10 @@ def _best(work: Callable[[], None]) -> float:
             return best
 
 
-def _decode_step(network: PreTrainedModel, context: int, dtype: torch.dtype) -> Callable[[], None]:
-    decoder = make_decoder(network, dtype, context)
-    length = min(LENGTH, context - 1)
-    slots = Slots(kv_shape(network, dtype), BATCH, max_bytes=1 << 62, capacity=length + 1)
+def _decode_step(model: Model, serving: PreTrainedModel, dtype: torch.dtype) -> Callable[[], None]:
+    decoder = make_decoder(serving, dtype, model.context, model.sample)
+    length = min(LENGTH, model.context - 1)
+    slots = Slots(kv_shape(serving, dtype), BATCH, max_bytes=1 << 62, capacity=length + 1)
     tokens, keep = torch.zeros(BATCH, dtype=torch.int64), torch.arange(BATCH)
     device = slots.shape.device
 
@@ -152,14 +149,14 @@ def _decode_step(network: PreTrainedModel, context: int, dtype: torch.dtype) -> 
     return step
 
 
-def _train_pass(policy: Policy, dtype: torch.dtype) -> Callable[[], None]:
+def _train_pass(policy: Policy, bfloat16: bool) -> Callable[[], None]:
     device = policy.model.network.device
     count = min(TRAIN_TOKENS, policy.model.context)
     tokens = torch.zeros(1, count, dtype=torch.int64, device=device)
     plan = TreePlan(torch.full((count,), count, device=device), policy.groups, torch.float32)
 
     def train() -> None:
-        with torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
+        with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
             positions = torch.arange(count, device=device)[None]
             out = policy.network(input_ids=tokens, position_ids=positions, use_cache=False, plan=plan)
         out.logits.float().logsumexp(-1).sum().backward()

@@ -226,7 +226,7 @@ def _make(content: Content, version: int, settings: LocalSettings, speed: Speed 
     _, name = find_source(settings.model)
     model = read_version(content, name=name, context=settings.context, device=settings.device)
     if speed is None:
-        speed = tune_decoding(model.network, model.context, threads=settings.threads, dtype=settings.dtype)
+        speed = tune_decoding(model, model.network, threads=settings.threads, dtype=settings.dtype)
     engine = make_engine(model, model.network, *speed, settings.max_batch)
     engine.policy_version = version
     # two engines with one seed would sample alike, in two gateways or one after another in the same
@@ -245,5 +245,5 @@ def make_engine(
         slot_bytes=memory // 8,
         prefix_bytes=min(memory // 16, PREFIX_TOKENS * shape.token_bytes),
     )
-    decoder = make_decoder(serving, dtype, model.context)
+    decoder = make_decoder(serving, dtype, model.context, model.sample)
     return Engine(decoder, shape, model.stop_ids, room, threads)

