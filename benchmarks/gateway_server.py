@@ -47,6 +47,7 @@ class CannedEngine:
 
 class CannedGeneration:
     policy_version = 1
+    grammar: str | None = None
 
     def __init__(self, prompt_ids: list[int], deltas: list[Delta]) -> None:
         self.prompt_ids = prompt_ids

@@ -7,8 +7,45 @@ and says exactly which token ids it read and wrote. The local backend implements
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """What a reply must match: exactly one of these. An engine samples no token that leads away from it.
+
+    A reply that ends by "length", or by a stop text, may be the beginning of one that matches.
+    """
+
+    schema: dict[str, Any] | bool | None = None
+    """A JSON Schema; {"type": "object"} is any JSON object."""
+    regex: str | None = None
+    """A regular expression that the whole reply matches."""
+    choice: tuple[str, ...] | None = None
+    """The reply is one of these texts."""
+    grammar: str | None = None
+    """A context-free grammar in Lark's notation, whose rule `start` is the reply."""
+    tools: tuple[str, ...] | None = None
+    """The reply is at least one call of these functions of the request's `tools`, and nothing else. Arguments
+    match the function's own schema."""
+    parallel: bool = True
+    """Of `tools`: whether there may be several calls."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless exactly one is given."""
+        if len(self._given) != 1:
+            raise ValueError(f"a constraint is one of schema, regex, choice, grammar, tools: {self._given}")
+
+    @property
+    def _given(self) -> list[str]:
+        names = [each.name for each in fields(self) if each.name != "parallel"]
+        return [name for name in names if getattr(self, name) is not None]
+
+    @property
+    def kind(self) -> str:
+        """The name of the one that is given."""
+        return self._given[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +71,8 @@ class ChatRequest:
     """The version of the weights that must answer; None: the current one."""
     attempt: tuple[str, int] | None = None
     """Whose request it is: (rollout id, attempt). None: unknown."""
+    constraint: Constraint | None = None
+    """What every choice must match; None: anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +100,9 @@ class Generation(Protocol):
     """A running chat completion: iterate over its deltas; closing it early frees the engine's slots."""
 
     prompt_ids: list[int]
+    grammar: str | None
+    """The request's constraint as one text, by which its masks can be made again from the recorded ids alone
+    (`backends.chat.constraints`); None for a request without one."""
 
     @property
     def policy_version(self) -> int:

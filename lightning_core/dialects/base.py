@@ -120,6 +120,7 @@ class Sampled:
     started_at: float = field(default_factory=time.time)
     prompt_ids: list[int] | None = None
     policy_version: int | None = None
+    grammar: str | None = None
 
     def add(self, delta: Delta) -> None:
         """Take in a piece of a choice."""

@@ -78,7 +78,7 @@ class Exchange:
         generation = await self._upstream.chat(self._request)
         sampled, streamed = self.recording.sampled, self.recording.request.stream
         try:
-            sampled.prompt_ids = list(generation.prompt_ids)
+            sampled.prompt_ids, sampled.grammar = list(generation.prompt_ids), generation.grammar
             async for delta in generation:
                 sampled.policy_version = generation.policy_version
                 self._check_version(generation.policy_version)

@@ -42,6 +42,7 @@ class Recording:
             started_at=self.sampled.started_at,
             ended_at=time.time(),
             response_id=self._dialect.id_prefix + self.caller.call_id,
+            grammar=self.sampled.grammar,
         )
 
 

@@ -252,7 +252,7 @@ class _Kept:
     def __init__(self, generation: Generation, engine: AsyncExitStack) -> None:
         self._generation = generation
         self._engine = engine
-        self.prompt_ids = generation.prompt_ids
+        self.prompt_ids, self.grammar = generation.prompt_ids, generation.grammar
 
     @property
     def policy_version(self) -> int:
@@ -277,7 +277,7 @@ class _Verified:
         self._generation = begun
         self._version = version
         self._restart = restart
-        self.prompt_ids = begun.prompt_ids
+        self.prompt_ids, self.grammar = begun.prompt_ids, begun.grammar
 
     @property
     def policy_version(self) -> int:

@@ -43,7 +43,7 @@ Steps = Generator[Commands, list[Any], T]
 Operation = Callable[[int], Steps[T]]
 """Given how many tries were made before: they may have been carried out."""
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 LOST = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.NoScriptError, redis.ReadOnlyError)
 """What another try may mend: the server is gone, starts again, is no longer the first of its replicas, or
 has forgotten the scripts."""

@@ -96,7 +96,7 @@ def to_row(rollout_id: str, state: State, body: bytes | None) -> Row | None:
 def pack_call(call: Call, now: int) -> bytes:
     """A call in one piece: its JSON and then the numbers, as they are."""
     row = CALLS.row(call)
-    head, numbers = dump_json([*row[:13], row[18], row[19]]), (row[13], row[14] or b"", *row[15:18])
+    head, numbers = dump_json([*row[:13], *row[18:]]), (row[13], row[14] or b"", *row[15:18])
     missing = b"\x00" if row[14] is None else b"\x01"
     completed = b"c" if call.status == "completed" else b"-"
     return b"".join((_PARTS.pack(completed, now, *map(len, numbers)), *numbers, missing, head))

@@ -167,6 +167,7 @@ class _Calls(Table[Call]):
             *pack_choices(value.choices),
             value.response_id,
             value.endpoint,
+            value.grammar,
         )
 
     def value(self, row: Row) -> Call:
@@ -178,6 +179,7 @@ class _Calls(Table[Call]):
             choices=unpack_choices(row[15], row[16], row[17]),
             response_id=row[18],
             endpoint=row[19],
+            grammar=row[20],
         )
 
 
@@ -187,7 +189,7 @@ CALLS = _Calls(
     "rollout_id text, attempt int, id text, agent text, trained bool, dialect text, model text,"
     " temperature float, policy_version int?, status text, error text?, started_at float, ended_at float,"
     " request bytes, prompt_ids bytes?, choices bytes, completion_ids bytes, logprobs bytes,"
-    " response_id text?, endpoint text?",
+    " response_id text?, endpoint text?, grammar text?",
     "rollout_id, attempt, id",
 )
 

@@ -31,7 +31,7 @@ from lightning_core.types import Attempt, Rollout
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 DIALECT: Dialect = {
     "text": "TEXT",
     "bytes": "BLOB",

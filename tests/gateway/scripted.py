@@ -99,6 +99,8 @@ class ScriptedEngine:
 
 
 class ScriptedGeneration:
+    grammar: str | None = None
+
     def __init__(self, engine: ScriptedEngine, request: ChatRequest, prompt_ids: list[int]) -> None:
         self.prompt_ids = prompt_ids
         self.policy_version = engine.policy_version

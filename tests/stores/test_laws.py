@@ -583,6 +583,7 @@ async def test_a_call_comes_back_as_it_was_recorded(store: Store) -> None:
         error="gone",
         response_id="resp_1",
         endpoint="https://hosted.example/v1",
+        grammar='start: "\u00e9" /[0-9]+/',
     )
     bare = call("d", attempt, started=2.0)
     await store.add_call(full)

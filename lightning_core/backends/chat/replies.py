@@ -147,8 +147,10 @@ def parse_call(raw: str) -> dict[str, Any] | None:
 class ChatGeneration:
     """A running chat completion (`upstream.Generation`)."""
 
-    def __init__(self, prompt_ids: list[int], request: Request, choices: list[Choice]) -> None:
-        self.prompt_ids = prompt_ids
+    def __init__(
+        self, prompt_ids: list[int], request: Request, choices: list[Choice], grammar: str | None = None
+    ) -> None:
+        self.prompt_ids, self.grammar = prompt_ids, grammar
         self._request, self._choices = request, choices
 
     @property

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.chat.prompts import Prompts
 from lightning_core.backends.chat.replies import ChatGeneration, Choice, TextStream, hidden_ids
-from lightning_core.errors import ContextLengthError
+from lightning_core.errors import ContextLengthError, UnsupportedError
 from lightning_core.types import Demonstration
 from lightning_core.upstream import ChatRequest
 
@@ -61,6 +61,10 @@ class ChatUpstream:
 
     async def chat(self, request: ChatRequest) -> ChatGeneration:
         """Put the choices in line. Raises ContextLengthError or UnsupportedError before that."""
+        if request.constraint is not None:
+            raise UnsupportedError(
+                f"this engine can't hold a reply to a {request.constraint.kind}; leave the constraint out"
+            )
         seed = self._seed(request)  # in order of arrival, which the prompts may not be made in
         ids = await self._prompt(request)
         room = self._room(len(ids), request.max_tokens)
