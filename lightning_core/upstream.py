@@ -65,6 +65,8 @@ class ChatRequest:
     top_logprobs: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
     """Further template arguments (`chat_template_kwargs`)."""
+    effort: str | None = None
+    """How much to think before the reply, in OpenAI's words; "none": not at all."""
     prompt: str | list[int] | None = None
     """A prompt as it stands, text or token ids, in place of messages and their template."""
     policy_version: int | None = None

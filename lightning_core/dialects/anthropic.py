@@ -37,8 +37,16 @@ from lightning_core.dialects.lenient import (
     response_part,
     tool_call,
 )
+from lightning_core.dialects.options import (
+    EFFORT,
+    FROM_VLLM,
+    RESHAPING,
+    Options,
+    honoured,
+    ignored,
+    refused,
+)
 from lightning_core.dialects.strict import (
-    Fields,
     check_tool_choice,
     flag,
     integer,
@@ -60,29 +68,33 @@ from lightning_core.json_text import JsonError, read_written
 from lightning_core.types import Choice, Sampling
 from lightning_core.upstream import ChatRequest, Delta
 
-_FIELDS: Final = Fields(
-    served=frozenset(
-        (
-            *("messages", "model", "max_tokens", "system", "tools", "tool_choice", "temperature", "top_p"),
-            *("stop_sequences", "stream", "chat_template_kwargs"),
-        )
+OPTIONS: Final = Options(
+    honoured(
+        *("messages", "model", "max_tokens", "system", "tools", "tool_choice", "temperature", "top_p"),
+        *("stop_sequences", "stream"),
     ),
-    harmless=frozenset(("metadata", "service_tier", "cache_control")),
-    neutral=MappingProxyType(
-        {
-            "thinking": ({"type": "disabled"},),
-            "output_config": ({},),
-            "output_format": (),
-            "top_k": (-1, 0),
-            "speed": ("standard",),
-            "mcp_servers": ([],),
-            "betas": ([],),
-            "container": (),
-            "context_management": (),
-            "diagnostics": (),
-            "inference_geo": (),
-        }
-    ),
+    honoured("chat_template_kwargs", note=FROM_VLLM),
+    honoured("output_config"),
+    honoured("output_config.effort", note=EFFORT),
+    honoured("thinking"),
+    honoured("thinking.type", note="`disabled` is the effort `none`; else the model thinks if it can"),
+    ignored("max_tokens bounds thinking and reply together", "thinking.budget_tokens"),
+    ignored("thinking is given whole", "thinking.display", "thinking.block_binding"),
+    ignored("a label for the provider's own records", "metadata", "service_tier", "user_profile_id"),
+    ignored("a label for the provider's own records", "workspace_id", "billing_policy"),
+    ignored("nothing is paid for", "fallback_credit_token"),
+    ignored("prefixes are always reused", "cache_control", "diagnostics"),
+    ignored("no request is declined, so no other model stands in", "fallbacks"),
+    ignored("it announces options, and each of them is known or refused itself", "betas"),
+    ignored("there is one speed", "speed"),
+    {name: option for name, option in RESHAPING.items() if name == "top_k"},
+    refused("leave it out", "output_format", "output_config.format"),
+    refused("use max_tokens", "output_config.task_budget"),
+    refused("tools run in the app; give them as tools", mcp_servers=([],)),
+    refused("Anthropic's own servers keep it; leave it out", "container"),
+    refused("the policy answers where this gateway runs; leave it out", "inference_geo"),
+    refused("it is kept at Anthropic; send the whole conversation as messages", "thread"),
+    refused("nothing is cut out of a conversation; leave it out", "compaction", "context_management"),
 )
 _HOTTEST: Final = 1.0
 """The highest temperature of this API."""
@@ -110,10 +122,11 @@ class Anthropic(Dialect):
     path = "/messages"
     id_prefix = "msg_"
     prompt = "messages"
+    options = OPTIONS
     instructions = "system"
 
     def read(self, content: bytes, sampling: Sampling | None, owner: Owner) -> Request:
-        body = _FIELDS.read(content)
+        body = OPTIONS.read(content)
         longest = integer(body, "max_tokens", 1)
         if longest is None:
             raise missing("max_tokens")
@@ -128,6 +141,7 @@ class Anthropic(Dialect):
             top_p=top_p,
             stop=stop_texts(body, "stop_sequences"),
             extra=mapping(body, "chat_template_kwargs") or {},
+            effort=_effort(body),
         )
         return Request(raw=body, model=text(body, "model") or "", chat=chat, stream=flag(body, "stream"))
 
@@ -196,6 +210,13 @@ class Anthropic(Dialect):
     @staticmethod
     def offered(tool: Mapping[str, Any]) -> tuple[Any, Any]:
         return tool.get("name"), tool.get("input_schema")
+
+
+def _effort(body: Json) -> str | None:
+    """How long to think, in OpenAI's words."""
+    if (mapping(body, "thinking") or {}).get("type") == "disabled":
+        return "none"
+    return text(mapping(body, "output_config") or {}, "effort")
 
 
 def _read_system(value: Any) -> list[Json]:

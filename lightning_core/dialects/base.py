@@ -24,6 +24,7 @@ from lightning_core.dialects.lenient import (
     read_message,
     read_parts,
 )
+from lightning_core.dialects.options import Options
 from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError, GatewayError
 from lightning_core.types import Choice, Sampling
@@ -171,6 +172,8 @@ class Dialect(ABC):
     """What follows `/v1` in its address."""
     id_prefix: ClassVar[str]
     """How the ids of its replies begin."""
+    options: ClassVar[Options]
+    """What it does with each option of a request."""
     prompt: ClassVar[str]
     """The field that holds the prompt."""
     instructions: ClassVar[str | None] = None

@@ -1,9 +1,6 @@
 """Chat Completions: `POST /v1/chat/completions`.
 
-Three parameters are accepted although nothing enforces them, since SDKs send them unasked:
-`parallel_tool_calls` and a tool's `strict` are preferences that a model without constrained decoding
-may miss, and `stream_options.include_obfuscation` pads chunks, which is left out. `reasoning_effort`
-does change what is sampled and has no equal here: it is refused (see `chat_template_kwargs`).
+A tool's `strict` is accepted although nothing enforces it: SDKs send it unasked.
 """
 
 from __future__ import annotations
@@ -30,8 +27,20 @@ from lightning_core.dialects.lenient import (
     merge_choices,
     tool_call,
 )
+from lightning_core.dialects.options import (
+    CACHING,
+    EFFORT,
+    FROM_VLLM,
+    LABELS,
+    RESHAPING,
+    STREAMING,
+    VERBOSITY,
+    Options,
+    honoured,
+    ignored,
+    refused,
+)
 from lightning_core.dialects.strict import (
-    Fields,
     check_tool_choice,
     flag,
     integer,
@@ -51,39 +60,25 @@ from lightning_core.errors import ApiError
 from lightning_core.types import Choice, Sampling
 from lightning_core.upstream import ChatRequest, Delta
 
-_FIELDS: Final = Fields(
-    served=frozenset(
-        (
-            *("messages", "model", "tools", "tool_choice", "n", "max_tokens", "max_completion_tokens"),
-            *("temperature", "top_p", "stop", "seed", "logprobs", "top_logprobs", "stream"),
-            *("stream_options", "chat_template_kwargs", "return_token_ids"),
-        )
+OPTIONS: Final = Options(
+    honoured(
+        *("messages", "model", "tools", "tool_choice", "n", "max_tokens", "max_completion_tokens"),
+        *("temperature", "top_p", "stop", "seed", "logprobs", "top_logprobs"),
     ),
-    harmless=frozenset(
-        (
-            *("user", "metadata", "store", "service_tier", "safety_identifier", "prediction"),
-            *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "parallel_tool_calls"),
-        )
-    ),
-    neutral=MappingProxyType(
-        {
-            "response_format": ({"type": "text"},),
-            "frequency_penalty": (0,),
-            "presence_penalty": (0,),
-            "logit_bias": ({},),
-            "modalities": (["text"],),
-            "verbosity": ("medium",),
-            "audio": (),
-            "functions": (),
-            "function_call": (),
-            "moderation": (),
-            "reasoning_effort": (),
-            "web_search_options": (),
-            "top_k": (-1, 0),
-            "min_p": (0,),
-            "repetition_penalty": (1,),
-        }
-    ),
+    STREAMING,
+    honoured("chat_template_kwargs", "return_token_ids", note=FROM_VLLM),
+    honoured("reasoning_effort", note=EFFORT),
+    ignored(VERBOSITY, "verbosity"),
+    LABELS,
+    CACHING,
+    ignored("nothing is kept for OpenAI's own tools", "store"),
+    ignored("it speeds up replies that are known beforehand", "prediction"),
+    ignored("nothing enforces it", "parallel_tool_calls"),
+    RESHAPING,
+    refused("leave it out", response_format=({"type": "text"},)),
+    refused("the model writes text alone; leave it out", "audio", modalities=(["text"],)),
+    refused("it is out of date; use tools and tool_choice", "functions", "function_call"),
+    refused("OpenAI's own servers do it; leave it out", "web_search_options", "moderation"),
 )
 MOST_CHOICES: Final = 128
 _MOST_TOP_LOGPROBS: Final = 20
@@ -100,9 +95,10 @@ class Chat(Dialect):
     path = "/chat/completions"
     id_prefix = "chatcmpl-"
     prompt = "messages"
+    options = OPTIONS
 
     def read(self, content: bytes, sampling: Sampling | None, owner: Owner) -> Request:
-        body = _FIELDS.read(content)
+        body = OPTIONS.read(content)
         mapping(body, "stream_options")
         flag(body, "return_token_ids")
         messages, tools = self.conversation(body)
@@ -120,6 +116,7 @@ class Chat(Dialect):
             seed=seed(body, sampling),
             top_logprobs=_top_logprobs(body),
             extra=mapping(body, "chat_template_kwargs") or {},
+            effort=text(body, "reasoning_effort"),
         )
         return Request(raw=body, model=text(body, "model") or "", chat=chat, stream=flag(body, "stream"))
 

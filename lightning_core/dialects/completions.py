@@ -7,7 +7,6 @@ refused by name. No `max_tokens` means 16 tokens, as OpenAI documents it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import MappingProxyType
 from typing import Any, Final
 
 from lightning_core.dialects.base import (
@@ -21,8 +20,16 @@ from lightning_core.dialects.base import (
 )
 from lightning_core.dialects.chat import MOST_CHOICES, fingerprint, token_usage, wants_usage
 from lightning_core.dialects.lenient import Json, assistant, choice, merge_choices
+from lightning_core.dialects.options import (
+    FROM_VLLM,
+    LABELS,
+    RESHAPING,
+    STREAMING,
+    Options,
+    honoured,
+    refused,
+)
 from lightning_core.dialects.strict import (
-    Fields,
     flag,
     integer,
     invalid,
@@ -39,27 +46,15 @@ from lightning_core.errors import ApiError
 from lightning_core.types import Choice, Sampling
 from lightning_core.upstream import ChatRequest, Delta
 
-_FIELDS: Final = Fields(
-    served=frozenset(
-        (
-            *("prompt", "model", "n", "max_tokens", "temperature", "top_p", "stop", "seed", "logprobs"),
-            *("stream", "stream_options", "return_token_ids"),
-        )
-    ),
-    harmless=frozenset(("user", "metadata", "service_tier")),
-    neutral=MappingProxyType(
-        {
-            "echo": (False,),
-            "best_of": (1,),
-            "suffix": ("",),
-            "frequency_penalty": (0,),
-            "presence_penalty": (0,),
-            "logit_bias": ({},),
-            "top_k": (-1, 0),
-            "min_p": (0,),
-            "repetition_penalty": (1,),
-        }
-    ),
+OPTIONS: Final = Options(
+    honoured("prompt", "model", "n", "max_tokens", "temperature", "top_p", "stop", "seed", "logprobs"),
+    STREAMING,
+    honoured("return_token_ids", note=FROM_VLLM),
+    LABELS,
+    RESHAPING,
+    refused("the prompt is not repeated; put it before the reply yourself", echo=(False,)),
+    refused("every reply is recorded; ask for n of them and choose", best_of=(1,)),
+    refused("nothing can be written before a given end; leave it out", suffix=("",)),
 )
 _MAX_TOKENS: Final = 16
 _MOST_LOGPROBS: Final = 5
@@ -73,10 +68,11 @@ class Completions(Dialect):
     path = "/completions"
     id_prefix = "cmpl-"
     prompt = "prompt"
+    options = OPTIONS
     operation = "text_completion"
 
     def read(self, content: bytes, sampling: Sampling | None, owner: Owner) -> Request:
-        body = _FIELDS.read(content)
+        body = OPTIONS.read(content)
         mapping(body, "stream_options")
         flag(body, "return_token_ids")
         temperature, top_p = temperature_and_top_p(body, sampling)

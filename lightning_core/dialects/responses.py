@@ -30,8 +30,20 @@ from lightning_core.dialects.lenient import (
     response_part,
     tool_call,
 )
+from lightning_core.dialects.options import (
+    CACHING,
+    EFFORT,
+    FROM_VLLM,
+    LABELS,
+    STREAMING,
+    VERBOSITY,
+    Option,
+    Options,
+    honoured,
+    ignored,
+    refused,
+)
 from lightning_core.dialects.strict import (
-    Fields,
     check_tool_choice,
     flag,
     integer,
@@ -51,35 +63,39 @@ from lightning_core.errors import ApiError
 from lightning_core.types import Choice, Sampling
 from lightning_core.upstream import ChatRequest, Delta
 
-_FIELDS: Final = Fields(
-    served=frozenset(
-        (
-            *("input", "model", "instructions", "tools", "tool_choice", "max_output_tokens", "temperature"),
-            *("top_p", "text", "include", "store", "stream", "stream_options", "previous_response_id"),
-            *("chat_template_kwargs", "metadata"),
-        )
+OPTIONS: Final = Options(
+    honoured(
+        *("input", "model", "instructions", "tools", "tool_choice", "max_output_tokens", "temperature"),
+        *("top_p", "previous_response_id"),
     ),
-    harmless=frozenset(
-        (
-            *("user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-            *("prompt_cache_options", "parallel_tool_calls", "max_tool_calls"),
-        )
-    ),
-    neutral=MappingProxyType(
-        {
-            "background": (False,),
-            "truncation": ("disabled",),
-            "top_logprobs": (0,),
-            "reasoning": ({}, {"effort": None}, {"effort": None, "summary": None}),
-            "context_management": ([],),
-            "conversation": (),
-            "moderation": (),
-            "prompt": (),
-        }
-    ),
+    STREAMING,
+    honoured("chat_template_kwargs", note=FROM_VLLM),
+    honoured("store", note="with false, no later request can go on from the response"),
+    honoured("include", note="refused are log-probabilities; use Chat Completions"),
+    honoured("reasoning"),
+    honoured("reasoning.effort", note=EFFORT),
+    ignored("reasoning is given whole", "reasoning.summary", "reasoning.generate_summary"),
+    ignored("the chat template says what it keeps of earlier reasoning", "reasoning.context"),
+    ignored("there is one mode", "reasoning.mode"),
+    honoured("text"),
+    ignored(VERBOSITY, "text.verbosity"),
+    LABELS,
+    CACHING,
+    ignored("access to OpenAI's own models", "access_programs"),
+    ignored("images are refused, so there is none to compress", "image"),
+    ignored("it counts OpenAI's own tools, which are refused", "max_tool_calls"),
+    ignored("nothing enforces it", "parallel_tool_calls"),
+    {"text.format": Option("refused", "leave it out", ({"type": "text"},))},
+    refused("a response is given at once; leave it out", background=(False,)),
+    refused("nothing is cut out of a conversation; send less, and leave it out", truncation=("disabled",)),
+    refused("nothing is cut out of a conversation; leave it out", context_management=([],)),
+    refused("they are given by Chat Completions; leave it out", top_logprobs=(0,)),
+    refused("it is kept at OpenAI; send the whole conversation as input", "conversation"),
+    refused("it is kept at OpenAI; send its text as instructions and input", "prompt"),
+    refused("OpenAI's own servers do it; leave it out", "moderation"),
 )
-_OF_NOTHING: Final = ("reasoning.encrypted_content",)
-"""What may be asked to be included since no reply here ever has it: SDKs ask unasked."""
+_NOT_INCLUDED: Final = "message.output_text.logprobs"
+"""The others are about OpenAI's own tools, which are refused, or encrypted, as nothing is here."""
 _ROLES: Final = ("assistant", "developer", "system", "user")
 _TEXT_PARTS: Final = MappingProxyType({"input_text": "text", "output_text": "text", "refusal": "refusal"})
 _ENDED: Final = ("completed", "incomplete", "failed", "cancelled")
@@ -95,6 +111,7 @@ class Responses(Dialect):
     path = "/responses"
     id_prefix = "resp_"
     prompt = "input"
+    options = OPTIONS
     instructions = "instructions"
 
     def __init__(self, tokens: TokenText, default_model: str) -> None:
@@ -102,7 +119,7 @@ class Responses(Dialect):
         self._conversations = Conversations()
 
     def read(self, content: bytes, sampling: Sampling | None, owner: Owner) -> Request:
-        body = _FIELDS.read(content)
+        body = OPTIONS.read(content)
         _check_options(body)
         check_tool_choice(body.get("tools"), body.get("tool_choice"))
         before = self._before(body, owner)
@@ -115,6 +132,7 @@ class Responses(Dialect):
             temperature=temperature,
             top_p=top_p,
             extra=mapping(body, "chat_template_kwargs") or {},
+            effort=text(mapping(body, "reasoning") or {}, "effort"),
         )
 
         def remember(response_id: str, message: Json) -> None:
@@ -205,17 +223,11 @@ def _check_options(body: Json) -> None:
     if not isinstance(include, list):
         raise invalid("include", "include must be a list")
     for index, name in enumerate(include):
-        if name not in _OF_NOTHING:
+        if not isinstance(name, str) or name == _NOT_INCLUDED:
             raise unsupported(
                 f"include[{index}]", f"include[{index}] = {short(name)} is not supported here; leave it out"
             )
-    options = mapping(body, "text") or {}
-    for name, neutral in (("format", {"type": "text"}), ("verbosity", "medium")):
-        if options.get(name) not in (None, neutral):
-            raise unsupported(
-                f"text.{name}",
-                f"text.{name} = {short(options[name])} is not supported by this engine; leave it out",
-            )
+    mapping(body, "text")
 
 
 def _read_items(value: Any) -> list[Json]:

@@ -1,16 +1,9 @@
-"""What strict reading shares: each field of a request is honoured, harmless, or refused by name.
-
-Every dialect names the fields that it serves, those that are harmless (they change nothing in what the
-model samples: labels, caching, priority), and those of which only neutral values, which ask for nothing,
-can be honoured. Any other field is unknown.
-"""
+"""What strict reading shares: values of options, messages and tools, each checked, each refused by name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from reprlib import Repr
-from types import MappingProxyType
 from typing import Any, Final
 
 from lightning_core.dialects.lenient import Json
@@ -26,38 +19,8 @@ LONGEST_STOP: Final = 256
 """Characters. Stop strings are looked for after every token, on the gateway's event loop."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """The fields that a dialect knows."""
-
-    served: frozenset[str]
-    harmless: frozenset[str]
-    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """Options that only these values of can be honoured: those that ask for nothing."""
-
-    def read(self, content: bytes) -> dict[str, Any]:
-        """The JSON object in `content`. Raises ApiError for a field that can't be honoured."""
-        body = _object(content)
-        for name, value in body.items():
-            if name not in self.served and name not in self.harmless:
-                self._refuse_unless_neutral(name, value)
-        return body
-
-    def _refuse_unless_neutral(self, name: str, value: Any) -> None:
-        if value is None or value in self.neutral.get(name, ()):
-            return
-        if name in self.neutral:
-            raise unsupported(
-                name, f"{name} = {short(value)} is not supported by this engine; leave {name} out"
-            )
-        raise ApiError(
-            f"{name!r} is not a parameter of this endpoint; leave it out",
-            code="unknown_parameter",
-            param=name,
-        )
-
-
-def _object(content: bytes) -> dict[str, Any]:
+def read_object(content: bytes) -> dict[str, Any]:
+    """The JSON object in `content`. Raises ApiError if there is none."""
     try:
         body = read_json(content)
     except JsonError as error:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
-from lightning_core.backends.chat.prompts import plain_message
+from lightning_core.backends.chat.prompts import Prompts, plain_message
 from lightning_core.backends.chat.replies import ChatGeneration, Choice, StopStrings, TextStream, ToolCalls
 from lightning_core.errors import ContextLengthError, UnsupportedError
 from lightning_core.upstream import ChatRequest
@@ -166,6 +166,27 @@ def test_broken_tool_arguments_reach_the_template_as_they_are() -> None:
     call = {"id": "1", "function": {"name": "f", "arguments": '{"a": '}}
     plain = plain_message({"role": "assistant", "tool_calls": [call]})
     assert plain["tool_calls"][0]["function"]["arguments"] == '{"a": '
+
+
+@pytest.mark.parametrize(
+    ("reads", "effort", "written"),
+    [
+        ("{{ reasoning_effort }}", "low", "low"),
+        ("{{ reasoning_effort }}", None, ""),
+        ("{{ enable_thinking }}", "none", "False"),
+        ("{{ enable_thinking }}", "low", "True"),
+        ("{{ enable_thinking }}", None, ""),
+        ("plain", "low", "plain"),
+    ],
+)
+def test_the_effort_reaches_a_template_that_has_a_switch_for_it(
+    reads: str, effort: str | None, written: str
+) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = reads + "{{ messages[0].content }}"
+    made = Prompts(tokenizer, "m", len(tokenizer)).begin(ChatRequest(user("!"), effort=effort), 100)
+    assert isinstance(made, list)
+    assert tokenizer.decode(made) == written + "!"
 
 
 async def test_a_message_the_template_refuses_is_named(qwen: Path) -> None:

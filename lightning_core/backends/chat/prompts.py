@@ -118,7 +118,7 @@ class Prompts:
         if isinstance(request.prompt, list):
             return self._given(request.prompt, context)
         if request.prompt is None:
-            text = self._write(request.messages, request.tools, request.extra, context, asks=True)
+            text = self._write(request.messages, request.tools, self._arguments(request), context, asks=True)
         else:
             text = whole(request.prompt)
         pieces = self._cut(text, context)
@@ -130,6 +130,17 @@ class Prompts:
             encode = partial(self.encoder.encode_raw, text)
         finish = partial(self._checked, encode)
         return finish if new > LONG else finish()
+
+    def _arguments(self, request: ChatRequest) -> dict[str, Any]:
+        """The template's arguments, with the request's effort where the template has such a switch.
+
+        vLLM reads it so: `reasoning_effort` as it stands, and `enable_thinking` is whether it is not "none".
+        """
+        if request.effort is None:
+            return request.extra
+        switches = {"reasoning_effort": request.effort, "enable_thinking": request.effort != "none"}
+        reads = argument_names(self._tokenizer, request.tools)
+        return {**{name: value for name, value in switches.items() if name in reads}, **request.extra}
 
     def with_reply(
         self,
