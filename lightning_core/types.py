@@ -1,0 +1,453 @@
+"""The words of this project as values: what is stored, sent and trained on.
+
+Stored or sent values are frozen pydantic models; values that live only inside a training step are
+frozen slotted dataclasses. `None` always means "not yet" or "not given", never a number in disguise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+LARGEST_REWARD: Final = 1e9
+"""How large a reward may be, either way. The sum of a million of them is 1e15, and its square 1e30: nothing
+that is made of a batch's rewards overflows, in 32 bits neither."""
+REWARD_RANGE: Final = "a finite number from -1e9 to 1e9"
+"""What a reward is, for messages."""
+
+
+def is_reward(value: float) -> bool:
+    """Whether a number can be a reward: finite, and no larger than `LARGEST_REWARD` either way."""
+    return -LARGEST_REWARD <= value <= LARGEST_REWARD
+
+
+class Record(BaseModel):
+    """Base of everything that is stored or sent: frozen, and closed to unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+Split = Literal["train", "validation"]
+
+
+class Task(Record):
+    """One problem to solve."""
+
+    id: str = ""
+    """Stable identity; by default a hash of `input`, so the same problem is the same task."""
+    input: dict[str, JsonValue]
+    """What the app is given. Must be JSON, so that a worker in another process can have it."""
+    split: Split = "train"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_id(cls, values: Any) -> Any:
+        if isinstance(values, dict) and not values.get("id"):
+            text = json.dumps(values.get("input"), sort_keys=True, default=repr)
+            return {**values, "id": hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}
+        return values
+
+
+class Demonstration(Record):
+    """A request, and the reply that the policy is to give to it."""
+
+    messages: list[dict[str, JsonValue]] = Field(min_length=1)
+    """The conversation so far, as in Chat Completions."""
+    reply: str | dict[str, JsonValue]
+    """The text, or an assistant message with `content` and `tool_calls`."""
+    tools: list[dict[str, JsonValue]] | None = None
+    """The tools that the request offers."""
+    agent: str | None = None
+    """Whose reply it is. None: anybody's, as all trained agents share one policy."""
+    template: dict[str, JsonValue] = Field(default_factory=dict)
+    """Further arguments of the chat template (`chat_template_kwargs`)."""
+
+    @property
+    def message(self) -> dict[str, JsonValue]:
+        """The reply as an assistant message."""
+        said = {"content": self.reply} if isinstance(self.reply, str) else self.reply
+        return {**said, "role": "assistant"}
+
+    @model_validator(mode="after")
+    def _check(self) -> Demonstration:
+        for place, message in enumerate(self.messages):
+            if not isinstance(message.get("role"), str):
+                raise ValueError(f"messages[{place}] has no role")
+        if isinstance(self.reply, dict) and self.reply.get("role", "assistant") != "assistant":
+            raise ValueError(f"the reply has the role {self.reply['role']!r}; only an assistant replies")
+        if not self.message.get("content") and not self.message.get("tool_calls"):
+            raise ValueError("the reply says nothing: give it text or tool calls")
+        return self
+
+
+class Sampling(Record):
+    """Sampling settings that a rollout imposes on the calls of trained agents."""
+
+    temperature: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)
+    """1.0 samples from the policy itself, 0.0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+
+
+class Status(StrEnum):
+    """Where a rollout stands."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def finished(self) -> bool:
+        return self in (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
+
+
+class Rollout(Record):
+    """One run of the app on one task."""
+
+    id: str
+    run_id: str
+    task: Task
+    group_id: str
+    """Rollouts with the same group are compared with one another."""
+    step: int
+    """The training step that asked for it; the update of that step consumes it."""
+    split: Split = "train"
+    sampling: Sampling = Sampling()
+    policy_version: int | None = None
+    """The version of the weights that is to answer its calls; None: the current one."""
+    priority: int = 0
+    """Higher is leased first."""
+    max_attempts: int = 1
+    status: Status = Status.QUEUED
+    attempts: int = 0
+    """Attempts started so far; the last one is the one that counts."""
+    reward: float | None = None
+    """The final reward it ended with; None until the rollout has succeeded (or was penalised), and for one
+    whose final reward a judge gives afterwards."""
+    error: str | None = None
+    """Why the last attempt failed."""
+    created_at: float = Field(default_factory=time.time)
+    finished_at: float | None = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether it may be trained on: it has a final reward, or is to get one from a judge."""
+        return self.reward is not None or self.status is Status.SUCCEEDED
+
+
+class RolloutCount(Record):
+    """The rollouts of a run that agree in these."""
+
+    step: int
+    split: Split
+    status: Status
+    count: int
+    rewarded: int
+    """How many of them ended with a reward."""
+    reward: float
+    """The sum of those rewards."""
+
+
+class Attempt(Record):
+    """One try of a rollout by one worker, held by a lease."""
+
+    rollout: Rollout
+    number: int
+    """1 for the first try."""
+    worker: str
+    lease_until: float
+    """Unix seconds; after it the rollout may be given to another worker."""
+
+
+class Reward(Record):
+    """One reward with its address: a rollout, and for an intermediate one the call it is about."""
+
+    rollout_id: str
+    attempt: int
+    value: float
+    kind: Literal["final", "intermediate"] = "final"
+    agent: str | None = None
+    """Whose it is; a final reward without one is the whole rollout's."""
+    call_id: str | None = None
+    """The call it is about: its own id, or that of its reply."""
+    source: str = "app"
+    """Who gave it: "app", "judge", or "air:" and the rule."""
+    reason: str | None = None
+    created_at: float = Field(default_factory=time.time)
+    id: str | None = None
+    """What its giver calls it: of several with one id in an attempt the first counts. None: each counts."""
+
+
+# what is recorded of a rollout ---------------------------------------------------------------------
+UNNAMED = "unnamed"
+"""The agent of an unnamed call: no plugin named it and no `agent(...)` block was open."""
+
+
+class Choice(Record):
+    """One sampled reply of a call (`n > 1` gives several)."""
+
+    index: int = 0
+    completion_ids: list[int] | None = None
+    """Token ids as the engine sampled them, the stop token included; None if the engine gave none."""
+    logprobs: list[float] | None = None
+    """Natural log-probability of each completion id at the temperature it was sampled with."""
+    finish_reason: str | None = None
+    message: dict[str, JsonValue] = Field(default_factory=dict)
+    """The assistant message the app was given."""
+
+
+CallStatus = Literal["completed", "cancelled", "failed"]
+
+
+class Call(Record):
+    """One recorded LLM request and its reply."""
+
+    id: str
+    """Shared by the tries of one request. A try that completed is kept, and what completes under its id
+    afterwards has an id made of both."""
+    rollout_id: str | None
+    attempt: int | None
+    agent: str
+    trained: bool
+    """Whether the agent is one of those being trained."""
+    dialect: str = "chat"
+    model: str = ""
+    request: dict[str, JsonValue] = Field(default_factory=dict)
+    prompt_ids: list[int] | None = None
+    choices: list[Choice] = Field(default_factory=list)
+    temperature: float = 1.0
+    policy_version: int | None = None
+    """The version of the weights that answered."""
+    status: CallStatus = "completed"
+    error: str | None = None
+    started_at: float
+    ended_at: float
+    response_id: str | None = None
+    """The id of the reply, as the app was given it."""
+    endpoint: str | None = None
+    """Where the app sent it, when that was not the gateway: such a call was only seen, and is never
+    trained on. None for a call that the gateway answered."""
+    grammar: str | None = None
+    """What its replies were held to, as the engine wrote it down to be replayed over `completion_ids`; None if
+    the request had no constraint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """A plugin's answer to "who is calling right now?"."""
+
+    agent: str
+    entered: int = 0
+    """When the caller's innermost scope was entered (see `tracing.scope.enter_order`): larger is inner."""
+    framework: str = ""
+
+
+ToolErrorType = Literal["raised", "unknown_tool", "invalid_arguments", "timed_out"]
+
+
+class ToolEvent(Record):
+    """One run of a tool, or the refusal to run it."""
+
+    kind: Literal["tool"] = "tool"
+    id: str
+    rollout_id: str
+    attempt: int
+    agent: str
+    """Who asked for it."""
+    framework: str = ""
+    name: str
+    arguments: str = ""
+    """As the model wrote them, which need not be valid JSON."""
+    result: str | None = None
+    """What the model is told; None if the tool raised and nothing was told."""
+    error: str | None = None
+    """Why it failed; None if it did not."""
+    error_type: ToolErrorType | None = None
+    tool_call_id: str | None = None
+    """The id that the reply gave the request for it: the link to the call that asked."""
+    call_id: str | None = None
+    """That call; see `linking.link`."""
+    started_at: float
+    ended_at: float
+
+
+class Span(Record):
+    """A span of OpenTelemetry that belongs to a rollout."""
+
+    kind: Literal["span"] = "span"
+    id: str
+    """Span id, 16 hex digits."""
+    trace_id: str
+    """32 hex digits."""
+    parent_id: str | None = None
+    rollout_id: str
+    attempt: int
+    agent: str | None = None
+    """`gen_ai.agent.name` of the span or of the nearest span around it."""
+    call_id: str | None = None
+    """The recorded call that it describes; see `linking.link`."""
+    name: str
+    span_kind: Literal["internal", "server", "client", "producer", "consumer"] = "internal"
+    attributes: dict[str, JsonValue] = Field(default_factory=dict)
+    events: list[dict[str, JsonValue]] = Field(default_factory=list)
+    """Each with `name`, `time` (Unix seconds) and `attributes`."""
+    error: str | None = None
+    """The description of an ERROR status, "" if it had none; None if the span did not fail."""
+    started_at: float
+    ended_at: float
+
+
+Event = Annotated[ToolEvent | Span, Field(discriminator="kind")]
+"""What happened in a rollout beside its calls and rewards."""
+
+
+# runs ----------------------------------------------------------------------------------------------
+Role = Literal["trainer", "gateway", "runner"]
+
+
+class Run(Record):
+    """One training run: its configuration and where its folder lies."""
+
+    id: str
+    config: dict[str, JsonValue] = Field(default_factory=dict)
+    """What may not change when the run is resumed; and under "rollouts" how every worker is to run them."""
+    folder: str | None = None
+    status: Literal["running", "finished", "stopped", "failed"] = "running"
+    created_at: float = Field(default_factory=time.time)
+    provenance: dict[str, JsonValue] = Field(default_factory=dict)
+    """Where its numbers come from: versions of packages, git state, machine, command line, all settings."""
+    secret: str = Field(default="", repr=False)
+    """The key that signs its rollouts' tokens, in hexadecimal: whoever may read the store may have it."""
+
+
+class ResourceVersion(Record):
+    """One version of something an algorithm improves: model weights or a prompt template."""
+
+    run_id: str
+    name: str = "policy"
+    version: int
+    kind: Literal["weights", "prompt"] = "weights"
+    uri: str | None
+    """Where the content lies: a folder for weights, the text for a prompt. None once that was deleted."""
+    parent: int | None = None
+    """The version it was made from."""
+    author: str = "trainer"
+    """Who made it: "trainer", or a person's name."""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    created_at: float = Field(default_factory=time.time)
+    chosen_at: float | None = None
+    """When it was last chosen to be served: the version chosen last is the current one. None: never."""
+
+
+class Metrics(Record):
+    """Numbers of one step of a run."""
+
+    run_id: str
+    step: int
+    values: dict[str, float]
+    created_at: float = Field(default_factory=time.time)
+
+
+class Member(Record):
+    """A process that plays a role in a run, as it last said of itself."""
+
+    run_id: str
+    role: Role
+    name: str
+    """Its own name in that role: a restarted process takes the place of the one that died."""
+    url: str | None = None
+    """Where it is reached: of a gateway, without `/v1`."""
+    data: dict[str, JsonValue] = Field(default_factory=dict)
+    """What else it says: process id, host, slots, the policy versions it serves."""
+    started_at: float = Field(default_factory=time.time)
+    seen_at: float = Field(default_factory=time.time)
+    """Unix seconds of its last sign of life."""
+
+
+class Alert(Record):
+    """Something about a run that a person should look at."""
+
+    run_id: str
+    id: str
+    """Of several with one id the first counts."""
+    rule: str
+    """Who raised it, such as "reward_collapse"."""
+    level: Literal["warning", "critical"] = "warning"
+    message: str
+    """What happened, to what, and what to do."""
+    step: int | None = None
+    created_at: float = Field(default_factory=time.time)
+
+
+# inside a training step ----------------------------------------------------------------------------
+Key = tuple[str, str, int]
+"""The address of a transition: (rollout_id, call_id, choice)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A call as an MDP step: state `prompt_ids`, action `completion_ids`.
+
+    Any sequence will do. The trainer's are arrays, which equal no list: compare `list(t.prompt_ids)`.
+    """
+
+    rollout_id: str
+    call_id: str
+    choice: int
+    agent: str
+    trained: bool
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]
+    logprobs: Sequence[float]
+    """Log-probabilities of `completion_ids` under the policy that sampled them; NaN in a demonstration."""
+    policy_version: int | None
+    """The version of the weights that sampled it; None if no version did, as of a demonstration, or if the
+    engine did not say."""
+    temperature: float = 1.0
+    observation: str = ""
+    """Digest of what the agent was shown last, the last message before its reply: equal digests are the same
+    observation. "" if that is not known."""
+    reward: float = 0.0
+    """Sum of the intermediate rewards addressed to this call; each choice of a call bears the same."""
+    started_at: float | None = None
+    ended_at: float | None = None
+    """When the call ran, in Unix seconds; None if not known. Calls that overlap led not to one another."""
+    value: float | None = None
+    """The critic's estimate of the return from here, if the algorithm has a critic."""
+    advantage: float | None = None
+    """None = not assigned yet; 0.0 = assigned zero."""
+    target: float | None = None
+    """What the critic is to learn to estimate here; None if the algorithm has no critic."""
+
+    @property
+    def key(self) -> Key:
+        """Its address."""
+        return self.rollout_id, self.call_id, self.choice
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """The transitions of one rollout, in the order their calls started."""
+
+    rollout_id: str
+    group_id: str
+    task_id: str
+    reward: float
+    """The final reward of the rollout."""
+    transitions: tuple[Transition, ...]
+    intermediate: float = 0.0
+    """Sum of all intermediate rewards of the rollout, whether or not their calls became transitions."""
+    agent_rewards: Mapping[str, float] = field(default_factory=dict)
+    """Final rewards of single agents, which for them stand in place of `reward`."""
+
+    def final(self, agent: str) -> float:
+        """The final reward as it is for one agent."""
+        return self.agent_rewards.get(agent, self.reward)
