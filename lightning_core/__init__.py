@@ -11,9 +11,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightning_core.air.base import AIR as AIR
     from lightning_core.air.base import Records as Records
     from lightning_core.air.base import Signal as Signal
-    from lightning_core.air.rules import AIR as AIR
     from lightning_core.alerts.watch import Alerts as Alerts
     from lightning_core.algorithms.base import Critic as Critic
     from lightning_core.algorithms.base import Phase as Phase
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AIR": "air.rules",
+    "AIR": "air.base",
     "Alert": "types",
     "Alerts": "alerts.watch",
     "Call": "types",

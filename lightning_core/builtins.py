@@ -46,8 +46,8 @@ def lightning_register(register: Register) -> None:
     register("air", "invalid_arguments", "lightning_core.air.tools:invalid_arguments")
     register("air", "empty_result", "lightning_core.air.tools:empty_result")
     register("air", "sql_error", "lightning_core.air.sql:sql_error")
-    register("air", "repeated_call", "lightning_core.air.replies:repeated_call")
-    register("air", "cut_by_length", "lightning_core.air.replies:cut_by_length")
+    register("air", "repeated_call", "lightning_core.air.tools:repeated_call")
+    register("air", "cut_by_length", "lightning_core.air.tools:cut_by_length")
 
     register("alert", "reward_collapse", "lightning_core.alerts.rules:RewardCollapse")
     register("alert", "entropy_collapse", "lightning_core.alerts.rules:EntropyCollapse")

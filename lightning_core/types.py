@@ -186,7 +186,7 @@ class Reward(Record):
     """What its giver calls it: of several with one id in an attempt the first counts. None: each counts."""
 
 
-# what is recorded of a rollout ---------------------------------------------------------------------
+# what is recorded of a rollout ----------------------------------------------------------------------
 UNNAMED = "unnamed"
 """The agent of an unnamed call: no plugin named it and no `agent(...)` block was open."""
 
@@ -309,7 +309,7 @@ Event = Annotated[ToolEvent | Span, Field(discriminator="kind")]
 """What happened in a rollout beside its calls and rewards."""
 
 
-# runs ----------------------------------------------------------------------------------------------
+# runs -----------------------------------------------------------------------------------------------
 Role = Literal["trainer", "gateway", "runner"]
 
 
@@ -387,7 +387,7 @@ class Alert(Record):
     created_at: float = Field(default_factory=time.time)
 
 
-# inside a training step ----------------------------------------------------------------------------
+# inside a training step -----------------------------------------------------------------------------
 Key = tuple[str, str, int]
 """The address of a transition: (rollout_id, call_id, choice)."""
 

@@ -16,13 +16,13 @@ return of those that are trained by what somebody else did; of several choices i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from lightning_core.air.base import Finder, Records, Signal
+from lightning_core.air.base import AIR, Finder, Records, Signal
 from lightning_core.air.reading import read_records
-from lightning_core.air.rules import AIR
 from lightning_core.errors import RewardError
 from lightning_core.types import REWARD_RANGE, Call, Event, Reward, Rollout, is_reward
 
@@ -134,3 +134,64 @@ def _reward(rollout: Rollout, agent: str, finding: _Finding, share: float) -> Re
 
 def _name(function: object) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+# rewards given, in numbers, for a step's metrics and `agentlightning show` --------------------------
+SPAN = 5
+"""Steps at the beginning and at the end of a run that are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleLine:
+    """One rule over a run."""
+
+    rule: str
+    count: int
+    total: float
+    """Sum of its rewards."""
+    share: float
+    """Of the rollouts, those that it concerns."""
+    first: float
+    """Signals for each rollout of the first five steps."""
+    last: float
+    """The same in the last five."""
+
+
+def rule_numbers(rules: Iterable[str], rewards: Mapping[str, Sequence[Reward]]) -> dict[str, float]:
+    """How often each rule spoke in the rollouts of a step, and the mean of their automatic rewards."""
+    given = [reward for of_one in rewards.values() for reward in of_one if is_automatic(reward)]
+    counts = Counter(rule_of(reward) for reward in given)
+    numbers = {f"air/{rule}": float(counts[rule]) for rule in {**dict.fromkeys(rules), **counts}}
+    return {**numbers, "air_reward": sum(reward.value for reward in given) / max(len(rewards), 1)}
+
+
+def rule_lines(rollouts: Sequence[Rollout], rewards: Mapping[str, Sequence[Reward]]) -> list[RuleLine]:
+    """One line for each rule that spoke in these rollouts, the most frequent first."""
+    steps = sorted({rollout.step for rollout in rollouts})
+    spoke: defaultdict[str, list[tuple[Rollout, float]]] = defaultdict(list)
+    for rollout in rollouts:
+        for reward in rewards.get(rollout.id, ()):
+            if is_automatic(reward):
+                spoke[rule_of(reward)].append((rollout, reward.value))
+
+    def rate(given: list[tuple[Rollout, float]], of_steps: list[int]) -> float:
+        among = sum(rollout.step in of_steps for rollout in rollouts)
+        return sum(rollout.step in of_steps for rollout, _ in given) / max(among, 1)
+
+    lines = [
+        RuleLine(
+            rule=rule,
+            count=len(given),
+            total=sum(value for _, value in given),
+            share=len({rollout.id for rollout, _ in given}) / len(rollouts),
+            first=rate(given, steps[:SPAN]),
+            last=rate(given, steps[-SPAN:]),
+        )
+        for rule, given in spoke.items()
+    ]
+    return sorted(lines, key=lambda line: (-line.count, line.rule))
+
+
+def rule_of(reward: Reward) -> str:
+    """The name of the rule that gave it."""
+    return reward.source.removeprefix(SOURCE)

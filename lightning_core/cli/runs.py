@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lightning_core.air.report import RuleLine, rule_lines
+from lightning_core.air.rulebook import RuleLine, rule_lines
 from lightning_core.cli.rollouts import LISTED, ROLLOUT, find_rollouts, open_run, show_newest, show_rollouts
 from lightning_core.errors import ConfigError
 from lightning_core.heartbeat import living

@@ -20,9 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_core.credit.base import Comparison
+from lightning_core.credit.base import Comparison, peers_by
 from lightning_core.credit.branches import returns_to_go
-from lightning_core.credit.peers import peers_by
 from lightning_core.credit.uniform import uniform
 from lightning_core.errors import ConfigError
 from lightning_core.types import Trajectory

@@ -10,26 +10,69 @@ What holds for every method:
 
 - a rollout counts once in every baseline, whatever its number of calls;
 - an agent that is not trained is in no baseline;
-- of several choices of a call only what the app went on with counts (`choices`);
+- of several choices of a call only what the app went on with counts (`without_dropped`);
 - a comparison in which all returns are equal says nothing and is left out; a transition that is in none
   carries no loss;
 - a group with a number beyond `REACH`, or that is none, is left out whole and changes no other;
 - what is small stays small: where all final rewards are equal, the scale is no less than what a difference of
-  final rewards would make it (`finals`).
+  final rewards would make it.
+
+For the last: where final rewards are equal, only intermediate rewards tell rollouts apart, and those are
+small on purpose. Divided by their own deviation they would become as large as the difference
+between success and failure, so a deviation is then no less than that of one success among n failures, with
+rewards of 1 and 0:
+
+    least unit = sqrt(n - 1) / n
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, TypeVar, runtime_checkable
 
-from lightning_core.credit.choices import without_dropped
-from lightning_core.credit.finals import EPSILON, Finals, least_unit
-from lightning_core.types import Key, Trajectory
+from lightning_core.credit.branches import without_dropped
+from lightning_core.types import Key, Trajectory, Transition
+
+EPSILON = 1e-6
+"""Spread below which rewards count as equal; they are of the order of 1."""
+
+
+class Finals:
+    """The final rewards of some rollouts, by the agents of their transitions."""
+
+    def __init__(self, trajectories: Iterable[Trajectory]) -> None:
+        self._rollouts = {each.rollout_id: each for each in trajectories}
+        self._agents = {t.key: t.agent for each in self._rollouts.values() for t in each.transitions}
+
+    def equal(self, keys: Iterable[Key]) -> bool:
+        """Whether the rollouts of these transitions end alike, for each of the agents that made them.
+
+        Keys that are no transition's are known by their rollout alone.
+        """
+        given = list(keys)
+        rollouts = [self._rollouts[name] for name in {key[0] for key in given} if name in self._rollouts]
+        agents = {self._agents[key] for key in given if key in self._agents}
+        return all(_alike([each.final(agent) for each in rollouts]) for agent in agents)
+
+
+def only_finals(trajectory: Trajectory) -> Trajectory:
+    """The trajectory as if there were no intermediate rewards."""
+    transitions = tuple(replace(t, reward=0.0) for t in trajectory.transitions)
+    return replace(trajectory, transitions=transitions, intermediate=0.0)
+
+
+def least_unit(peers: int) -> float:
+    """The formula above for n peers."""
+    return math.sqrt(peers - 1) / peers
+
+
+def _alike(values: list[float]) -> bool:
+    return max(values, default=0.0) - min(values, default=0.0) <= EPSILON
+
 
 Peer = Mapping[Key, float]
 """One side of a comparison, as a rule a rollout: the return of each of its transitions. In a baseline it
@@ -72,7 +115,7 @@ Baseline = Literal["mean", "leave_one_out", "none"]
 return itself is no part of it; nothing."""
 Scale = Literal["std", "batch", "none"]
 """What a comparison is divided by: its own standard deviation; nothing. "batch": the advantages of the whole
-batch are shifted to mean 0 and divided to deviation 1. See `finals` for where a deviation is small."""
+batch are shifted to mean 0 and divided to deviation 1. See `least_unit` for where a deviation is small."""
 
 
 REACH: Final = 1e15
@@ -254,3 +297,42 @@ def _credited(
             for t in trajectory.transitions
         ),
     )
+
+
+# transitions sorted into comparisons, each rollout one peer -----------------------------------------
+Label = TypeVar("Label", bound=Hashable)
+
+
+def peers_by(
+    label: Callable[[Transition], Label | None], group: Sequence[Trajectory], returns: Mapping[Key, float]
+) -> dict[Label, tuple[Peer, ...]]:
+    """For each label of a trained transition a peer for each rollout: the returns of those that have it.
+
+    A rollout without any is an empty peer. A transition labelled None is left out.
+    """
+    sorted_out: dict[Label, list[dict[Key, float]]] = {}
+    for place, trajectory in enumerate(group):
+        for t in trajectory.transitions:
+            if t.trained and (named := label(t)) is not None:
+                peers = sorted_out.setdefault(named, [{} for _ in group])
+                peers[place][t.key] = returns[t.key]
+    return {named: tuple(peers) for named, peers in sorted_out.items()}
+
+
+def with_others(peers: Sequence[Peer], group: Sequence[Trajectory], agent: str) -> Comparison:
+    """Compare an agent's peers; a rollout alone is compared with the whole returns of the others."""
+    there = [peer for peer in peers if peer]
+    if len(there) > 1:
+        return Comparison(tuple(peers))
+    others = [
+        {(each.rollout_id, "", 0): total_return(each, agent)}
+        for each, peer in zip(group, peers, strict=True)
+        if not peer
+    ]
+    return Comparison((*there, *others), credited=frozenset(key for peer in there for key in peer))
+
+
+def turn_numbers(trajectory: Trajectory) -> dict[Key, int]:
+    """Which call of its agent each transition is, from 0; the choices of a call are one turn."""
+    calls: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    return {t.key: calls[t.agent].setdefault(t.call_id, len(calls[t.agent])) for t in trajectory.transitions}

@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_core.credit.base import Comparison, Peer, total_return
-from lightning_core.credit.finals import EPSILON
+from lightning_core.credit.base import EPSILON, Comparison, Peer, total_return
 from lightning_core.ranges import check_range
 from lightning_core.types import Trajectory
 

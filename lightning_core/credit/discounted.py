@@ -17,9 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_core.credit.base import Comparison
+from lightning_core.credit.base import Comparison, peers_by, turn_numbers, with_others
 from lightning_core.credit.branches import returns_to_go
-from lightning_core.credit.peers import peers_by, turn_numbers, with_others
 from lightning_core.ranges import check_range
 from lightning_core.types import Trajectory
 

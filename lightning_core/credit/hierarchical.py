@@ -20,9 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_core.credit.base import Comparison
+from lightning_core.credit.base import Comparison, turn_numbers
 from lightning_core.credit.branches import returns_to_go
-from lightning_core.credit.peers import turn_numbers
 from lightning_core.credit.per_agent import per_agent
 from lightning_core.errors import ConfigError
 from lightning_core.types import Key, Trajectory

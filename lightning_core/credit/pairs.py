@@ -26,9 +26,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lightning_core.credit.base import Comparison, group_by_id, total_return
-from lightning_core.credit.choices import without_dropped
-from lightning_core.credit.finals import EPSILON
+from lightning_core.credit.base import EPSILON, Comparison, group_by_id, total_return
+from lightning_core.credit.branches import without_dropped
 from lightning_core.ranges import check_range
 from lightning_core.types import Key, Trajectory
 

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_core.credit.base import Comparison
-from lightning_core.credit.table import Table
-from lightning_core.credit.visits import Visit
+from lightning_core.credit.table import Table, Visit
 from lightning_core.ranges import check_range
 from lightning_core.types import Trajectory
 

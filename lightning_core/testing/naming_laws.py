@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.testing.framework import Member
-from lightning_core.testing.stage import ENTRANCES, KEY, ROLLOUTS, TASK, Entrance, Stage, member
+from lightning_core.testing.framework import ENTRANCES, KEY, ROLLOUTS, TASK, Entrance, Member, Stage, member
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import Scope, agent, rollout_scope
 from lightning_core.types import UNNAMED

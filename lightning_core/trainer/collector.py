@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from lightning_core.credit.base import assign
-from lightning_core.credit.finals import only_finals
+from lightning_core.credit.base import assign, only_finals
 from lightning_core.errors import TrainingError
 from lightning_core.trainer.batch import StepBatch, read_batch
 from lightning_core.trainer.demonstrations import draw

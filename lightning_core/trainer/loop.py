@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from lightning_core.air.report import rule_numbers
+from lightning_core.air.rulebook import rule_numbers
 from lightning_core.backends.base import Backend, Timed
 from lightning_core.trainer.agent_names import AgentNames
 from lightning_core.trainer.batch import StepBatch, step_numbers

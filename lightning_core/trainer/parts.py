@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lightning_core.air.base import AIR
 from lightning_core.air.rulebook import Rulebook
-from lightning_core.air.rules import AIR
 from lightning_core.algorithms.base import Algorithm, Phase, check_credit
 from lightning_core.backends.base import Backend
 from lightning_core.credit.base import Credit

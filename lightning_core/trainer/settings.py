@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from lightning_core.air.rules import AIR
+from lightning_core.air.base import AIR
 from lightning_core.alerts.watch import Alerts
 from lightning_core.algorithms.base import Algorithm, Phase
 from lightning_core.algorithms.grpo import GRPO

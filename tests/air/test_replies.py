@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.air.replies import cut_by_length, repeated_call
+from lightning_core.air.tools import cut_by_length, repeated_call
 from lightning_core.types import Choice
 from tests.air.records import asks, call, recorded, run, told, where
 

@@ -11,10 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_core.air.base import Records, Signal
-from lightning_core.air.report import rule_lines
-from lightning_core.air.rulebook import Rulebook
-from lightning_core.air.rules import AIR, DEFAULT_RULES
+from lightning_core.air.base import AIR, DEFAULT_RULES, Records, Signal
+from lightning_core.air.rulebook import Rulebook, rule_lines
 from lightning_core.credit.base import assign
 from lightning_core.credit.per_agent import per_agent
 from lightning_core.credit.uniform import uniform

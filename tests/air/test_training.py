@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import lightning_core as lightning
-from lightning_core.air.report import rule_lines, rule_numbers
+from lightning_core.air.rulebook import rule_lines, rule_numbers
 from lightning_core.cli.app import app
 from lightning_core.cli.rollouts import open_run
 from lightning_core.errors import ConfigError

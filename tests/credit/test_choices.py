@@ -8,7 +8,7 @@ import pytest
 
 from lightning_core.credit.anchor import Anchor
 from lightning_core.credit.base import Credit, assign
-from lightning_core.credit.choices import without_dropped
+from lightning_core.credit.branches import without_dropped
 from lightning_core.credit.discounted import Discounted
 from lightning_core.credit.gae import Gae
 from lightning_core.credit.pairs import Pairs, pair_up

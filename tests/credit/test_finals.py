@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_core.credit.base import Baseline, Scale, add_up, assign
+from lightning_core.credit.base import Baseline, Finals, Scale, add_up, assign, only_finals
 from lightning_core.credit.best import Best
-from lightning_core.credit.finals import Finals, only_finals
 from lightning_core.credit.hierarchical import Hierarchical
 from lightning_core.credit.pairs import pair_up
 from lightning_core.credit.per_agent import per_agent

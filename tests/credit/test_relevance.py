@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from lightning_core.credit.base import Comparison, Credit, add_up, assign, group_by_id
-from lightning_core.credit.relevance import Learnt, Relevance, Saying, learn_from
-from lightning_core.credit.spread import Spread, spread_of
+from lightning_core.credit.relevance import Learnt, Relevance, Saying, Spread, learn_from, spread_of
 from lightning_core.credit.tabular import Tabular
 from lightning_core.errors import ConfigError
 from lightning_core.types import Trajectory

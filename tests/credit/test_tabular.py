@@ -6,8 +6,8 @@ import pytest
 
 from lightning_core.credit.base import add_up
 from lightning_core.credit.state import state
+from lightning_core.credit.table import visits
 from lightning_core.credit.tabular import Tabular
-from lightning_core.credit.visits import visits
 from lightning_core.errors import ConfigError
 from lightning_core.types import Trajectory
 from tests.credit.telling import Said, tell

@@ -5,9 +5,9 @@ from __future__ import annotations
 import resource
 
 from lightning_core.testing.server import serving
-from lightning_core.testing.traffic import send
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope
+from tests.tracing.traffic import send
 
 ROLLOUTS, CALLS = 112, 18
 

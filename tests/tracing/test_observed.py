@@ -19,7 +19,6 @@ from lightning_core.linking import link
 from lightning_core.runner import Runner
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.testing.server import GatewayDouble
-from lightning_core.testing.traffic import send
 from lightning_core.testing.truth import Tagged, mark, mistakes, read_marks
 from lightning_core.tracing.scope import Scope, agent, rollout_scope
 from lightning_core.tracing.tools import report_tool
@@ -37,6 +36,7 @@ from tests.tracing.hosting import (
     seeing,
 )
 from tests.tracing.replaying import Answer, Replay, completion, replaying
+from tests.tracing.traffic import send
 
 pytestmark = pytest.mark.usefixtures("tagging")
 

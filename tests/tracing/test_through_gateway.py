@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.testing.traffic import send
 from lightning_core.testing.truth import Tagged, mistakes, read_marks
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope
 from lightning_core.types import Call
 from tests.gateway.conftest import open_house
+from tests.tracing.traffic import send
 
 ROLLOUTS, CALLS = 112, 18
 
