@@ -3,10 +3,10 @@
 Leaving a rollout out keeps its own luck out of what it is measured by. A rollout counts once in every entry,
 with the mean over its visits. A place is a rollout's index in the group.
 
-A visit is a call of a rollout as a state, with the next state that it led to. A state is what an agent was shown: its name and the digest of its observation. The next state of a call is
-the next call of the rollout during which no other call ran: calls that overlap can't have led to one
-another, and what they did together shows only once they are all done. Only calls of trained agents are
-visits.
+A visit is a call of a rollout as a state, with the next state that it led to. A state is what an agent was
+shown: its name and the digest of its observation. The next state of a call is the next call of the rollout
+during which no other call ran: calls that overlap can't have led to one another, and what they did together
+shows only once they are all done. Only calls of trained agents are visits.
 """
 
 from __future__ import annotations
