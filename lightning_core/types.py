@@ -93,6 +93,9 @@ class Sampling(Record):
     temperature: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)
     """1.0 samples from the policy itself, 0.0 is greedy."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
+    """What the random numbers of all calls of the rollout follow from, with attempt, agent and prompt; None:
+    from chance."""
 
 
 class Status(StrEnum):

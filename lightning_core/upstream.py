@@ -75,6 +75,10 @@ class ChatRequest:
     """Whose request it is: (rollout id, attempt). None: unknown."""
     constraint: Constraint | None = None
     """What every choice must match; None: anything."""
+    origin: str | None = None
+    """Where there is no `seed`, the reply's random numbers follow from this, the prompt's token ids, and how
+    many earlier requests had the same of both: never from the order in which requests arrive. None: from
+    chance."""
 
 
 @dataclass(frozen=True, slots=True)

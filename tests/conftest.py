@@ -42,6 +42,7 @@ LONG = (
     "tests/tracing/test_through_gateway.py",
     "tests/trainer/test_crash.py",
     "tests/trainer/test_private.py",
+    "tests/trainer/test_reproducible.py",
     "tests/trainer/test_address.py",
     "tests/trainer/test_killed_evaluation.py",
     "tests/trainer/test_serving.py",

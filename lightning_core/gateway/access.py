@@ -54,6 +54,8 @@ class Caller:
     """Imposed by the rollout; None leaves the app's own settings."""
     policy_version: int | None = None
     """The version of the weights that the rollout is pinned to."""
+    seed: int | None = None
+    """The rollout's, for trained and other agents."""
 
     @property
     def key(self) -> tuple[str | None, int | None, str]:
@@ -106,6 +108,7 @@ class Access:
             attempt=grant.attempt,
             sampling=grant.sampling if trained else None,
             policy_version=grant.policy_version,
+            seed=grant.sampling.seed,
         )
 
     def _check_no_page(self, headers: dict[str, str]) -> None:

@@ -47,7 +47,8 @@ def version_name(model: str, version: int) -> str:
 
 
 def pin(request: ChatRequest, caller: Caller, model: str, served: str) -> ChatRequest:
-    """The request with the version that is to answer it and the attempt that it belongs to.
+    """The request with the version that is to answer it, the attempt that it belongs to, and what its random
+    numbers follow from.
 
     `model` is what the client calls it, `served` the name it is served under. Raises ApiError for a version
     that is no number, and if a trained agent names another than its rollout's.
@@ -64,7 +65,8 @@ def pin(request: ChatRequest, caller: Caller, model: str, served: str) -> ChatRe
     if caller.rollout_id is None or caller.attempt is None:
         return replace(request, policy_version=asked)
     own = caller.rollout_id, caller.attempt
-    return replace(request, policy_version=version if asked is None else asked, attempt=own)
+    origin = None if caller.seed is None else f"{caller.seed}/{caller.attempt}/{caller.agent}"
+    return replace(request, policy_version=version if asked is None else asked, attempt=own, origin=origin)
 
 
 def _asked(model: str, served: str) -> int | None:

@@ -103,7 +103,9 @@ class Loop:
         if not self.validation:
             return None
         attempts, version = self.settings.on_failure.max_attempts, self.session.pin()
-        plan = partial(plan_evaluation, self.run_id, step, self.validation, attempts, version)
+        plan = partial(
+            plan_evaluation, self.run_id, step, self.validation, attempts, version, seed=self.settings.seed
+        )
         finished = await self.collector.finish(plan, "evaluation")
         if step == 0:
             check_any_reward(finished, "the first evaluation; fix the cause and use another folder")

@@ -6,6 +6,7 @@ trainer had already asked for is not asked for twice.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import re
@@ -87,8 +88,10 @@ def plan_training(
     retry: int = 0,
     first: int = 0,
     version: int | None = None,
+    seed: int = 0,
 ) -> list[Rollout]:
-    """`group_size` rollouts of each task, sampled from the policy itself; each `retry` has ids of its own.
+    """`group_size` rollouts of each task, sampled from the policy itself; each `retry` has ids and random
+    numbers of its own.
 
     `first` is the place of the first task in the step. Rollouts of earlier steps are run first. `version` is
     that of the weights that must answer them; None: the current one.
@@ -102,6 +105,7 @@ def plan_training(
             group_id=f"{name}-{place}",
             step=step,
             split="train",
+            sampling=Sampling(seed=_seed(seed, "train", step, retry, place, member)),
             policy_version=version,
             priority=-step,
             max_attempts=max_attempts,
@@ -118,6 +122,7 @@ def plan_evaluation(
     max_attempts: int,
     version: int | None = None,
     retry: int = 0,
+    seed: int = 0,
 ) -> list[Rollout]:
     """Each task once sampled and once greedy, by that version of the weights; each `retry` has ids of its
     own."""
@@ -130,7 +135,7 @@ def plan_evaluation(
             group_id=f"{name}-{kind}",
             step=step,
             split="validation",
-            sampling=sampling,
+            sampling=sampling.model_copy(update={"seed": _seed(seed, kind, step, retry, place)}),
             policy_version=version,
             priority=1,
             max_attempts=max_attempts,
@@ -138,6 +143,12 @@ def plan_evaluation(
         for kind, sampling in EVALUATIONS.items()
         for place, task in enumerate(tasks)
     ]
+
+
+def _seed(*address: int | str) -> int:
+    """Of a rollout: from its place in the run and the run's seed, never from names or time."""
+    digest = hashlib.blake2b("/".join(map(str, address)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
 
 
 def find_place(rollout: Rollout) -> str | None:

@@ -133,7 +133,7 @@ def evaluation(
     """The rollouts of `plan_evaluation`, told apart by how they were sampled."""
     rollouts = list(rollouts)
     detail = {
-        kind: score([r for r in rollouts if r.sampling == sampling], calls, group_by)
+        kind: score([r for r in rollouts if r.sampling.temperature == sampling.temperature], calls, group_by)
         for kind, sampling in EVALUATIONS.items()
     }
     return Evaluation(

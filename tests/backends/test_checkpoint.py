@@ -30,14 +30,14 @@ async def test_going_on_from_a_checkpoint_equals_never_having_stopped(
             await backend.update(Batch(step, batch), Reinforce())
             await backend.publish()
         await backend.save(tmp_path / "checkpoint")
-        wanted = await ask(backend, "fox", max_tokens=12)
+        wanted = await ask(backend, "fox", max_tokens=12, origin="1")
         second = await sample_batch(backend)
         metrics = await backend.update(Batch(2, second), Reinforce())
         weights = {n: w.clone() for n, w in backend._started.policy.network.state_dict().items()}
     async with serving(folder, lora=lora, learning_rate=1e-2, seed=99) as backend:
         await backend.load(tmp_path / "checkpoint")
         assert backend.policy_version == 2
-        reply = await ask(backend, "fox", max_tokens=12)
+        reply = await ask(backend, "fox", max_tokens=12, origin="1")
         assert (reply.ids, reply.logprobs) == (wanted.ids, pytest.approx(wanted.logprobs, abs=1e-5))
         assert reply.policy_version == 2
         again = await backend.update(Batch(2, second), Reinforce())

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
+from array import array
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.chat.prompts import Prompts
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+MANY_PROMPTS = 1 << 16
+"""Prompts whose answers are counted, the last ones."""
 MANY_MESSAGES = 1000
 """Messages that make a conversation a long one: others should not wait for its template."""
 
@@ -48,7 +53,8 @@ class ChatUpstream:
     """Serves chat completions from an engine."""
 
     def __init__(self, model: ChatModel, engine: Engine, *, seed: int | None = 0) -> None:
-        """`seed` is that of the seeds of requests that have none; None: the engine's own dice are thrown."""
+        """`seed` is that of requests with neither a seed nor an origin. None: the engine draws its own
+        numbers for all requests without a seed."""
         self.model, self.model_name = model, model.name
         self._engine = engine
         self._tokenizer = model.tokenizer.backend_tokenizer
@@ -58,6 +64,8 @@ class ChatUpstream:
         self._short = ThreadPoolExecutor(2, "lightning-prompts")
         self._long = ThreadPoolExecutor(1, "lightning-long-prompts")
         self._seeds = None if seed is None else random.Random(seed)
+        self._drawn: OrderedDict[tuple[str, bytes], int] = OrderedDict()
+        """How often each prompt of an origin was answered."""
 
     async def chat(self, request: ChatRequest) -> ChatGeneration:
         """Put the choices in line. Raises ContextLengthError or UnsupportedError before that."""
@@ -65,8 +73,8 @@ class ChatUpstream:
             raise UnsupportedError(
                 f"this engine can't hold a reply to a {request.constraint.kind}; leave the constraint out"
             )
-        seed = self._seed(request)  # in order of arrival, which the prompts may not be made in
         ids = await self._prompt(request)
+        seed = self._seed(request, ids)
         room = self._room(len(ids), request.max_tokens)
         shared = Request(rollout=request.attempt[0] if request.attempt else None)
         choices = []
@@ -84,10 +92,17 @@ class ChatUpstream:
             self._engine.submit(completion)
         return ChatGeneration(ids, shared, choices)
 
-    def _seed(self, request: ChatRequest) -> int | None:
+    def _seed(self, request: ChatRequest, prompt: list[int]) -> int | str | None:
         if request.seed is not None or self._seeds is None:
             return request.seed
-        return self._seeds.getrandbits(64)
+        if request.origin is None:
+            return self._seeds.getrandbits(64)
+        digest = hashlib.blake2b(array("I", prompt).tobytes(), digest_size=16).digest()
+        earlier = self._drawn.pop((request.origin, digest), 0)
+        self._drawn[request.origin, digest] = earlier + 1
+        if len(self._drawn) > MANY_PROMPTS:
+            self._drawn.popitem(last=False)
+        return f"{request.origin}/{digest.hex()}/{earlier}"
 
     async def _prompt(self, request: ChatRequest) -> list[int]:
         """Token ids of the prompt, made while the event loop goes on streaming. Long ones wait for one
@@ -115,19 +130,6 @@ class ChatUpstream:
     def decode(self, token_id: int) -> str:
         """The text of one token."""
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
-
-    def sampling_state(self) -> list[Any] | None:
-        """Where the seeds of unseeded requests stand, as JSON; None if they have none."""
-        if self._seeds is None:
-            return None
-        version, numbers, gauss = self._seeds.getstate()
-        return [version, list(numbers), gauss]
-
-    def load_sampling_state(self, state: list[Any] | None) -> None:
-        """Go on from `sampling_state`."""
-        if self._seeds is not None and state is not None:
-            version, numbers, gauss = state
-            self._seeds.setstate((version, tuple(numbers), gauss))
 
     def _room(self, prompt: int, asked: int | None) -> int:
         context = self.model.context

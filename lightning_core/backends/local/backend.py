@@ -220,7 +220,6 @@ class LocalBackend(LocalSettings):
             "optimizer_steps": parts.optimizer.descent.steps,
             "model": str(self.model),
             "context": parts.policy.model.context,
-            "sampling": parts.upstream.sampling_state(),
             "critic_steps": parts.critic.steps,
         }
         await self._work(lambda: parts.checkpoints.save(Path(folder), parts.tensors(), state))
@@ -238,7 +237,6 @@ class LocalBackend(LocalSettings):
             tensors, state = await self._work(lambda: parts.checkpoints.load(Path(folder)))
             parts.optimizer.descent.load(tensors[MOMENTS], state["optimizer_steps"])
             parts.critic.load(tensors.get(CRITIC, {}), state.get("critic_steps"))
-            parts.upstream.load_sampling_state(state["sampling"])
             self._updates = state["updates"]
             await self._publish(state["policy_version"])
         finally:

@@ -238,7 +238,6 @@ class VerlBackend(VerlSettings):
             "critic_steps": parts.learner.critic_steps,
             "model": self.model,
             "context": parts.upstream.model.context,
-            "sampling": parts.upstream.sampling_state(),
         }
 
         def write() -> None:
@@ -263,7 +262,6 @@ class VerlBackend(VerlSettings):
         state = await self._work(lambda: self._read(parts, Path(folder).absolute()))
         parts.learner.steps = state["optimizer_steps"]
         parts.learner.critic_steps = state["critic_steps"]
-        parts.upstream.load_sampling_state(state["sampling"])
         self._updates = state["updates"]
         await self._publish(state["policy_version"])
 
