@@ -239,8 +239,8 @@ class Call(Record):
     """Where the app sent it, when that was not the gateway: such a call was only seen, and is never
     trained on. None for a call that the gateway answered."""
     grammar: str | None = None
-    """What its replies were held to, as the engine wrote it down to be replayed over `completion_ids`; None if
-    the request had no constraint."""
+    """What its replies were held to, as the engine wrote it down to be replayed over `completion_ids`; None
+    if the request had no constraint."""
 
 
 @dataclass(frozen=True, slots=True)
