@@ -127,7 +127,7 @@ def _info(client: Any, section: str) -> dict[str, Any]:
 @contextmanager
 def http() -> Iterator[Site]:
     """A SQLite store behind `agentlightning api`, in a process of its own."""
-    from lightning_core.api.scopes import SECRET_NAME, Grant, issue
+    from lightning_core.api.access import SECRET_NAME, Grant, issue
 
     secret = token_hex(32)
     with tempfile.TemporaryDirectory(prefix="lightning-bench-") as folder:

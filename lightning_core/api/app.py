@@ -21,7 +21,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from lightning_core.api import leases, records, rollouts, runs
-from lightning_core.api.errors import (
+from lightning_core.api.leases import Gateways
+from lightning_core.api.routing import (
     DOCUMENTED,
     Problem,
     refuse_bug,
@@ -29,7 +30,6 @@ from lightning_core.api.errors import (
     refuse_input,
     refuse_lightning,
 )
-from lightning_core.api.gateways import Gateways
 from lightning_core.errors import LightningError
 from lightning_core.gateway.limits import Limits
 from lightning_core.stores.base import Store

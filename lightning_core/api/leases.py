@@ -9,42 +9,137 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from pydantic import Field
 from starlette.responses import Response
 
-from lightning_core.api.access import Admin, Caller, Worker
-from lightning_core.api.bodies import (
+from lightning_core.api.access import Admin, Caller, Lease, Worker, lease_key, read_lease, secret_of
+from lightning_core.api.fields import (
+    KEY_EXAMPLE,
     LONGEST_WAIT,
-    Beat,
-    Finish,
-    Heartbeat,
     Held,
     Key,
-    Leased,
-    LeaseRequest,
-    Leases,
-    News,
+    Keys,
+    Name,
     Nothing,
-    Reclaim,
-    Reclaimed,
-    Release,
+    Seconds,
+    Wait,
+    answer,
+    example,
 )
-from lightning_core.api.gateways import Gateways
 from lightning_core.api.routing import JsonRoute, reply, wait_with
-from lightning_core.api.scopes import Lease, lease_key, read_lease
-from lightning_core.errors import RewardError
+from lightning_core.errors import AccessError, RewardError
+from lightning_core.gateway.tokens import Tokens, expiry
 from lightning_core.runner.config import RolloutConfig, read_config
-from lightning_core.runner.gateways import RETRY_SECONDS
+from lightning_core.runner.gateways import (
+    FRESH_SECONDS,
+    RETRY_SECONDS,
+    Gateway,
+    answering,
+    choose,
+    find_instance,
+    gateways_among,
+)
 from lightning_core.stores.base import Store
 from lightning_core.stores.rules import holds, last_final
-from lightning_core.types import Attempt, Rollout
+from lightning_core.tracing.environment import variables
+from lightning_core.types import UNNAMED, Attempt, Member, Record, Rollout, Run
 
 router = APIRouter(prefix="/leases", tags=["leases"], route_class=JsonRoute)
 Waiting = Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="Seconds to wait.")]
 
 
+# bodies ---------------------------------------------------------------------------------------------
+class LeaseRequest(Record):
+    """What a worker asks for."""
+
+    model_config = example(worker="w1", limit=4, seconds=60, wait=30, agent="writer")
+    worker: Name
+    """Its own name."""
+    limit: int = Field(default=1, ge=1, le=1024)
+    """How many rollouts at most."""
+    seconds: Seconds = 60.0
+    """How long it holds them, unless a heartbeat comes; then they are given to others."""
+    wait: Wait = 0.0
+    """Seconds to wait for one if there is none."""
+    run_id: str | None = None
+    """Only of this run; with a token of one run it is that run."""
+    agent: Name = UNNAMED
+    """As whom the app's calls are recorded."""
+    gateway: bool = True
+    """Whether to find a gateway for the app: nothing is leased while the run's gateways are away, and each
+    lease has an `environment`. False for a worker that finds one by itself."""
+
+
+class Leased(Record):
+    """A rollout that the worker holds."""
+
+    key: str = Field(examples=[KEY_EXAMPLE])
+    """The proof of it: every further request about this attempt bears it."""
+    attempt: Attempt
+    timeout: float | None = None
+    """Seconds after which the run wants an attempt ended, as a failure; None for no limit."""
+    environment: dict[str, str] | None = None
+    """The app's environment variables, `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `LIGHTNING_REWARD_URL`
+    among them: calls made with these are answered by the policy and recorded. None if no
+    gateway answers: give the lease back, unless the app needs none."""
+
+
+class Heartbeat(Record):
+    """Which leases to extend."""
+
+    model_config = example(keys=[KEY_EXAMPLE], seconds=60, wait=20)
+    keys: Keys
+    seconds: Seconds = 60.0
+    """From now on."""
+    wait: Wait = 0.0
+    """With all still held: seconds to wait for a cancellation, so that a worker hears of it at once; at
+    most half of `seconds`, so that none is lost by it."""
+
+
+class Finish(Record):
+    """How an attempt ended: with `reward` it succeeded, with `error` it failed, with both it failed for
+    good and has that reward. With neither it succeeded: its final reward was posted before, or a judge
+    gives it."""
+
+    model_config = example(key=KEY_EXAMPLE, reward=1.0)
+    key: Key
+    """For an attempt that an admin names without its key, no rules of the run's trainer are applied."""
+    reward: float | None = None
+    error: str | None = None
+
+
+class Release(Record):
+    """Which leases to give back unfinished."""
+
+    model_config = example(keys=[KEY_EXAMPLE])
+    keys: Keys
+
+
+class Reclaim(Record):
+    """What a worker held that died."""
+
+    model_config = example(worker="w1")
+    worker: Name
+    run_id: str | None = None
+    """Only of this run; with a token of one run it is that run."""
+
+
+Leases = answer("Leases", "Leased rollouts.", leases=(list[Leased], "Empty if there was nothing to do."))
+News = answer("News", "How a wait ended.", news=(bool, "Whether it ended before the time was up."))
+Beat = answer(
+    "Beat",
+    "Which leases are held.",
+    held=(list[Key], "The keys of leases that were extended."),
+    lost=(list[Key], "Of those that ended, were cancelled or went to others: stop working on them."),
+)
+Reclaimed = answer("Reclaimed", "Rollouts taken back.", released=(int, "How many are queued again."))
+
+
+# routes ---------------------------------------------------------------------------------------------
 @router.post("", response_model=Leases)
 async def lease(body: LeaseRequest, caller: Worker, request: Request) -> Response:
     """Lease rollouts: the most urgent first, each with the environment that its app is to be run in.
@@ -66,16 +161,29 @@ async def lease(body: LeaseRequest, caller: Worker, request: Request) -> Respons
 
 
 async def _leased(attempt: Attempt, body: LeaseRequest, caller: Caller, gateways: Gateways) -> Leased:
-    rollout, timeout = attempt.rollout, await _timeout_of(caller.store, attempt)
-    to = await gateways.destination(attempt, body.agent, timeout) if body.gateway else None
-    at = (to.gateway.url, to.gateway.instance) if to else (None, None)
-    lease = Lease(rollout.run_id, rollout.id, attempt.number, attempt.worker, *at)
-    return Leased(
-        key=lease_key(caller.secret, lease),
-        attempt=attempt,
-        timeout=timeout,
-        environment=to.environment if to else None,
-    )
+    rollout = attempt.rollout
+    run = await caller.store.find_run(rollout.run_id)
+    rules = None if run is None else read_config(run)
+    timeout = None if rules is None else rules.timeout
+    tokens = _tokens(run)
+    found = await gateways.answering(rollout.run_id) if body.gateway and tokens else []
+    lease = Lease(rollout.run_id, rollout.id, attempt.number, attempt.worker)
+    environment = None
+    if found and tokens:
+        gateway = choose(found, rollout.id)
+        token = tokens.issue(rollout, attempt.number, expires_at=expiry(timeout))
+        environment = variables(gateway.url, rollout.id, token, body.agent)
+        lease = replace(lease, gateway_url=gateway.url, gateway_instance=gateway.instance)
+    key = lease_key(caller.secret, lease)
+    return Leased(key=key, attempt=attempt, timeout=timeout, environment=environment)
+
+
+def _tokens(run: Run | None) -> Tokens | None:
+    """What makes the tokens of a run's rollouts; None for a run without a secret."""
+    try:
+        return Tokens(secret_of(run, ""))
+    except AccessError:
+        return None
 
 
 async def _lease(body: LeaseRequest, caller: Caller, request: Request, gateways: Gateways) -> list[Attempt]:
@@ -168,15 +276,10 @@ async def reclaim(body: Reclaim, caller: Admin) -> Response:
 
 
 # the rules of the run's trainer ---------------------------------------------------------------------
-async def _timeout_of(store: Store, attempt: Attempt) -> float | None:
-    """The seconds that the attempt may take; None for no limit."""
-    rules = await _rules(store, attempt)
-    return None if rules is None else rules.timeout
-
-
 async def _reward_of(store: Store, attempt: Attempt, reward: float | None, error: str | None) -> float | None:
     """The reward to end the attempt with. Raises RewardError for a success without any."""
-    rules = await _rules(store, attempt)
+    run = await store.find_run(attempt.rollout.run_id)
+    rules = None if run is None else read_config(run)
     if reward is not None or rules is None:
         return reward
     if error is not None:
@@ -198,6 +301,41 @@ async def _check_given(store: Store, attempt: Attempt, rules: RolloutConfig) -> 
         )
 
 
-async def _rules(store: Store, attempt: Attempt) -> RolloutConfig | None:
-    run = await store.find_run(attempt.rollout.run_id)
-    return None if run is None else read_config(run)
+# where the app of a leased rollout sends its calls ---------------------------------------------------
+class Gateways:
+    """Finds the gateways of runs, and believes what it found for some seconds."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._found: dict[str, tuple[float, list[Gateway]]] = {}
+        """By run: until when it is believed, and the gateways that answered."""
+
+    async def answering(self, run_id: str) -> list[Gateway]:
+        """The gateways of a run that answer; one that comes back is seen at once."""
+        now = time.monotonic()
+        self._found = {run: found for run, found in self._found.items() if found[0] > now}
+        if run_id not in self._found:
+            found = await answering(await self._members(run_id))
+            if not found:
+                return []
+            self._found[run_id] = time.monotonic() + FRESH_SECONDS, found
+        return self._found[run_id][1]
+
+    async def away(self, run_id: str) -> bool:
+        """Whether the run has gateways, or will have, as a trainer opened it, and none of them answers: an
+        app that is run now could only fail."""
+        if await self.answering(run_id):
+            return False
+        run = await self._store.find_run(run_id)
+        return (run is not None and read_config(run) is not None) or bool(await self._members(run_id))
+
+    async def lost(self, lease: Lease) -> bool:
+        """Whether the attempt's gateway does not answer, or is another one than when the attempt began: its
+        failure says nothing of the app then."""
+        if lease.gateway_url is None or await find_instance(lease.gateway_url) == lease.gateway_instance:
+            return False
+        self._found.pop(lease.run_id, None)
+        return True
+
+    async def _members(self, run_id: str) -> list[Member]:
+        return gateways_among(await self._store.list_members(run_id))

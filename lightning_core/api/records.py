@@ -2,35 +2,98 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
+from pydantic import Field, JsonValue
 from starlette.responses import Response
 
 from lightning_core.api.access import Client, Worker
-from lightning_core.api.bodies import (
-    MOST_IDS,
-    AddCalls,
-    AddEvents,
-    AddRewards,
-    CallsOf,
-    EventsOf,
-    RewardsOf,
-    Stored,
-)
-from lightning_core.api.bounds import check_all, check_calls
+from lightning_core.api.fields import KEY_EXAMPLE, FieldError, Keys, Some, answer, check_all, example
 from lightning_core.api.routing import JsonRoute, reply
 from lightning_core.errors import ScopeError
 from lightning_core.stores.base import Store
-from lightning_core.types import Call
+from lightning_core.types import Call, Event, Record, Reward
 
 router = APIRouter(tags=["records"], route_class=JsonRoute)
+MOST_IDS: Final = 1_000
+"""In one request."""
 RolloutId = Annotated[
     list[str],
     Query(min_length=1, max_length=MOST_IDS, description="Once for each rollout that is asked for."),
 ]
 
 
+# bodies ---------------------------------------------------------------------------------------------
+_AT: Final[dict[str, JsonValue]] = {"rollout_id": "r1", "attempt": 1}
+_TIMES: Final[dict[str, JsonValue]] = {"started_at": 1750000000.0, "ended_at": 1750000001.5}
+_LAST: Final = "Of each rollout those of its last attempt."
+_LARGEST_ID: Final = 2**32 - 1
+
+
+class AddRewards(Record):
+    """Rewards to record, all or none."""
+
+    model_config = example(
+        rewards=[{**_AT, "value": 0.5, "id": "first", "reason": "half of it is right"}], keys=[KEY_EXAMPLE]
+    )
+    rewards: Some[Reward]
+    """One with an `id` counts once, however often it is sent."""
+    keys: Keys = Field(default_factory=list)
+    """Of the leases that they belong to; with an admin's token they are not needed."""
+    running: bool = False
+    """Refuse those of attempts that have ended. Those of workers are refused then in any case."""
+
+
+class AddEvents(Record):
+    """Tool runs and spans to record, all or none."""
+
+    model_config = example(
+        events=[{"kind": "tool", "id": "t1", **_AT, "agent": "writer", "name": "search", **_TIMES}],
+        keys=[KEY_EXAMPLE],
+    )
+    events: Some[Event]
+    keys: Keys = Field(default_factory=list)
+    """As for rewards."""
+
+
+class AddCalls(Record):
+    """Calls to record that the app made elsewhere than at the gateway, which records its own."""
+
+    model_config = example(
+        calls=[
+            {
+                "id": "c1",
+                **_AT,
+                "agent": "critic",
+                "trained": False,
+                "endpoint": "https://models.example/v1",
+                "model": "large",
+                "choices": [{"message": {"role": "assistant", "content": "Yes."}}],
+                **_TIMES,
+            }
+        ],
+        keys=[KEY_EXAMPLE],
+    )
+    calls: Some[Call]
+    keys: Keys = Field(default_factory=list)
+    """As for rewards."""
+    running: bool = False
+    """As for rewards."""
+
+
+Stored = answer(
+    "Stored",
+    "Records that were added.",
+    stored=(int, "How many the request had; those that were known already among them."),
+)
+CallsOf = answer("CallsOf", "Calls.", calls=(dict[str, list[Call]], _LAST))
+RewardsOf = answer("RewardsOf", "Rewards.", rewards=(dict[str, list[Reward]], _LAST))
+EventsOf = answer("EventsOf", "Events.", events=(dict[str, list[Event]], _LAST))
+
+
+# routes ---------------------------------------------------------------------------------------------
 @router.post("/rewards", response_model=Stored)
 async def add_rewards(body: AddRewards, caller: Worker) -> Response:
     """Give rewards: a worker to attempts that it holds, an admin to any, as a judge does afterwards."""
@@ -98,3 +161,25 @@ async def get_calls(rollout_id: RolloutId, caller: Client, skip_unknown: bool = 
     """The calls of rollouts, by the time they started, with their token ids as arrays of numbers."""
     ids = await caller.known(rollout_id, skip_unknown=skip_unknown)
     return reply({"calls": await caller.store.get_calls(ids)})
+
+
+def check_calls(calls: Sequence[Call], *, seen_only: bool) -> None:
+    """Raise FieldError for a call that can't be stored. With `seen_only` none may claim to be the policy's:
+    the token ids that are trained on come from the gateway alone."""
+    check_all("calls", calls)
+    for place, call in enumerate(calls):
+        name = f"calls[{place}]"
+        _check_ids(f"{name}.prompt_ids", call.prompt_ids)
+        for index, choice in enumerate(call.choices):
+            _check_ids(f"{name}.choices[{index}].completion_ids", choice.completion_ids)
+        if seen_only and not call.endpoint:
+            raise FieldError(
+                f"{name}.endpoint",
+                "is missing: say where the call went; the policy's calls are recorded by the gateway",
+            )
+
+
+def _check_ids(name: str, ids: Iterable[int] | None) -> None:
+    for place, token in enumerate(ids or ()):
+        if not 0 <= token <= _LARGEST_ID:
+            raise FieldError(f"{name}[{place}]", f"is {token}; a token id is an integer from 0 to 2**32 - 1")

@@ -4,34 +4,113 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Query, Request
+from pydantic import Field, JsonValue
 from starlette.responses import Response
 
 from lightning_core.api.access import Admin, Client, run_prefix
-from lightning_core.api.bodies import (
+from lightning_core.api.fields import (
     MOST_RECORDS,
-    Cancel,
-    Cancelled,
-    Counts,
-    Enqueue,
-    Enqueued,
-    EnqueueTasks,
-    Finished,
-    RolloutIds,
-    Rollouts,
-    WaitFinished,
+    NEXT,
+    FieldError,
+    Name,
+    Some,
+    Wait,
+    answer,
+    check,
+    check_all,
+    example,
 )
-from lightning_core.api.bounds import FieldError, check, check_new
 from lightning_core.api.routing import JsonRoute, Page, reply, wait_with
-from lightning_core.types import Rollout, Sampling, Split, Status, Task
+from lightning_core.types import Record, Rollout, RolloutCount, Sampling, Split, Status, Task
 
 router = APIRouter(tags=["rollouts"], route_class=JsonRoute)
 Integer = Annotated[int | None, Query(ge=-(2**63) + 1, le=2**63 - 1)]
 """What every store can look for."""
 
 
+# bodies ---------------------------------------------------------------------------------------------
+_TASK: Final[dict[str, JsonValue]] = {"input": {"question": "How many boats are there?"}}
+_OF_ENDED: Final = ("reward", "error", "finished_at")
+
+
+class Enqueue(Record):
+    """Rollouts to run."""
+
+    model_config = example(
+        rollouts=[{"id": "r1", "run_id": "run", "task": _TASK, "group_id": "g1", "step": 0}]
+    )
+    rollouts: Some[Rollout]
+    """Of any runs that the token is for; `status`, `attempts` and what follows from them are left out."""
+
+
+class EnqueueTasks(Record):
+    """Tasks, of each of which `group_size` rollouts are to be run."""
+
+    model_config = example(run_id="run", tasks=[_TASK])
+    run_id: Name
+    tasks: Some[Task]
+    step: int = 0
+    """Rollout ids follow from run, step and task, and from policy version and sampling if they are given:
+    the same request sent twice enqueues nothing twice."""
+    group_size: int = Field(default=1, ge=1, le=1024)
+    sampling: Sampling = Sampling()
+    policy_version: int | None = None
+    priority: int = 0
+    max_attempts: int = Field(default=1, ge=1)
+
+
+class RolloutIds(Record):
+    """Which rollouts."""
+
+    model_config = example(rollout_ids=["r1", "r2"])
+    rollout_ids: Some[Name]
+
+
+class Cancel(RolloutIds):
+    """Which rollouts to cancel."""
+
+    skip_unknown: bool = False
+    """Leave out those that are not in the store; otherwise the first of them is refused."""
+
+
+class WaitFinished(RolloutIds):
+    """For which rollouts to wait, and how long."""
+
+    model_config = example(rollout_ids=["r1", "r2"], wait=30)
+    wait: Wait = 0.0
+    """Seconds after which the answer comes in any case; ask again until `done`."""
+
+
+Enqueued = answer(
+    "Enqueued",
+    "The rollouts that were asked for.",
+    new=(int, "How many were not known before."),
+    rollout_ids=(list[str], "All of them, in order."),
+)
+Rollouts = answer(
+    "Rollouts",
+    "Rollouts, in the order they were enqueued or asked for.",
+    rollouts=(list[Rollout], "One page of them."),
+    next=NEXT,
+)
+Counts = answer(
+    "Counts",
+    "How many rollouts there are of each step, split and status.",
+    counts=(list[RolloutCount], "By rising step."),
+)
+Finished = answer(
+    "Finished",
+    "Those that are finished.",
+    rollouts=(list[Rollout], "In the order of the ids."),
+    done=(bool, "Whether these are all."),
+)
+Cancelled = answer("Cancelled", "A cancellation.", cancelled=(int, "How many were not finished yet."))
+
+
+# routes ---------------------------------------------------------------------------------------------
 @router.post("/rollouts", response_model=Enqueued)
 async def enqueue(body: Enqueue, caller: Client) -> Response:
     """Enqueue rollouts. Those whose id is known are left as they are, so a request may be sent again.
@@ -165,3 +244,19 @@ async def cancel(body: Cancel, caller: Admin) -> Response:
     """Cancel the unfinished ones among these rollouts; their workers are told."""
     ids = await caller.known(body.rollout_ids, skip_unknown=body.skip_unknown)
     return reply({"cancelled": await caller.store.cancel(ids)})
+
+
+def check_new(rollouts: Sequence[Rollout]) -> None:
+    """Raise FieldError unless all are queued and were never tried."""
+    check_all("rollouts", rollouts)
+    for place, rollout in enumerate(rollouts):
+        name = f"rollouts[{place}]"
+        if rollout.status is not Status.QUEUED or rollout.attempts:
+            raise FieldError(
+                f"{name}.status", "can't be given: what is enqueued is queued, and was not tried"
+            )
+        if rollout.max_attempts < 1:
+            raise FieldError(f"{name}.max_attempts", f"is {rollout.max_attempts}; give 1 or more")
+        for field in _OF_ENDED:
+            if getattr(rollout, field) is not None:
+                raise FieldError(f"{name}.{field}", "can't be given: what is enqueued has not ended")

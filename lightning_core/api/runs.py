@@ -16,36 +16,77 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
+from pydantic import JsonValue
 from starlette.responses import Response
 
-from lightning_core.api.access import Admin, Anyone, Caller, Client
-from lightning_core.api.bodies import (
-    AddAlerts,
-    Added,
-    Alerts,
-    AllMetrics,
-    KeyedMember,
-    Members,
-    Nothing,
-    PublicRun,
-    Resources,
-    Runs,
-    SecretRuns,
-)
-from lightning_core.api.bounds import FieldError, check, check_all
+from lightning_core.api.access import Admin, Anyone, Caller, Client, member_key
+from lightning_core.api.fields import NEXT, FieldError, Nothing, Some, answer, check, check_all, example
 from lightning_core.api.routing import JsonRoute, Page, reply
-from lightning_core.api.scopes import member_key
 from lightning_core.errors import ConfigError, NotFoundError, ScopeError
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.heartbeat import living
 from lightning_core.stores.base import Store
-from lightning_core.types import Member, Metrics, ResourceVersion, Role, Run
+from lightning_core.types import Alert, Member, Metrics, Record, ResourceVersion, Role, Run
 from lightning_core.versions import CHOICES, POLICY, read_number
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
 Paged = Annotated[Page, Depends()]
 
 
+# bodies ---------------------------------------------------------------------------------------------
+class KeyedMember(Member):
+    """A process that plays a role in a run, with the proof that it is that member."""
+
+    model_config = example(run_id="run", role="runner", name="w1")
+    key: str | None = None
+    """A worker sends what the first answer had with each further sign of life, and to end its membership;
+    with an admin's token it is not needed."""
+
+
+class PublicRun(Record):
+    """A run, without its secret."""
+
+    id: str
+    config: dict[str, JsonValue]
+    folder: str | None
+    status: str
+    created_at: float
+    provenance: dict[str, JsonValue]
+
+
+class AddAlerts(Record):
+    """Alerts to record, all or none."""
+
+    model_config = example(
+        alerts=[{"run_id": "run", "id": "a1", "rule": "disk", "message": "the disk is full"}]
+    )
+    alerts: Some[Alert]
+
+
+Runs = answer("Runs", "Runs.", runs=(list[PublicRun], "The newest first."), next=NEXT)
+SecretRuns = answer(
+    "SecretRuns",
+    "Runs with the secrets that sign their tokens.",
+    runs=(list[Run], "The newest first."),
+    next=NEXT,
+)
+Resources = answer(
+    "Resources", "Versions of a resource.", resources=(list[ResourceVersion], "By rising version.")
+)
+AllMetrics = answer(
+    "AllMetrics",
+    "Metrics of a run.",
+    metrics=(list[Metrics], 'By rising step. A number that is not finite is a string: "NaN", "Infinity".'),
+    next=NEXT,
+)
+Members = answer("Members", "Who plays in a run.", members=(list[Member], "By role and name."))
+Alerts = answer(
+    "Alerts", "Alerts of a run.", alerts=(list[Alert], "In the order they were added."), next=NEXT
+)
+Added = answer("Added", "Alerts that were added.", new=(int, "How many were not known before."))
+
+
+# routes ---------------------------------------------------------------------------------------------
 @router.put("/runs", response_model=PublicRun)
 async def put_run(body: Run, caller: Admin) -> Response:
     """Insert a run; of one that is known, replace the fields that are sent. Without a `secret` it keeps the

@@ -7,8 +7,8 @@ import time
 
 from rich.console import Console
 
+from lightning_core.api.access import SCOPES, SECRET_NAME, Grant, Scope, issue, secret_of, server_secret
 from lightning_core.api.app import BASE, LIMITS, Api
-from lightning_core.api.scopes import SCOPES, SECRET_NAME, Grant, Scope, issue, secret_of, server_secret
 from lightning_core.errors import AccessError, ConfigError
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.plugins import load_plugins

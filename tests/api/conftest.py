@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from lightning_core.api.access import Grant, Scope, issue
 from lightning_core.api.app import LIMITS, Api
-from lightning_core.api.scopes import Grant, Scope, issue
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.limits import Limits
 from lightning_core.gateway.server import GatewayServer

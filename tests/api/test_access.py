@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.api.scopes import Grant, issue, server_secret
+from lightning_core.api.access import Grant, issue, server_secret
 from lightning_core.errors import ConfigError
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.stores.memory import MemoryStore

@@ -14,8 +14,8 @@ import pytest
 import redis
 from psycopg.sql import SQL, Identifier
 
+from lightning_core.api.access import Grant, issue
 from lightning_core.api.app import LIMITS, Api
-from lightning_core.api.scopes import Grant, issue
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.stores.base import Store
 from lightning_core.stores.http_store import HttpStore
