@@ -15,6 +15,7 @@ from typing import Any, Protocol
 class Constraint:
     """What a reply must match: exactly one of these. An engine samples no token that leads away from it.
 
+    Beside any but `tools`, a reply may be calls of the request's tools, if it has any, in place of a match.
     A reply that ends by "length", or by a stop text, may be the beginning of one that matches.
     """
 
@@ -79,6 +80,8 @@ class ChatRequest:
     """Where there is no `seed`, the reply's random numbers follow from this, the prompt's token ids, and how
     many earlier requests had the same of both: never from the order in which requests arrive. None: from
     chance."""
+    parallel: bool = True
+    """Whether a reply may hold several calls of tools; else it ends with the first."""
 
 
 @dataclass(frozen=True, slots=True)

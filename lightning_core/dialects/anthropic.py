@@ -1,6 +1,6 @@
 """Anthropic Messages: `POST /v1/messages`.
 
-`disable_parallel_tool_use` is accepted although nothing enforces it. A conversation that ends with the
+A conversation that ends with the
 assistant asks for its reply to be continued, which a chat template can't express: it is refused.
 
 Texts and tool uses of one assistant turn are one message, as the engine wrote it; tool results, which
@@ -25,6 +25,7 @@ from lightning_core.dialects.base import (
     Sampled,
     by_choice,
 )
+from lightning_core.dialects.constraints import ToolChoice, read_format, read_tools
 from lightning_core.dialects.lenient import (
     Json,
     Message,
@@ -47,14 +48,12 @@ from lightning_core.dialects.options import (
     refused,
 )
 from lightning_core.dialects.strict import (
-    check_tool_choice,
     flag,
     integer,
     invalid,
     mapping,
     missing,
     read_content,
-    read_tools,
     short,
     stop_texts,
     string,
@@ -74,7 +73,7 @@ OPTIONS: Final = Options(
         *("stop_sequences", "stream"),
     ),
     honoured("chat_template_kwargs", note=FROM_VLLM),
-    honoured("output_config"),
+    honoured("output_config", "output_config.format", "output_format"),
     honoured("output_config.effort", note=EFFORT),
     honoured("thinking"),
     honoured("thinking.type", note="`disabled` is the effort `none`; else the model thinks if it can"),
@@ -88,7 +87,6 @@ OPTIONS: Final = Options(
     ignored("it announces options, and each of them is known or refused itself", "betas"),
     ignored("there is one speed", "speed"),
     {name: option for name, option in RESHAPING.items() if name == "top_k"},
-    refused("leave it out", "output_format", "output_config.format"),
     refused("use max_tokens", "output_config.task_budget"),
     refused("tools run in the app; give them as tools", mcp_servers=([],)),
     refused("Anthropic's own servers keep it; leave it out", "container"),
@@ -131,7 +129,10 @@ class Anthropic(Dialect):
         if longest is None:
             raise missing("max_tokens")
         messages, tools = self.conversation(body)
-        check_tool_choice(body.get("tools"), _tool_choice(body))
+        choice = _tool_choice(body)
+        form = read_format(body.get("output_format"), "output_format") or read_format(
+            (mapping(body, "output_config") or {}).get("format"), "output_config.format"
+        )
         temperature, top_p = temperature_and_top_p(body, sampling, _HOTTEST)
         chat = ChatRequest(
             messages=messages,
@@ -142,6 +143,8 @@ class Anthropic(Dialect):
             stop=stop_texts(body, "stop_sequences"),
             extra=mapping(body, "chat_template_kwargs") or {},
             effort=_effort(body),
+            constraint=choice.constraint(tools) or form,
+            parallel=choice.parallel,
         )
         return Request(raw=body, model=text(body, "model") or "", chat=chat, stream=flag(body, "stream"))
 
@@ -322,12 +325,17 @@ def _function(tool: Any, param: str) -> Json:
     return {"type": "function", "function": function}
 
 
-def _tool_choice(body: Json) -> Any:
-    """`tool_choice` as a chat has it: "auto" or "none", or what can't be forced, for it to be refused."""
-    choice = body.get("tool_choice")
-    if isinstance(choice, dict) and choice.get("type") in ("auto", "none"):
-        return choice["type"]
-    return choice
+def _tool_choice(body: Json) -> ToolChoice:
+    choice = mapping(body, "tool_choice") or {"type": "auto"}
+    parallel = not flag(choice, "disable_parallel_tool_use")
+    match choice:
+        case {"type": "auto" | "none" as mode}:
+            return ToolChoice(mode, parallel=parallel)
+        case {"type": "any"}:
+            return ToolChoice("required", parallel=parallel)
+        case {"type": "tool", "name": str(name)}:
+            return ToolChoice("required", named=name, parallel=False)
+    raise invalid("tool_choice", f"tool_choice = {short(choice)} is not valid; use auto, any, tool or none")
 
 
 def _add_to_block(block: Json, delta: Json) -> None:

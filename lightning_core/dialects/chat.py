@@ -1,6 +1,7 @@
 """Chat Completions: `POST /v1/chat/completions`.
 
-A tool's `strict` is accepted although nothing enforces it: SDKs send it unasked.
+A reply that calls the function named in `tool_choice` ends with "stop", any other that calls one with
+"tool_calls": OpenAI's servers do so, and vLLM's.
 """
 
 from __future__ import annotations
@@ -19,6 +20,13 @@ from lightning_core.dialects.base import (
     Request,
     Sampled,
     by_choice,
+)
+from lightning_core.dialects.constraints import (
+    FROM_VLLM_STRUCTURED,
+    read_constraint,
+    read_format,
+    read_tool_choice,
+    read_tools,
 )
 from lightning_core.dialects.lenient import (
     Json,
@@ -41,13 +49,11 @@ from lightning_core.dialects.options import (
     refused,
 )
 from lightning_core.dialects.strict import (
-    check_tool_choice,
     flag,
     integer,
     invalid,
     mapping,
     read_content,
-    read_tools,
     seed,
     short,
     stop_texts,
@@ -63,8 +69,10 @@ from lightning_core.upstream import ChatRequest, Delta
 OPTIONS: Final = Options(
     honoured(
         *("messages", "model", "tools", "tool_choice", "n", "max_tokens", "max_completion_tokens"),
-        *("temperature", "top_p", "stop", "seed", "logprobs", "top_logprobs"),
+        *("temperature", "top_p", "stop", "seed", "logprobs", "top_logprobs", "response_format"),
+        "parallel_tool_calls",
     ),
+    FROM_VLLM_STRUCTURED,
     STREAMING,
     honoured("chat_template_kwargs", "return_token_ids", note=FROM_VLLM),
     honoured("reasoning_effort", note=EFFORT),
@@ -73,9 +81,7 @@ OPTIONS: Final = Options(
     CACHING,
     ignored("nothing is kept for OpenAI's own tools", "store"),
     ignored("it speeds up replies that are known beforehand", "prediction"),
-    ignored("nothing enforces it", "parallel_tool_calls"),
     RESHAPING,
-    refused("leave it out", response_format=({"type": "text"},)),
     refused("the model writes text alone; leave it out", "audio", modalities=(["text"],)),
     refused("it is out of date; use tools and tool_choice", "functions", "function_call"),
     refused("OpenAI's own servers do it; leave it out", "web_search_options", "moderation"),
@@ -102,7 +108,8 @@ class Chat(Dialect):
         mapping(body, "stream_options")
         flag(body, "return_token_ids")
         messages, tools = self.conversation(body)
-        check_tool_choice(body.get("tools"), body.get("tool_choice"))
+        choice = read_tool_choice(body)
+        form = read_format(body.get("response_format"), "response_format")
         temperature, top_p = temperature_and_top_p(body, sampling)
         longest = integer(body, "max_completion_tokens", 1)
         chat = ChatRequest(
@@ -117,6 +124,8 @@ class Chat(Dialect):
             top_logprobs=_top_logprobs(body),
             extra=mapping(body, "chat_template_kwargs") or {},
             effort=text(body, "reasoning_effort"),
+            constraint=read_constraint(body, form, choice.constraint(tools)),
+            parallel=choice.parallel,
         )
         return Request(raw=body, model=text(body, "model") or "", chat=chat, stream=flag(body, "stream"))
 
@@ -129,7 +138,7 @@ class Chat(Dialect):
         if not isinstance(messages, list) or not messages:
             raise invalid("messages", "messages must be a list with at least one message")
         checked = [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
-        return checked, read_tools(request.get("tools"), request.get("tool_choice"))
+        return checked, read_tools(request.get("tools"), read_tool_choice(request))
 
     @staticmethod
     def merge(events: Iterable[Json]) -> Json:
@@ -259,7 +268,7 @@ class ChatReply:
     def ending(self) -> bytes:
         """The finish reasons, the usage if it was asked for, and the end mark."""
         chunks = [
-            self._chunk(index, {}, finish_reason=choice.finish_reason)
+            self._chunk(index, {}, finish_reason=self._finish(choice))
             for index, choice in enumerate(self._sampled.choices)
         ]
         if wants_usage(self._raw):
@@ -275,11 +284,15 @@ class ChatReply:
             "index": index,
             "message": orjson.Fragment(to_json({**choice.message(), "refusal": None})),
             "logprobs": self._logprobs(choice),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": self._finish(choice),
         }
         if self._raw.get("return_token_ids"):
             reply["token_ids"] = choice.token_ids
         return reply
+
+    def _finish(self, choice: ChoiceSoFar) -> str | None:
+        named = choice.finish_reason == "tool_calls" and read_tool_choice(self._raw).named is not None
+        return "stop" if named else choice.finish_reason
 
     def _piece(self, index: int, choice: ChoiceSoFar) -> bytes:
         delta: Json = {}

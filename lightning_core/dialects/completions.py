@@ -19,6 +19,7 @@ from lightning_core.dialects.base import (
     by_choice,
 )
 from lightning_core.dialects.chat import MOST_CHOICES, fingerprint, token_usage, wants_usage
+from lightning_core.dialects.constraints import FROM_VLLM_STRUCTURED, read_constraint
 from lightning_core.dialects.lenient import Json, assistant, choice, merge_choices
 from lightning_core.dialects.options import (
     FROM_VLLM,
@@ -50,6 +51,7 @@ OPTIONS: Final = Options(
     honoured("prompt", "model", "n", "max_tokens", "temperature", "top_p", "stop", "seed", "logprobs"),
     STREAMING,
     honoured("return_token_ids", note=FROM_VLLM),
+    FROM_VLLM_STRUCTURED,
     LABELS,
     RESHAPING,
     refused("the prompt is not repeated; put it before the reply yourself", echo=(False,)),
@@ -86,6 +88,7 @@ class Completions(Dialect):
             stop=stop_texts(body, "stop"),
             seed=seed(body, sampling),
             top_logprobs=integer(body, "logprobs", 0, _MOST_LOGPROBS) or 0,
+            constraint=read_constraint(body, None, None),
         )
         return Request(raw=body, model=text(body, "model") or "", chat=chat, stream=flag(body, "stream"))
 

@@ -1,7 +1,6 @@
 """Responses: `POST /v1/responses`.
 
-A response is one sampled turn: the app runs its own tools, and hosted ones are refused by name. As in
-Chat Completions, `parallel_tool_calls` and a tool's `strict` are accepted although nothing enforces them.
+A response is one sampled turn: the app runs its own tools, and hosted ones are refused by name.
 `previous_response_id` goes on from a response that this gateway gave to the same attempt and still
 remembers (see `conversations`).
 
@@ -18,6 +17,14 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from lightning_core.dialects.base import Conversation, Dialect, Owner, Request, Sampled, by_choice
+from lightning_core.dialects.constraints import (
+    FROM_VLLM_STRUCTURED,
+    check_tool,
+    read_constraint,
+    read_format,
+    read_tool_choice,
+    read_tools,
+)
 from lightning_core.dialects.conversations import Conversations, Turn, messages_of
 from lightning_core.dialects.lenient import (
     Json,
@@ -37,21 +44,18 @@ from lightning_core.dialects.options import (
     LABELS,
     STREAMING,
     VERBOSITY,
-    Option,
     Options,
     honoured,
     ignored,
     refused,
 )
 from lightning_core.dialects.strict import (
-    check_tool_choice,
     flag,
     integer,
     invalid,
     mapping,
     missing,
     read_content,
-    read_tools,
     short,
     string,
     temperature_and_top_p,
@@ -66,10 +70,11 @@ from lightning_core.upstream import ChatRequest, Delta
 OPTIONS: Final = Options(
     honoured(
         *("input", "model", "instructions", "tools", "tool_choice", "max_output_tokens", "temperature"),
-        *("top_p", "previous_response_id"),
+        *("top_p", "previous_response_id", "text", "text.format", "parallel_tool_calls"),
     ),
     STREAMING,
     honoured("chat_template_kwargs", note=FROM_VLLM),
+    FROM_VLLM_STRUCTURED,
     honoured("store", note="with false, no later request can go on from the response"),
     honoured("include", note="refused are log-probabilities; use Chat Completions"),
     honoured("reasoning"),
@@ -77,15 +82,12 @@ OPTIONS: Final = Options(
     ignored("reasoning is given whole", "reasoning.summary", "reasoning.generate_summary"),
     ignored("the chat template says what it keeps of earlier reasoning", "reasoning.context"),
     ignored("there is one mode", "reasoning.mode"),
-    honoured("text"),
     ignored(VERBOSITY, "text.verbosity"),
     LABELS,
     CACHING,
     ignored("access to OpenAI's own models", "access_programs"),
     ignored("images are refused, so there is none to compress", "image"),
     ignored("it counts OpenAI's own tools, which are refused", "max_tool_calls"),
-    ignored("nothing enforces it", "parallel_tool_calls"),
-    {"text.format": Option("refused", "leave it out", ({"type": "text"},))},
     refused("a response is given at once; leave it out", background=(False,)),
     refused("nothing is cut out of a conversation; send less, and leave it out", truncation=("disabled",)),
     refused("nothing is cut out of a conversation; leave it out", context_management=([],)),
@@ -121,18 +123,21 @@ class Responses(Dialect):
     def read(self, content: bytes, sampling: Sampling | None, owner: Owner) -> Request:
         body = OPTIONS.read(content)
         _check_options(body)
-        check_tool_choice(body.get("tools"), body.get("tool_choice"))
+        choice, tools = read_tool_choice(body), _tools(body)
+        form = read_format((mapping(body, "text") or {}).get("format"), "text.format")
         before = self._before(body, owner)
         added = _read_items(body.get("input"))
         temperature, top_p = temperature_and_top_p(body, sampling)
         chat = ChatRequest(
             messages=[*_instructions(body), *messages_of(before), *added],
-            tools=_tools(body),
+            tools=tools,
             max_tokens=integer(body, "max_output_tokens", 1),
             temperature=temperature,
             top_p=top_p,
             extra=mapping(body, "chat_template_kwargs") or {},
             effort=text(mapping(body, "reasoning") or {}, "effort"),
+            constraint=read_constraint(body, form, choice.constraint(tools)),
+            parallel=choice.parallel,
         )
 
         def remember(response_id: str, message: Json) -> None:
@@ -227,7 +232,6 @@ def _check_options(body: Json) -> None:
             raise unsupported(
                 f"include[{index}]", f"include[{index}] = {short(name)} is not supported here; leave it out"
             )
-    mapping(body, "text")
 
 
 def _read_items(value: Any) -> list[Json]:
@@ -291,13 +295,12 @@ def _tools(body: Json) -> list[Json] | None:
     tools = body.get("tools")
     if isinstance(tools, list):
         tools = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
-    return read_tools(tools, body.get("tool_choice"))
+    return read_tools(tools, read_tool_choice(body))
 
 
 def _function(tool: Any, param: str) -> Json:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if kind != "function":
-        raise unsupported(param, f"{param} has the type {short(kind)}; only functions are supported")
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        check_tool(tool, param)
     told = ("name", "description", "parameters")
     return {"type": "function", "function": {name: tool[name] for name in told if tool.get(name) is not None}}
 
@@ -494,9 +497,9 @@ def _echo(request: Request, model: str) -> Json:
         "parallel_tool_calls": True if parallel is None else parallel,
         "store": raw.get("store") is not False,
         "metadata": raw.get("metadata") or {},
-        "text": {"format": {"type": "text"}},
+        "text": {"format": {"type": "text"}, **(raw.get("text") or {})},
         "truncation": "disabled",
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": None, "summary": None, **(raw.get("reasoning") or {})},
         "background": False,
         "service_tier": "default",
     }

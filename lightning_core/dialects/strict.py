@@ -139,38 +139,6 @@ def _part(part: Any, param: str, parts: Mapping[str, str]) -> str:
     return text
 
 
-def read_tools(tools: Any, choice: Any) -> list[Json] | None:
-    """The functions the model may call; with the choice "none" it is not told of any."""
-    if tools is None or tools == []:
-        return None
-    if not isinstance(tools, list):
-        raise invalid("tools", "tools must be a list")
-    for index, tool in enumerate(tools):
-        _check_tool(tool, f"tools[{index}]")
-    return None if choice == "none" else tools
-
-
-def _check_tool(tool: Any, param: str) -> None:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if kind != "function":
-        raise unsupported(param, f"{param} has the type {short(kind)}; only functions are supported")
-    function = tool.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise missing(param, f"{param}.function needs a name")
-
-
-def check_tool_choice(tools: list[Json] | None, choice: Any) -> None:
-    """Raise ApiError for a tool that is to be called without fail."""
-    if choice in (None, "none", "auto"):
-        return
-    if not tools:
-        raise invalid("tool_choice", "tool_choice needs tools")
-    raise unsupported(
-        "tool_choice",
-        f"tool_choice = {short(choice)} can't be forced on this engine; use 'auto' or 'none'",
-    )
-
-
 def unsupported(param: str, message: str) -> ApiError:
     """A valid option that no engine here can honour: refused by name rather than ignored."""
     return ApiError(message, code="unsupported_value", param=param)

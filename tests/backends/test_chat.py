@@ -244,6 +244,18 @@ async def test_a_reply_is_read_as_content_calls_and_a_reason(
     assert [i for d in deltas for i in d.token_ids] == completion.ids
 
 
+async def test_a_reply_that_may_hold_one_call_ends_with_it() -> None:
+    completion = scripted(f"Look.\n{CALL}\n{CALL}")
+    request = ChatRequest(user("hi"), tools=[{"type": "function"}], parallel=False)
+    choice = Choice(0, completion, TextStream(TOKENIZER, frozenset({2})), request)
+    deltas = [d async for d in ChatGeneration([5], completion.request, [choice])]
+    assert sum(len(d.tool_calls or []) for d in deltas) == 1
+    assert deltas[-1].finish_reason == "tool_calls"
+    assert completion.cancelled
+    recorded = [i for d in deltas for i in d.token_ids]
+    assert TOKENIZER.decode(recorded, skip_special_tokens=False) == f"Look.\n{CALL}"
+
+
 async def test_a_reply_whose_end_comes_after_its_last_token_still_ends() -> None:
     completion = scripted("fox")
     completion.finish_reason = None

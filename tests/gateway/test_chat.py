@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+import pytest
 
 from lightning_core.types import UNNAMED, Sampling
 from lightning_core.upstream import ChatRequest
@@ -129,6 +130,23 @@ async def test_tools_go_to_the_engine_and_tool_calls_come_back() -> None:
         assert reply.choices[0].finish_reason == "tool_calls"
         assert engine.requests[0].tools == TOOLS
         assert (await house.one_call()).choices[0].message["tool_calls"] == [LOOK]
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [({"type": "function", "function": {"name": "look"}}, "stop"), ("required", "tool_calls")],
+)
+async def test_the_finish_reason_of_a_forced_call_is_openais(choice: Any, reason: str) -> None:
+    engine = ScriptedEngine(says=lambda request, choice: Line(tool_calls=[LOOK]))
+    async with open_house(engine) as house:
+        client = house.client(await house.rollout())
+        asked: dict[str, Any] = {"messages": HELLO, "tools": TOOLS, "tool_choice": choice}
+        whole = await client.chat.completions.create(model="m", **asked)
+        assert whole.choices[0].finish_reason == reason
+        stream = await client.chat.completions.create(model="m", stream=True, **asked)
+        chunks = [chunk async for chunk in stream]
+        assert chunks[-1].choices[0].finish_reason == reason
+        assert [call.choices[0].finish_reason for call in await house.calls()] == ["tool_calls"] * 2
 
 
 async def test_half_a_surrogate_pair_in_a_tools_arguments_is_passed_on_escaped() -> None:

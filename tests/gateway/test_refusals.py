@@ -26,8 +26,8 @@ def with_part(part: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format"),
+        ({"response_format": {"type": "grammar"}}, "response_format"),
+        ({"response_format": "json"}, "response_format"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"frequency_penalty": 0.5}, "frequency_penalty"),
         ({"presence_penalty": -1}, "presence_penalty"),
@@ -39,8 +39,8 @@ def with_part(part: dict[str, Any]) -> dict[str, Any]:
         ({"top_k": 5}, "top_k"),
         ({"min_p": 0.1}, "min_p"),
         ({"repetition_penalty": 1.1}, "repetition_penalty"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "look"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {"name": "look"}}}, "tool_choice"),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0]"),
         (with_part({"type": "image_url", "image_url": {"url": "data:"}}), "messages[1].content[1]"),
         (with_part({"type": "input_audio"}), "messages[1].content[1]"),
@@ -75,6 +75,17 @@ def test_an_option_that_no_engine_here_honours_is_refused_by_name(fields: dict[s
         ({"model": 5}, "model"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+        ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_regex": 5}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
         ({"tools": "look"}, "tools"),
         ({"messages": []}, "messages"),
         ({"messages": ["hi"]}, "messages[0]"),
@@ -96,10 +107,10 @@ def test_an_unknown_parameter_and_a_nameless_tool_are_refused() -> None:
 
 
 async def test_a_refusal_reaches_the_app_as_its_sdks_exception(house: House) -> None:
-    with pytest.raises(openai.BadRequestError, match="response_format") as caught:
-        await create(house, {"response_format": {"type": "json_object"}})
+    with pytest.raises(openai.BadRequestError, match="logit_bias") as caught:
+        await create(house, {"logit_bias": {"5": 1}})
     assert caught.value.code == "unsupported_value"
-    assert caught.value.param == "response_format"
+    assert caught.value.param == "logit_bias"
     assert caught.value.type == "invalid_request_error"
     assert not house.engine.requests
     assert await house.calls() == []

@@ -340,12 +340,12 @@ async def test_an_engine_that_fails_midway_ends_the_stream_with_the_error() -> N
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format"),
         ({"include": ["message.output_text.logprobs"]}, "include[0]"),
         ({"include": [5]}, "include[0]"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "look"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "web_search_preview"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "mcp", "server_label": "x"}}, "tool_choice"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input[0]"),
         ({"input": [{"type": ["message"]}]}, "input[0]"),

@@ -188,6 +188,7 @@ class Choice:
         self._text = text
         self._stops = StopStrings(request.stop)
         self._tools = ToolCalls() if request.tools else None
+        self._parallel = request.parallel
         self._seen = 0
         self.ended = False
 
@@ -202,23 +203,36 @@ class Choice:
         if not new and reason is None:
             return None
         text = ""
+        calls: list[dict[str, Any]] = []
         for token_id in new:
             self._seen += 1
-            text += self._stops.feed(self._text.feed(token_id))
-            if self._stops.hit is not None:
+            text += self._take(self._stops.feed(self._text.feed(token_id)), calls)
+            if self._complete:
                 reason = "stop"
                 self.completion.cancel()
                 break
-        return self._delta(start, text, reason)
+        return self._delta(start, text, calls, reason)
 
-    def _delta(self, start: int, text: str, reason: str | None) -> Delta:
-        text += self._stops.flush() if reason else ""
-        calls: list[dict[str, Any]] = []
-        if self._tools is not None:
-            text, calls = self._tools.feed(text)
-            if reason:
-                text += self._tools.flush()
-                reason = "tool_calls" if self._tools.found and reason == "stop" else reason
+    @property
+    def _complete(self) -> bool:
+        """Whether a stop string has ended it, or the first of its tool calls where it may have no other."""
+        called = self._tools is not None and self._tools.found > 0
+        return self._stops.hit is not None or (called and not self._parallel)
+
+    def _take(self, text: str, calls: list[dict[str, Any]]) -> str:
+        """What of the text is content; its tool calls are added to `calls`."""
+        if self._tools is None or not text:
+            return text
+        text, found = self._tools.feed(text)
+        calls += found
+        return text
+
+    def _delta(self, start: int, text: str, calls: list[dict[str, Any]], reason: str | None) -> Delta:
+        if reason:
+            text += self._take(self._stops.flush(), calls)
+        if self._tools is not None and reason:
+            text += self._tools.flush()
+            reason = "tool_calls" if self._tools.found and reason == "stop" else reason
         self.ended = reason is not None
         best = self.completion.best[start : self._seen] if self.completion.options.top_logprobs else None
         return Delta(
