@@ -22,7 +22,7 @@ from lightning_core.errors import ConfigError, StoreError
 from lightning_core.stores.notifications import Notifications, Topic
 from lightning_core.stores.rows import Row
 from lightning_core.stores.sql_store import SqlDriver, SqlStore
-from lightning_core.stores.workers import Job
+from lightning_core.stores.workers import Job, Worker
 from lightning_core.types import Rollout
 
 try:
@@ -67,10 +67,9 @@ class PostgresStore(SqlStore):
         channels = Channels(place.schema)
         self._listener = Listener(lambda: connect(place), channels, notifications)
         super().__init__(
-            _Writer(place, channels, notifications),
-            _Reader(place, notifications),
+            Worker(_Writer(place, channels, notifications), server_timeout=server_timeout),
+            Worker(_Reader(place, notifications), server_timeout=server_timeout),
             notifications,
-            server_timeout,
         )
 
     async def __aenter__(self) -> PostgresStore:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from lightning_core.errors import LightningError, NotFoundError
 from lightning_core.stores import rules, sql_queue
@@ -40,7 +40,7 @@ from lightning_core.stores.rows import (
     to_count,
 )
 from lightning_core.stores.sql_queue import Transaction
-from lightning_core.stores.workers import Driver, Job, Worker
+from lightning_core.stores.workers import Direct, Driver, Job, Worker
 from lightning_core.types import (
     Alert,
     Attempt,
@@ -123,14 +123,20 @@ class SqlStore(ABC):
 
     def __init__(
         self,
-        writer: Driver[C],
-        reader: Driver[C],
+        writer: Worker[C] | Direct[C],
+        reader: Worker[C] | Direct[C],
         notifications: Notifications,
-        server_timeout: float = 0.0,
     ) -> None:
-        self._writer = Worker(writer, server_timeout=server_timeout)
-        self._reader = Worker(reader, server_timeout=server_timeout)
-        self._notifications = notifications
+        self._writer, self._reader, self._notifications = writer, reader, notifications
+
+    async def __aenter__(self) -> Self:
+        await self._writer.open()
+        try:
+            await self._reader.open()
+        except BaseException:
+            await self._writer.close()
+            raise
+        return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self._writer.close()

@@ -26,7 +26,7 @@ from lightning_core.stores.packing import dump_json
 from lightning_core.stores.rows import SCHEMA, Dialect, Row
 from lightning_core.stores.sql_queue import Transaction, work
 from lightning_core.stores.sql_store import SqlDriver, SqlStore
-from lightning_core.stores.workers import Job
+from lightning_core.stores.workers import Job, Worker
 from lightning_core.types import Attempt, Rollout
 
 log = logging.getLogger(__name__)
@@ -62,19 +62,19 @@ class SqliteStore(SqlStore):
         self.name = str(self.path)
         notifications = Notifications()
         writer, reader = (
-            _Driver(self.path, busy_seconds, notifications, writes=writes) for writes in (True, False)
+            Worker(
+                SqliteDriver(
+                    self.name,
+                    lambda: connect(self.path, busy_seconds),
+                    notifications,
+                    busy_seconds,
+                    writes=writes,
+                )
+            )
+            for writes in (True, False)
         )
         super().__init__(writer, reader, notifications)
         self._poll_seconds = poll_seconds
-
-    async def __aenter__(self) -> SqliteStore:
-        await self._writer.open()
-        try:
-            await self._reader.open()
-        except BaseException:
-            await self._writer.close()
-            raise
-        return self
 
     async def lease(
         self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
@@ -125,16 +125,24 @@ def _words(statement: str) -> str:
     return statement.format_map(DIALECT)
 
 
-class _Driver(SqlDriver[SqliteConnection]):
+class SqliteDriver(SqlDriver[SqliteConnection]):
+    """Begins and commits on the connections that it is told to make."""
+
     def __init__(
-        self, path: Path, busy_seconds: float, notifications: Notifications, *, writes: bool
+        self,
+        name: str,
+        connect: Callable[[], SqliteConnection],
+        notifications: Notifications,
+        busy_seconds: float = 0.0,
+        *,
+        writes: bool = True,
     ) -> None:
         super().__init__(notifications)
-        self.name = str(path)
-        self._path, self._busy_seconds, self._writes = path, busy_seconds, writes
+        self.name, self._connect = name, connect
+        self._busy_seconds, self._writes = busy_seconds, writes
 
     def connect(self) -> SqliteConnection:
-        return connect(self._path, self._busy_seconds)
+        return self._connect()
 
     def close(self, connection: SqliteConnection) -> None:
         connection.raw.close()
@@ -162,7 +170,7 @@ class _Driver(SqlDriver[SqliteConnection]):
 
     def explain(self, error: Exception) -> Exception:
         if isinstance(error, sqlite3.Error):
-            words = in_words(error, self._path, self._busy_seconds)
+            words = in_words(error, self.name, self._busy_seconds)
         elif isinstance(error, UnicodeEncodeError):
             words = StoreError(f"a store can't keep {error.object!r}: it is not whole Unicode text")
         else:
@@ -204,16 +212,25 @@ def connect(path: Path, busy_seconds: float) -> SqliteConnection:
     try:
         connection = sqlite3.connect(path, busy_seconds, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
-        raise in_words(error, path, busy_seconds) from error
+        raise in_words(error, str(path), busy_seconds) from error
     try:
         _prepare(connection, path, busy_seconds)
     except sqlite3.Error as error:
         connection.close()
-        raise in_words(error, path, busy_seconds) from error
+        raise in_words(error, str(path), busy_seconds) from error
     except StoreError:
         connection.close()
         raise
     _narrow(path)
+    return SqliteConnection(connection)
+
+
+def connect_memory() -> SqliteConnection:
+    """A connection to a database of its own, in memory, with the schema."""
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.create_function("lease_clock", 0, clock.seconds)
+    for statement in SCHEMA:
+        connection.execute(_words(statement))
     return SqliteConnection(connection)
 
 
@@ -238,7 +255,7 @@ def _narrow(path: Path) -> None:
                     )
 
 
-def in_words(error: sqlite3.Error, path: Path, busy_seconds: float) -> StoreError:
+def in_words(error: sqlite3.Error, name: str, busy_seconds: float) -> StoreError:
     """What an SQLite error means for the user: what happened, to which file, what to do next."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     said = {
@@ -250,7 +267,7 @@ def in_words(error: sqlite3.Error, path: Path, busy_seconds: float) -> StoreErro
         sqlite3.SQLITE_NOTADB: "is not a SQLite database: use another path",
         sqlite3.SQLITE_CORRUPT: "is damaged: restore it from a copy, or use another path",
     }.get(code, "refused an operation")
-    return StoreError(f"the store {str(path)!r} {said} ({error})")
+    return StoreError(f"the store {name!r} {said} ({error})")
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, busy_seconds: float) -> None:

@@ -216,6 +216,33 @@ class Worker(Generic[C]):
             self._connection = None
 
 
+class Direct(Generic[C]):
+    """Runs operations where they are called, one at a time: for a driver that waits for nothing."""
+
+    def __init__(self, driver: Driver[C]) -> None:
+        self.connection = driver.connect()
+        self._driver = driver
+        self._lock = threading.Lock()
+
+    async def open(self, *, connect: bool = True) -> None:
+        """It is open from the beginning."""
+
+    async def close(self) -> None:
+        """It stays open, as nothing else holds what is in it."""
+
+    async def run(self, operation: Any) -> Any:
+        """The operation's result."""
+        job = Job(operation)
+        try:
+            with self._lock:
+                self._driver.carry_out(self.connection, [job])
+        except Exception as error:
+            raise self._driver.explain(error) from error
+        if job.error is not None:
+            raise job.error
+        return job.result
+
+
 def _answer(jobs: Sequence[Job]) -> None:
     """Settle the jobs of each event loop in one wake-up of that loop."""
     by_loop: defaultdict[asyncio.AbstractEventLoop, list[Job]] = defaultdict(list)

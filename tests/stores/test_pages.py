@@ -31,35 +31,27 @@ LOOKS: tuple[dict[str, Any], ...] = (
 )
 
 
-class Counting(dict[Any, Any]):
-    """Rollouts of a memory store that count how often one is looked at."""
-
-    looks = 0
-
-    def __getitem__(self, key: Any) -> Any:
-        self.looks += 1
-        return super().__getitem__(key)
-
-
 async def read_of(store: Store, request: pytest.FixtureRequest, look: dict[str, Any], after: str) -> float:
-    """What a page costs: rollouts looked at, virtual machine steps, rows or elements."""
+    """What a page costs: virtual machine steps, rows or elements."""
     wanted = {name: value for name, value in look.items() if name != "newest"}
     newest = "newest" in look
-    if isinstance(store, MemoryStore):
-        store._rollouts = counting = Counting(store._rollouts)
-        await store.find_rollouts("run", **look, after=after, limit=LIMIT)
-        return counting.looks
     if isinstance(store, PostgresStore):
         return rows_of_postgres(request.getfixturevalue("postgres_url"), wanted, newest)
     if isinstance(store, RedisStore):
         return await elements_of_redis(request.getfixturevalue("redis_url"), store, look, after)
-    assert isinstance(store, SqliteStore)
     steps = 0
 
     def count() -> None:
         nonlocal steps
         steps += 1
 
+    if isinstance(store, MemoryStore):
+        connection = store._reader.connection
+        connection.raw.set_progress_handler(count, 1)
+        await store.find_rollouts("run", **look, after=after, limit=LIMIT)
+        connection.raw.set_progress_handler(None, 1)
+        return steps
+    assert isinstance(store, SqliteStore)
     connection = connect(store.path, 1.0)
     connection.raw.set_progress_handler(count, 1)
     sql_queue.page(connection, "run", wanted, after, LIMIT, newest)
