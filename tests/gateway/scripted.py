@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from array import array
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,8 +42,8 @@ def echo(request: ChatRequest, choice: int) -> Line:
 
 
 def logprob(token: int) -> float:
-    """Each token's own log-probability, so that a test can tell any two apart."""
-    return -1.0 / (1 + token)
+    """Each token's own log-probability, so that a test can tell any two apart: a float32, as of an engine."""
+    return array("f", [-1.0 / (1 + token)])[0]
 
 
 @dataclass
