@@ -57,6 +57,8 @@ def lightning_register(register: Register) -> None:
     register("alert", "failed_update", "lightning_core.alerts.rules:failed_update")
     register("alert", "unusable_groups", "lightning_core.alerts.rules:unusable_groups")
     register("alert", "staleness", "lightning_core.alerts.rules:staleness")
+    register("alert", "unseen_calls", "lightning_core.alerts.rules:unseen_calls")
+    register("alert", "rollouts_without_calls", "lightning_core.alerts.rules:RolloutsWithoutCalls")
     register("alert", "stuck_worker", "lightning_core.alerts.rules:StuckWorker")
     register("alert", "stuck_rollout", "lightning_core.alerts.rules:StuckRollout")
     register("alert", "disk_filling", "lightning_core.alerts.rules:DiskFilling")

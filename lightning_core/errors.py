@@ -6,7 +6,8 @@
     │   └── UnknownAgentError  an `agents` pattern that no call ever matched
     ├── DataError              what the user's data or app handed over can't be used
     │   ├── TaskError          a task or dataset row
-    │   └── RewardError        a reward that is missing, too large, no number, or about nothing
+    │   ├── RewardError        a reward that is missing, too large, no number, or about nothing
+    │   └── UnseenCallsError   calls of the app that could not be recorded, where that was to be strict
     ├── ModelError             a model folder that can't be read or used
     ├── PluginError            a plugin that can't be imported or registered
     ├── StoreError             the store refused an operation
@@ -62,6 +63,10 @@ class TaskError(DataError):
 
 class RewardError(DataError):
     """A reward that is missing, too large, no number, or about nothing."""
+
+
+class UnseenCallsError(DataError):
+    """Calls of the app could not be recorded, and `FailurePolicy(strict=True)` was asked for."""
 
 
 class ModelError(LightningError):

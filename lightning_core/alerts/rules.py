@@ -250,6 +250,43 @@ def staleness(scene: Scene) -> Iterator[Finding]:
         )
 
 
+def unseen_calls(scene: Scene) -> Iterator[Finding]:
+    """Unseen calls: calls of a model were noticed, and could be neither sent to the gateway nor recorded.
+
+        found if  any, for each host, library and agent
+
+    No threshold: what is missing in a rollout is missing in what its reward is credited to.
+    """
+    for subject, (said, count) in scene.unseen.items():
+        yield Finding(f"{count} so far: {said}", subject=subject, level="critical", since="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutsWithoutCalls:
+    """Rollouts without calls: the app gave a reward and asked no model.
+
+        found if  (rollouts that succeeded and hold no call) / (rollouts) >= share    in the last step
+
+    A cache of replies does that: the first rollout of a group asks, the others are given what it was told.
+    Their calls are then missing in every comparison with it.
+    """
+
+    share: float = 0.05
+    """Of the rollouts. An app may answer a task without a model once in a while."""
+
+    def __call__(self, scene: Scene) -> Iterator[Finding]:
+        values = scene.history[-1].values if scene.history else {}
+        silent, rollouts = values.get("rollouts_without_calls", 0.0), values.get("rollouts", 0.0)
+        if not silent or silent < self.share * rollouts:
+            return
+        caches = ", ".join(name.removeprefix("cache/") for name in values if name.startswith("cache/"))
+        yield Finding(
+            f"{silent:.0f} of {rollouts:.0f} rollouts of the last step succeeded without a call of a model; "
+            f"caches of replies: {caches or 'none that is known'}. Switch caches off for the agents that are "
+            "trained, and look at how the app sends its calls (docs/frameworks.md)"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StuckWorker:
     """Stuck workers: a process that plays in the run gives no more sign of life.

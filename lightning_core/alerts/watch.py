@@ -58,6 +58,8 @@ class Scene:
     """Seconds that rollouts took which ended lately, at most."""
     space: Sequence[Space] = ()
     """By rising step."""
+    unseen: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """Calls that could not be recorded: by host, library and agent what happened, and how often."""
 
     @property
     def step(self) -> int | None:

@@ -23,6 +23,9 @@ class FailurePolicy:
     as its reward and is trained on, so that the policy learns to avoid what made the app fail."""
     penalty: float = 0.0
     """The return of a penalised rollout: its intermediate rewards do not count."""
+    strict: bool = False
+    """Whether a rollout fails too if calls of it, or beside it, were noticed and could not be recorded: those
+    of the alert `unseen_calls`. Its reward may rest on replies that are not trained on."""
 
     def __post_init__(self) -> None:
         if self.retries < 0:

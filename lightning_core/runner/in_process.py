@@ -22,7 +22,7 @@ from lightning_core.errors import RewardError
 from lightning_core.runner.command import Command
 from lightning_core.runner.outcome import Outcome, Solve, describe, to_reward
 from lightning_core.runner.program import END_SECONDS
-from lightning_core.tracing.scope import Scope, rollout_scope
+from lightning_core.tracing.scope import Scope, leave_behind, rollout_scope
 from lightning_core.types import Task
 
 GRACE_SECONDS = 2.0
@@ -59,6 +59,7 @@ class InProcess:
             except asyncio.CancelledError:
                 if await self._cancel(work):
                     raise
+                leave_behind()
                 return Outcome(left_behind=True)
             return self._read(work.result(), task)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_core.errors import ConfigError, LeaseLostError, StoreError
+from lightning_core.errors import ConfigError, LeaseLostError, StoreError, UnseenCallsError
 from lightning_core.runner.config import FailurePolicy
 from lightning_core.runner.gateways import GatewayHealth
 from lightning_core.runner.in_process import InProcess
@@ -25,7 +25,7 @@ from lightning_core.runner.process import local_pool
 from lightning_core.runner.ray_workers import Workers, parse_workers
 from lightning_core.stores.base import Store
 from lightning_core.stores.rules import last_final
-from lightning_core.tracing.scope import Scope
+from lightning_core.tracing.scope import Scope, read_unseen
 from lightning_core.types import Attempt, Rollout
 
 log = logging.getLogger(__name__)
@@ -117,6 +117,8 @@ class Runner:
         self._look: asyncio.Future[None] | None = None
         """For a gateway, while it goes on."""
         self._wake = asyncio.Event()
+        self._told: set[tuple[str, ...]] = set()
+        """Kinds of unseen calls that are in the log."""
         self._broken: BaseException | None = None
 
     async def serve(self, stop: asyncio.Event) -> None:
@@ -238,7 +240,20 @@ class Runner:
             slot.settled = True
             return
         await self._keep(scope)
-        await self._record(slot, outcome)
+        await self._record(slot, self._strictly(outcome, scope))
+
+    def _strictly(self, outcome: Outcome, scope: Scope) -> Outcome:
+        """Tell the log what could not be recorded, once; the outcome is then a failure if that was asked
+        for."""
+        found = list(filter(None, map(read_unseen, scope.noticed()[1])))
+        for unseen, _ in found:
+            key = unseen.host, unseen.library, unseen.agent, unseen.line
+            if key not in self._told:
+                self._told.add(key)
+                log.warning("rollout %s: %s", scope.rollout_id, unseen.said())
+        if not found or outcome.error is not None or not self.on_failure.strict:
+            return outcome
+        return Outcome(error=describe(UnseenCallsError("; ".join(unseen.said() for unseen, _ in found))))
 
     async def _run(self, slot: _Slot, scope: Scope) -> Outcome | None:
         """How the attempt ended, its time-out included; None if it was dropped before."""

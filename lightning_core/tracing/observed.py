@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
@@ -36,6 +38,21 @@ _MOST_CHARACTERS: Final = 500
 """Of a server's error message."""
 _SECRETS: Final = ("authorization", "authorization_token", "headers", "api_key")
 """What the descriptions of remote tools may hold, and bodies meant for a proxy."""
+
+
+passing: ContextVar[bool] = ContextVar("lightning_passing", default=False)
+"""Whether a call that is known already is being sent here, maybe by one library through another."""
+
+
+@contextmanager
+def pass_on(known: bool) -> Iterator[None]:
+    """What is sent in this block is known already, if `known`."""
+    before = passing.get()
+    passing.set(known or before)
+    try:
+        yield
+    finally:
+        passing.set(before)  # no token: an async reply may be given up in another context
 
 
 def watch(request: Any, scope: Scope, agent: str, call_id: str, dialect: type[Dialect]) -> None:
@@ -112,8 +129,11 @@ class _AsyncListening(_Listening):
             self._watch.close()
 
 
-def install(module: ModuleType, user: object) -> list[Callable[[], None]]:
-    """Listen to what is sent with this HTTP library, until the functions returned are called.
+def install(
+    module: ModuleType, user: object, meet: Callable[[Any, list[Any]], bool]
+) -> list[Callable[[], None]]:
+    """Listen to what is sent with this HTTP library, until the functions returned are called. `meet` is given
+    what no SDK has built, and says whether it is a call of a model; it may route or watch it.
 
     Raises InstrumentationError if the library has no place for it.
     """
@@ -123,8 +143,8 @@ def install(module: ModuleType, user: object) -> list[Callable[[], None]]:
             f"{module.__name__} {getattr(module, '__version__', '')} has no {missing[0]!r}, through "
             "which the calls that stay at the app's own endpoint are seen; install httpx<1 or httpx2>=2,<3"
         )
-    sync = partial(_send, type("ListeningStream", (_SyncListening, module.SyncByteStream), {}))
-    not_sync = partial(_asend, type("ListeningStream", (_AsyncListening, module.AsyncByteStream), {}))
+    sync = partial(_send, meet, type("ListeningStream", (_SyncListening, module.SyncByteStream), {}))
+    not_sync = partial(_asend, meet, type("ListeningStream", (_AsyncListening, module.AsyncByteStream), {}))
     return [patch(module.Client, "send", user, sync), patch(module.AsyncClient, "send", user, not_sync)]
 
 
@@ -134,15 +154,18 @@ def _find(found: object, name: str) -> object:
     return found
 
 
-def _send(listening: type, original: Callable[..., Any], users: list[object]) -> Callable[..., Any]:
+def _send(
+    meet: Callable[[Any, list[Any]], bool], listening: type, original: Callable[..., Any], users: list[Any]
+) -> Callable[..., Any]:
     def send(client: Any, request: Any, **kwargs: Any) -> Any:
-        watch = _begin(request, kwargs) if users else None
-        if watch is None:
+        if not users or not _is_known(request, users, meet):
             return original(client, request, **kwargs)
+        watch = _begin(request, kwargs)
         try:
-            response = original(client, request, **kwargs)
+            with pass_on(True):
+                response = original(client, request, **kwargs)
         except BaseException as error:
-            watch.close(error)
+            _fail(watch, error)
             raise
         _listen(watch, response, listening)
         return response
@@ -150,20 +173,31 @@ def _send(listening: type, original: Callable[..., Any], users: list[object]) ->
     return send
 
 
-def _asend(listening: type, original: Callable[..., Any], users: list[object]) -> Callable[..., Any]:
+def _asend(
+    meet: Callable[[Any, list[Any]], bool], listening: type, original: Callable[..., Any], users: list[Any]
+) -> Callable[..., Any]:
     async def send(client: Any, request: Any, **kwargs: Any) -> Any:
-        watch = _begin(request, kwargs) if users else None
-        if watch is None:
+        if not users or not _is_known(request, users, meet):
             return await original(client, request, **kwargs)
+        watch = _begin(request, kwargs)
         try:
-            response = await original(client, request, **kwargs)
+            with pass_on(True):
+                response = await original(client, request, **kwargs)
         except BaseException as error:
-            watch.close(error)
+            _fail(watch, error)
             raise
         _listen(watch, response, listening)
         return response
 
     return send
+
+
+def _is_known(request: Any, users: list[Any], meet: Callable[[Any, list[Any]], bool]) -> bool:
+    """Whether it is a call of a model that was routed, watched or noticed."""
+    extensions = request.extensions
+    if _ROUTED in extensions or _WATCHED in extensions:
+        return True
+    return request.method == "POST" and not passing.get() and meet(request, users)
 
 
 def _begin(request: Any, kwargs: dict[str, Any]) -> ObservedCall | None:
@@ -179,8 +213,13 @@ def _begin(request: Any, kwargs: dict[str, Any]) -> ObservedCall | None:
     return watch
 
 
-def _listen(watch: ObservedCall, response: Any, listening: type) -> None:
-    if watch.ended:  # the same request was sent again meanwhile
+def _fail(watch: ObservedCall | None, error: BaseException) -> None:
+    if watch is not None:
+        watch.close(error)
+
+
+def _listen(watch: ObservedCall | None, response: Any, listening: type) -> None:
+    if watch is None or watch.ended:  # the same request was sent again meanwhile
         return
     watch.response = response
     if response.is_closed:  # read already

@@ -13,110 +13,24 @@ An app that sets that key itself says with it which requests are one call.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType, TracebackType
-from typing import Any, Final
+from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
-from lightning_core.dialects import DIALECTS, find_dialect
+from lightning_core.dialects import find_dialect
 from lightning_core.errors import InstrumentationError
-from lightning_core.tracing import headers, observed, spans, threads
+from lightning_core.tracing import headers, observed, spans, threads, unseen
 from lightning_core.tracing.importing import WhenImported
 from lightning_core.tracing.patching import patch
-from lightning_core.tracing.scope import Scope, current_agent, current_scope
-from lightning_core.types import UNNAMED, Who
+from lightning_core.tracing.routing import SDKS, Puller, Sdk, at_gateway, route
+from lightning_core.tracing.scope import Scope, current_scope
+from lightning_core.tracing.unseen import name_caller
 
-Puller = Callable[[], Who | None]
-"""Answers "who is calling right now?"; see `Plugins.who`."""
-
-API_KEY = "x-api-key"
-AUTHORIZATION = "authorization"
 _NEEDED = ("_build_request", "_idempotency_key")
 _KEY_PREFIX = "stainless-python-retry-"
-_TAKEN_OUT = frozenset(
-    name.encode()
-    for name in (
-        *("host", "authorization", "api-key", "x-api-key", "cookie"),
-        *("openai-organization", "openai-project"),
-    )
-)
-"""The headers of a routed request that are replaced or dropped: its address and its credentials."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sdk:
-    """One SDK."""
-
-    name: str
-    versions: str
-    """Those whose requests are known to be built in `BaseClient._build_request`."""
-    served: re.Pattern[str]
-    """The paths that the gateway can serve; the group is what follows `/v1`. The rest (embeddings, files,
-    audio) is not the policy's to answer: it goes where the app sends it."""
-    names_no_endpoint: Callable[[Any, Any], bool]
-    """Whether a call (client, request) could never succeed where it points: at the SDK's default address,
-    without a key that opens it."""
-    key_header: str
-    key_prefix: str
-    """How a request bears the rollout's token."""
-    base_path: str
-    """How its base URLs end."""
-
-    @property
-    def module(self) -> str:
-        """The module of its clients' base class."""
-        return f"{self.name}._base_client"
-
-
-def _no_openai_key(client: Any, request: Any) -> bool:
-    if client.base_url.host != "api.openai.com":
-        return False
-    return not request.headers.get(AUTHORIZATION, "").startswith(_OPENAI_KEYS)
-
-
-def _no_anthropic_key(client: Any, request: Any) -> bool:
-    """A request that bears no key at all gets one when it is sent, from the app's credentials."""
-    if client.base_url.host != "api.anthropic.com":
-        return False
-    given = request.headers.get(API_KEY), request.headers.get(AUTHORIZATION)
-    keys = [key.removeprefix("Bearer ") for key in given if key]
-    return bool(keys) and not any(key.startswith("sk-ant-") for key in keys)
-
-
-def _paths(sdk: str) -> str:
-    """A pattern of the addresses of the APIs that an SDK speaks."""
-    return "|".join(re.escape(dialect.path) for dialect in DIALECTS if dialect.sdk == sdk)
-
-
-_OPENAI_KEYS: Final = ("Bearer sk-", "Bearer eyJ", "Bearer workload-identity-auth")
-"""An API key, an OAuth token, the placeholder of a workload identity."""
-
-OPENAI: Final = Sdk(
-    name="openai",
-    versions=">=2.30,<4",
-    # Behind an absolute or an Azure prefix.
-    served=re.compile(
-        rf"(?:.*/(?:v\d+|openai))?(?:/deployments/[^/]+)?((?:{_paths('openai')}|/models)(?:/.*)?)"
-    ),
-    names_no_endpoint=_no_openai_key,
-    key_header=AUTHORIZATION,
-    key_prefix="Bearer ",
-    base_path="/v1",
-)
-ANTHROPIC: Final = Sdk(
-    name="anthropic",
-    versions=">=2.11,<3",
-    served=re.compile(rf"(?:.*/v\d+)?({_paths('anthropic')})"),
-    names_no_endpoint=_no_anthropic_key,
-    key_header=API_KEY,
-    key_prefix="",
-    base_path="",
-)
-SDKS: Final = (OPENAI, ANTHROPIC)
 
 
 class Instrumentation:
@@ -132,6 +46,7 @@ class Instrumentation:
             return self
         self._undo += [threads.install(), spans.install(_span_processor)]
         hooks = [WhenImported(name, self._listen) for name in observed.CLIENTS]
+        hooks += [WhenImported(name, self._watch) for name in unseen.LIBRARIES]
         hooks += [WhenImported(sdk.module, partial(self._patch, sdk)) for sdk in SDKS]
         self._undo += [hook.stop for hook in hooks]
         try:
@@ -156,7 +71,10 @@ class Instrumentation:
         self.uninstall()
 
     def _listen(self, module: ModuleType) -> None:
-        self._undo += observed.install(module, self._who)
+        self._undo += observed.install(module, self._who, unseen.meet_httpx)
+
+    def _watch(self, module: ModuleType) -> None:
+        self._undo += unseen.install(module, self._who)
 
     def _patch(self, sdk: Sdk, module: ModuleType) -> None:
         owner = _require(sdk, module)
@@ -179,11 +97,6 @@ def instrument(who: Puller) -> Instrumentation:
     return Instrumentation(who).install()
 
 
-def innermost(answers: Sequence[Who | None]) -> Who | None:
-    """Of several callers the one whose scope was entered last."""
-    return max((who for who in answers if who is not None), key=lambda who: who.entered, default=None)
-
-
 def _require(sdk: Sdk, module: ModuleType) -> type:
     owner: type | None = getattr(module, "BaseClient", None)
     missing = [name for name in _NEEDED if not hasattr(owner, name)]
@@ -203,26 +116,20 @@ def _no_place(sdk: Sdk, name: str) -> InstrumentationError:
 
 
 def _build_request(sdk: Sdk, original: Callable[..., Any], users: list[Puller]) -> Callable[..., Any]:
-    parse = lru_cache(maxsize=64)(lambda url_type, address: url_type(address))
-
     def build_request(client: Any, options: Any, **kwargs: Any) -> Any:
         request = original(client, options, **kwargs)
         scope = current_scope()
         if users and scope is not None and (served := sdk.served.fullmatch(_path(options.url))):
             if _in_path_form(request, scope):
                 return request
-            who = innermost([current_agent(), spans.current_span_agent(), *(user() for user in users)])
-            agent = who.agent if who is not None else UNNAMED
-            if scope.trains(agent) or sdk.names_no_endpoint(client, request):
-                url_type: Any = type(request.url)  # httpx's or httpx2's
-                request.url = parse(url_type, _address(request, scope, served[1]))
-                request.extensions.pop("sni_hostname", None)
-                _tag(sdk, request, scope, agent, _call_id(sdk, options))
+            agent = name_caller(users)
+            if scope.trains(agent) or sdk.names_no_endpoint(client.base_url.host, request.headers):
+                route(sdk, request, scope, agent, _call_id(sdk, options), served[1])
                 observed.keep_token(request)
             elif (
                 request.method == "POST"
                 and (dialect := find_dialect(served[1]))
-                and not _at_gateway(request, scope)
+                and not at_gateway(request.url.netloc.decode("ascii"), scope)
             ):
                 observed.watch(request, scope, agent, _call_id(sdk, options), dialect)
         return request
@@ -237,41 +144,14 @@ def _path(url: str) -> str:
     return "/" + url.partition("?")[0].lstrip("/")
 
 
-def _at_gateway(request: Any, scope: Scope) -> bool:
-    """Whether the app itself names the gateway, which records the call."""
-    address: str = request.url.netloc.decode("ascii")
-    return scope.gateway_url.partition("://")[2].partition("/")[0] == address
-
-
 def _in_path_form(request: Any, scope: Scope) -> bool:
     """Whether the app itself names, in the address, the gateway, this rollout and the agent."""
-    if not _at_gateway(request, scope):
+    if not at_gateway(request.url.netloc.decode("ascii"), scope):
         return False
     base = scope.gateway_url.partition("://")[2].partition("/")[2].rstrip("/")
     own = f"{base}/rollouts/{headers.encode_name(scope.rollout_id)}/agents/".lstrip("/")
     address: str = request.url.raw_path.decode("ascii")
     return address.lstrip("/").startswith(own)
-
-
-def _address(request: Any, scope: Scope, path: str) -> str:
-    address = f"{scope.gateway_url.rstrip('/')}/v1{path}"
-    if request.url.query:
-        query = request.url.params.remove("api-version")  # Azure's
-        address += f"?{query}" if query else ""
-    return address
-
-
-def _tag(sdk: Sdk, request: Any, scope: Scope, agent: str, call: str) -> None:
-    kept = [item for item in request.headers.raw if item[0].lower() not in _TAKEN_OUT]
-    ours = {
-        sdk.key_header: sdk.key_prefix + scope.token,
-        headers.ROLLOUT: scope.rollout_id,
-        headers.AGENT: headers.encode_name(agent),
-        headers.CALL: call,
-    }
-    encoded = [(name.encode(), value.encode()) for name, value in ours.items()]
-    # Built once: setting a header searches through all of them, and that took most of the time here.
-    request.headers = type(request.headers)([(b"Host", request.url.netloc), *kept, *encoded])
 
 
 def _call_id(sdk: Sdk, options: Any) -> str:

@@ -7,14 +7,84 @@ built, in the caller's own context: attribution by identity, never by time or or
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from lightning_core.types import Call, Event, Reward, Who
+from lightning_core.types import Call, Event, Reward, Span, Who
+
+UNSEEN = "unseen call"
+"""What the span is called that stands for calls of a model which could not be recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """Calls of a model that were noticed and could be neither routed nor recorded."""
+
+    host: str
+    library: str
+    """What sent them."""
+    agent: str
+    path: str
+    line: str = ""
+    """Of the app's own code, if they were made outside every rollout, while this one ran."""
+
+    @property
+    def subject(self) -> str:
+        """What its alert is about."""
+        return "/".join(filter(None, (self.library, self.host, self.agent, self.line)))
+
+    def said(self) -> str:
+        """What happened, and what to do."""
+        where = f"POST {self.path} to {self.host} by {self.library}"
+        if self.line:
+            return (
+                f"calls of a model at {self.line} ({where}) were made outside every rollout, so nothing says "
+                "whose they are; hand the rollout on to where the work is done: "
+                "contextvars.copy_context().run(work)"
+            )
+        return (
+            f"calls of agent {self.agent!r} ({where}) were not recorded; make them with the SDK of OpenAI or "
+            "Anthropic, or with httpx, in one of the APIs that the gateway speaks (docs/frameworks.md)"
+        )
+
+    def span(self, scope: Scope, times: list[float]) -> Span:
+        """As it is stored: one span of all that are alike."""
+        name = "|".join((scope.rollout_id, str(scope.attempt), *map(str, self._parts())))
+        digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+        return Span(
+            id=digest[:16],
+            trace_id=digest,
+            rollout_id=scope.rollout_id,
+            attempt=scope.attempt,
+            agent=self.agent,
+            name=UNSEEN,
+            span_kind="client",
+            attributes={**dict(zip(_ATTRIBUTES, self._parts(), strict=True)), _COUNT: len(times)},
+            started_at=times[0],
+            ended_at=times[-1],
+        )
+
+    def _parts(self) -> tuple[str, ...]:
+        return self.host, self.library, self.agent, self.path, self.line
+
+
+_ATTRIBUTES = ("server.address", "lightning.library", "lightning.agent", "url.path", "lightning.line")
+_COUNT = "lightning.count"
+
+
+def read_unseen(event: Event) -> tuple[Unseen, int] | None:
+    """The unseen calls that an event stands for, and how many they are; None if it stands for none."""
+    if not isinstance(event, Span) or event.name != UNSEEN or _COUNT not in event.attributes:
+        return None
+    parts = (str(event.attributes.get(name, "")) for name in _ATTRIBUTES)
+    count = event.attributes[_COUNT]
+    return Unseen(*parts), count if isinstance(count, int) else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +109,13 @@ class Scope:
     rewards: list[Reward] = field(default_factory=list, compare=False, repr=False)
     """What the app gave with `lightning.reward`, stored likewise."""
 
+    unseen: dict[Unseen, list[float]] = field(default_factory=dict, compare=False, repr=False)
+    """When calls were noticed that could not be recorded."""
+
+    def notice(self, unseen: Unseen) -> None:
+        """Count a call that can't be recorded. From any thread."""
+        self.unseen.setdefault(unseen, []).append(time.time())
+
     def noticed(self) -> tuple[list[Call], list[Event]]:
         """All that was noticed until now, to be stored: of a call its last try, also if it is under way."""
         under_way = [call() for call in list(self.under_way.values())]
@@ -47,7 +124,9 @@ class Scope:
         for one in under_way:
             if one.id not in calls or one.started_at > calls[one.id].started_at:
                 calls[one.id] = one
-        return list(calls.values()), [one for one in seen if not isinstance(one, Call)]
+        events = [one for one in seen if not isinstance(one, Call)]
+        events += [unseen.span(self, list(times)) for unseen, times in list(self.unseen.items())]
+        return list(calls.values()), events
 
     def trains(self, agent: str) -> bool:
         return matches(agent, self.agents)
@@ -61,16 +140,19 @@ def matches(agent: str, patterns: tuple[str, ...] | None) -> bool:
 class _Opened:
     """A scope, and whether its `rollout_scope` block is still running."""
 
-    __slots__ = ("running", "scope")
+    __slots__ = ("left_behind", "running", "scope")
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.running = True
+        self.left_behind = False
 
 
 _scope: ContextVar[_Opened | None] = ContextVar("lightning_scope", default=None)
 _agent: ContextVar[Who | None] = ContextVar("lightning_agent", default=None)
 _order = itertools.count(1)
+_running: set[_Opened] = set()
+"""The rollouts of this process: a call that is outside of all of them can be told from one without any."""
 
 
 def enter_order() -> int:
@@ -86,6 +168,24 @@ def current_scope() -> Scope | None:
     """
     opened = _scope.get()
     return opened.scope if opened is not None and opened.running else None
+
+
+def running() -> list[Scope]:
+    """The rollouts that run in this process, in whatever context."""
+    return [opened.scope for opened in list(_running)] if _running else []
+
+
+def leave_behind() -> None:
+    """The rollout running in this context ends, and the app's function goes on all the same."""
+    opened = _scope.get()
+    if opened is not None:
+        opened.left_behind = True
+
+
+def left_behind() -> bool:
+    """Whether this context belongs to a function that goes on although its rollout has ended."""
+    opened = _scope.get()
+    return opened is not None and opened.left_behind
 
 
 def report(what: Call | Event) -> None:
@@ -105,10 +205,12 @@ def rollout_scope(scope: Scope) -> Iterator[Scope]:
     """Everything called inside belongs to that rollout."""
     opened = _Opened(scope)
     token = _scope.set(opened)
+    _running.add(opened)
     try:
         yield scope
     finally:
         opened.running = False
+        _running.discard(opened)
         _scope.reset(token)
 
 

@@ -18,6 +18,7 @@ from lightning_core.alerts.watch import Alerts, Rule, Scene, Space, Watch, make_
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.plugins import Plugins
 from lightning_core.stores.base import Store
+from lightning_core.tracing.scope import read_unseen
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.observers import Observer
 from lightning_core.types import Alert, Metrics, Rollout, Run, Status
@@ -60,6 +61,9 @@ class AlertObserver(Observer):
         self._began = time.time()
         self._history: list[Metrics] = []
         self._space: list[Space] = []
+        self._ended: list[str] = []
+        """Rollouts that no look has gone through yet."""
+        self._unseen: dict[str, tuple[str, int]] = {}
         self._untold: list[Alert] = []
         """Found, and not yet in the store."""
         self._looking = asyncio.Lock()
@@ -71,6 +75,9 @@ class AlertObserver(Observer):
         self._history = list(history)
         self._watch.recall(self._history)
         self._beat = asyncio.create_task(self._look_between())
+
+    def rollout_ended(self, rollout: Rollout) -> None:
+        self._ended.append(rollout.id)
 
     async def step_ended(self, metrics: Metrics) -> None:
         self._history.append(metrics)
@@ -117,7 +124,17 @@ class AlertObserver(Observer):
             running=running,
             ended=ended,
             space=tuple(self._space),
+            unseen=await self._find_unseen(),
         )
+
+    async def _find_unseen(self) -> dict[str, tuple[str, int]]:
+        ended = list(self._ended)
+        for events in (await self.store.get_events(ended)).values() if ended else ():
+            for unseen, count in filter(None, map(read_unseen, events)):
+                known = self._unseen.get(unseen.subject, ("", 0))[1]
+                self._unseen[unseen.subject] = unseen.said(), known + count
+        del self._ended[: len(ended)]
+        return dict(self._unseen)
 
     async def _look_between(self) -> None:
         while True:

@@ -229,6 +229,10 @@ def step_numbers(batch: StepBatch, report: CreditReport) -> dict[str, float]:
         **({"reward": fmean(rewards)} if rewards else {}),
         "rollouts": len(batch.rollouts),
         "failures": count_failures(batch.rollouts),
+        "rollouts_without_calls": sum(
+            rollout.status is Status.SUCCEEDED and not batch.calls.get(rollout.id)
+            for rollout in batch.rollouts
+        ),
         "groups": report.groups + batch.unusable_groups,
         "unusable_groups": len(report.unusable) + batch.unusable_groups,
         "added_groups": batch.added_groups,

@@ -14,6 +14,7 @@ from lightning_core.alerts.rules import (
     FailingRollouts,
     LogprobGap,
     RewardCollapse,
+    RolloutsWithoutCalls,
     StuckRollout,
     StuckWorker,
     ZeroVariance,
@@ -21,9 +22,10 @@ from lightning_core.alerts.rules import (
     jitter,
     moving_means,
     staleness,
+    unseen_calls,
     unusable_groups,
 )
-from lightning_core.alerts.watch import Space
+from lightning_core.alerts.watch import Scene, Space
 from lightning_core.types import Member
 from tests.alerts.histories import first_found, found, history
 
@@ -211,3 +213,25 @@ def test_checkpoints_that_come_and_go_are_no_filling():
 
 def test_no_room_for_another_checkpoint_is_found_at_once():
     assert found(DiskFilling(), space=[Space(0, 9, 20, 10)], total_steps=200)
+
+
+# calls that are missing -------------------------------------------------------------------------
+def test_unseen_calls_are_told_for_each_host_library_and_agent_with_their_number():
+    scene = Scene(unseen={"requests/a.com/writer": ("gone", 3), "aiohttp/b.com/writer": ("lost", 1)})
+    said = {finding.subject: finding.message for finding in unseen_calls(scene)}
+    assert said == {"requests/a.com/writer": "3 so far: gone", "aiohttp/b.com/writer": "1 so far: lost"}
+    assert list(unseen_calls(Scene())) == []
+
+
+def test_rollouts_without_calls_are_told_from_a_twentieth_on_and_a_known_cache_is_named():
+    steps = history(rollouts=[40.0, 40.0, 40.0], rollouts_without_calls=[0.0, 1.0, 2.0])
+    assert [len(found(RolloutsWithoutCalls(), steps[:end])) for end in (1, 2, 3)] == [0, 0, 1]
+    [message] = found(RolloutsWithoutCalls(), steps)
+    assert "2 of 40" in message
+    assert "none that is known" in message
+    [message] = found(RolloutsWithoutCalls(), [named_cache(steps[-1])])
+    assert "caches of replies: InMemoryCache" in message
+
+
+def named_cache(step):
+    return step.model_copy(update={"values": {**step.values, "cache/InMemoryCache": 1.0}})

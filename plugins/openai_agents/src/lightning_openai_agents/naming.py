@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_core.tracing.openai_sdk import innermost
+from lightning_core.tracing.routing import innermost
 from lightning_core.tracing.scope import enter_order
 from lightning_core.types import Who
 
