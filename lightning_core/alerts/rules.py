@@ -268,7 +268,8 @@ class RolloutsWithoutCalls:
         found if  (rollouts that succeeded and hold no call) / (rollouts) >= share    in the last step
 
     A cache of replies does that: the first rollout of a group asks, the others are given what it was told.
-    Their calls are then missing in every comparison with it.
+    Their calls are then missing in every comparison with it. Known caches are by-passed for trained agents
+    (`tracing/caches.py`).
     """
 
     share: float = 0.05
@@ -279,11 +280,10 @@ class RolloutsWithoutCalls:
         silent, rollouts = values.get("rollouts_without_calls", 0.0), values.get("rollouts", 0.0)
         if not silent or silent < self.share * rollouts:
             return
-        caches = ", ".join(name.removeprefix("cache/") for name in values if name.startswith("cache/"))
         yield Finding(
             f"{silent:.0f} of {rollouts:.0f} rollouts of the last step succeeded without a call of a model; "
-            f"caches of replies: {caches or 'none that is known'}. Switch caches off for the agents that are "
-            "trained, and look at how the app sends its calls (docs/frameworks.md)"
+            "does the app keep replies in a cache of its own? Switch it off for the agents that are trained "
+            "(those of LangChain, AutoGen and LiteLLM are by-passed), and see docs/frameworks.md"
         )
 
 
