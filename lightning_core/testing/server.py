@@ -3,13 +3,16 @@
 It plays the model too, and obeys marks in the prompt: `fail=2` answers the first two attempts (of one
 nonce or key) with 500, `slow=0.2` waits, `late=1` lets only the first attempt wait, `calls=a,b+c` asks
 for tool a, then for b and c at once, then answers in words; with `broken=a,b` the arguments for these
-tools are not valid JSON.
+tools are not valid JSON. How far it is, it reads from the prompt: from its own requests for tools, or
+from their ids where a framework tells of them in words. With `aloud=1` it says the ids itself, for a
+framework whose prompts don't tell of a tool that failed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
@@ -31,6 +34,8 @@ from lightning_core.gateway.server import ServerThread
 from lightning_core.testing.truth import Tagged, mistakes, read_marks
 from lightning_core.tracing.headers import AGENT, CALL, ROLLOUT, decode_name
 from lightning_core.upstream import ChatRequest, Delta
+
+_CALL_ID = re.compile(r"\bcall_(\w+?)_[0-9a-f]{32}\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,21 +176,31 @@ def compose(
     """
     steps = [step.split("+") for step in marks.get("calls", "").split(",") if step]
     names = {name for step in steps for name in step}
-    parts = [part for message in dialect.messages(body) for part in message["parts"]]
-    asked = [part for part in parts if part["type"] == "tool_call" and part["name"] in names]
+    asked = [name for name in _asked(dialect, body) if name in names]
     for step in steps:
         if not asked:
             tools, broken = dialect.offered_tools(body), marks.get("broken", "").split(",")
-            return [_call(name, tools.get(name) or {}, name in broken) for name in step]
+            calls = [_call(name, tools.get(name) or {}, name in broken) for name in step]
+            return [*([" ".join(call["id"] for call in calls)] if "aloud" in marks else []), *calls]
         asked = asked[len(step) :]
     return ["it ", "is ", "done"]
+
+
+def _asked(dialect: type[Dialect], body: Mapping[str, Any]) -> list[str]:
+    """The tools that a prompt says were asked for, in its order."""
+    parts = [part for message in dialect.messages(body) for part in message["parts"]]
+    asked = [part["name"] for part in parts if part["type"] == "tool_call"]
+    if asked:
+        return asked
+    told = " ".join(part["content"] for part in parts if part["type"] == "text")
+    return [found[1] for found in {found[0]: found for found in _CALL_ID.finditer(told)}.values()]
 
 
 def _call(name: str, schema: Mapping[str, Any], broken: bool) -> dict[str, Any]:
     """A request for a tool; all of its required arguments are taken to be strings."""
     given = dict.fromkeys(schema.get("required") or (), "asked")
     function = {"name": name, "arguments": '{"broken": ' if broken else json.dumps(given)}
-    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
+    return {"id": f"call_{name}_{uuid.uuid4().hex}", "type": "function", "function": function}
 
 
 def _reply(dialect: type[Dialect], body: Mapping[str, Any], said: list[str | dict[str, Any]]) -> Response:
