@@ -19,6 +19,10 @@ RESPONSE_ID = "gen_ai.response.id"
 """The attribute in which GenAI spans keep the reply's id."""
 TOOL_CALL_ID = "gen_ai.tool.call.id"
 """The attribute in which GenAI spans keep the id that the reply gave the request for a tool."""
+SERVICE_NAME = "service.name"
+"""The attribute in which a span that came from the app keeps its program's name, that of its resource."""
+SCOPE_NAME = "otel.scope.name"
+"""The attribute in which it keeps the name of its instrumentation."""
 
 _Ids = defaultdict[tuple[str | None, str], dict[str, Call]]
 """By (rollout, id in the reply): the calls whose replies bear it, by their own ids."""
@@ -103,6 +107,12 @@ def inherit_agents(events: Sequence[Event]) -> list[Event]:
         else event
         for event in events
     ]
+
+
+def origin(service: Any, scope: Any) -> dict[str, Any]:
+    """What a stored span keeps of where it came from, among its attributes; what has no name is left out."""
+    named = ((SERVICE_NAME, service), (SCOPE_NAME, scope))
+    return {name: str(value) for name, value in named if value}
 
 
 def tool_call_ids(message: dict[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from lightning_core.errors import ConfigError, ExportError
-from lightning_core.otlp.export import Collector, to_spans
+from lightning_core.otlp import Collector, to_spans
 from lightning_core.trace import Trace, build
 from lightning_core.types import Call, Choice, Event, Reward, Rollout, Span, Status, Task, ToolEvent
 from tests.gateway.conftest import open_house

@@ -49,7 +49,7 @@ async def export_run(path: Path, url: str, which: str | None) -> None:
     everything; what it took before stays there, and the same command sends the same spans again.
     """
     try:
-        from lightning_core.otlp.export import Collector, to_spans
+        from lightning_core.otlp import Collector, to_spans
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             f"to send traces, {error.name!r} must be installed: pip install 'agent-lightning-core[otel]'"

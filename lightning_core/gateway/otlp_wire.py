@@ -22,8 +22,7 @@ from lightning_core.errors import ApiError
 from lightning_core.gateway.access import Caller
 from lightning_core.gateway.errors import too_large
 from lightning_core.json_text import read_json
-from lightning_core.linking import AGENT_NAME
-from lightning_core.otlp.attributes import SERVICE_NAME, origin
+from lightning_core.linking import AGENT_NAME, SERVICE_NAME, origin
 from lightning_core.types import UNNAMED, Span
 
 MAX_SPANS: Final = 10_000

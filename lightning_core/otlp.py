@@ -4,12 +4,16 @@ A rollout becomes one trace: a span for the rollout, one for each call and each 
 of the GenAI conventions; rewards are `gen_ai.evaluation.result` events on what they are about. Trace and span
 ids follow from the ids in the store, so that sending twice sends the same spans. Spans that came from the app
 go out with their own ids and under their own service's name, and are linked from the spans of what they
-describe; what else their resource said, links and trace state are not stored and do not go out.
+describe; what else their resource said, links and trace state are not stored and do not go out. What the
+conventions have no word for is under `lightning.`; an attribute that is not known is left out.
+
+Needs the extra `otel`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Self
@@ -24,10 +28,10 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from lightning_core import __version__
+from lightning_core import __version__, transcript
+from lightning_core.dialects import get_dialect
 from lightning_core.errors import ConfigError, ExportError
-from lightning_core.otlp import attributes as words
-from lightning_core.otlp.attributes import SCOPE_NAME, SERVICE_NAME, plain
+from lightning_core.linking import AGENT_NAME, RESPONSE_ID, SCOPE_NAME, SERVICE_NAME, TOOL_CALL_ID
 from lightning_core.trace import Node, Trace
 from lightning_core.types import Call, Reward, Rollout, Span, ToolEvent
 
@@ -37,6 +41,8 @@ _RESOURCE = {SERVICE_NAME: "agentlightning", "service.version": __version__}
 _TRACES = "/v1/traces"
 _BATCH = 256
 """Spans in one request."""
+_INT64 = 2**63
+Attributes = dict[str, Any]
 
 
 def to_spans(trace: Trace) -> list[ReadableSpan]:
@@ -80,7 +86,7 @@ class _Own:
             self._links.setdefault(nearest.span_id, []).append(Link(_context_of(span, span.id)))
 
     def note_reward(self, reward: Reward, parent: Node | None) -> None:
-        attributes = words.reward_attributes(reward)
+        attributes = reward_attributes(reward)
         event = Event("gen_ai.evaluation.result", attributes, timestamp=_nanoseconds(reward.created_at))
         self._events.setdefault(self._nearest(parent).span_id, []).append(event)
 
@@ -92,7 +98,7 @@ class _Own:
             f"rollout {rollout.id}",
             self._root,
             None,
-            words.rollout_attributes(rollout),
+            rollout_attributes(rollout),
             rollout.error,
             (started, ended),
         )
@@ -101,9 +107,9 @@ class _Own:
     def _item_span(self, item: Call | ToolEvent, context: SpanContext, parent: SpanContext) -> ReadableSpan:
         times = item.started_at, item.ended_at
         if isinstance(item, ToolEvent):
-            attributes = words.tool_attributes(item)
+            attributes = tool_attributes(item)
             return self._span(f"execute_tool {item.name}", context, parent, attributes, item.error, times)
-        attributes = words.call_attributes(item)
+        attributes = call_attributes(item)
         name = f"{attributes['gen_ai.operation.name']} {item.model}".strip()
         error = None if item.status == "completed" else item.error or item.status
         return self._span(name, context, parent, attributes, error, times, SpanKind.CLIENT)
@@ -182,6 +188,94 @@ def _status(error: str | None) -> Status:
 
 def _nanoseconds(seconds: float) -> int:
     return int(seconds * 1e9)
+
+
+# the attributes of records ------------------------------------------------------------------------------
+def rollout_attributes(rollout: Rollout) -> Attributes:
+    return _known(
+        {
+            "lightning.run.id": rollout.run_id,
+            "lightning.rollout.id": rollout.id,
+            "lightning.rollout.status": str(rollout.status),
+            "lightning.rollout.attempt": rollout.attempts,
+            "lightning.rollout.reward": rollout.reward,
+            "lightning.group.id": rollout.group_id,
+            "lightning.step": rollout.step,
+            "lightning.split": rollout.split,
+            "lightning.task.id": rollout.task.id,
+            "lightning.task.input": json.dumps(rollout.task.input),
+        }
+    )
+
+
+def call_attributes(call: Call) -> Attributes:
+    here = call.endpoint is None
+    return _known(
+        {
+            "gen_ai.operation.name": get_dialect(call.dialect).operation,
+            "gen_ai.provider.name": "lightning" if here else None,
+            "server.address": None if here else urlsplit(str(call.endpoint)).hostname,
+            "gen_ai.request.model": call.model or None,
+            "gen_ai.request.temperature": call.temperature if here else None,
+            RESPONSE_ID: call.response_id,
+            "gen_ai.response.finish_reasons": [choice.finish_reason or "" for choice in call.choices] or None,
+            "gen_ai.usage.input_tokens": transcript.tokens_read(call),
+            "gen_ai.usage.output_tokens": transcript.tokens_written(call),
+            "gen_ai.input.messages": json.dumps(transcript.prompt(call)),
+            "gen_ai.output.messages": json.dumps(transcript.replies(call)),
+            AGENT_NAME: call.agent,
+            "error.type": None if call.status == "completed" else call.status,
+            "lightning.call.id": call.id,
+            "lightning.call.trained": call.trained,
+            "lightning.policy_version": call.policy_version,
+            "lightning.endpoint": call.endpoint,
+        }
+    )
+
+
+def tool_attributes(event: ToolEvent) -> Attributes:
+    return _known(
+        {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": event.name,
+            TOOL_CALL_ID: event.tool_call_id,
+            "gen_ai.tool.call.arguments": event.arguments,
+            "gen_ai.tool.call.result": event.result,
+            AGENT_NAME: event.agent,
+            "error.type": event.error_type,
+            "lightning.framework": event.framework or None,
+        }
+    )
+
+
+def reward_attributes(reward: Reward) -> Attributes:
+    return _known(
+        {
+            "gen_ai.evaluation.name": f"{reward.kind} reward",
+            "gen_ai.evaluation.score.value": reward.value,
+            "gen_ai.evaluation.explanation": reward.reason,
+            AGENT_NAME: reward.agent,
+            "lightning.reward.kind": reward.kind,
+            "lightning.reward.source": reward.source,
+        }
+    )
+
+
+def plain(value: Any) -> Any:
+    """A value that protobuf takes: whole characters, and integers of 64 bits."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, int) and not -_INT64 <= value < _INT64:
+        return str(value)
+    if isinstance(value, Mapping):
+        return {plain(name): plain(each) for name, each in value.items()}
+    if isinstance(value, Sequence):
+        return [plain(each) for each in value]
+    return value
+
+
+def _known(attributes: Attributes) -> Attributes:
+    return {name: plain(value) for name, value in attributes.items() if value is not None}
 
 
 # the collector ----------------------------------------------------------------------------------------

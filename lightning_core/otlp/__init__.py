@@ -1,1 +1,0 @@
-"""Rollouts as OpenTelemetry traces, and the way to a collector. Needs the extra `otel`."""
