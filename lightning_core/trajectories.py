@@ -60,6 +60,8 @@ class Pack:
     """(E,) the unit of each entry's transition; -1 where it has none."""
     keys: tuple[Key, ...]
     """The transitions in this pack."""
+    grammars: tuple[str | None, ...]
+    """What the tokens of each were held to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,4 +290,5 @@ class _Walk:
             sequences=np.repeat(np.arange(len(lengths)), lengths),
             units=np.repeat(np.array([units.get(t.key, -1) for t in transitions], dtype=np.int64), lengths),
             keys=tuple(t.key for t in transitions),
+            grammars=tuple(t.grammar for t in transitions),
         )

@@ -415,6 +415,8 @@ class Transition:
     """The version of the weights that sampled it; None if no version did, as of a demonstration, or if the
     engine did not say."""
     temperature: float = 1.0
+    grammar: str | None = None
+    """What its tokens were held to (`Call.grammar`): their log-probabilities are those under its masks."""
     observation: str = ""
     """Digest of what the agent was shown last, the last message before its reply: equal digests are the same
     observation. "" if that is not known."""

@@ -212,6 +212,7 @@ def _transitions(rollout: Rollout, call: Call, reward: float) -> Iterable[Transi
             logprobs=as_logprobs(choice.logprobs),
             policy_version=call.policy_version,
             temperature=call.temperature,
+            grammar=call.grammar,
             observation=shown,
             reward=reward,
             started_at=call.started_at,

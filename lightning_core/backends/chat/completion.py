@@ -10,6 +10,10 @@ import random
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lightning_core.backends.chat.constraints import Matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +65,17 @@ class Completion:
 
     __slots__ = (
         "best", "cancelled", "error", "finish_reason", "ids", "logprobs",
-        "on_cancel", "options", "prompt_ids", "random", "request",
+        "matcher", "on_cancel", "options", "prompt_ids", "random", "request",
     )  # fmt: skip
 
-    def __init__(self, prompt_ids: list[int], options: Options, request: Request) -> None:
+    def __init__(
+        self, prompt_ids: list[int], options: Options, request: Request, matcher: Matcher | None = None
+    ) -> None:
         self.prompt_ids = prompt_ids
         self.options = options
         self.request = request
+        self.matcher = matcher
+        """Says which tokens may come next; None: all. Only the engine's thread moves it on."""
         self.random = random.Random(options.seed).random
         self.ids: list[int] = []
         """Appended to after `logprobs` and `best`, so that they are never the shorter ones."""

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
+from lightning_core.backends.chat.constraints import Grammars
 from lightning_core.backends.chat.prompts import Prompts
 from lightning_core.backends.chat.replies import ChatGeneration, Choice, TextStream, hidden_ids
-from lightning_core.errors import ContextLengthError, UnsupportedError
+from lightning_core.errors import ContextLengthError
 from lightning_core.types import Demonstration
 from lightning_core.upstream import ChatRequest
 
@@ -60,6 +61,7 @@ class ChatUpstream:
         self._tokenizer = model.tokenizer.backend_tokenizer
         self._hidden = hidden_ids(model.tokenizer, model.stop_ids)
         self.prompts = Prompts(model.tokenizer, model.name, model.vocabulary)
+        self.grammars = Grammars(model.tokenizer, model.vocabulary, model.stop_ids)
         # their threads end when this object goes
         self._short = ThreadPoolExecutor(2, "lightning-prompts")
         self._long = ThreadPoolExecutor(1, "lightning-long-prompts")
@@ -69,10 +71,7 @@ class ChatUpstream:
 
     async def chat(self, request: ChatRequest) -> ChatGeneration:
         """Put the choices in line. Raises ContextLengthError or UnsupportedError before that."""
-        if request.constraint is not None:
-            raise UnsupportedError(
-                f"this engine can't hold a reply to a {request.constraint.kind}; leave the constraint out"
-            )
+        grammar = await self._grammar(request)
         ids = await self._prompt(request)
         seed = self._seed(request, ids)
         room = self._room(len(ids), request.max_tokens)
@@ -86,11 +85,12 @@ class ChatUpstream:
                 top_logprobs=request.top_logprobs,
                 seed="" if seed is None else f"{seed}/{index}",
             )
-            completion = Completion(ids, options, shared)
+            matcher = None if grammar is None else self.grammars.start(grammar)
+            completion = Completion(ids, options, shared, matcher)
             text = TextStream(self._tokenizer, self._hidden)
             choices.append(Choice(index, completion, text, request))
             self._engine.submit(completion)
-        return ChatGeneration(ids, shared, choices)
+        return ChatGeneration(ids, shared, choices, grammar)
 
     def _seed(self, request: ChatRequest, prompt: list[int]) -> int | str | None:
         if request.seed is not None or self._seeds is None:
@@ -103,6 +103,13 @@ class ChatUpstream:
         if len(self._drawn) > MANY_PROMPTS:
             self._drawn.popitem(last=False)
         return f"{request.origin}/{digest.hex()}/{earlier}"
+
+    async def _grammar(self, request: ChatRequest) -> str | None:
+        """What the replies are held to, made while the event loop goes on streaming."""
+        if request.constraint is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._short, self.grammars.write, request)
 
     async def _prompt(self, request: ChatRequest) -> list[int]:
         """Token ids of the prompt, made while the event loop goes on streaming. Long ones wait for one

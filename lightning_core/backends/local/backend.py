@@ -144,12 +144,20 @@ class LocalBackend(LocalSettings):
         tuning = tune(policy, serving, threads=self.threads, dtype=self.dtype)
         torch.set_num_threads(tuning.train_threads)
         engine = make_engine(model, serving, tuning.decode_threads, tuning.decode_dtype, self.max_batch)
+        upstream = ChatUpstream(model.chat, engine, seed=self.seed)
+        optimizer = Optimizer(
+            policy,
+            self,
+            source=str(self.model),
+            bfloat16=tuning.train_bfloat16,
+            grammars=upstream.grammars,
+        )
         return Parts(
             policy=policy,
             tuning=tuning,
             engine=engine,
-            upstream=ChatUpstream(model.chat, engine, seed=self.seed),
-            optimizer=Optimizer(policy, self, source=str(self.model), bfloat16=tuning.train_bfloat16),
+            upstream=upstream,
+            optimizer=optimizer,
             critic=LocalCritic(policy, self, bfloat16=tuning.train_bfloat16),
             checkpoints=Checkpoints(policy),
         )

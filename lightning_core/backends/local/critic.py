@@ -165,7 +165,8 @@ class LocalCritic:
         """Packs of the prompts alone, with one entry for each transition, after the last token of its
         prompt. What would be predicted there is of no account."""
         alone = tuple(
-            replace(t, completion_ids=(0,), logprobs=(0.0,), temperature=1.0, advantage=0.0) for t in states
+            replace(t, completion_ids=(0,), logprobs=(0.0,), temperature=1.0, grammar=None, advantage=0.0)
+            for t in states
         )
         return make_packs(
             [Trajectory("", "", "", 0.0, alone)],

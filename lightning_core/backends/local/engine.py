@@ -20,11 +20,12 @@ from typing import TypeVar
 import torch
 
 from lightning_core.backends.chat.completion import Completion, Wakes
+from lightning_core.backends.chat.constraints import Matcher
 from lightning_core.backends.local.cache import Prefixes, Shape, Slots
 from lightning_core.backends.local.decoder import Decoder
 from lightning_core.backends.local.plan import Run, StepPlan
 from lightning_core.backends.local.rows import Rows
-from lightning_core.backends.local.sampling import Draws, Sampler
+from lightning_core.backends.local.sampling import Draws, Sampler, hold
 from lightning_core.errors import EngineError, GatewayError
 
 logger = logging.getLogger(__name__)
@@ -267,7 +268,7 @@ class Engine:
         replies = self._rows.decoding
         if self._sampler is None:
             self._sampler = Sampler([c.options for c in replies], self._device)
-        return self._sampler.draw(logits, [c.random() for c in replies])
+        return self._sampler.draw(hold(logits, replies), [c.random() for c in replies])
 
     def _take(self, draws: Draws) -> None:
         """Append what was drawn, end what is finished, and wake the readers."""
@@ -280,6 +281,8 @@ class Engine:
                     "the model's logits after this prompt are not finite numbers, so nothing can be sampled; "
                     "look at the weights and at the learning rate"
                 )
+            if completion.error is None and completion.matcher is not None:
+                completion.error = _follow(completion.matcher, draws.ids[row])
             if completion.error is not None:
                 failed += 1
                 ended.append(row)
@@ -318,3 +321,12 @@ class Engine:
     def _fail(self, completion: Completion, error: BaseException) -> None:
         completion.error = completion.error or error
         self._wakes.add(completion.request)
+
+
+def _follow(matcher: Matcher, token_id: int) -> EngineError | None:
+    """Move a reply's grammar on; returns why that can't be."""
+    try:
+        matcher.take(token_id)
+    except EngineError as error:
+        return error
+    return None

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from lightning_core.algorithms.base import Algorithm, Entries
+from lightning_core.backends.chat.constraints import Grammars
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.packing import Tensors, entry_logprobs, to_tensors
 from lightning_core.backends.local.policy import Policy
@@ -114,10 +115,19 @@ class Optimizer:
     """Improves a `Policy`. Not thread-safe: one update at a time."""
 
     def __init__(
-        self, policy: Policy, options: TrainingSettings, *, source: str, bfloat16: bool = False
+        self,
+        policy: Policy,
+        options: TrainingSettings,
+        *,
+        source: str,
+        bfloat16: bool = False,
+        grammars: Grammars | None = None,
     ) -> None:
-        """`source` is the model folder, from which the reference weights are read if an algorithm asks."""
+        """`source` is the model folder, from which the reference weights are read if an algorithm asks;
+        `grammars` are the model's own, made here if they are not given."""
         self._policy, self._options, self._source, self._bfloat16 = policy, options, source, bfloat16
+        chat = policy.model.chat
+        self._grammars = grammars or Grammars(chat.tokenizer, chat.vocabulary, chat.stop_ids)
         self.learning_rate = options.learning_rate or policy.default_learning_rate()
         self.descent = Descent(policy.parameters, options)
         self._reference: torch.nn.Module | None = None
@@ -234,7 +244,7 @@ class Optimizer:
         return entries, loss, metrics
 
     def _tensors(self, pack: Pack) -> Tensors:
-        return to_tensors(pack, self._policy.groups, self._device)
+        return to_tensors(pack, self._policy.groups, self._device, self._grammars)
 
     def _forward(self, pack: Tensors) -> torch.Tensor:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from lightning_core.backends.chat.constraints import Grammars, Words
 from lightning_core.backends.local.attention import network_logits
-from lightning_core.trajectories import Pack
+from lightning_core.backends.local.sampling import mask_logits
+from lightning_core.trajectories import Ints, Pack
 
 CHUNK = 128
 """Query tokens that attend together; each chunk gathers only the keys that one of its tokens sees."""
@@ -75,6 +78,10 @@ class Tensors:
     """(U,) tokens whose next-token logits are wanted."""
     scales: torch.Tensor
     """(U,) temperature of each such row."""
+    held: torch.Tensor
+    """(R,) those of the U rows that a grammar holds."""
+    words: Words
+    """(R, W) the mask of each."""
     rows: torch.Tensor
     """(E,) row of `keep` for each entry."""
     targets: torch.Tensor
@@ -85,17 +92,26 @@ class Tensors:
     units: torch.Tensor
 
 
-def to_tensors(pack: Pack, groups: int, device: torch.device) -> Tensors:
-    """The pack as tensors; entries after the same token at the same temperature share a row of logits."""
+def to_tensors(pack: Pack, groups: int, device: torch.device, grammars: Grammars | None = None) -> Tensors:
+    """The pack as tensors; entries after the same token, at the same temperature and under the same mask,
+    share a row of logits.
+
+    `grammars` makes the masks of the entries that were held to something. Raises TrainingError for those that
+    could not have been sampled under theirs.
+    """
+    places, masks = _masks(pack, grammars)
     parents, temperatures = torch.from_numpy(pack.parents), torch.from_numpy(pack.temperatures)
-    pairs = torch.stack((parents.double(), temperatures.double()), 1)
-    unique, rows = torch.unique(pairs, dim=0, return_inverse=True)
+    triples = torch.stack((parents.double(), temperatures.double(), torch.from_numpy(places).double()), 1)
+    unique, rows = torch.unique(triples, dim=0, return_inverse=True)
+    held = (unique[:, 2] >= 0).nonzero()[:, 0]
     return Tensors(
         tokens=torch.from_numpy(pack.tokens).to(device),
         positions=torch.from_numpy(pack.positions).to(device),
         plan=TreePlan(torch.from_numpy(pack.ends).to(device), groups, torch.float32),
         keep=unique[:, 0].long().to(device),
         scales=unique[:, 1].float().to(device),
+        held=held.to(device),
+        words=masks[unique[held, 2].long().numpy()],
         rows=rows.to(device),
         targets=torch.from_numpy(pack.targets).to(device),
         logprobs=torch.from_numpy(pack.logprobs).to(device),
@@ -106,10 +122,28 @@ def to_tensors(pack: Pack, groups: int, device: torch.device) -> Tensors:
     )
 
 
+def _masks(pack: Pack, grammars: Grammars | None) -> tuple[Ints, Words]:
+    """(E,) which of the masks (M, W) each entry was sampled under, -1 for none."""
+    places = np.full(len(pack.targets), -1, dtype=np.int64)
+    if grammars is None or not any(pack.grammars):
+        return places, np.zeros((0, 0), np.uint32)
+    found: dict[bytes, int] = {}
+    for index, (key, grammar) in enumerate(zip(pack.keys, pack.grammars, strict=True)):
+        if grammar is not None:
+            own = pack.sequences == index
+            words = grammars.replay(grammar, pack.targets[own].tolist(), f"call {key[1]!r} of {key[0]!r}")
+            places[own] = [found.setdefault(mask.tobytes(), len(found)) for mask in words]
+    masks = np.frombuffer(b"".join(found), np.uint32).reshape(len(found), grammars.words)
+    return places, masks
+
+
 def entry_logprobs(network: torch.nn.Module, pack: Tensors) -> torch.Tensor:
-    """(E,) log-probability of each entry's token under `network` at the entry's temperature."""
+    """(E,) log-probability of each entry's token under `network`, at the entry's temperature and among the
+    tokens that its grammar allowed. Where that was one token it is 0, and so is its gradient."""
     logits = network_logits(network, pack.tokens, pack.positions, pack.plan, pack.keep)
     logits = logits.float() / pack.scales[:, None]  # (U, V)
+    if len(pack.held):
+        logits = mask_logits(logits, pack.held, pack.words)
     normaliser = logits.logsumexp(-1)
     chosen: torch.Tensor = logits[pack.rows, pack.targets] - normaliser[pack.rows]
     return chosen

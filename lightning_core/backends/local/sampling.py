@@ -4,12 +4,44 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from lightning_core.backends.chat.completion import Options
+from lightning_core.backends.chat.completion import Completion, Options
+from lightning_core.backends.chat.constraints import Matcher, Words, allowed
+from lightning_core.errors import EngineError
 
 BELOW_ONE = 1.0 - 2.0**-20
 """Keeps a point below the last cumulative sum in float32, where 0.99999999 would round to 1."""
+
+
+def hold(logits: torch.Tensor, replies: list[Completion]) -> torch.Tensor:
+    """logits (N, V) with minus infinity where a reply's grammar allows no token.
+
+    A reply whose grammar can't go on has an error then.
+    """
+    rows = [row for row, reply in enumerate(replies) if reply.matcher is not None and reply.error is None]
+    if not rows:
+        return logits
+    vocabulary = logits.shape[-1]
+    words = np.zeros((len(rows), (vocabulary + 31) // 32), np.uint32)
+    for row, mask in zip(rows, words, strict=True):
+        try:
+            _matcher(replies[row]).fill(mask)
+        except EngineError as error:  # boundary: this reply fails, the others go on
+            replies[row].error = error
+    return mask_logits(logits.float(), torch.tensor(rows, device=logits.device), words)
+
+
+def _matcher(reply: Completion) -> Matcher:
+    assert reply.matcher is not None
+    return reply.matcher
+
+
+def mask_logits(logits: torch.Tensor, rows: torch.Tensor, words: Words) -> torch.Tensor:
+    """logits (N, V), with minus infinity for what the masks (R, W) of these rows do not allow."""
+    free = torch.from_numpy(allowed(words, logits.shape[-1])).to(logits.device)
+    return logits.index_copy(0, rows, logits[rows].masked_fill(~free, float("-inf")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +50,8 @@ class Draws:
 
     ids: list[int]
     logprobs: list[float]
-    """At the temperature sampled with (1 for greedy), over the full distribution, whatever `top_p` cut off.
+    """At the temperature sampled with (1 for greedy), over all that the grammar allows, whatever `top_p` cut
+    off.
     Not finite where the row's logits were not: its id means nothing then."""
     best: list[list[tuple[int, float]]] | None
     """The most probable ids with their logprobs, as many as the largest request for them."""
@@ -70,7 +103,10 @@ class Sampler:
 
     def _top(self, logprobs: torch.Tensor) -> list[list[tuple[int, float]]]:
         values, ids = logprobs.topk(min(self._best, logprobs.shape[-1]), -1)
-        return [list(zip(i, v, strict=True)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
+        return [
+            [(i, v) for i, v in zip(row, tops, strict=True) if v > float("-inf")]
+            for row, tops in zip(ids.tolist(), values.tolist(), strict=True)
+        ]
 
 
 def _nucleus(probabilities: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from lightning_core.backends.chat.folder import find_source, find_stop_ids, load
 from lightning_core.backends.chat.replies import ChatGeneration
 from lightning_core.backends.chat.upstream import ChatModel, ChatUpstream
 from lightning_core.backends.vllm.replicas import Replicas
+from lightning_core.errors import UnsupportedError
 from lightning_core.upstream import ChatRequest
 
 
@@ -54,6 +55,11 @@ class VllmUpstream(ChatUpstream):
         Raises ContextLengthError or UnsupportedError before anything is sampled, EngineError for servers
         that can't be used.
         """
+        if request.constraint is not None:
+            raise UnsupportedError(
+                f"with vLLM no reply can be held to a constraint yet ({request.constraint.kind}); leave it "
+                "out, or use the local backend"
+            )
         await self.check()
         return await super().chat(request)
 

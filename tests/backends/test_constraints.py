@@ -1,0 +1,395 @@
+"""Replies that are held to something: they match it, and the update sees the probabilities they were sampled
+with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from transformers import AutoModelForCausalLM
+
+from lightning_core.algorithms.grpo import GRPO
+from lightning_core.backends.base import Batch
+from lightning_core.backends.chat.constraints import Grammars
+from lightning_core.backends.chat.folder import load_tokenizer, tiny_folder
+from lightning_core.backends.local import LocalBackend
+from lightning_core.backends.local.model import load_model
+from lightning_core.backends.local.optimizer import Optimizer
+from lightning_core.backends.local.policy import Policy
+from lightning_core.backends.settings import LoraOptions, TrainingSettings
+from lightning_core.errors import TrainingError, UnsupportedError
+from lightning_core.trajectories import make_packs
+from lightning_core.types import Trajectory, Transition
+from lightning_core.upstream import ChatRequest, Constraint
+from tests.backends.serving import Reply, as_transition, ask, ask_all, serving, user
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"$ref": "#/$defs/digit"}, "b": {"$ref": "#/$defs/digit"}},
+            "required": ["a", "b"],
+            "additionalProperties": False,
+            "$defs": {"digit": {"type": "integer", "minimum": 0, "maximum": 9}},
+        },
+    },
+}
+STOP = {"type": "function", "function": {"name": "stop"}}
+KINDS: dict[str, dict[str, Any]] = {
+    "schema": {"constraint": Constraint(schema=PERSON)},
+    "tools": {"constraint": Constraint(tools=("add", "stop")), "tools": [ADD, STOP]},
+    "regex": {"constraint": Constraint(regex=r"\d{3}-[a-c]+(é|日)?")},
+    "choice": {"constraint": Constraint(choice=("yes", "no", 'say "no"\n'))},
+    "grammar": {"constraint": Constraint(grammar='start: "(" (start | "x") ")"')},
+}
+
+
+def matches(kind: str, reply: Reply) -> bool:
+    """Whether a reply that ended by itself is what was asked for, judged without the engine's library."""
+    if kind == "schema":
+        return Draft202012Validator(PERSON).is_valid(json.loads(reply.text))
+    if kind == "tools":
+        calls = [
+            (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in reply.tool_calls
+        ]
+        schema = ADD["function"]["parameters"]
+        right = [a == {} if n == "stop" else Draft202012Validator(schema).is_valid(a) for n, a in calls]
+        return bool(right) and all(right) and reply.text == "" and reply.finish_reason == "tool_calls"
+    if kind == "regex":
+        return re.fullmatch(r"\d{3}-[a-c]+(é|日)?", reply.text) is not None
+    if kind == "choice":
+        return reply.text in ("yes", "no", 'say "no"\n')
+    return re.fullmatch(r"\(+x\)+", reply.text) is not None and reply.text.count("(") == reply.text.count(")")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.0}, {"temperature": 2.0, "top_p": 0.7}])
+async def test_every_reply_that_ends_by_itself_matches(
+    qwen: Path, kind: str, sampling: dict[str, float]
+) -> None:
+    async with serving(qwen) as backend:
+        replies = await ask_all(backend, user("hello"), n=4, max_tokens=200, **KINDS[kind], **sampling)
+        ended = [reply for reply in replies if reply.finish_reason != "length"]
+        assert ended or kind in ("grammar", "regex")  # these may go on for ever
+        assert all(matches(kind, reply) for reply in ended)
+        assert all(math.isfinite(p) for reply in replies for p in reply.logprobs)
+
+
+async def test_one_batch_holds_constrained_and_free_replies(qwen: Path) -> None:
+    """A free reply is the same beside constrained ones."""
+    async with serving(qwen) as backend:
+        alone = await ask(backend, "hello", max_tokens=20, seed=1)
+        together = await asyncio.gather(
+            ask(backend, "hello", max_tokens=20, seed=1),
+            *(ask(backend, "hello", max_tokens=99, **options) for options in KINDS.values()),
+        )
+        assert together[0].ids == alone.ids
+        assert together[0].logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+        assert together[0].deltas
+
+
+async def test_recorded_logprobs_are_those_of_the_tokens_allowed(qwen: Path) -> None:
+    """Computed by hand: softmax over the tokens that begin a text that is still possible, and the stop."""
+    texts = ("yes", "no", "nothing")
+    async with serving(qwen) as backend:
+        asked = {"constraint": Constraint(choice=texts), "max_tokens": 20, "temperature": 0.7, "n": 8}
+        replies = await ask_all(backend, user("hello"), **asked, top_logprobs=5)
+        model, network = load_model(qwen, device="cpu"), AutoModelForCausalLM.from_pretrained(qwen)
+        written = [model.tokenizer.decode([i]) for i in range(len(model.tokenizer))]
+        free = 0
+        for reply in replies:
+            logits = network(torch.tensor([[*reply.prompt_ids, *reply.ids]])).logits[0].detach() / 0.7
+            so_far = ""
+            for place, (token, logprob) in enumerate(zip(reply.ids, reply.logprobs, strict=True)):
+                left = [text[len(so_far) :] for text in texts if text.startswith(so_far)]
+                may = [i for i, text in enumerate(written) if text and any(t.startswith(text) for t in left)]
+                may += sorted(model.stop_ids) if "" in left else []
+                row = logits[len(reply.prompt_ids) + place - 1]
+                expected = float(row[token] - row[may].logsumexp(0)) if len(left) > 1 or left == [""] else 0.0
+                assert logprob == pytest.approx(expected, abs=1e-4)
+                assert {i for i, _ in reply.best[place]} <= set(may)
+                free += expected < -1e-3
+                so_far += written[token]
+        assert free
+
+
+async def test_a_reply_stops_exactly_where_the_grammar_accepts(qwen: Path) -> None:
+    """The mask of every place, one by one: the stop tokens are in it where the text so far matches."""
+    async with serving(qwen) as backend:
+        grammars = backend.upstream.grammars
+        stops = sorted(backend.upstream.model.stop_ids)
+        grammar = grammars.write(ChatRequest([], constraint=Constraint(regex="a{2,4}")))
+        assert grammar is not None
+        token = backend.upstream.model.tokenizer.convert_tokens_to_ids("a")
+        words = grammars.replay(grammar, [token] * 4 + stops[:1], "here")
+        bits = [[bool(word[i // 32] >> (i % 32) & 1) for i in stops] for word in words]
+        assert bits == [[count >= 2] * len(stops) for count in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "named"),
+    [
+        (Constraint(schema={"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (Constraint(schema={"not": {"type": "string"}}), "not"),
+        (Constraint(schema={"not": {}, "x-guidance": {"lenient": True}}), "not"),
+        (Constraint(schema={"$ref": "https://example.org/a.json"}), "example.org"),
+        (Constraint(schema={"$ref": "#/$defs/a", "$id": "b", "$defs": {"a": {}}}), r"\$id beside \$ref"),
+        (Constraint(schema=False), "false"),
+        (Constraint(schema={"const": "<|im_end|>"}), "token of its own"),
+        (Constraint(regex="(?=a)b"), "look-around"),
+        (Constraint(grammar="start: other"), "other"),
+        (Constraint(grammar="start: a\na: start"), "no next token"),
+        (Constraint(tools=("add",)), "no such tool"),
+    ],
+)
+async def test_what_can_not_be_held_to_is_refused_by_name_before_sampling(
+    qwen: Path, constraint: Constraint, named: str
+) -> None:
+    async with serving(qwen) as backend:
+        with pytest.raises(UnsupportedError, match=named):
+            await backend.upstream.chat(ChatRequest(user("hello"), constraint=constraint))
+        assert backend.engine.sampled_tokens == 0
+
+
+async def test_beside_a_schema_a_reply_may_be_a_call_of_a_tool(qwen: Path) -> None:
+    async with serving(qwen) as backend:
+        asked = {"constraint": Constraint(schema=PERSON), "tools": [ADD], "max_tokens": 200}
+        replies = [await ask(backend, "hello", seed=seed, temperature=3.0, **asked) for seed in range(20)]
+        ended = [reply for reply in replies if reply.finish_reason != "length"]
+        called = [reply for reply in ended if reply.tool_calls]
+        assert 0 < len(called) < len(ended)
+        assert all(matches("tools" if reply.tool_calls else "schema", reply) for reply in ended)
+
+
+async def test_one_call_where_several_are_not_wanted(qwen: Path) -> None:
+    async with serving(qwen) as backend:
+        asked = {"constraint": Constraint(tools=("add", "stop"), parallel=False), "tools": [ADD, STOP]}
+        replies = await ask_all(backend, user("hello"), n=6, max_tokens=200, temperature=2.0, **asked)
+        assert all(len(reply.tool_calls) == 1 for reply in replies)
+
+
+async def test_a_stop_text_and_the_length_end_a_reply_in_the_middle(qwen: Path) -> None:
+    async with serving(qwen) as backend:
+        cut = await ask(backend, "hello", max_tokens=3, constraint=Constraint(schema=PERSON))
+        stopped = await ask(
+            backend, "hello", max_tokens=99, stop=('"age"',), constraint=Constraint(schema=PERSON)
+        )
+        assert (cut.finish_reason, len(cut.ids)) == ("length", 3)
+        assert stopped.finish_reason == "stop"
+        assert stopped.text.startswith('{"name": "')
+        grammars = backend.upstream.grammars
+        grammar = grammars.write(ChatRequest([], constraint=Constraint(schema=PERSON)))
+        assert grammar is not None
+        for reply in (cut, stopped):
+            assert len(grammars.replay(grammar, reply.ids, "here")) == len(reply.ids)
+
+
+# the update -----------------------------------------------------------------------------------
+async def sample(backend: LocalBackend, temperature: float = 1.0) -> tuple[Trajectory, ...]:
+    """Rollouts whose calls are free, held to a schema, forced to call tools, and go on from one another."""
+    batch = []
+    options: list[dict[str, Any]] = [{}, *KINDS.values()]
+    for r in range(4):
+        messages, transitions = user("hello"), []
+        for turn, asked in enumerate(options):
+            request = ChatRequest(messages, max_tokens=24, temperature=temperature, **asked)
+            reply = await ask(backend, messages, max_tokens=24, temperature=temperature, **asked)
+            transitions.append(
+                as_transition(
+                    reply, f"r{r}", f"c{turn}", advantage=1.0 - 2 * (r % 2), temperature=temperature,
+                    grammar=backend.upstream.grammars.write(request),
+                )
+            )  # fmt: skip
+            messages = [*messages, {"role": "assistant", "content": reply.text}, *user("go on")]
+        batch.append(Trajectory(f"r{r}", "g", "t", 0.0, tuple(transitions)))
+    return tuple(batch)
+
+
+@pytest.mark.parametrize("lora", [None, LoraOptions(rank=4)])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("sharing", [True, False])
+async def test_at_the_first_pass_every_ratio_is_one(
+    qwen: Path, lora: LoraOptions | None, temperature: float, sharing: bool
+) -> None:
+    async with serving(qwen, lora=lora, prefix_sharing=sharing) as backend:
+        batch = await sample(backend, temperature)
+        metrics = await backend.update(Batch(0, batch), GRPO(kl=0.1))
+        assert metrics["logprob_gap_max"] < 1e-4
+        assert metrics["kl_reference"] == pytest.approx(0.0, abs=1e-6)
+
+
+def prepare(folder: Path, **options: Any) -> tuple[Policy, Optimizer]:
+    policy = Policy(load_model(folder, device="cpu"), None)
+    return policy, Optimizer(policy, TrainingSettings(**options), source=str(folder))
+
+
+def gradients(policy: Policy) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None])
+
+
+async def test_merging_changes_no_gradient_under_masks(qwen: Path) -> None:
+    async with serving(qwen) as backend:
+        batch = await sample(backend)
+    policy, optimizer = prepare(qwen)
+    algorithm, found = GRPO(), []
+    for merge, size in ((True, 100_000), (True, 200), (False, 100_000)):
+        packs = make_packs(batch, algorithm.weigh(batch), pack_tokens=size, merge=merge)
+        optimizer.accumulate(packs, algorithm)
+        found.append(gradients(policy).clone())
+    assert float(found[0].norm()) > 1e-3
+    for other in found[1:]:
+        assert float((other - found[0]).norm() / found[0].norm()) < 1e-5
+
+
+async def test_the_gradient_is_that_of_a_plain_masked_softmax(qwen: Path) -> None:
+    """Against transformers' own forward pass, masked call by call."""
+    async with serving(qwen) as backend:
+        batch = await sample(backend)
+        grammars = backend.upstream.grammars
+    policy, optimizer = prepare(qwen)
+    algorithm = GRPO(correction=None, clip_low=1.0, clip_high=100.0)
+    weights = algorithm.weigh(batch)
+    optimizer.accumulate(make_packs(batch, weights, pack_tokens=4096), algorithm)
+    network, total = AutoModelForCausalLM.from_pretrained(qwen, dtype=torch.float32).eval(), torch.zeros(())
+    for t in (t for each in batch for t in each.transitions):
+        logits = network(torch.tensor([[*t.prompt_ids, *t.completion_ids]])).logits[0]
+        logits = logits[len(t.prompt_ids) - 1 : -1]
+        if t.grammar is not None:
+            words = grammars.replay(t.grammar, t.completion_ids, "here")
+            bits = [[bool(w[i // 32] >> (i % 32) & 1) for i in range(logits.shape[1])] for w in words]
+            logits = logits.masked_fill(~torch.tensor(bits), -1e9)
+        own = logits.log_softmax(-1)[
+            torch.arange(len(t.completion_ids)), torch.tensor(list(t.completion_ids))
+        ]
+        ratio = torch.exp(own - torch.tensor(list(t.logprobs)))
+        total = total - (weights[t.key] * (t.advantage or 0.0) * ratio).sum()
+    total.backward()
+    expected = torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None])
+    assert float((gradients(policy) - expected).norm() / expected.norm()) < 1e-4
+
+
+async def test_tokens_that_the_grammar_forced_carry_no_gradient(qwen: Path) -> None:
+    async with serving(qwen) as backend:
+        only = Constraint(choice=("there is one thing to say",))
+        reply = await ask(backend, "hello", max_tokens=50, constraint=only, temperature=0.5)
+        grammar = backend.upstream.grammars.write(ChatRequest([], constraint=only))
+        stop = len(backend.upstream.model.stop_ids)
+    assert reply.text == "there is one thing to say"
+    assert reply.logprobs[:-1] == [0.0] * (len(reply.ids) - 1)
+    forced = replace(reply, ids=reply.ids[:-1], logprobs=reply.logprobs[:-1]) if stop > 1 else reply
+    t = as_transition(forced, "r", "c", advantage=1.0, temperature=0.5, grammar=grammar)
+    policy, optimizer = prepare(qwen)
+    optimizer.accumulate(
+        make_packs([Trajectory("r", "g", "t", 0.0, (t,))], {t.key: 1.0}, pack_tokens=99), GRPO()
+    )
+    assert float(gradients(policy).abs().max()) == 0.0
+
+
+def test_a_reply_that_does_not_follow_its_grammar_is_refused_by_name(qwen: Path) -> None:
+    _, optimizer = prepare(qwen)
+    t = Transition(
+        "r7", "c9", 0, "a", True, [5, 6], [7, 8], [-1.0, -1.0], 0, advantage=1.0, grammar='start: "x"'
+    )
+    with pytest.raises(TrainingError, match=r"'c9' of 'r7'.*token 0"):
+        optimizer.update((Trajectory("r7", "g", "t", 0.0, (t,)),), GRPO())
+
+
+# every schema ---------------------------------------------------------------------------------
+KEYS = st.sampled_from(["a", "b", 'q"\\', "é", "a b"])
+LEAVES = st.one_of(
+    st.just({"type": "boolean"}),
+    st.just({"type": "null"}),
+    st.builds(
+        lambda n, more: {"type": "integer", "minimum": n, "maximum": n + more},
+        st.integers(-50, 50),
+        st.integers(0, 99),
+    ),
+    st.builds(lambda n: {"type": "string", "maxLength": n}, st.integers(0, 4)),
+    st.builds(lambda texts: {"enum": texts}, st.lists(st.text(max_size=3), min_size=1, max_size=3)),
+    st.just({"type": "string", "pattern": "^[a-c]{1,3}$"}),
+    st.just({"type": "string", "format": "date"}),
+    st.just({"type": "number", "minimum": 0, "maximum": 1}),
+)  # fmt: skip
+SCHEMAS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.builds(lambda item, n: {"type": "array", "items": item, "maxItems": n}, inner, st.integers(0, 2)),
+        st.builds(
+            lambda properties, every: {
+                "type": "object",
+                "properties": properties,
+                "required": list(properties) if every else [],
+                "additionalProperties": False,
+            },
+            st.dictionaries(KEYS, inner, max_size=2),
+            st.booleans(),
+        ),
+        st.builds(lambda options: {"anyOf": options}, st.lists(inner, min_size=1, max_size=2)),
+    ),
+    max_leaves=4,
+)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Grammars:
+    """Of the model that the package ships."""
+    tokenizer = load_tokenizer(str(tiny_folder()))
+    return Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(SCHEMAS, st.randoms(use_true_random=False))
+def test_a_walk_through_any_small_schema_ends_in_what_validates(
+    tiny: Grammars, schema: dict[str, Any], draw: Any
+) -> None:
+    """The masks alone, every token equally likely: harder than any model."""
+    import numpy as np
+
+    from lightning_core.backends.chat.constraints import allowed
+
+    grammar = tiny.write(ChatRequest([], constraint=Constraint(schema=schema)))
+    assert grammar is not None
+    matcher, ids, words = tiny.start(grammar), [], np.zeros(tiny.words, np.uint32)
+    stop = tiny._tokenizer.eos_token_id
+    while not ids or ids[-1] != stop:
+        matcher.fill(words)
+        may = np.flatnonzero(allowed(words, tiny.vocabulary)).tolist()
+        assert may
+        ids.append(stop if stop in may else draw.choice(may))
+        matcher.take(ids[-1])
+        if len(ids) > 400:
+            return  # digits of a number may go on
+    value = json.loads(tiny._tokenizer.decode(ids[:-1]))
+    Draft202012Validator(schema).validate(value)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(SCHEMAS, min_size=8, max_size=8))
+def test_the_tiny_model_answers_any_small_schema_with_what_validates(schemas: list[dict[str, Any]]) -> None:
+    async def answers() -> list[Reply]:
+        async with serving(tiny_folder()) as backend:
+            return await asyncio.gather(
+                *(ask(backend, "hello", max_tokens=150, constraint=Constraint(schema=s)) for s in schemas)
+            )
+
+    for schema, reply in zip(schemas, asyncio.run(answers()), strict=True):
+        if reply.finish_reason == "stop":
+            Draft202012Validator(schema).validate(json.loads(reply.text))
