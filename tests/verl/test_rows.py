@@ -114,6 +114,11 @@ def test_a_transition_without_a_prompt_or_with_other_logprobs_is_refused_by_name
         make_state_rows([call("x", [], [3])])
 
 
+def test_a_reply_held_to_a_constraint_is_refused_by_name() -> None:
+    with pytest.raises(TrainingError, match="call 'x' of rollout 'r' was held to a constraint"):
+        rows_of(call("x", [1], [3], grammar='start: "a"'))
+
+
 few_tokens = st.lists(st.integers(0, 2), min_size=1, max_size=4)
 calls_of_few_tokens = st.lists(
     st.tuples(few_tokens, few_tokens, st.sampled_from([1.0, 0.7]), st.floats(-2, 2, width=32)), max_size=12

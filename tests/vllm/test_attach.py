@@ -19,12 +19,12 @@ from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.vllm.replicas import Replicas
 from lightning_core.backends.vllm.server import ServerOptions, VllmServer
 from lightning_core.backends.vllm.upstream import VllmUpstream
-from lightning_core.errors import ConfigError, EngineError, GatewayError
+from lightning_core.errors import ConfigError, EngineError, GatewayError, UnsupportedError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.stores.memory import MemoryStore
-from lightning_core.upstream import ChatRequest
+from lightning_core.upstream import ChatRequest, Constraint
 from tests.backends.serving import serving, user
 
 
@@ -47,6 +47,14 @@ async def test_a_server_that_is_away_is_named(nobody: Callable[[], str]) -> None
         EngineError, match=rf"{replicas.urls[0]}/v1/models does not answer: .*start vLLM there"
     ):
         await VllmUpstream("tiny", replicas).chat(ChatRequest(user("hi")))
+    await replicas.close()
+
+
+async def test_a_constraint_is_refused_by_name(nobody: Callable[[], str]) -> None:
+    replicas = Replicas([nobody()], "tiny")
+    asked = ChatRequest(user("hi"), constraint=Constraint(regex="a"))
+    with pytest.raises(UnsupportedError, match=r"with vLLM no reply can be held to a constraint.*regex"):
+        await VllmUpstream("tiny", replicas).chat(asked)
     await replicas.close()
 
 

@@ -22,6 +22,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_core.errors import TrainingError
 from lightning_core.sequences import join, spell
 from lightning_core.trajectories import (
     Floats,
@@ -87,13 +88,18 @@ def make_rows(
     """The transitions that carry loss and have a weight, as rows.
 
     `weights` gives the loss weight of one token of each transition. `merge=False` gives each transition a row
-    of its own, for comparison. Raises TrainingError for a transition without a prompt, or whose logprobs do
-    not match its tokens.
+    of its own, for comparison. Raises TrainingError for a transition without a prompt, whose logprobs do not
+    match its tokens, or that was held to a constraint.
     """
     units = units or {}
     replies = [t for t in trained_transitions(trajectories) if t.key in weights]
     for reply in replies:
         check_tokens(reply)
+        if reply.grammar is not None:
+            raise TrainingError(
+                f"call {reply.call_id!r} of rollout {reply.rollout_id!r} was held to a constraint, whose "
+                "masks the verl backend does not apply; train it with the local backend"
+            )
     spelt = [spell(t.prompt_ids, t.completion_ids) for t in replies]
     temperatures = [t.temperature or 1.0 for t in replies]
     chains = _chains(spelt, temperatures, merge)
