@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from lightning_core.tracing.rewards import reward as reward
     from lightning_core.tracing.scope import agent as agent
     from lightning_core.trainer.demonstrations import demonstrations as demonstrations
-    from lightning_core.trainer.retention import Retention as Retention
     from lightning_core.trainer.trainer import Trainer as Trainer
     from lightning_core.types import Alert as Alert
     from lightning_core.types import Call as Call
@@ -69,7 +68,6 @@ _HOMES = {
     "PPO": "algorithms.ppo",
     "Phase": "algorithms.base",
     "RayWorkers": "runner.ray_workers",
-    "Retention": "trainer.retention",
     "Rollout": "types",
     "SFT": "algorithms.sft",
     "Records": "air.base",

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 KEPT = 8_000
 """Characters of each of its streams that are stored."""
+COMMAND_GRACE_SECONDS = 2.0
+"""Between SIGTERM and SIGKILL, if a program is to end."""
 LONGEST_VARIABLE = 100_000
 """Bytes of a task in an environment variable: Linux takes 128 KiB."""
 
@@ -48,8 +50,6 @@ class Command:
     """Further environment variables, over those that it gets anyhow."""
     folder: str | Path | None = None
     """Its working folder; None: that of the runner."""
-    grace: float = 2.0
-    """Seconds between SIGTERM and SIGKILL, if it is to end."""
 
     reward_hint = (
         'print a number, or {"reward": number}, as the last line, or post one to LIGHTNING_REWARD_URL'
@@ -60,8 +60,6 @@ class Command:
             raise ConfigError(
                 f"Command({self.arguments!r}): give a list, the program first, such as ['node', 'agent.js']"
             )
-        if not self.grace >= 0:
-            raise ConfigError(f"Command(grace={self.grace!r}): must be 0 seconds or more")
 
     def check(self) -> None:
         """Raise ConfigError if this machine can't run it."""
@@ -79,7 +77,7 @@ class Command:
         text = task.model_dump_json()
         program = await Program.start(
             list(self.arguments),
-            grace=self.grace,
+            grace=COMMAND_GRACE_SECONDS,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from threading import Thread
 
 from lightning_core.errors import RewardError
-from lightning_core.runner.command import Command
+from lightning_core.runner.command import COMMAND_GRACE_SECONDS, Command
 from lightning_core.runner.outcome import Outcome, Solve, describe, to_reward
 from lightning_core.runner.program import END_SECONDS
 from lightning_core.tracing.scope import Scope, leave_behind, rollout_scope
@@ -37,7 +37,7 @@ class InProcess:
         ending = 0.0
         if isinstance(solve, Command):
             solve.check()
-            ending = solve.grace + END_SECONDS
+            ending = COMMAND_GRACE_SECONDS + END_SECONDS
         self._solve = solve
         self._grace = GRACE_SECONDS + ending
         self._stubborn: set[asyncio.Task[_Ended]] = set()

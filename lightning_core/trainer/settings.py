@@ -17,7 +17,6 @@ from lightning_core.ranges import check_range
 from lightning_core.runner import FailurePolicy
 from lightning_core.runner.ray_workers import Workers, parse_workers
 from lightning_core.trackers.base import Tracker
-from lightning_core.trainer.retention import Retention
 from lightning_core.types import Role
 
 DEFAULT_STEPS = 40
@@ -81,9 +80,9 @@ class Settings:
     group_by: str | None = None
     """A field of the tasks' input by which success is shown separately, such as the kind of question."""
     checkpoint_every: int = 1
-    keep_checkpoints: int | Retention = 2
-    """How many of the newest checkpoints are kept, to resume from; a `Retention` says more. The best
-    version by evaluation is kept too, and never deleted is what something points at."""
+    keep_checkpoints: int = 2
+    """How many of the newest checkpoints are kept, to resume from. The best version by evaluation is kept
+    too, and never deleted is what something points at."""
     progress: bool = True
     """Show progress on the terminal (standard error)."""
 
@@ -93,6 +92,7 @@ class Settings:
             "concurrency": 1,
             "checkpoint_every": 1,
             "evaluate_every": 1,
+            "keep_checkpoints": 1,
         }
         for name, least in counts.items():
             value = getattr(self, name)
@@ -103,8 +103,6 @@ class Settings:
             check_range("workers", self.workers, least=1, whole=True)
         elif isinstance(self.workers, str):
             parse_workers(self.workers)
-        if not isinstance(self.keep_checkpoints, Retention):
-            check_range("keep_checkpoints", self.keep_checkpoints, least=1, whole=True)
         if self.address is not None and not self.address.startswith(("http://", "https://")):
             raise ConfigError(f"address={self.address!r}: must be a URL, such as 'http://trainer.local:8000'")
         if "gateway" in self.remote_roles:

@@ -1,34 +1,43 @@
-"""The versions of a run's weights, from the trainer's side: recorded, measured, kept as long as was asked.
+"""The versions of a run's weights, from the trainer's side: recorded, measured, deleted once not needed.
 
 A version's numbers are its own: the reward is that of the rollouts which it sampled, not of those it was made
 from, and an evaluation belongs to the version that was evaluated.
+
+Kept are the newest checkpoints, from which a run is resumed; the best version by greedy success in an
+evaluation; and what something points at: the current version, what a person has chosen, and versions that
+unfinished rollouts are pinned to. References of phases lie elsewhere and belong to no version. A record
+outlives its content: it then says that there is none, and says so before the folder goes, so that no record
+ever points at nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
 from lightning_core.backends.base import Backend
+from lightning_core.backends.folders import replacing
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder, absolute
-from lightning_core.trainer.retention import Retention, prune
 from lightning_core.trainer.summary import Evaluation
-from lightning_core.types import ResourceVersion, Trajectory
-from lightning_core.versions import POLICY, find_current, make_current
+from lightning_core.types import ResourceVersion, Status, Trajectory
+from lightning_core.versions import POLICY, TRAINER, find_current, list_choices, make_current, read_number
 
 
 class Versions:
     """Written by one trainer at a time, the one that holds the run's folder."""
 
-    def __init__(self, store: Store, folder: RunFolder, backend: Backend, keep: int | Retention) -> None:
+    def __init__(self, store: Store, folder: RunFolder, backend: Backend, newest: int) -> None:
         self._store = store
         self._folder = folder
         self._backend = backend
-        self._retention = keep if isinstance(keep, Retention) else Retention(newest=keep)
+        self._newest = newest
+        """Checkpoints that are kept to resume from."""
         self._known: dict[int, ResourceVersion] = {}
 
     async def begin(self, step: int, total: int) -> str | None:
@@ -60,7 +69,7 @@ class Versions:
         await self._backend.save(path)
         await self._add(step, path)
         versions = [self._known[number] for number in sorted(self._known)]
-        kept = await prune(self._store, self._folder, versions, self._retention)
+        kept = await prune(self._store, self._folder, versions, self._newest)
         self._known = {version.version: version for version in kept}
 
     async def sampled(self, trajectories: Iterable[Trajectory]) -> None:
@@ -136,3 +145,80 @@ def _rewards(trajectories: Iterable[Trajectory]) -> dict[int, list[float]]:
         if len(versions) == 1 and (version := versions.pop()) is not None:
             rewards[version].append(trajectory.reward)
     return rewards
+
+
+# what is kept -----------------------------------------------------------------------------
+async def kept_versions(store: Store, run_id: str, versions: Sequence[ResourceVersion]) -> set[int]:
+    """The versions that something in the store points at, and the best one, the newest of equals."""
+    current = find_current(versions)
+    named = [read_number(choice.uri or "") for choice in await list_choices(store, run_id)]
+    chosen = {number for number in named if number is not None}
+    by_persons = {version.version for version in versions if version.author != TRAINER}
+    pinned = {
+        rollout.policy_version
+        for status in (Status.QUEUED, Status.RUNNING)
+        for rollout in await store.find_rollouts(run_id, status=status)
+        if rollout.policy_version is not None
+    }
+    measured = [v for v in versions if v.uri is not None and "greedy" in v.metrics]
+    best = max(measured, key=lambda v: (v.metrics["greedy"], v.version), default=None)
+    return chosen | by_persons | pinned | {each.version for each in (current, best) if each is not None}
+
+
+async def prune(
+    store: Store, folder: RunFolder, versions: Sequence[ResourceVersion], newest: int
+) -> list[ResourceVersion]:
+    """Delete what is not kept; returns the versions as they are then.
+
+    Versions beyond the `newest` that are kept lose the optimizer's state.
+    May be killed at any moment: what is left over goes the next time. Only what lies in the run's folder is
+    ever deleted.
+    """
+    kept = await kept_versions(store, folder.run_id, versions)
+    resumable = {absolute(path) for path in folder.checkpoint_folders()[-newest:]}
+    after = []
+    for version in versions:
+        uri = version.uri
+        if uri is not None and uri not in resumable and _within(uri, folder.path):
+            place = absolute(folder.served(version.version))
+            if version.version not in kept:
+                uri = None
+            elif uri != place:
+                await asyncio.to_thread(_keep_for_serving, Path(uri), Path(place))
+                uri = place
+        if uri != version.uri:
+            version = version.model_copy(update={"uri": uri})
+            await store.put_resource(version)
+        after.append(version)
+    left = resumable | {version.uri for version in after if version.uri is not None}
+    await asyncio.to_thread(_delete_all_but, folder, left)
+    return after
+
+
+def _within(uri: str, folder: Path) -> bool:
+    return Path(absolute(Path(uri))).is_relative_to(absolute(folder))
+
+
+def _keep_for_serving(checkpoint: Path, place: Path) -> None:
+    """Make a folder of what can be served of a checkpoint. Its files are the checkpoint's own, not copies,
+    where the file system can do that."""
+    with replacing(place) as partial:
+        for file in (*checkpoint.glob("*.json"), *(checkpoint / "model").rglob("*")):
+            target = partial / file.relative_to(checkpoint)
+            if file.is_file():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                _link(file, target)
+
+
+def _link(file: Path, target: Path) -> None:
+    try:
+        os.link(file, target)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(file, target)
+
+
+def _delete_all_but(folder: RunFolder, kept: set[str]) -> None:
+    places: Iterable[Path] = (folder.path / "versions").glob("*")
+    for path in (*folder.checkpoint_folders(), *places):
+        if absolute(path) not in kept:
+            shutil.rmtree(path)

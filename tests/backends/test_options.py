@@ -22,7 +22,6 @@ from lightning_core.credit.pairs import Pairs
 from lightning_core.credit.relevance import Relevance
 from lightning_core.credit.tabular import Tabular
 from lightning_core.errors import ConfigError
-from lightning_core.trainer.retention import Retention
 
 NOT_FINITE = (math.nan, math.inf, -math.inf)
 ADAMW: dict[str, tuple[Any, ...]] = {
@@ -72,7 +71,6 @@ OPTIONS: list[tuple[Callable[..., Any], dict[str, tuple[Any, ...]]]] = [
     (Relevance, {"floor": (-0.1, 1.1), "unknown": (-0.1, 1.1)}),
     (Pairs, {"margin": (-0.1,)}),
     (Best, {"least_return": ()}),
-    (Retention, {"newest": (0, 1.5), "best": (-1, 0.5), "every": (0, 1.5)}),
     (lightning.Trainer, {"steps": (-1, 1.5), "concurrency": (0, 1.5), "checkpoint_every": (0, 1.5)}),
     (lightning.Trainer, {"evaluate_every": (0, 1.5), "keep_checkpoints": (0, 1.5), "timeout": (0.0, -1.0)}),
 ]

@@ -185,7 +185,7 @@ def read_pids(path: Path) -> list[int]:
 async def test_a_program_that_ignores_sigterm_is_ended_at_its_time_out_and_its_slot_serves_the_next(
     workers: int | None, tmp_path: Path
 ) -> None:
-    command = python(HANGING, grace=0.2)
+    command = python(HANGING)
     async with serve_runner(workers, command, concurrency=1, timeout=5) as at:
         (late,) = await at.play(rollouts("program", 1, began=str(tmp_path / "began")))
         ended = await pids(tmp_path / "began")
@@ -200,7 +200,7 @@ async def test_a_program_that_ignores_sigterm_is_ended_at_its_time_out_and_its_s
 
 
 async def test_a_cancelled_program_ends_within_a_moment_and_its_slot_serves_the_next(tmp_path: Path) -> None:
-    command = python(HANGING, grace=0.2)
+    command = python(HANGING)
     async with serve_runner(None, command, concurrency=1, timeout=None, lease_seconds=600) as at:
         (hanging,) = rollouts("program", 1, began=str(tmp_path / "began"))
         await at.store.enqueue([hanging])
@@ -222,7 +222,6 @@ def test_a_program_that_is_not_there_is_refused_at_the_start() -> None:
     [
         (lambda: Command("ls -l"), "give a list"),
         (lambda: Command([]), "give a list"),
-        (lambda: Command(["ls"], grace=-1), "grace=-1"),
     ],
 )
 def test_a_command_that_makes_no_sense_is_refused(make: Any, named: str) -> None:

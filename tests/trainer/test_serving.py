@@ -24,7 +24,6 @@ from lightning_core.plugins import load_plugins
 from lightning_core.runner.config import read_config
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.openai_sdk import instrument
-from lightning_core.trainer.retention import Retention
 from lightning_core.trainer.roles.gateway import GatewayPart, Hosting, serving_run
 from lightning_core.trainer.roles.joining import Joined, Joining
 from lightning_core.trainer.roles.runner import agents_of, make_runner, tokens_of
@@ -39,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of two steps."""
     folder = tmp_path_factory.mktemp("served") / "run"
-    fit(folder, steps=2, keep_checkpoints=Retention(newest=1, every=1))
+    fit(folder, steps=2, keep_checkpoints=2)
     return folder
 
 

@@ -13,7 +13,7 @@ from lightning_core.errors import ConfigError, NotFoundError
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.folder import RunFolder, absolute
-from lightning_core.trainer.retention import Retention, prune
+from lightning_core.trainer.versions import prune
 from lightning_core.types import ResourceVersion, Rollout, Task
 from lightning_core.versions import choose, find_current, get_version
 from tests.trainer.versioned import fit
@@ -24,16 +24,21 @@ async def versions_of(folder: Path) -> list[ResourceVersion]:
         return await store.list_resources(folder.name)
 
 
+async def choose_first(folder: Path) -> None:
+    async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
+        await choose(store, folder.name, 1, author="ann")
+
+
 async def test_every_version_says_what_it_was_made_from_and_what_it_came_to(tmp_path):
-    folder = tmp_path / "run"
-    fit(folder, steps=4, evaluate_every=2, keep_checkpoints=Retention(newest=1, best=0, every=2))
+    folder = tmp_path / "train"  # the rewards follow from this name: version 2 is the best
+    fit(folder, steps=4, evaluate_every=2, keep_checkpoints=1)
     versions = await versions_of(folder)
     assert [(v.version, v.parent, v.author) for v in versions] == [
         (0, None, "trainer"), (1, 0, "trainer"), (2, 1, "trainer"), (3, 2, "trainer"), (4, 3, "trainer"),
     ]  # fmt: skip
     assert find_current(versions) == versions[4]
     async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
-        metrics = await store.list_metrics("run")
+        metrics = await store.list_metrics("train")
     assert [v.metrics["step"] for v in versions] == [0, 1, 2, 3, 4]
     # step k samples with version k: its reward is that version's own
     assert [v.metrics.get("reward") for v in versions] == [*(m.values["reward"] for m in metrics), None]
@@ -66,12 +71,12 @@ async def test_going_on_takes_the_newest_again_also_after_a_rollback_and_a_move(
 
 def test_a_folder_that_is_reached_by_a_link_loses_nothing_that_is_pointed_at(tmp_path):
     folder, link = tmp_path / "run", tmp_path / "link"
-    keep = Retention(newest=1, best=0, every=1)
-    fit(folder, steps=2, keep_checkpoints=keep)
+    fit(folder, steps=2, keep_checkpoints=2)
+    asyncio.run(choose_first(folder))
     link.symlink_to(folder)
-    fit(link, steps=3, keep_checkpoints=keep, resume=True)
+    fit(link, steps=3, keep_checkpoints=1, resume=True)
     versions = asyncio.run(versions_of(folder))
-    assert [v.uri is not None and Path(v.uri).is_dir() for v in versions[1:]] == [True] * 3
+    assert [v.uri is not None and Path(v.uri).is_dir() for v in versions[1:]] == [True, False, True]
     assert versions[1].uri == absolute(link / "versions" / "000001")
 
 
@@ -92,11 +97,11 @@ def make(folder: RunFolder, count: int) -> list[ResourceVersion]:
     return versions
 
 
-async def pruned(folder: RunFolder, store: MemoryStore, versions, retention: Retention) -> list[int]:
+async def pruned(folder: RunFolder, store: MemoryStore, versions, newest: int) -> list[int]:
     """The versions that still have their content, which is whole; nothing is left of any other."""
     for version in versions:
         await store.put_resource(version)
-    after = await prune(store, folder, versions, retention)
+    after = await prune(store, folder, versions, newest)
     assert after == await store.list_resources(folder.run_id)
     for version in after[1:]:
         if version.uri is not None:
@@ -112,20 +117,17 @@ async def pruned(folder: RunFolder, store: MemoryStore, versions, retention: Ret
 
 
 @pytest.mark.parametrize(
-    ("retention", "left"),
-    [
-        (Retention(newest=2, best=0), [0, 8, 9]),
-        (Retention(newest=1, best=2), [0, 4, 5, 9]),
-        (Retention(newest=1, best=0, every=3), [0, 3, 6, 9]),
-        (Retention(newest=1, best=1, metric="reward"), [0, 9]),
-    ],
+    ("newest", "measured", "left"),
+    [(2, True, [0, 4, 8, 9]), (1, True, [0, 4, 9]), (1, False, [0, 9])],
 )
-async def test_the_retention_decides_what_is_left(tmp_path, retention, left):
+async def test_the_newest_are_left_and_the_best(tmp_path, newest, measured, left):
     with RunFolder(tmp_path / "run", resume=False) as folder:
-        store = MemoryStore()
-        assert await pruned(folder, store, make(folder, 9), retention) == left
+        store, versions = MemoryStore(), make(folder, 9)
+        if not measured:
+            versions = [version.model_copy(update={"metrics": {}}) for version in versions]
+        assert await pruned(folder, store, versions, newest) == left
         again = await store.list_resources(folder.run_id)
-        assert await pruned(folder, store, again, retention) == left
+        assert await pruned(folder, store, again, newest) == left
         with pytest.raises(NotFoundError, match="version 2 was deleted"):
             get_version(again, 2)
 
@@ -150,30 +152,26 @@ async def test_nothing_is_deleted_that_something_points_at(tmp_path):
         for attempt in await store.lease("worker", 2, 60):
             if attempt.rollout.id == "r1":
                 await store.finish(attempt, reward=1.0)
-        keep = Retention(newest=1, best=0)
-        assert await pruned(folder, store, versions, keep) == [0, 2, 3, 4, 5, 6, 9]
+        assert await pruned(folder, store, versions, 1) == [0, 2, 3, 4, 5, 6, 9]
 
 
 async def test_a_kill_between_the_record_and_the_folder_leaves_nothing_behind(tmp_path):
     with RunFolder(tmp_path / "run", resume=False) as folder:
         store, versions = MemoryStore(), make(folder, 4)
-        keep = Retention(newest=1, best=0, every=2)
+        versions[2] = versions[2].model_copy(update={"metrics": {"greedy": 1.0}})
         # killed while it copied, then before it deleted
         (folder.path / "versions" / ".000002.partial" / "model").mkdir(parents=True)
         versions[1] = versions[1].model_copy(update={"uri": None})
-        assert await pruned(folder, store, versions, keep) == [0, 2, 4]
+        assert await pruned(folder, store, versions, 1) == [0, 2, 4]
 
 
-def test_a_retention_that_keeps_nothing_to_resume_from_is_refused():
-    for wrong in ({"newest": 0}, {"best": -1}, {"every": 0}):
-        with pytest.raises(ConfigError, match=next(iter(wrong))):
-            Retention(**wrong)
+def test_to_keep_nothing_to_resume_from_is_refused():
     with pytest.raises(ConfigError, match="keep_checkpoints=0"):
         lightning.Trainer(keep_checkpoints=0)
 
 
 def test_what_is_kept_for_serving_takes_no_space_twice(tmp_path):
-    from lightning_core.trainer.retention import _keep_for_serving
+    from lightning_core.trainer.versions import _keep_for_serving
 
     with RunFolder(tmp_path / "run", resume=False) as folder:
         make(folder, 1)
