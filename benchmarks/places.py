@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from benchmarks.page import PAGE, RECORDS, insert
 from benchmarks.stores.sites import postgres
-from lightning_core.trainer.summary import Summary
+from lightning_core.trainer.report import Summary
 
 SCRIPT = "examples/sql/train.py"
 RUNS = Path("runs/places")

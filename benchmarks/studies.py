@@ -16,7 +16,7 @@ from benchmarks.invalid_queries import invalid_queries
 from benchmarks.outcomes import Outcome
 from benchmarks.tables import study_table
 from lightning_core.stores.base import Store
-from lightning_core.trainer.summary import Summary
+from lightning_core.trainer.report import Summary
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
-"""`agentlightning runs`, `show`, `alerts` and `plugins`: what is there, as tables."""
+"""`agentlightning runs`, `show`, `alerts`, `export` and `plugins`: what runs have left, shown and sent on."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -13,15 +14,26 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from lightning_core.air.rulebook import RuleLine, rule_lines
-from lightning_core.cli.rollouts import LISTED, ROLLOUT, find_rollouts, open_run, show_newest, show_rollouts
-from lightning_core.errors import ConfigError
-from lightning_core.heartbeat import living
+from lightning_core.cli.rollouts import (
+    LISTED,
+    ROLLOUT,
+    choose,
+    find_rollouts,
+    open_run,
+    show_newest,
+    show_rollouts,
+)
+from lightning_core.errors import ConfigError, UnsupportedError
+from lightning_core.heartbeat import find_living, living
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store
+from lightning_core.trace import read_traces
+from lightning_core.trackers.tensorboard import TensorBoard, find_earlier
 from lightning_core.trainer.display import (
     agent_table,
     alert_line,
@@ -29,8 +41,8 @@ from lightning_core.trainer.display import (
     phase_line,
     success_table,
 )
-from lightning_core.trainer.report import find_phases, terminal_curve
-from lightning_core.trainer.summary import Summary
+from lightning_core.trainer.observers import replay
+from lightning_core.trainer.report import Summary, find_phases, terminal_curve
 from lightning_core.types import Member, Metrics
 
 _SHOWN = ("python", "agent-lightning-core", "torch", "transformers", "vllm", "verl")
@@ -72,6 +84,43 @@ def show(
 def alerts(run: _Run) -> None:
     """List what a run warned of, in the order it was found: what happened, to what, and what to do."""
     asyncio.run(list_alerts(run))
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, such as runs/20260101-120000.")],
+    target: Annotated[
+        str, typer.Argument(help="URL of a collector of OTLP over HTTP, or a folder for TensorBoard.")
+    ],
+    rollout: Annotated[str | None, typer.Option(help=ROLLOUT + " (default: all that were begun)")] = None,
+) -> None:
+    """Send a run's records to an OpenTelemetry collector (a URL), or write them for TensorBoard (a folder).
+
+    A collector gets calls, tool runs, rewards and spans: each rollout becomes one trace. Its ids follow from
+    the run, so sending again sends the same spans. Headers, such as a key, are taken from
+    OTEL_EXPORTER_OTLP_HEADERS. TensorBoard gets every step, evaluation and alert in the store; writing again
+    into the same folder replaces what was there.
+
+        agentlightning export runs/demo http://localhost:4318
+        agentlightning export runs/demo logs/demo
+    """
+    if "://" in target:
+        asyncio.run(export_run(run, target, rollout))
+    else:
+        asyncio.run(export_tensorboard(run, Path(target)))
+
+
+def plugins() -> None:
+    """List the installed plugins, the hooks they implement, and those that could not be loaded."""
+    loaded = load_plugins()
+    table = Table(title="plugins")
+    for column in ("name", "version", "hooks"):
+        table.add_column(column)
+    for name, version, hooks in loaded.list():
+        table.add_row(name, version, ", ".join(hooks))
+    console = Console()
+    console.print(table)
+    for name, problem in loaded.broken.items():
+        console.print(f"[red]broken[/red] {name}: {problem}")
 
 
 # what the verbs do ------------------------------------------------------------------------
@@ -235,15 +284,48 @@ def _machine(machine: Mapping[str, Any]) -> str:
     return f"{machine.get('host')}, {machine.get('cores')} cores, {machine.get('memory_gb')} GB{more}"
 
 
-def list_plugins() -> None:
-    """One line for each plugin; then those that are broken, with the reason."""
-    plugins = load_plugins()
-    table = Table(title="plugins")
-    for column in ("name", "version", "hooks"):
-        table.add_column(column)
-    for name, version, hooks in plugins.list():
-        table.add_row(name, version, ", ".join(hooks))
-    console = Console()
-    console.print(table)
-    for name, problem in plugins.broken.items():
-        console.print(f"[red]broken[/red] {name}: {problem}")
+# a run sent on ------------------------------------------------------------------------------
+async def export_run(path: Path, url: str, which: str | None) -> None:
+    """Send the rollouts of a run, or one of them; those that never began are left out.
+
+    Raises ConfigError for a run or rollout that is not there, ExportError if the collector did not take
+    everything; what it took before stays there, and the same command sends the same spans again.
+    """
+    try:
+        from lightning_core.otlp import Collector, to_spans
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            f"to send traces, {error.name!r} must be installed: pip install 'agent-lightning-core[otel]'"
+        ) from error
+    logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # its complaints are raised here
+    console = Console(stderr=True)
+    sent = 0
+    async with open_run(path) as (store, run_id):
+        begun = [rollout for rollout in await find_rollouts(store, run_id) if rollout.attempts]
+        if not begun:
+            raise ConfigError(f"run {run_id!r} has no rollouts yet")
+        chosen = begun if which is None else [choose(begun, which)]
+        with Collector(url) as collector, Progress(console=console) as progress:
+            for rollout in progress.track(chosen, description="exporting rollouts"):
+                (trace,) = await read_traces(store, [rollout])
+                spans = to_spans(trace)
+                await asyncio.to_thread(collector.send, spans)
+                sent += len(spans)
+    console.print(f"sent {sent} spans of {len(chosen)} rollouts to {collector.shown}", soft_wrap=True)
+
+
+async def export_tensorboard(path: Path, folder: Path) -> None:
+    """Write all steps, evaluations and alerts of a run. ConfigError for a run that is not there, and for a
+    folder where its trainer writes."""
+    async with open_run(path) as (store, run_id):
+        run = await store.find_run(run_id)
+        if run is None:
+            raise ConfigError(f"run {run_id!r} was not begun yet")
+        if any(find_earlier(folder, run_id)) and await find_living(store, run_id, "trainer"):
+            raise ConfigError(
+                f"run {run_id!r} is being trained, and {str(folder)!r} holds event files of it, which its "
+                "trainer may be writing: give another folder, or wait until the training has ended"
+            )
+        steps = await replay(store, run, TensorBoard(folder))
+    console = Console(stderr=True)
+    console.print(f"wrote {steps} steps; see them with: tensorboard --logdir {folder}", soft_wrap=True)

@@ -1,12 +1,15 @@
-"""`agentlightning serve` and `gateway`: a gateway without a trainer."""
+"""`agentlightning serve`, `gateway`, `api` and `token`: what answers without a trainer, and its keys."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
 from lightning_core.cli.rollouts import open_run
@@ -17,13 +20,118 @@ from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import load_plugins
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.parts import make_backend, open_store
-from lightning_core.trainer.roles.gateway import serving_run
-from lightning_core.trainer.roles.joining import until_signal
+from lightning_core.trainer.roles.gateway import Hosting, host_gateway, serving_run
+from lightning_core.trainer.roles.joining import Joining, until_signal
 from lightning_core.trainer.roles.runner import agents_of, tokens_of
-from lightning_core.trainer.settings import Settings
+from lightning_core.trainer.settings import Settings, parse_listen
+
+_ALLOW_HOST = "A host whose clients and web pages may use it without a token; may be given several times."
+_Listen = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Where to listen; beyond this machine only if you say so.")
+]
 
 
-async def serve(
+def say(text: str) -> None:
+    """A line for a person, on standard error."""
+    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def serve(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="RUN|MODEL", help="A run's folder, a transformers folder, or a model's name."),
+    ] = "tiny",
+    backend: Annotated[str, typer.Option(help="Backend that serves it.")] = "local",
+    store: Annotated[
+        str | None, typer.Option(help="URL of the store that records the calls (default: memory).")
+    ] = None,
+    listen: _Listen = "127.0.0.1:8000",
+    allow_host: Annotated[list[str] | None, typer.Option(help=_ALLOW_HOST)] = None,
+) -> None:
+    """Serve a model, or the current version of a run, behind the recording gateway, without training.
+
+    Any OpenAI client can talk to it: set OPENAI_BASE_URL to the address printed. Of a run, the version that
+    is current when a request comes answers it, and NAME@VERSION as the model's name asks for another.
+
+        agentlightning serve runs/demo
+    """
+    asyncio.run(serve_model(what, backend, store, *parse_listen(listen), tuple(allow_host or ())))
+
+
+def gateway(
+    store: Annotated[str, typer.Option(help="URL of the run's store.")],
+    run: Annotated[
+        str | None, typer.Option(help="Id of the run (default: the newest that is trained).")
+    ] = None,
+    listen: _Listen = "127.0.0.1:0",
+    address: Annotated[
+        str | None, typer.Option(help="URL at which workers reach it, if it is not the one it listens at.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Its own name: started again under it, it replaces the old one.")
+    ] = None,
+    backend: Annotated[str, typer.Option(help="Backend whose engine serves the weights.")] = "local",
+    allow_host: Annotated[list[str] | None, typer.Option(help=_ALLOW_HOST)] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="End also when the run is stopped, instead of waiting.")
+    ] = False,
+) -> None:
+    """Serve the rollouts of a run that was started elsewhere with `train --remote gateway`.
+
+    It may be started before the trainer, and several times. It reads the weights where the trainer saves
+    them, so it must reach the run's folder at the same path. It ends when the run is finished. With
+    --allow-host it serves requests without a rollout's token too.
+
+        agentlightning gateway --store postgresql://me@db.local/runs
+    """
+    host, port = parse_listen(listen)
+    hosting = Hosting(
+        host=host,
+        port=port,
+        address=address,
+        backend=backend,
+        hosts=tuple(allow_host or ()),
+    )
+    asyncio.run(host_gateway(hosting, Joining(store=store, run=run, name=name, once=once, say=say)))
+
+
+def api(
+    store: Annotated[str, typer.Option(help="URL of the store to serve.")],
+    listen: _Listen = "127.0.0.1:8100",
+) -> None:
+    """Serve a store over REST, for workers and clients in any language.
+
+    Requests bear a token, made by `agentlightning token`. With LIGHTNING_API_SECRET in the environment tokens
+    for all runs are taken as well. /api/v1/openapi.json describes what is served.
+
+        agentlightning api --store sqlite:///runs/demo/store.db
+    """
+    from lightning_core.cli.rest import serve_api  # FastAPI takes half a second to import
+
+    asyncio.run(serve_api(store, *parse_listen(listen)))
+
+
+def token(
+    scope: Annotated[str, typer.Argument(help="worker, client or admin.")],
+    store: Annotated[str | None, typer.Option(help="URL of the run's store.")] = None,
+    run: Annotated[
+        str | None, typer.Option(help="Id of the run (default: all runs, by LIGHTNING_API_SECRET).")
+    ] = None,
+    hours: Annotated[float, typer.Option(help="How long it is good for.")] = 24.0,
+) -> None:
+    """Print a token for the REST API.
+
+    A worker may lease rollouts and report on them, a client may enqueue and read, an admin may do everything.
+
+        agentlightning token worker --store sqlite:///runs/demo/store.db --run demo
+    """
+    from lightning_core.cli.rest import print_token
+
+    asyncio.run(print_token(store, run, scope, hours))
+
+
+# what the verbs do ------------------------------------------------------------------------
+async def serve_model(
     what: str, backend: str, store: str | None, host: str, port: int, hosts: tuple[str, ...] = ()
 ) -> None:
     """Serve until interrupted; calls without a token are recorded as belonging to no rollout."""

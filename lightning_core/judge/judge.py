@@ -44,10 +44,6 @@ class Judge:
     """What is good and what is not; or a function of the task, which may tell the judge the right answer."""
     weight: float = 1.0
     """The judge's part of the final reward; the rest is the app's own. With 1.0 the app need not give any."""
-    concurrency: int = 8
-    """Groups that are judged at once."""
-    retries: int = 5
-    """Further questions about a group, after one that failed or that was answered with something else."""
     timeout: float = 120.0
     """Seconds for one answer."""
     budget: int = 24_000
@@ -60,8 +56,6 @@ class Judge:
         checks = {
             "model": bool(self.model),
             "weight": 0 < self.weight <= 1,
-            "concurrency": self.concurrency >= 1,
-            "retries": self.retries >= 0,
             "timeout": self.timeout > 0,
             "budget": self.budget >= 100,
         }

@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightning_core.trainer.observers import Observer
-from lightning_core.trainer.report import NO_PLOTS
-from lightning_core.trainer.summary import Evaluation, PhaseSummary, Summary
+from lightning_core.trainer.report import NO_PLOTS, Evaluation, PhaseSummary, Summary
 from lightning_core.types import Alert, Metrics, Rollout, Run
 
 

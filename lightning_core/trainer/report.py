@@ -1,4 +1,4 @@
-"""What is left when a run ends: summary, curve and transcripts, all worked out from the store.
+"""What is left when a run ends: `summary.json`, curve and transcripts, all worked out from the store.
 
 Nothing here depends on what this process remembers, so a resumed run reports like one that was never
 interrupted, and `agentlightning show` can report on any run again.
@@ -6,31 +6,152 @@ interrupted, and `agentlightning show` can report on any run again.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from io import BytesIO
 from statistics import fmean
 from typing import Any, BinaryIO
 
-from lightning_core.masking import mask
+from pydantic import Field, JsonValue
+
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder, write_atomically
-from lightning_core.trainer.plan import find_place
-from lightning_core.trainer.summary import (
-    AgentSummary,
-    Evaluation,
-    PhaseSummary,
-    Summary,
-    evaluation,
-    versions,
-)
-from lightning_core.types import Call, Metrics, Rollout, Run, Status
+from lightning_core.trainer.plan import EVALUATIONS, find_place
+from lightning_core.trainer.settings import Settings
+from lightning_core.types import Call, Metrics, Record, Rollout, Run, Status, is_reward
 
 NO_PLOTS = "no curve: pip install 'agent-lightning-core[plots]'"
 """Said in place of a curve where its library is missing."""
 
 
+class AgentScore(Record):
+    """One agent's part in an evaluation."""
+
+    calls: int
+    rollouts: int
+    """Rollouts in which it acted."""
+    success: float
+    """Mean final reward of those rollouts."""
+
+
+class Score(Record):
+    """One evaluation: every task once. A rollout that failed, or whose reward can't be used, scores 0."""
+
+    success: float
+    """Mean final reward."""
+    tasks: int
+    failures: int
+    by: dict[str, float] = Field(default_factory=dict)
+    """Mean final reward for each value of the `group_by` field."""
+    agents: dict[str, AgentScore] = Field(default_factory=dict)
+
+
+class Evaluation(Record):
+    """The policy at one step, sampled (T = 1) and greedy (T = 0)."""
+
+    step: int
+    sampled: float
+    greedy: float
+    detail: dict[str, Score]
+    """"sampled" and "greedy" in full."""
+
+
+class AgentSummary(Record):
+    """One agent over the whole training, evaluations left out."""
+
+    trained: bool
+    calls: int
+    completion_tokens: int
+    transitions_with_advantage: int = 0
+
+
+class PhaseSummary(Record):
+    """A part of the run, by one algorithm."""
+
+    algorithm: str
+    first: int
+    """Updates made before it."""
+
+
+class Summary(Record):
+    """The content of `summary.json`."""
+
+    run: str
+    folder: str
+    steps: int
+    """Updates asked for; each was made or counted as skipped."""
+    seed: int
+    model: str
+    before: Evaluation | None = None
+    after: Evaluation | None = None
+    between: list[Evaluation] = Field(default_factory=list)
+    """Evaluations asked for by `evaluate_every`."""
+    train_seconds: float
+    """Wall time of all steps as last made: collecting, updating, saving; evaluations left out."""
+    rollouts: int
+    failures: int
+    zero_variance_groups: int
+    skipped_updates: int
+    staleness_mean: float = 0.0
+    """Updates by which the weights that sampled a transition were behind those it was used to update: mean of
+    the steps' means."""
+    staleness_max: int = 0
+    agents: dict[str, AgentSummary]
+    phases: list[PhaseSummary] = Field(default_factory=list)
+    """In turn; one, if the run has one algorithm."""
+    settings: dict[str, JsonValue]
+    """As the run was begun; so are the versions of the packages."""
+    versions: dict[str, JsonValue]
+
+
+def score(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], group_by: str | None) -> Score:
+    """How well the rollouts of one evaluation did."""
+    rewards = {
+        r.id: r.reward
+        if r.reward is not None and is_reward(r.reward) and r.status is Status.SUCCEEDED
+        else 0.0
+        for r in rollouts
+    }
+    parts: defaultdict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        if group_by is not None:
+            parts[str(rollout.task.input.get(group_by))].append(rewards[rollout.id])
+    acted: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for rollout in rollouts:
+        for call in calls.get(rollout.id, ()):
+            acted[call.agent][rollout.id] = acted[call.agent].get(rollout.id, 0) + 1
+    return Score(
+        success=fmean(rewards.values()),
+        tasks=len(rollouts),
+        failures=sum(rollout.status is not Status.SUCCEEDED for rollout in rollouts),
+        by={name: fmean(values) for name, values in sorted(parts.items())},
+        agents={
+            agent: AgentScore(
+                calls=sum(counts.values()),
+                rollouts=len(counts),
+                success=fmean(rewards[rollout_id] for rollout_id in counts),
+            )
+            for agent, counts in sorted(acted.items())
+        },
+    )
+
+
+def evaluation(
+    step: int, rollouts: Iterable[Rollout], calls: Mapping[str, Sequence[Call]], group_by: str | None
+) -> Evaluation:
+    """The rollouts of `plan_evaluation`, told apart by how they were sampled."""
+    rollouts = list(rollouts)
+    detail = {
+        kind: score([r for r in rollouts if r.sampling.temperature == sampling.temperature], calls, group_by)
+        for kind, sampling in EVALUATIONS.items()
+    }
+    return Evaluation(
+        step=step, sampled=detail["sampled"].success, greedy=detail["greedy"].success, detail=detail
+    )
+
+
+# from the store --------------------------------------------------------------------------
 async def find_evaluation(store: Store, run_id: str, step: int, group_by: str | None) -> Evaluation | None:
     """The evaluation made after `step` updates, if every rollout of it is finished and none withdrawn."""
     rollouts = await _evaluated(store, run_id, step)
@@ -40,29 +161,25 @@ async def find_evaluation(store: Store, run_id: str, step: int, group_by: str | 
     return evaluation(step, rollouts, calls, group_by)
 
 
-async def summarise(store: Store, folder: RunFolder, trainer: Any, model: str) -> Summary:
+async def summarise(store: Store, folder: RunFolder, settings: Settings, model: str) -> Summary:
     """The run as it stands in the store."""
-    metrics = await store.list_metrics(folder.run_id)
+    run_id, total = folder.run_id, settings.total_steps
+    run, metrics = await store.find_run(run_id), await store.list_metrics(run_id)
+    origin: Mapping[str, Any] = run.provenance if run else {}
     totals: Counter[str] = Counter()
     for entry in metrics:
         totals.update(entry.values)
+    every = range(settings.evaluate_every or total, total, settings.evaluate_every or 1)
+    between = [await find_evaluation(store, run_id, step, settings.group_by) for step in every]
     return Summary(
-        run=folder.run_id,
+        run=run_id,
         folder=str(folder.path),
         steps=len(metrics),
-        seed=trainer.seed,
+        seed=settings.seed,
         model=model,
-        before=await find_evaluation(store, folder.run_id, 0, trainer.group_by),
-        after=await find_evaluation(store, folder.run_id, trainer.total_steps, trainer.group_by),
-        between=[
-            found
-            for step in range(
-                trainer.evaluate_every or trainer.total_steps,
-                trainer.total_steps,
-                trainer.evaluate_every or 1,
-            )
-            if (found := await find_evaluation(store, folder.run_id, step, trainer.group_by)) is not None
-        ],
+        before=await find_evaluation(store, run_id, 0, settings.group_by),
+        after=await find_evaluation(store, run_id, total, settings.group_by),
+        between=[found for found in between if found is not None],
         train_seconds=totals["step_seconds"],
         rollouts=int(totals["rollouts"]),
         failures=int(totals["failures"]),
@@ -71,22 +188,9 @@ async def summarise(store: Store, folder: RunFolder, trainer: Any, model: str) -
         staleness_mean=fmean(_each(metrics, "staleness_mean") or [0.0]),
         staleness_max=int(max(_each(metrics, "staleness_max"), default=0)),
         agents=_agents(metrics),
-        phases=find_phases(await store.find_run(folder.run_id)),
-        settings={
-            name: mask(repr(getattr(trainer, name)))
-            for name in (
-                "agents",
-                "algorithm",
-                "backend",
-                "steps",
-                "concurrency",
-                "timeout",
-                "on_failure",
-                "air",
-                "judge",
-            )
-        },
-        versions=versions(),
+        phases=find_phases(run),
+        settings=origin.get("settings", {}),
+        versions=origin.get("versions", {}),
     )
 
 
@@ -230,9 +334,9 @@ def _escape(text: str) -> str:
     return escape(text)
 
 
-async def write_report(store: Store, folder: RunFolder, trainer: Any, model: str) -> Summary:
+async def write_report(store: Store, folder: RunFolder, settings: Settings, model: str) -> Summary:
     """Write `summary.json` and, where matplotlib is installed, `curve.png`; returns the summary."""
-    summary = await summarise(store, folder, trainer, model)
+    summary = await summarise(store, folder, settings, model)
     metrics = await store.list_metrics(folder.run_id)
     folder.write_json("summary.json", summary.model_dump(mode="json"))
     if find_spec("matplotlib") is not None:

@@ -1,22 +1,30 @@
 """Everything a training run has open: store and backend, and the roles that this process plays.
 
-The roles share nothing but the store and the gateway's URL: here, or each on a machine of its own.
+The roles share nothing but the store and the gateway's URL: here, or each on a machine of its own. What
+other processes play is waited for here (`RemoteWaiter`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 from lightning_core.backends.base import Backend
-from lightning_core.errors import ConfigError, TrainingError
-from lightning_core.heartbeat import Heartbeat, make_member
+from lightning_core.errors import ConfigError, GatewayError, TrainingError
+from lightning_core.gateway.app import Gateway
+from lightning_core.gateway.server import GatewayServer
+from lightning_core.heartbeat import Heartbeat, living, make_member
 from lightning_core.masking import without_password
 from lightning_core.plugins import Plugins, load_plugins
 from lightning_core.runner.runner import prepare
 from lightning_core.stores.base import Store
+from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.trainer.demonstrations import encode_all
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.observers import Observers
@@ -29,14 +37,21 @@ from lightning_core.trainer.parts import (
 )
 from lightning_core.trainer.plan import admitted, is_planned
 from lightning_core.trainer.preflight import check_options
-from lightning_core.trainer.roles.trainer import (
-    RemoteWaiter,
-    embedded_gateway,
-    embedded_name,
-    embedded_runner,
-)
+from lightning_core.trainer.roles.gateway import EVERY_ADDRESS, make_upstream, public_address
+from lightning_core.trainer.roles.runner import agents_of, rollout_config, running, tokens_of
 from lightning_core.trainer.settings import Settings
-from lightning_core.types import Rollout, Run, Status, Trajectory
+from lightning_core.types import Role, Rollout, Run, Status, Trajectory
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 5.0
+"""Between two looks at who is there; the end of the last rollout is heard of at once."""
+NAMES: Final[dict[Role, str]] = {"runner": "worker", "gateway": "gateway"}
+COMMANDS: Final[dict[Role, str]] = {
+    "runner": "agentlightning worker {script} --store {store}",
+    "gateway": "agentlightning gateway --store {store}",
+}
+
 
 Solve = Callable[..., Any]
 """The user's function: takes a Task, runs the app once, returns the reward; may be async."""
@@ -95,30 +110,71 @@ class Session:
     async def begin(self, run: Run) -> None:
         """Play this process's roles in the run, which is in the store by now: from here on, enqueued rollouts
         are run and recorded."""
-        stack, settings, embedded = self._stack, self.settings, embedded_name(run)
-        await self.store.reclaim(embedded)
-        made = self._made()
-        await withdraw(self.store, run.id, self._admitted_until(made), made)
-        await self.store.remove_member(run.id, "gateway", "trainer")  # of a trainer that was killed
-        await self.store.remove_member(run.id, "runner", embedded)
-        await stack.enter_async_context(Heartbeat(self.store, make_member(run.id, "trainer", "trainer")))
-        url = None
-        if "gateway" not in settings.remote_roles:
-            gateway = embedded_gateway(settings, self.store, run, self.backend, self.folder)
-            url = await stack.enter_async_context(gateway)
-        if "runner" not in settings.remote_roles:
-            runner = embedded_runner(
-                settings,
+        store, here = self.store, {"gateway", "runner"} - self.settings.remote_roles
+        embedded = f"{run.id}/embedded"
+        await store.reclaim(embedded)
+        await self._withdraw(run)
+        await store.remove_member(run.id, "gateway", "trainer")  # of a trainer that was killed
+        await store.remove_member(run.id, "runner", embedded)
+        await self._stack.enter_async_context(Heartbeat(store, make_member(run.id, "trainer", "trainer")))
+        url = await self._serve_policy(run) if "gateway" in here else None
+        if "runner" in here:
+            await self._run_rollouts(run, embedded, url)
+        if self.settings.remote_roles:
+            await self._wait_for_others(run)
+
+    async def _withdraw(self, run: Run) -> None:
+        """Take back rollouts that a run with so many updates as the newest checkpoint has may not ask for."""
+        checkpoint, total = self.folder.latest_checkpoint(), self.settings.total_steps
+        made = checkpoint[0] if checkpoint else 0
+        first = admitted(made, self.phase(made), total).stop if made < total else made
+        await withdraw(self.store, run.id, first, made)
+
+    async def _serve_policy(self, run: Run) -> str:
+        """Serve the backend's policy, and list the gateway among the run's members; gives its URL for this
+        machine."""
+        stack, backend, folder = self._stack, self.backend, self.folder
+        name = backend.upstream.model_name
+        upstream = make_upstream(self.store, run.id, backend, name=name, embedded=True)
+        stack.push_async_callback(upstream.close)
+        gateway = Gateway(upstream, self.store, tokens_of(run), agents=agents_of(run))
+        server = await self._listen(gateway)
+        own = urlsplit(server.url)
+        folder.write_address((folder.read_address() or {}).get("store"), own.port)
+        url = public_address(server.url, self.settings.address)
+        member = make_member(run.id, "gateway", "trainer", url=url, instance=gateway.instance)
+        await stack.enter_async_context(Heartbeat(self.store, member))
+        return f"http://127.0.0.1:{own.port}" if own.hostname in EVERY_ADDRESS else server.url
+
+    async def _listen(self, gateway: Gateway) -> GatewayServer:
+        """At the port that is asked for. Otherwise a resumed run listens where it did before, if that is
+        free."""
+        host, port = self.settings.host, self.settings.port
+        kept = (self.folder.read_address() or {}).get("port")
+        if port is None and kept is not None:
+            try:
+                return await self._stack.enter_async_context(GatewayServer(gateway, host, kept))
+            except GatewayError as error:
+                log.warning("%s: it is given a new port", error)
+        return await self._stack.enter_async_context(GatewayServer(gateway, host, port or 0))
+
+    async def _run_rollouts(self, run: Run, worker: str, gateway_url: str | None) -> None:
+        """Run rollouts in this process, under this worker's name."""
+        settings = self.settings
+        self._stack.enter_context(instrument(self.plugins.who))
+        self._serving = await self._stack.enter_async_context(
+            running(
+                self.solve,
                 self.store,
                 run,
-                self.solve,
-                self.plugins,
-                gateway_url=url,
+                rollout_config(settings, self.solve),
+                worker=worker,
+                concurrency=settings.concurrency,
+                workers=settings.workers,
+                gateway_url=gateway_url,
                 on_finished=self.observers.rollout_ended,
             )
-            self._serving = await stack.enter_async_context(runner)
-        if settings.remote_roles:
-            await self._wait_for_others(run)
+        )
 
     async def _wait_for_others(self, run: Run) -> None:
         """Tell who is missing, now and while rollouts are waited for."""
@@ -143,16 +199,6 @@ class Session:
                     "resume it without `store`"
                 )
         return str(given or (address or {}).get("store") or self.folder.store_url)
-
-    def _made(self) -> int:
-        """Updates that the latest checkpoint holds."""
-        checkpoint = self.folder.latest_checkpoint()
-        return checkpoint[0] if checkpoint else 0
-
-    def _admitted_until(self, step: int) -> int:
-        """The first step that a run with so many updates may not yet ask for rollouts of."""
-        total = self.settings.total_steps
-        return admitted(step, self.phase(step), total).stop if step < total else step
 
     def pin(self, staleness: int = 0) -> int | None:
         """The version of the weights that must answer the rollouts asked for now.
@@ -218,3 +264,60 @@ async def withdraw(store: Store, run_id: str, first: int, made: int) -> int:
         and (rollout.step >= first if rollout.split == "train" else rollout.step > made)
     ]
     return await store.cancel([rollout.id for rollout in unfinished])
+
+
+# roles that other processes play ------------------------------------------------------------
+class RemoteWaiter:
+    """Waits for what other processes do in a run."""
+
+    def __init__(
+        self,
+        store: Store,
+        run_id: str,
+        roles: Iterable[Role],
+        store_url: str,
+        *,
+        on_rollout: Callable[[Rollout], None],
+        on_note: Callable[[str], None],
+    ) -> None:
+        """`store_url` is how others find the store; `on_note` is given what a person should know."""
+        self._store = store
+        self._run_id = run_id
+        self._there: dict[Role, int] = dict.fromkeys(sorted(roles), -1)
+        self._store_url = store_url
+        self._on_rollout = on_rollout
+        self._on_note = on_note
+
+    async def wait(self, rollout_ids: Sequence[str]) -> list[Rollout]:
+        """Return the rollouts once all are finished; `on_rollout` is given each soon after it ended."""
+        told: set[str] = set()
+        while True:
+            finished = await self._store.wait_finished(rollout_ids, timeout=LOOK_SECONDS)
+            for rollout in finished:
+                if rollout.id not in told:
+                    told.add(rollout.id)
+                    self._on_rollout(rollout)
+            if len(told) == len(set(rollout_ids)):
+                return finished
+            await self.look()
+
+    async def look(self) -> None:
+        """Note which roles no process plays, and how many have come or gone."""
+        members = living(await self._store.list_members(self._run_id))
+        for role, before in self._there.items():
+            count = sum(member.role == role for member in members)
+            if count != before:
+                self._there[role] = count
+                self._on_note(self._note(role, count, before))
+
+    def _note(self, role: Role, count: int, before: int) -> str:
+        if count:
+            return f"{count} {NAMES[role]}{'s' if count > 1 else ''} at work"
+        gone = f"no {NAMES[role]} is left" if before > 0 else f"waiting for a {NAMES[role]}"
+        return f"{gone}; start one with: {command_for(role, self._store_url)}"
+
+
+def command_for(role: Role, store: str) -> str:
+    """What starts a process for the role, as a line for a shell; without the store's password."""
+    script, shown = sys.argv[0] or "SCRIPT", without_password(store)
+    return COMMANDS[role].format(script=shlex.quote(script), store=shlex.quote(shown))

@@ -14,22 +14,19 @@ from lightning_core import telemetry
 from lightning_core.backends.preflight import Outline
 from lightning_core.errors import ConfigError, StoreError, TrainingStopped
 from lightning_core.runner.packing import check_not_loading
-from lightning_core.trainer.alerting import AlertObserver, to_alerts
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.folder import RunFolder, choose_folder
 from lightning_core.trainer.launch import current_launch, launching
 from lightning_core.trainer.loop import Loop
-from lightning_core.trainer.observers import Observers
+from lightning_core.trainer.observers import AlertObserver, Observers, Trackers, to_alerts
 from lightning_core.trainer.plan import make_tasks
 from lightning_core.trainer.preflight import outline_run
 from lightning_core.trainer.record import open_run
-from lightning_core.trainer.report import terminal_curve, transcripts, write_report
+from lightning_core.trainer.report import Summary, terminal_curve, transcripts, write_report
 from lightning_core.trainer.roles.joining import Joining
-from lightning_core.trainer.roles.worker import work
+from lightning_core.trainer.roles.runner import work
 from lightning_core.trainer.session import Session, Solve
 from lightning_core.trainer.settings import Settings
-from lightning_core.trainer.summary import Summary
-from lightning_core.trainer.tracking import Trackers
 from lightning_core.types import Run, Task
 
 T = TypeVar("T")

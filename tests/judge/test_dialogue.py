@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_core.errors import ConfigError
-from lightning_core.judge.dialogue import Dialogue, Line, dialogue, share_out, shorten
 from lightning_core.judge.judge import Judge
-from lightning_core.judge.question import make_question
+from lightning_core.judge.question import Dialogue, Line, dialogue, make_question, share_out, shorten
 from lightning_core.types import Call, Choice, Task
 
 TASK = Task(id="t", input={"answer": 7})
@@ -209,8 +208,6 @@ def test_what_a_judge_thought_before_is_no_part_of_its_answer() -> None:
         ({"model": ""}, "model"),
         ({"weight": 0}, "weight=0"),
         ({"weight": 1.5}, "weight=1.5"),
-        ({"concurrency": 0}, "concurrency"),
-        ({"retries": -1}, "retries"),
         ({"timeout": 0}, "timeout"),
         ({"budget": 10}, "budget"),
         ({"base_url": "localhost:8000"}, "base_url"),

@@ -11,10 +11,10 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from lightning_core.errors import ConfigError
-from lightning_core.judge.dialogue import Line
-from lightning_core.judge.endpoint import Endpoint, JudgeError, address_of
 from lightning_core.judge.judge import Judge
-from lightning_core.judge.question import Score, make_question
+from lightning_core.judge.question import Line, Score, make_question
+from lightning_core.trainer import judging as asking
+from lightning_core.trainer.judging import Endpoint, JudgeError, address_of
 from lightning_core.types import Task
 from tests.judge.reading import Fault, Lines, ReadingJudge, judging, status
 
@@ -29,8 +29,8 @@ def shorter(lines: Lines) -> float:
 async def ask(server: ReadingJudge, **options: Any) -> list[Score]:
     judge = Judge(**{"model": "large", "base_url": server.url, "api_key": "sk-secret", **options})
     question = make_question(judge, Task(input={}), [(Line("writer", "assistant", text),) for text in TEXTS])
-    async with Endpoint(judge) as endpoint:
-        return await endpoint.ask(question)
+    async with Endpoint(judge) as at:
+        return await at.ask(question)
 
 
 async def test_each_transcript_gets_its_own_score() -> None:
@@ -43,12 +43,11 @@ async def test_each_transcript_gets_its_own_score() -> None:
 
 
 async def test_half_a_character_in_a_transcript_is_sent_like_any_other() -> None:
-    judge_of = {"model": "m", "retries": 0}
     with judging(lambda lines: 0.5) as server:
-        judge = Judge(**judge_of, base_url=server.url)
+        judge = Judge(model="m", base_url=server.url)
         dialogues = [(Line("writer", "assistant", text),) for text in ("half a parrot \ud83e", "whole")]
-        async with Endpoint(judge) as endpoint:
-            scores = await endpoint.ask(make_question(judge, Task(input={}), dialogues))
+        async with Endpoint(judge) as at:
+            scores = await at.ask(make_question(judge, Task(input={}), dialogues))
     assert [one.score for one in scores] == [0.5, 0.5]
 
 
@@ -73,7 +72,7 @@ def no_chat(body: dict[str, Any]) -> PlainTextResponse:
 @pytest.mark.parametrize("fault", [status(429), status(500), status(503), status(408), cut, forgets, no_chat])
 async def test_what_may_pass_is_asked_again(fault: Fault) -> None:
     with judging(shorter, fault, fault) as server:
-        scores = await ask(server, retries=2)
+        scores = await ask(server)
     assert [one.score for one in scores] == pytest.approx([1, 1 / 3, 1 / 2])
     assert len(server.asked) == 3
 
@@ -89,9 +88,9 @@ async def test_an_answer_that_can_not_be_used_is_named_in_the_next_question() ->
 
 async def test_the_tries_are_bounded_and_the_last_failure_is_told() -> None:
     with judging(shorter, *[status(503, "overloaded")] * 9) as server:
-        with pytest.raises(JudgeError, match=r"after 3 tries, the last time: it answered 503: .*overloaded"):
-            await ask(server, retries=2)
-        assert len(server.asked) == 3
+        with pytest.raises(JudgeError, match=r"after 6 tries, the last time: it answered 503: .*overloaded"):
+            await ask(server)
+        assert len(server.asked) == 6
 
 
 @pytest.mark.parametrize(
@@ -110,25 +109,32 @@ async def test_what_will_not_pass_ends_the_asking_at_once(fault: Fault, words: s
     assert "sk-secret" not in str(refused.value)
 
 
-async def test_an_endpoint_that_is_not_there_is_an_error_that_says_so() -> None:
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question is asked again at once."""
+    monkeypatch.setattr(asking, "FIRST_PAUSE", 0.0)
+
+
+async def test_an_endpoint_that_is_not_there_is_an_error_that_says_so(no_pause: None) -> None:
     with judging(shorter) as server:
         pass
-    with pytest.raises(JudgeError, match="after 1 tries, the last time: it can't be reached"):
-        await ask(server, retries=0)
+    with pytest.raises(JudgeError, match="after 6 tries, the last time: it can't be reached"):
+        await ask(server)
 
 
-async def test_an_answer_that_takes_too_long_is_a_failed_try() -> None:
+async def test_an_answer_that_takes_too_long_is_a_failed_try(no_pause: None) -> None:
     with judging(shorter, delay=1.0) as server, pytest.raises(JudgeError, match=r"not answer within 0\.1 s"):
-        await ask(server, retries=0, timeout=0.1)
+        await ask(server, timeout=0.1)
+    assert len(server.asked) == 6
 
 
-async def test_no_more_groups_are_asked_about_at_once_than_the_concurrency() -> None:
-    with judging(shorter, together=3) as server:
-        judge = Judge(model="large", base_url=server.url, concurrency=3)
+async def test_no_more_than_eight_groups_are_asked_about_at_once() -> None:
+    with judging(shorter, together=8) as server:
+        judge = Judge(model="large", base_url=server.url)
         question = make_question(judge, Task(input={}), [(Line("writer", "assistant", "a"),)])
-        async with Endpoint(judge) as endpoint:
-            await asyncio.gather(*(endpoint.ask(question) for _ in range(12)))
-    assert (len(server.asked), server.peak) == (12, 3)
+        async with Endpoint(judge) as at:
+            await asyncio.gather(*(at.ask(question) for _ in range(32)))
+    assert (len(server.asked), server.peak) == (32, 8)
 
 
 async def test_a_key_of_the_environment_goes_to_the_environment_s_endpoint_only(

@@ -23,8 +23,7 @@ from lightning_core.runner.config import RECORDED, RolloutConfig
 from lightning_core.stores.base import Store
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.roles.joining import Joining
-from lightning_core.trainer.roles.runner import tokens_of
-from lightning_core.trainer.roles.worker import work
+from lightning_core.trainer.roles.runner import tokens_of, work
 from lightning_core.types import Rollout, Run, Status, Task
 from tests.gateway.scripted import ScriptedEngine
 

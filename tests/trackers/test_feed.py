@@ -17,7 +17,7 @@ from lightning_core.plugins import load_plugins
 from lightning_core.trackers import base
 from lightning_core.trackers.base import Beginning, Feed
 from lightning_core.trackers.tensorboard import TensorBoard
-from lightning_core.trainer.tracking import Trackers
+from lightning_core.trainer.observers import Trackers
 from lightning_core.types import Alert, Run
 from tests.trainer.watching import fit, grpo
 

@@ -17,7 +17,7 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.alerts.watch import Finding, Scene
-from lightning_core.cli.export import export_tensorboard
+from lightning_core.cli.runs import export_tensorboard
 from lightning_core.errors import ConfigError
 from lightning_core.heartbeat import Heartbeat, make_member
 from lightning_core.stores.sqlite import SqliteStore

@@ -11,7 +11,7 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.errors import UnknownAgentError
-from lightning_core.trainer.agent_names import PATIENCE, AgentNames
+from lightning_core.trainer.loop import PATIENCE, AgentNames
 from lightning_core.types import Call, Metrics
 from tests.trainer.watching import PER_STEP, fit, grpo, records
 

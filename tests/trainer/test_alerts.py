@@ -24,8 +24,8 @@ from lightning_core.cli.runs import list_alerts, show_run
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer import alerting
-from lightning_core.trainer.alerting import read_space
 from lightning_core.trainer.display import Display, alert_line
+from lightning_core.trainer.observers import read_space
 from lightning_core.types import Alert, Call, Member, Metrics, Rollout, Run, Task
 from tests.trainer.watching import fit, grpo
 

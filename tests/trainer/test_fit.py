@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import lightning_core as lightning
 from lightning_core.errors import ConfigError, TrainingError
-from lightning_core.trainer.summary import Summary
+from lightning_core.trainer.report import Summary
 
 TASKS = [{"question": f"List the boats with speed above {n}."} for n in range(8)]
 SMALL = lightning.GRPO(group_size=3, tasks_per_step=2)

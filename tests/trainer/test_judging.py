@@ -24,7 +24,7 @@ from lightning_core.plugins import load_plugins
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.folder import RunFolder
-from lightning_core.trainer.judging import Judging, check_judge
+from lightning_core.trainer.judging import TRIES, Judging, check_judge
 from lightning_core.trainer.parts import resolve_phases
 from lightning_core.types import Call, Choice, Reward, Rollout, Status, Task, Trajectory
 from tests.backends.models import save_model
@@ -188,9 +188,13 @@ async def test_a_judge_that_is_down_stops_the_run_by_the_group_s_name_and_loses_
     tmp_path: Path,
 ) -> None:
     said = [(rollout(f"{g}{i}", g), f"0.{i}{n}") for n, g in enumerate("xyz") for i in range(2)]
-    made = await step(tmp_path, said, retries=0, concurrency=1)
-    plain = ReadingJudge(number_said).judge
-    with judging(number_said, plain, status(503, "overloaded")) as server:
+    made = await step(tmp_path, said)
+    plain, overloaded = ReadingJudge(number_said).judge, status(503, "overloaded")
+
+    def fault(body: dict[str, Any]) -> Any:
+        return overloaded(body) if "0.01" in json.dumps(body) else plain(body)
+
+    with judging(number_said, *[fault] * (2 + TRIES)) as server:
         with pytest.raises(
             TrainingError, match=r"judge 'm' at http.*group 'y' \(task 'task-y'\).*then resume"
         ):
@@ -198,7 +202,7 @@ async def test_a_judge_that_is_down_stops_the_run_by_the_group_s_name_and_loses_
         assert {name for name, given in (await made.stored()).items() if given} == {"x0", "x1", "z0", "z1"}
         judged, _ = await made.judge(server)
     assert [one.reward for one in judged] == [0.0, 0.1, 0.01, 0.11, 0.02, 0.12]
-    assert len(server.asked) == 4
+    assert len(server.asked) == 2 + TRIES + 1
 
 
 async def test_a_transcript_over_the_budget_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -260,7 +264,7 @@ def fit(app: App, model: Path, folder: Path, server: ReadingJudge, **settings: A
     trainer = lightning.Trainer(
         **{
             "agents": ["writer"],
-            "judge": lightning.Judge(model="m", base_url=server.url, retries=0, api_key="sk-of-the-judge"),
+            "judge": lightning.Judge(model="m", base_url=server.url, api_key="sk-of-the-judge"),
             "algorithm": lightning.GRPO(group_size=GROUP, tasks_per_step=TASKS, credit="uniform"),
             "backend": Kept(model, app.trained),
             "folder": folder,
@@ -282,7 +286,7 @@ def learnt(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[tu
     folder = tmp_path_factory.mktemp("judged") / "run"
     app = App()
     plain = ReadingJudge(lower_case).judge
-    with judging(lower_case, *[plain] * (3 * TASKS), *[status(500)] * TASKS) as server:
+    with judging(lower_case, *[plain] * (3 * TASKS), *[status(500)] * (TASKS * TRIES)) as server:
         with pytest.raises(TrainingError, match="gave no scores for group 'run-t3-"):
             fit(app, model, folder, server, steps=STEPS)
         assert len(app.said) == 4 * TASKS * GROUP
@@ -324,7 +328,7 @@ def test_a_resumed_run_makes_no_rollout_and_asks_no_question_twice(
 ) -> None:
     app, folder, server = learnt
     assert len(app.said) == STEPS * TASKS * GROUP
-    failed = TASKS
+    failed = TASKS * TRIES
     assert len(server.asked) <= STEPS * TASKS + failed
     rewards = asyncio.run(_rewards(folder))
     assert len(rewards) == STEPS * TASKS * GROUP

@@ -20,8 +20,7 @@ from lightning_core.backends.base import Batch
 from lightning_core.errors import ConfigError, TaskError, UnknownAgentError, UnsupportedError
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.display import Display
-from lightning_core.trainer.report import terminal_curve
-from lightning_core.trainer.summary import Summary
+from lightning_core.trainer.report import Summary, terminal_curve
 from lightning_core.types import Metrics, Rollout
 
 TASKS = [{"question": f"List the boats with speed above {n}."} for n in range(8)]

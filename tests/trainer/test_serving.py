@@ -26,7 +26,7 @@ from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.trainer.roles.gateway import GatewayPart, Hosting, serving_run
 from lightning_core.trainer.roles.joining import Joined, Joining
-from lightning_core.trainer.roles.runner import agents_of, make_runner, tokens_of
+from lightning_core.trainer.roles.runner import agents_of, running, tokens_of
 from lightning_core.types import Call, ResourceVersion, Rollout, Run, Sampling, Task
 from tests.backends.serving import plain_logprobs
 from tests.trainer.versioned import TASKS, fit, solve
@@ -64,16 +64,11 @@ async def answered(folder: Path, name: str) -> list[Call]:
         async with serving_run(store, run, plugins) as upstream:
             gateway = Gateway(upstream, store, tokens_of(run), agents=agents_of(run))
             async with GatewayServer(gateway) as server:
-                runner = make_runner(
-                    solve, store, run, rules, worker="w", concurrency=1, gateway_url=server.url
-                )
-                stop = asyncio.Event()
+                runner = running(solve, store, run, rules, worker="w", concurrency=1, gateway_url=server.url)
                 with instrument(plugins.who):
-                    serving = asyncio.create_task(runner.serve(stop))
-                    await store.enqueue([rollout])
-                    (done,) = await store.wait_finished([name])
-                    stop.set()
-                    await serving
+                    async with runner:
+                        await store.enqueue([rollout])
+                        (done,) = await store.wait_finished([name])
                 assert done.error is None
                 return (await store.get_calls([name]))[name]
 

@@ -15,7 +15,7 @@ from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.scope import current_scope
-from lightning_core.trainer.summary import Summary
+from lightning_core.trainer.report import Summary
 from lightning_core.types import Call, Metrics, Rollout, Trajectory
 
 GROUP_SIZE, TASKS_PER_STEP = 4, 2

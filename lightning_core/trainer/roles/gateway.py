@@ -19,7 +19,7 @@ from lightning_core.errors import ConfigError, ModelError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.engine_cache import VersionEngine
 from lightning_core.gateway.server import GatewayServer
-from lightning_core.gateway.versions import ENGINES, Embedded, VersionedUpstream, VersionRegistry
+from lightning_core.gateway.versions import Embedded, VersionedUpstream, VersionRegistry
 from lightning_core.heartbeat import Heartbeat, make_member
 from lightning_core.plugins import Plugins, load_plugins
 from lightning_core.stores.base import Store
@@ -46,12 +46,9 @@ class Hosting:
     """The URL under which others reach it, where that is not the one it listens at."""
     backend: str = "local"
     """The backend whose engine serves the weights."""
-    engines: int = ENGINES
-    """Versions that may be served at once."""
-    anonymous: bool = False
-    """Serve requests without a token too, which are recorded as belonging to no rollout."""
     hosts: tuple[str, ...] = ()
-    """Names by which those without a token may reach it, beside addresses and this machine's own."""
+    """Names by which requests without a token may reach it, beside addresses and this machine's own. They are
+    recorded as belonging to no rollout. None are served if this is empty."""
 
 
 async def host_gateway(hosting: Hosting, joining: Joining) -> None:
@@ -89,32 +86,23 @@ class GatewayPart:
         """Never: what it needs of a record stays as it is when the run is resumed."""
         return False
 
-    @asynccontextmanager
-    async def play(self, run: Run) -> AsyncIterator[asyncio.Future[None]]:
-        """Serve while the block runs."""
-        serving = asyncio.create_task(self._serve(run))
-        try:
-            yield serving
-        finally:
-            serving.cancel()
-            await asyncio.wait({serving})
-            if not serving.cancelled():
-                serving.result()
-
-    async def _serve(self, run: Run) -> None:
+    async def play(self, run: Run) -> None:
+        """Serve, as soon as there are weights."""
         hosting = self.hosting
-        await self._weights(run)
+        while True:
+            if await self.store.list_resources(run.id, POLICY):
+                break
+            await asyncio.sleep(WEIGHTS_SECONDS)
         async with AsyncExitStack() as stack:
             upstream = await stack.enter_async_context(
-                serving_run(self.store, run, self.plugins, backend=hosting.backend, engines=hosting.engines)
+                serving_run(self.store, run, self.plugins, backend=hosting.backend)
             )
-            agents, tokens = agents_of(run), tokens_of(run)
             gateway = Gateway(
                 upstream,
                 self.store,
-                tokens,
-                agents=agents,
-                anonymous=hosting.anonymous,
+                tokens_of(run),
+                agents=agents_of(run),
+                anonymous=bool(hosting.hosts),
                 hosts=hosting.hosts,
             )
             server = await stack.enter_async_context(GatewayServer(gateway, hosting.host, hosting.port))
@@ -123,13 +111,6 @@ class GatewayPart:
             await stack.enter_async_context(Heartbeat(self.store, member))
             self.say(f"{self.name} listens at {url}")
             await asyncio.Event().wait()
-
-    async def _weights(self, run: Run) -> None:
-        """Wait until there is something to serve."""
-        while True:
-            if await self.store.list_resources(run.id, POLICY):
-                return
-            await asyncio.sleep(WEIGHTS_SECONDS)
 
 
 def public_address(listening: str, address: str | None) -> str:
@@ -141,7 +122,7 @@ def public_address(listening: str, address: str | None) -> str:
 
 # the weights ------------------------------------------------------------------------------
 def make_upstream(
-    store: Store, run_id: str, backend: Backend, *, name: str, embedded: bool, engines: int = ENGINES
+    store: Store, run_id: str, backend: Backend, *, name: str, embedded: bool
 ) -> VersionedUpstream:
     """An upstream for the run's weights, called `name`; `embedded`: the backend is started and trains
     them."""
@@ -151,26 +132,22 @@ def make_upstream(
         return await backend.open_engine(source, version)
 
     own = Embedded(backend.upstream, lambda: backend.policy_version) if embedded else None
-    return VersionedUpstream(name, VersionRegistry(store, run_id), open_engine, embedded=own, engines=engines)
+    return VersionedUpstream(name, VersionRegistry(store, run_id), open_engine, embedded=own)
 
 
 @asynccontextmanager
 async def serving_run(
-    store: Store, run: Run, plugins: Plugins, *, backend: str = "local", engines: int = ENGINES
+    store: Store, run: Run, plugins: Plugins, *, backend: str = "local"
 ) -> AsyncIterator[VersionedUpstream]:
     """An upstream for a run that is not trained in this process. Raises ConfigError for a run without
     weights, ModelError if they can't be reached from here."""
-    if engines < 1:
-        raise ConfigError(f"engines={engines!r}: must be at least 1")
     versions = await store.list_resources(run.id, POLICY)
     current = find_current(versions)
     if current is None:
         raise ConfigError(f"run {run.id!r} has no weights yet; wait until its trainer has started")
     _check_reachable(run, current)
     reader = open_reader(run, versions, plugins, backend)
-    upstream = make_upstream(
-        store, run.id, reader, name=_name(base_model(run, versions)), embedded=False, engines=engines
-    )
+    upstream = make_upstream(store, run.id, reader, name=_name(base_model(run, versions)), embedded=False)
     try:
         yield upstream
     finally:

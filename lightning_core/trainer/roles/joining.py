@@ -14,7 +14,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,8 +61,8 @@ class Part(Protocol):
     def outdated(self, run: Run, now: Run) -> bool:
         """Whether it must be started again, as it began with the record `run` and the record is `now`."""
 
-    def play(self, run: Run) -> AbstractAsyncContextManager[asyncio.Future[None]]:
-        """Play while the block runs; gives what ends, with an error, if it can't go on."""
+    async def play(self, run: Run) -> None:
+        """Play until cancelled; ends, with an error, if it can't go on."""
 
 
 def own_name(joining: Joining) -> str:
@@ -138,13 +138,16 @@ class Joined:
         return f"waiting for {self.part.wanted} that is being trained{beside}"
 
     async def _play(self, run: Run) -> None:
-        async with self.part.play(run) as playing:
-            watching = asyncio.create_task(self._while_running(run))
-            try:
-                await asyncio.wait({playing, watching}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
+        playing = asyncio.create_task(self.part.play(run))
+        watching = asyncio.create_task(self._while_running(run))
+        try:
+            await asyncio.wait({playing, watching}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (playing, watching):
+                task.cancel()
+            await asyncio.wait({playing, watching})
+            if not playing.cancelled():
+                playing.result()
 
     async def _while_running(self, run: Run) -> None:
         now = run
