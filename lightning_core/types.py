@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, model_validator
 
 LARGEST_REWARD: Final = 1e9
 """How large a reward may be, either way. The sum of a million of them is 1e15, and its square 1e30: nothing
@@ -26,6 +26,10 @@ REWARD_RANGE: Final = "a finite number from -1e9 to 1e9"
 def is_reward(value: float) -> bool:
     """Whether a number can be a reward: finite, and no larger than `LARGEST_REWARD` either way."""
     return -LARGEST_REWARD <= value <= LARGEST_REWARD
+
+
+Integer = Annotated[int, Field(ge=-(2**63) + 1, le=2**63 - 1)]
+"""What every store can keep, and look for."""
 
 
 class Record(BaseModel):
@@ -120,25 +124,25 @@ class Rollout(Record):
     task: Task
     group_id: str
     """Rollouts with the same group are compared with one another."""
-    step: int
+    step: Integer
     """The training step that asked for it; the update of that step consumes it."""
     split: Split = "train"
     sampling: Sampling = Sampling()
-    policy_version: int | None = None
+    policy_version: Integer | None = None
     """The version of the weights that is to answer its calls; None: the current one."""
-    priority: int = 0
+    priority: Integer = 0
     """Higher is leased first."""
-    max_attempts: int = 1
+    max_attempts: Integer = 1
     status: Status = Status.QUEUED
-    attempts: int = 0
+    attempts: Integer = 0
     """Attempts started so far; the last one is the one that counts."""
     reward: float | None = None
     """The final reward it ended with; None until the rollout has succeeded (or was penalised), and for one
     whose final reward a judge gives afterwards."""
     error: str | None = None
     """Why the last attempt failed."""
-    created_at: float = Field(default_factory=time.time)
-    finished_at: float | None = None
+    created_at: FiniteFloat = Field(default_factory=time.time)
+    finished_at: FiniteFloat | None = None
 
     @property
     def counts(self) -> bool:
@@ -174,7 +178,7 @@ class Reward(Record):
     """One reward with its address: a rollout, and for an intermediate one the call it is about."""
 
     rollout_id: str
-    attempt: int
+    attempt: Integer
     value: float
     kind: Literal["final", "intermediate"] = "final"
     agent: str | None = None
@@ -184,7 +188,7 @@ class Reward(Record):
     source: str = "app"
     """Who gave it: "app", "judge", or "air:" and the rule."""
     reason: str | None = None
-    created_at: float = Field(default_factory=time.time)
+    created_at: FiniteFloat = Field(default_factory=time.time)
     id: str | None = None
     """What its giver calls it: of several with one id in an attempt the first counts. None: each counts."""
 
@@ -197,7 +201,7 @@ UNNAMED = "unnamed"
 class Choice(Record):
     """One sampled reply of a call (`n > 1` gives several)."""
 
-    index: int = 0
+    index: Integer = 0
     completion_ids: list[int] | None = None
     """Token ids as the engine sampled them, the stop token included; None if the engine gave none."""
     logprobs: list[float] | None = None
@@ -217,7 +221,7 @@ class Call(Record):
     """Shared by the tries of one request. A try that completed is kept, and what completes under its id
     afterwards has an id made of both."""
     rollout_id: str | None
-    attempt: int | None
+    attempt: Integer | None
     agent: str
     trained: bool
     """Whether the agent is one of those being trained."""
@@ -226,13 +230,13 @@ class Call(Record):
     request: dict[str, JsonValue] = Field(default_factory=dict)
     prompt_ids: list[int] | None = None
     choices: list[Choice] = Field(default_factory=list)
-    temperature: float = 1.0
-    policy_version: int | None = None
+    temperature: FiniteFloat = 1.0
+    policy_version: Integer | None = None
     """The version of the weights that answered."""
     status: CallStatus = "completed"
     error: str | None = None
-    started_at: float
-    ended_at: float
+    started_at: FiniteFloat
+    ended_at: FiniteFloat
     response_id: str | None = None
     """The id of the reply, as the app was given it."""
     endpoint: str | None = None
@@ -262,7 +266,7 @@ class ToolEvent(Record):
     kind: Literal["tool"] = "tool"
     id: str
     rollout_id: str
-    attempt: int
+    attempt: Integer
     agent: str
     """Who asked for it."""
     framework: str = ""
@@ -278,8 +282,8 @@ class ToolEvent(Record):
     """The id that the reply gave the request for it: the link to the call that asked."""
     call_id: str | None = None
     """That call; see `linking.link`."""
-    started_at: float
-    ended_at: float
+    started_at: FiniteFloat
+    ended_at: FiniteFloat
 
 
 class Span(Record):
@@ -292,7 +296,7 @@ class Span(Record):
     """32 hex digits."""
     parent_id: str | None = None
     rollout_id: str
-    attempt: int
+    attempt: Integer
     agent: str | None = None
     """`gen_ai.agent.name` of the span or of the nearest span around it."""
     call_id: str | None = None
@@ -304,8 +308,8 @@ class Span(Record):
     """Each with `name`, `time` (Unix seconds) and `attributes`."""
     error: str | None = None
     """The description of an ERROR status, "" if it had none; None if the span did not fail."""
-    started_at: float
-    ended_at: float
+    started_at: FiniteFloat
+    ended_at: FiniteFloat
 
 
 Event = Annotated[ToolEvent | Span, Field(discriminator="kind")]
@@ -324,7 +328,7 @@ class Run(Record):
     """What may not change when the run is resumed; and under "rollouts" how every worker is to run them."""
     folder: str | None = None
     status: Literal["running", "finished", "stopped", "failed"] = "running"
-    created_at: float = Field(default_factory=time.time)
+    created_at: FiniteFloat = Field(default_factory=time.time)
     provenance: dict[str, JsonValue] = Field(default_factory=dict)
     """Where its numbers come from: versions of packages, git state, machine, command line, all settings."""
     secret: str = Field(default="", repr=False)
@@ -336,17 +340,17 @@ class ResourceVersion(Record):
 
     run_id: str
     name: str = "policy"
-    version: int
+    version: Integer
     kind: Literal["weights", "prompt"] = "weights"
     uri: str | None
     """Where the content lies: a folder for weights, the text for a prompt. None once that was deleted."""
-    parent: int | None = None
+    parent: Integer | None = None
     """The version it was made from."""
     author: str = "trainer"
     """Who made it: "trainer", or a person's name."""
     metrics: dict[str, float] = Field(default_factory=dict)
-    created_at: float = Field(default_factory=time.time)
-    chosen_at: float | None = None
+    created_at: FiniteFloat = Field(default_factory=time.time)
+    chosen_at: FiniteFloat | None = None
     """When it was last chosen to be served: the version chosen last is the current one. None: never."""
 
 
@@ -354,9 +358,9 @@ class Metrics(Record):
     """Numbers of one step of a run."""
 
     run_id: str
-    step: int
+    step: Integer
     values: dict[str, float]
-    created_at: float = Field(default_factory=time.time)
+    created_at: FiniteFloat = Field(default_factory=time.time)
 
 
 class Member(Record):
@@ -370,8 +374,8 @@ class Member(Record):
     """Where it is reached: of a gateway, without `/v1`."""
     data: dict[str, JsonValue] = Field(default_factory=dict)
     """What else it says: process id, host, slots, the policy versions it serves."""
-    started_at: float = Field(default_factory=time.time)
-    seen_at: float = Field(default_factory=time.time)
+    started_at: FiniteFloat = Field(default_factory=time.time)
+    seen_at: FiniteFloat = Field(default_factory=time.time)
     """Unix seconds of its last sign of life."""
 
 
@@ -386,8 +390,8 @@ class Alert(Record):
     level: Literal["warning", "critical"] = "warning"
     message: str
     """What happened, to what, and what to do."""
-    step: int | None = None
-    created_at: float = Field(default_factory=time.time)
+    step: Integer | None = None
+    created_at: FiniteFloat = Field(default_factory=time.time)
 
 
 # inside a training step -----------------------------------------------------------------------------

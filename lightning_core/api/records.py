@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Final
 
@@ -10,7 +11,7 @@ from pydantic import Field, JsonValue
 from starlette.responses import Response
 
 from lightning_core.api.access import Client, Worker
-from lightning_core.api.fields import KEY_EXAMPLE, FieldError, Keys, Some, answer, check_all, example
+from lightning_core.api.fields import KEY_EXAMPLE, FieldError, Keys, Some, answer, example
 from lightning_core.api.routing import JsonRoute, reply
 from lightning_core.errors import ScopeError
 from lightning_core.stores.base import Store
@@ -97,7 +98,9 @@ EventsOf = answer("EventsOf", "Events.", events=(dict[str, list[Event]], _LAST))
 @router.post("/rewards", response_model=Stored)
 async def add_rewards(body: AddRewards, caller: Worker) -> Response:
     """Give rewards: a worker to attempts that it holds, an admin to any, as a judge does afterwards."""
-    check_all("rewards", body.rewards)
+    for place, reward in enumerate(body.rewards):
+        if not math.isfinite(reward.value):
+            raise FieldError(f"rewards[{place}].value", f"is {reward.value}, which is no finite number")
     await caller.check_addresses(((one.rollout_id, one.attempt) for one in body.rewards), body.keys)
     await caller.store.add_rewards(body.rewards, running=body.running or not caller.admin)
     return reply({"stored": len(body.rewards)})
@@ -113,7 +116,6 @@ async def get_rewards(rollout_id: RolloutId, caller: Client, skip_unknown: bool 
 @router.post("/events", response_model=Stored)
 async def add_events(body: AddEvents, caller: Worker) -> Response:
     """Record tool runs and spans of attempts. One under a known id takes the place of the earlier."""
-    check_all("events", body.events)
     await caller.check_addresses(((one.rollout_id, one.attempt) for one in body.events), body.keys)
     await caller.store.add_events(body.events)
     return reply({"stored": len(body.events)})
@@ -166,7 +168,6 @@ async def get_calls(rollout_id: RolloutId, caller: Client, skip_unknown: bool = 
 def check_calls(calls: Sequence[Call], *, seen_only: bool) -> None:
     """Raise FieldError for a call that can't be stored. With `seen_only` none may claim to be the policy's:
     the token ids that are trained on come from the gateway alone."""
-    check_all("calls", calls)
     for place, call in enumerate(calls):
         name = f"calls[{place}]"
         _check_ids(f"{name}.prompt_ids", call.prompt_ids)

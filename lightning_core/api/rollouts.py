@@ -6,29 +6,16 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Request
 from pydantic import Field, JsonValue
 from starlette.responses import Response
 
 from lightning_core.api.access import Admin, Client, run_prefix
-from lightning_core.api.fields import (
-    MOST_RECORDS,
-    NEXT,
-    FieldError,
-    Name,
-    Some,
-    Wait,
-    answer,
-    check,
-    check_all,
-    example,
-)
+from lightning_core.api.fields import MOST_RECORDS, NEXT, FieldError, Name, Some, Wait, answer, example
 from lightning_core.api.routing import JsonRoute, Page, reply, wait_with
-from lightning_core.types import Record, Rollout, RolloutCount, Sampling, Split, Status, Task
+from lightning_core.types import Integer, Record, Rollout, RolloutCount, Sampling, Split, Status, Task
 
 router = APIRouter(tags=["rollouts"], route_class=JsonRoute)
-Integer = Annotated[int | None, Query(ge=-(2**63) + 1, le=2**63 - 1)]
-"""What every store can look for."""
 
 
 # bodies ---------------------------------------------------------------------------------------------
@@ -52,14 +39,14 @@ class EnqueueTasks(Record):
     model_config = example(run_id="run", tasks=[_TASK])
     run_id: Name
     tasks: Some[Task]
-    step: int = 0
+    step: Integer = 0
     """Rollout ids follow from run, step and task, and from policy version and sampling if they are given:
     the same request sent twice enqueues nothing twice."""
     group_size: int = Field(default=1, ge=1, le=1024)
     sampling: Sampling = Sampling()
-    policy_version: int | None = None
-    priority: int = 0
-    max_attempts: int = Field(default=1, ge=1)
+    policy_version: Integer | None = None
+    priority: Integer = 0
+    max_attempts: int = Field(default=1, ge=1, le=2**63 - 1)
 
 
 class RolloutIds(Record):
@@ -132,7 +119,6 @@ async def enqueue(body: Enqueue, caller: Client) -> Response:
 async def enqueue_tasks(body: EnqueueTasks, caller: Client) -> Response:
     """Enqueue a group of rollouts for each task, under ids that follow from run, step and task, and from
     policy version and sampling if they are given."""
-    check(body)
     if len(body.tasks) * body.group_size > MOST_RECORDS:
         raise FieldError(
             "group_size",
@@ -190,7 +176,7 @@ async def find_rollouts(
     run_id: str,
     caller: Client,
     page: Annotated[Page, Depends()],
-    step: Integer = None,
+    step: Integer | None = None,
     split: Split | None = None,
     status: Status | None = None,
     newest: bool = False,
@@ -248,7 +234,6 @@ async def cancel(body: Cancel, caller: Admin) -> Response:
 
 def check_new(rollouts: Sequence[Rollout]) -> None:
     """Raise FieldError unless all are queued and were never tried."""
-    check_all("rollouts", rollouts)
     for place, rollout in enumerate(rollouts):
         name = f"rollouts[{place}]"
         if rollout.status is not Status.QUEUED or rollout.attempts:

@@ -20,7 +20,7 @@ from pydantic import JsonValue
 from starlette.responses import Response
 
 from lightning_core.api.access import Admin, Anyone, Caller, Client, member_key
-from lightning_core.api.fields import NEXT, FieldError, Nothing, Some, answer, check, check_all, example
+from lightning_core.api.fields import NEXT, FieldError, Nothing, Some, answer, example
 from lightning_core.api.routing import JsonRoute, Page, reply
 from lightning_core.errors import ConfigError, NotFoundError, ScopeError
 from lightning_core.gateway.tokens import Tokens
@@ -92,7 +92,6 @@ async def put_run(body: Run, caller: Admin) -> Response:
     """Insert a run; of one that is known, replace the fields that are sent. Without a `secret` it keeps the
     one it has, or gets one; no answer ever shows it. Only a token of all runs moves a run's `folder`, or
     changes the model that it began with."""
-    check(body)
     _check_secret(body.secret)
     before = await caller.store.find_run(caller.run(body.id))
     sent = {name: getattr(body, name) for name in body.model_fields_set}
@@ -165,7 +164,6 @@ async def get_run(run_id: str, caller: Client) -> Response:
 async def put_resource(body: ResourceVersion, caller: Admin) -> Response:
     """Insert or replace a version of model weights or of a prompt template. With a token of one run, weights
     must lie in that run's folder."""
-    check(body)
     caller.run(body.run_id)
     _check_content(body)
     if caller.grant.run_id is not None:
@@ -233,7 +231,6 @@ def _lies_in(uri: str, folder: str) -> bool:
 @router.put("/metrics", response_model=Metrics)
 async def put_metrics(body: Metrics, caller: Admin) -> Response:
     """Insert or replace the numbers of a step."""
-    check(body)
     caller.run(body.run_id)
     await caller.store.put_metrics(body)
     return reply(body)
@@ -254,7 +251,6 @@ async def put_member(body: KeyedMember, caller: Anyone) -> Response:
     A worker sends the `key` of the answer with each further sign of life. Without it a name is free that
     has given none for a while.
     """
-    check(body)
     _check_role(caller, body.role)
     known = await _find_member(caller, body.run_id, body.role, body.name)
     member = Member(**body.model_dump(exclude={"key"}))
@@ -306,7 +302,6 @@ async def list_members(run_id: str, caller: Client) -> Response:
 @router.post("/alerts", response_model=Added)
 async def add_alerts(body: AddAlerts, caller: Admin) -> Response:
     """Record that something about a run needs a person's eye. One under a known id is left out."""
-    check_all("alerts", body.alerts)
     for alert in body.alerts:
         caller.run(alert.run_id)
     return reply({"new": await caller.store.add_alerts(body.alerts)})
