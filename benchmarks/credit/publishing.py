@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -9,7 +10,8 @@ from pydantic import BaseModel, ConfigDict
 from benchmarks.credit.comparing import Comparison
 from benchmarks.credit.running import Cell
 from benchmarks.credit.suite import SUITE
-from benchmarks.credit.tables import BASE, page_of
+from benchmarks.credit.tables import BASE, cost_table, page_of
+from benchmarks.intervals import Interval
 from benchmarks.page import RECORDS, insert
 
 RECORD = RECORDS / "credit.json"
@@ -31,6 +33,8 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     comparisons: dict[str, Comparison] = {}
+    costs: dict[str, dict[str, Interval]] = {}
+    """Of each method's gradient, in ratio to the base's, by environment."""
 
     def with_outcome(self, cell: Cell, found: Comparison) -> Record:
         """With one more outcome. Outcomes of that environment under other settings are dropped."""
@@ -40,7 +44,14 @@ class Record(BaseModel):
             kept = before.outcomes
         merged = found.model_copy(update={"outcomes": {**kept, **found.outcomes}})
         comparisons = {**self.comparisons, cell[0]: merged}
-        return Record(comparisons={name: comparisons[name] for name in SUITE if name in comparisons})
+        ordered = {name: comparisons[name] for name in SUITE if name in comparisons}
+        return self.model_copy(update={"comparisons": ordered})
+
+    def with_costs(self, environment: str, found: Mapping[str, Interval]) -> Record:
+        """With the costs of these methods in an environment."""
+        costs = {**self.costs, environment: {**self.costs.get(environment, {}), **found}}
+        ordered = {name: costs[name] for name in SUITE if name in costs}
+        return self.model_copy(update={"costs": ordered})
 
     def has(self, cell: Cell) -> bool:
         """Whether there is an outcome of it."""
@@ -68,7 +79,8 @@ def write(record: Record, path: Path, page: Path) -> None:
 
 def render(record: Record) -> str:
     """The tables of a record."""
-    return page_of(record.comparisons, record.methods)
+    learning = page_of(record.comparisons, record.methods)
+    return f"{cost_table(record.costs)}\n\n{learning}" if record.costs else learning
 
 
 def plot(record: Record, path: Path) -> None:

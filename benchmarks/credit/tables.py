@@ -35,6 +35,23 @@ def ratio_table(comparisons: dict[str, Comparison], methods: Sequence[str]) -> s
     return "\n".join(lines)
 
 
+def cost_table(costs: dict[str, dict[str, Interval]]) -> str:
+    """A line for each environment, a column for each method, and under them what is worst; low is good."""
+    methods = sorted({method for found in costs.values() for method in found} - {BASE})
+    lines = [
+        f"Error of the gradient in ratio to `{BASE}` (`python -m benchmarks.credit.gradient`):",
+        "",
+        f"| environment | {' | '.join(methods)} |",
+        f"|{'---|' * (len(methods) + 1)}",
+    ]
+    for environment, found in costs.items():
+        cells = [_show(found[method], 2) if method in found else "–" for method in methods]
+        lines.append(f"| {environment} | {' | '.join(cells)} |")
+    worst = [max(found[method].value for found in costs.values() if method in found) for method in methods]
+    lines.append(f"| the worst | {' | '.join(f'{value:.2f}' for value in worst)} |")
+    return "\n".join(lines)
+
+
 def detail_table(comparison: Comparison, methods: Sequence[str]) -> str:
     """A line for each method in one environment."""
     head = [

@@ -13,14 +13,17 @@ Where replies do not matter B and W are alike, and what a call's advantage holds
 Where they decide, W is small beside B, and the call counts in full. 1 - W / B is the share of B that is no
 chance, by the one-way analysis of variance with random effects; shrinking by it is James and Stein's (1961).
 
-Each call of an agent, its first, its second and so on, has a w and an own, found in the other groups of the
-batch: squares are taken within every state of every group and added up. Replies are told apart by their
-tokens. Where none was given twice in a state, w is found by the next states instead. Where nothing can be
-told, w is `unknown` and own 1: the return is kept whole.
+Each call of an agent, its first, its second and so on, has a w and an own, found in all other rollouts of the
+batch: squares are taken within every state of every group and added up. The rollout's own group counts in
+full and other groups with weight `others`, because which call decides may depend on the task. Replies are
+told apart by their tokens. Where none was given twice in a state, w is found by the next states instead.
+Where nothing can be told, w is `unknown` and own 1: the return is kept whole.
 
-Assumes nothing for w: a group has no part in its own, so that alone would make the expected gradient of each
-turn the true one times a number between 0 and 1. It is the turns' weights among each other that differ. A
-difference that a next state hides and other groups do not show counts no less than `floor`.
+Assumes nothing for w: a rollout has no part in its own, so that alone would make the expected gradient of
+each turn the true one times a number between 0 and 1. It is the turns' weights among each other that differ.
+A difference that a next state hides and other rollouts do not show counts no less than `floor`.
+
+Close to it: ECPO (arXiv 2606.05885) gates credit by variance.
 
 `Spread` has the returns between replies and within them, as an analysis of variance that adds up:
 
@@ -32,7 +35,7 @@ With random effects E[B] is E[W] and what the replies themselves make for, so 1 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar, TypeVar
@@ -52,11 +55,11 @@ class Spread:
 
     between: float = 0.0
     """Of the replies' means from the mean of all, for each return."""
-    kinds: int = 0
+    kinds: float = 0
     """Replies, less one for each state."""
     within: float = 0.0
     """Of returns from the mean of their reply."""
-    repeats: int = 0
+    repeats: float = 0
     """Returns, less one for each reply."""
 
     def __add__(self, other: Spread) -> Spread:
@@ -67,8 +70,8 @@ class Spread:
             self.repeats + other.repeats,
         )
 
-    def __sub__(self, other: Spread) -> Spread:
-        return self + Spread(-other.between, -other.kinds, -other.within, -other.repeats)
+    def __mul__(self, share: float) -> Spread:
+        return Spread(share * self.between, share * self.kinds, share * self.within, share * self.repeats)
 
     @property
     def relevance(self) -> float | None:
@@ -114,9 +117,11 @@ class Relevance:
     """The least weight: of a call, and of the rollout's own return in what came of a call."""
     unknown: float = 0.5
     """The weight of a call of which nothing is known."""
+    others: float = 0.3
+    """How much other groups tell of a turn, beside the other rollouts of the own group."""
 
     def __post_init__(self) -> None:
-        for option in ("floor", "unknown"):
+        for option in ("floor", "unknown", "others"):
             check_range(option, getattr(self, option), of="Relevance", least=0, most=1)
 
     def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
@@ -126,14 +131,10 @@ class Relevance:
     def of_batch(self, groups: Sequence[Sequence[Trajectory]]) -> Credit:
         """The credit method for the groups of this batch."""
         found = {group[0].group_id: learn(Table(group)) for group in groups}
-        whole: defaultdict[Turn, Learnt] = defaultdict(Learnt)
-        for of_group in found.values():
-            for turn, learnt in of_group.items():
-                whole[turn] += learnt
 
         def credit(group: Sequence[Trajectory]) -> list[Comparison]:
-            own = found[group[0].group_id]
-            return self._compare(group, {turn: whole[turn] - learnt for turn, learnt in own.items()})
+            own = group[0].group_id
+            return self._compare(group, add_learnt(each for name, each in found.items() if name != own))
 
         return credit
 
@@ -142,13 +143,19 @@ class Relevance:
             return []
         table = Table(group)
         advantages = (
-            {visit.transition.key: self._weigh(visit, place, table, others) for visit in found}
-            for place, found in enumerate(table.visits)
+            {visit.transition.key: self._weigh(visit, place, table, known) for visit in found}
+            for place, (found, known) in enumerate(zip(table.visits, self.known(table, others), strict=True))
         )
         return [Comparison(tuple(advantages), baseline=False)]
 
-    def _weigh(self, visit: Visit, place: int, table: Table, others: Mapping[Turn, Learnt]) -> float:
-        learnt = others.get(table.turn(visit, place), Learnt())
+    def known(self, table: Table, others: Mapping[Turn, Learnt]) -> Iterator[dict[Turn, Learnt]]:
+        """For each rollout of a group: what all the other rollouts of the batch tell of each turn."""
+        theirs = {turn: learnt * self.others for turn, learnt in others.items()}
+        for place in range(len(table.visits)):
+            yield add_learnt((theirs, learn(table, without=place)))
+
+    def _weigh(self, visit: Visit, place: int, table: Table, known: Mapping[Turn, Learnt]) -> float:
+        learnt = known.get(table.turn(visit, place), Learnt())
         weight = self._raised(learnt.replies.relevance, self.unknown)
         return weight * advantage(visit, place, table, own=self._raised(learnt.hidden.relevance, 1.0))
 
@@ -168,8 +175,8 @@ class Learnt:
     def __add__(self, other: Learnt) -> Learnt:
         return Learnt(self.replies + other.replies, self.hidden + other.hidden)
 
-    def __sub__(self, other: Learnt) -> Learnt:
-        return Learnt(self.replies - other.replies, self.hidden - other.hidden)
+    def __mul__(self, share: float) -> Learnt:
+        return Learnt(self.replies * share, self.hidden * share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +188,20 @@ class Saying:
     following: State | None
 
 
-def learn(table: Table) -> dict[Turn, Learnt]:
-    """What a group tells of each turn; a rollout has one saying in a turn."""
+def add_learnt(parts: Iterable[Mapping[Turn, Learnt]]) -> dict[Turn, Learnt]:
+    """What all of them tell together."""
+    whole: defaultdict[Turn, Learnt] = defaultdict(Learnt)
+    for part in parts:
+        for turn, learnt in part.items():
+            whole[turn] += learnt
+    return dict(whole)
+
+
+def learn(table: Table, without: int | None = None) -> dict[Turn, Learnt]:
+    """What a group tells of each turn, all or without one rollout; a rollout has one saying in a turn."""
     said: defaultdict[tuple[Turn, State], dict[int, Saying]] = defaultdict(dict)
     for place, found in enumerate(table.visits):
-        for visit in found:
+        for visit in found if place != without else ():
             if visit.state is not None:
                 reply, following = tuple(visit.transition.completion_ids), visit.following
                 saying = Saying(table.returned(visit, place), reply, following.state if following else None)

@@ -18,6 +18,7 @@ from benchmarks.credit.chain import Chain
 from benchmarks.credit.comparing import climb, find_method
 from benchmarks.credit.delegation import Delegation
 from benchmarks.credit.environment import KINDS, Environment
+from benchmarks.credit.gradient import cost, policies, ratios, softmax
 from benchmarks.credit.playing import Batch
 from benchmarks.credit.publishing import RECORD, Record, Section, read, render
 from benchmarks.credit.suite import SUITE
@@ -191,6 +192,25 @@ def test_the_pipeline_s_mean_gradient_is_the_exact_one(environment: Environment,
     estimates = np.array(found)
     error = estimates.std(0) / np.sqrt(len(estimates)) + 1e-4
     assert (np.abs(estimates.mean(0) - truth.gradient(policy)) / error).max() < 4.5
+
+
+def test_a_cost_is_the_error_after_scaling() -> None:
+    exact = np.array([1.0, 0.0])
+    # both make the progress 2; scaled to 1 they are off by 1 to either side
+    assert cost(np.array([[2.0, 2.0], [2.0, -2.0]]), exact) == 1.0
+    assert cost(np.array([[-1.0, 0.0]]), exact) == float("inf")
+
+
+def test_costs_are_compared_on_the_way_to_a_solved_game_and_fall_with_larger_batches() -> None:
+    truth = Truth(Chain("small", decisive=1, steps=3, tasks=4))
+    way = [truth.success(softmax(logits)) for logits in policies(truth)]
+    assert way == sorted(way)
+    assert way[-1] > 0.8
+    method = find_method("uniform", PLUGINS)
+    small = Method("small", method.credit, RLOO(group_size=2, tasks_per_step=4, credit="uniform"))
+    found = ratios(truth, [method, small], batches=40)
+    assert found["uniform"].value == 1.0
+    assert found["small"].low > 1.5
 
 
 @pytest.mark.parametrize("credit", ["uniform", "gae"])

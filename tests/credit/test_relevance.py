@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 
 from lightning_core.credit.base import Comparison, Credit, add_up, assign, group_by_id
-from lightning_core.credit.relevance import Learnt, Relevance, Saying, Spread, learn_from, spread_of
+from lightning_core.credit.relevance import (
+    Learnt,
+    Relevance,
+    Saying,
+    Spread,
+    add_learnt,
+    learn,
+    learn_from,
+    spread_of,
+)
+from lightning_core.credit.table import Table
 from lightning_core.credit.tabular import Tabular
 from lightning_core.errors import ConfigError
 from lightning_core.types import Trajectory
@@ -27,7 +37,8 @@ def test_the_spread_of_returns_between_and_within_replies():
     both = spread + spread_of([[1.0, 0.0], [1.0, 0.0]])
     assert both == Spread(between=4.0, kinds=2, within=2.0, repeats=4)
     assert both.relevance == 1 - (2 / 4) / (4 / 2)
-    assert (both - spread).relevance == 0.0
+    assert both * 0.5 == Spread(between=2.0, kinds=1, within=1.0, repeats=2)
+    assert (both * 0.5).relevance == both.relevance
 
 
 @pytest.mark.parametrize(
@@ -91,17 +102,31 @@ def factors(method: Relevance, groups: list[list[Trajectory]], own: float) -> di
     return dict(weights)
 
 
-def test_a_turn_counts_as_much_as_its_replies_made_a_difference_in_the_other_groups():
+def test_a_turn_counts_as_much_as_its_replies_made_a_difference_in_the_other_rollouts():
     # the second call's returns are all equal in a state, so nothing is known of it
     groups = [*group_by_id(batch()).values()]
     assert factors(Relevance(unknown=0.75), groups, own=1.0) == {"c0": {1.0}, "c1": {0.75}}
 
 
-def test_a_group_has_no_part_in_its_own_weights():
-    method = Relevance(floor=0.25, unknown=0.75)
-    assert factors(method, [odd_one()], own=1.0) == {"c0": {0.75}, "c1": {0.75}}
-    swapped = [replace(each, group_id="y") for each in odd_one()]
-    assert factors(method, [swapped, odd_one()], own=0.25) == {"c0": {0.25}, "c1": {1.0}}
+def test_a_group_alone_is_told_by_its_other_rollouts():
+    # without the first: c0 has returns 1 | 0, 1, so W = .5 and B = 1/6; c1 has 0 | 1, 1, so W = 0
+    assert factors(Relevance(floor=0.25), [odd_one()], own=0.25) == {"c0": {0.25}, "c1": {1.0}}
+
+
+def test_other_groups_count_less_than_the_own():
+    # of c0 without the first: W = (.5 + .3 * 0) / (1 + .3 * 2), B = (1/6 + .3 * 1) / (1 + .3)
+    other = [replace(each, rollout_id=f"y{each.rollout_id}", group_id="y") for each in batch(1)]
+    other_groups = add_learnt([learn(Table(other))])
+    [known, *_] = Relevance(others=0.3).known(Table(odd_one()), other_groups)
+    assert known["w", 0].replies.relevance == pytest.approx(1 - (0.5 / 1.6) / ((1 / 6 + 0.3) / 1.3))
+
+
+def test_a_rollout_has_no_part_in_its_own_weights():
+    group = odd_one()
+    for place, each in enumerate(group):
+        changed = [*group[:place], replace(each, reward=9.0), *group[place + 1 :]]
+        assert learn(Table(changed), without=place) == learn(Table(group), without=place)
+        assert learn(Table(changed)) != learn(Table(group))
 
 
 Nth = tuple[str, int]
@@ -171,7 +196,7 @@ def test_a_weight_by_its_own_return_is_found_out():
     assert furthest(estimates(lucky))[0] > 6
 
 
-@pytest.mark.parametrize("options", [{"floor": -0.1}, {"unknown": 2.0}], ids=str)
+@pytest.mark.parametrize("options", [{"floor": -0.1}, {"unknown": 2.0}, {"others": -1}], ids=str)
 def test_options_out_of_range_are_refused(options):
     with pytest.raises(ConfigError, match=f"can't use {next(iter(options))}=.* at least 0 and at most 1"):
         Relevance(**options)
