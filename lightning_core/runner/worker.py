@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 from lightning_core.plugins import load_plugins
 from lightning_core.runner.in_process import InProcess
 from lightning_core.runner.outcome import Outcome, describe
-from lightning_core.tracing.openai_sdk import instrument
+from lightning_core.runner.tagging import tagging
 from lightning_core.tracing.scope import Scope
 from lightning_core.types import Call, Event, Reward, Task
 
@@ -116,7 +116,7 @@ def main(fd: int, argv: Sequence[str]) -> None:
         except BaseException as error:  # the app's own modules, which are imported now
             runner.sendall(frame(describe(error)))
             return
-        with instrument(load_plugins().who):
+        with tagging(load_plugins()):
             asyncio.run(Worker(runner, incoming, runs_in).serve())
 
 

@@ -1,9 +1,9 @@
 """Reply caches of frameworks: by-passed for trained agents, inside a rollout.
 
-A cached reply is no sample of the policy: of a group's rollouts the first asks and the others repeat what it
-was told, so nothing is recorded of them and all get one reward. The law is that of the endpoint: whatever the
-app has set, a trained agent's call goes to the gateway. Other agents keep their caches. `LIGHTNING_CACHES=keep`
-in the environment keeps all of them.
+A cached reply is no sample of the policy: of a group's rollouts the first asks and the others repeat what
+it was told, so nothing is recorded of them and all get one reward. The law is that of the endpoint:
+whatever the app has set, a trained agent's call goes to the gateway. Other agents keep their caches.
+`LIGHTNING_CACHES=keep` in the environment keeps all of them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 A new thread begins with an empty context, so calls from an app's own pool would lose their rollout.
 Inside a rollout `ThreadPoolExecutor.submit` and `Thread.start` hand the caller's context on; outside
-one they do what they always did. Not reached: threads that were waiting for work before the rollout
-began and take it from the app's own queue (`multiprocessing.pool.ThreadPool` made at import).
+one they do what they always did. Pools of `multiprocessing` are seen to in `runner.tagging`. Not reached:
+threads that were waiting for work before the rollout began and take it from the app's own queue; their calls
+are noticed (`unseen`).
 """
 
 from __future__ import annotations

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from importlib.util import find_spec
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
+import requests
+import urllib3
 from openai import AsyncOpenAI, OpenAI
 
+from lightning_core.testing.server import serving
 from lightning_core.tracing.scope import agent
 from tests.proof.http import open_http
 from tests.proof.play import Play, prompt
@@ -25,7 +31,12 @@ async def plays() -> AsyncIterator[list[Play]]:
     """All plays, on clients shared by all rollouts."""
     async with open_http() as (http, ahttp):
         client = OpenAI(api_key="none", http_client=http, timeout=300)
-        yield list(_plays(client, AsyncOpenAI(api_key="none", http_client=ahttp, timeout=300)))
+        with serving() as hosted, closing(ThreadPool(len(NAMES))) as early:
+            yield [
+                *_plays(client, AsyncOpenAI(api_key="none", http_client=ahttp, timeout=300)),
+                *_past_the_sdk(http, ahttp, hosted.url),
+                Play("bare client", "an older pool", "map", _early(early, client), dict.fromkeys(NAMES, 1)),
+            ]
 
 
 def _plays(client: OpenAI, aclient: AsyncOpenAI) -> Iterator[Play]:
@@ -39,6 +50,65 @@ def _plays(client: OpenAI, aclient: AsyncOpenAI) -> Iterator[Play]:
         )
     yield Play("bare client", "time-out, then a reply", "tasks", _late(aclient), {"slow": 1})
     yield Play("bare client", "left in mid-reply", "tasks", _leaving(aclient), {"stays": 1}, {"leaves": 1})
+
+
+def _past_the_sdk(http: Any, ahttp: Any, hosted: str) -> Iterator[Play]:
+    """The same calls, made with HTTP libraries."""
+    each = dict.fromkeys(NAMES, 1)
+
+    def by_requests(url: str, body: dict[str, Any]) -> None:
+        requests.post(url, json=body, timeout=300)
+
+    def by_urllib3(url: str, body: dict[str, Any]) -> None:
+        urllib3.request("POST", url, json=body, timeout=300)
+
+    async def by_httpx(url: str, body: dict[str, Any]) -> None:
+        await ahttp.post(url, json=body, timeout=300)
+
+    async def by_aiohttp(url: str, body: dict[str, Any]) -> None:
+        import aiohttp
+
+        async with aiohttp.ClientSession() as session, session.post(url, json=body) as reply:
+            await reply.read()
+
+    senders = [by_requests, by_urllib3, by_httpx]
+    for send in [*senders, *([by_aiohttp] if find_spec("aiohttp") else [])]:
+        name = send.__name__.removeprefix("by_")
+        yield Play("bare client", "past the SDK", name, _sending(send), each)
+
+    def run(rollout: str) -> None:
+        """An API that the gateway does not speak."""
+        with agent("gemini"):
+            by_requests(f"{hosted}/v1beta/models/g:generateContent", {"contents": rollout})
+
+    yield Play("bare client", "past the SDK, another API", "requests", run, {}, noticed=1)
+
+
+def _sending(send: Any) -> Any:
+    url = "http://127.0.0.1:1/v1/chat/completions"
+
+    def run(rollout: str) -> None:
+        for name in NAMES:
+            with agent(name):
+                send(url, _ask(rollout, name, False))
+
+    async def arun(rollout: str) -> None:
+        for name in NAMES:
+            with agent(name):
+                await send(url, _ask(rollout, name, False))
+
+    return arun if inspect.iscoroutinefunction(send) else run
+
+
+def _early(pool: ThreadPool, client: OpenAI) -> Any:
+    def run(rollout: str) -> None:
+        def call(name: str) -> None:
+            with agent(name):
+                client.chat.completions.create(**_ask(rollout, name, False))
+
+        pool.map(call, NAMES)
+
+    return run
 
 
 def _ask(rollout: str, name: str, stream: bool, **marks: object) -> dict[str, Any]:

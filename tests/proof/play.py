@@ -28,6 +28,8 @@ class Play:
     """Completed calls of each agent in one run."""
     abandoned: Mapping[str, int] = field(default_factory=dict)
     """Calls of each agent in one run that the app gives up midway."""
+    noticed: int = 0
+    """Calls in one run that can't be recorded, and must be noticed."""
 
     @property
     def threads(self) -> bool:

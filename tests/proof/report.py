@@ -9,7 +9,16 @@ from rich.table import Table
 
 from tests.proof.run import Proof, Tally
 
-COLUMNS = ("rollouts", "calls", "wrong rollout", "wrong agent", "wrong call id", "missing", "surplus")
+COLUMNS = (
+    "rollouts",
+    "calls",
+    "wrong rollout",
+    "wrong agent",
+    "wrong call id",
+    "missing",
+    "surplus",
+    "silent",
+)
 
 
 def show(proof: Proof, seconds: float, console: Console) -> None:

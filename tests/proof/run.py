@@ -17,11 +17,11 @@ from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import load_plugins
 from lightning_core.runner import Runner
+from lightning_core.runner.tagging import tagging
 from lightning_core.stores.base import Store
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.tracing.openai_sdk import instrument
-from lightning_core.tracing.scope import Scope
-from lightning_core.types import Attempt, Call, Rollout, Status, Task
+from lightning_core.tracing.scope import Scope, read_unseen
+from lightning_core.types import Attempt, Call, Event, Rollout, Status, Task
 from tests.proof.engine import ProofEngine
 from tests.proof.play import Play, read_marks
 
@@ -49,9 +49,11 @@ class Tally:
     """Calls recorded under more than one id."""
     missing: int = 0
     surplus: int = 0
+    silent: int = 0
+    """Calls of which nothing is known: neither recorded nor noticed."""
 
-    def add(self, calls: Sequence[Call], repeats: int) -> None:
-        """Count what was recorded under one rollout."""
+    def add(self, calls: Sequence[Call], repeats: int, events: Sequence[Event] = ()) -> None:
+        """Count what was recorded and noticed under one rollout."""
         self.rollouts += 1
         self.calls += len(calls)
         nonces: defaultdict[str, set[str]] = defaultdict(set)
@@ -64,12 +66,24 @@ class Tally:
         self.wrong_call += sum(len(ids) - 1 for ids in nonces.values())
         recorded = Counter((call.agent, call.status) for call in calls)
         expected = self.play.expected(repeats)
-        self.missing += (expected - recorded).total()
-        self.surplus += (recorded - expected).total()
+        missing = (expected - recorded).total()
+        found = filter(None, map(read_unseen, events))
+        noticed = sum(count for unseen, count in found if not unseen.line)
+        due = self.play.noticed * repeats
+        self.missing += missing
+        self.silent += max(0, missing + due - noticed)
+        self.surplus += (recorded - expected).total() + max(0, noticed - due)
 
     @property
     def mistakes(self) -> int:
-        return self.wrong_rollout + self.wrong_agent + self.wrong_call + self.missing + self.surplus
+        return (
+            self.wrong_rollout
+            + self.wrong_agent
+            + self.wrong_call
+            + self.missing
+            + self.surplus
+            + self.silent
+        )
 
 
 @dataclass(slots=True)
@@ -94,7 +108,7 @@ async def prove(folder: Path, *, calls: int, rollouts: int) -> Proof:
         store = await stack.enter_async_context(SqliteStore(f"sqlite:///{folder}/proof.db"))
         tokens = Tokens(b"0123456789abcdef")
         plugins = load_plugins()
-        stack.enter_context(instrument(plugins.who))
+        stack.enter_context(tagging(plugins))
         per_play = math.ceil(rollouts / len(plays))
         of_one_run = sum(sum(play.calls.values()) for play in plays)
         stage = Stage(plays, per_play, repeats=math.ceil(calls / (per_play * of_one_run)))
@@ -107,9 +121,10 @@ async def prove(folder: Path, *, calls: int, rollouts: int) -> Proof:
 
             finished = await stage.perform(store, scope_for)
         recorded = await store.get_calls([rollout.id for rollout in finished])
+        events = await store.get_events([rollout.id for rollout in finished])
     errors = [f"{r.id}: {r.error}" for r in finished if r.status is not Status.SUCCEEDED]
     errors += [f"plugin {name!r} is broken: {problem}" for name, problem in plugins.broken.items()]
-    return Proof(stage.judge(recorded), stage.most, errors, _skipped())
+    return Proof(stage.judge(recorded, events), stage.most, errors, _skipped())
 
 
 async def _open_plays(stack: AsyncExitStack) -> list[Play]:
@@ -159,12 +174,14 @@ class Stage:
         await asyncio.gather(*serving)
         return finished
 
-    def judge(self, recorded: Mapping[str, Sequence[Call]]) -> list[Tally]:
+    def judge(
+        self, recorded: Mapping[str, Sequence[Call]], events: Mapping[str, Sequence[Event]]
+    ) -> list[Tally]:
         """Compare what the store holds with what the prompts say and with what the apps should have made."""
         tallies = [Tally(play) for play in self.plays]
         for rollout in self.rollouts:
             tally = tallies[int(rollout.group_id)]
-            tally.add(recorded[rollout.id], self.repeats)
+            tally.add(recorded[rollout.id], self.repeats, events[rollout.id])
         return tallies
 
     async def _on_loop(self, task: Task) -> float:

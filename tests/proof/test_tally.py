@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from lightning_core.testing.truth import mark
+from lightning_core.tracing.scope import Scope, Unseen
 from lightning_core.types import Call
 from tests.proof import run
 from tests.proof.play import Play
@@ -66,6 +67,20 @@ def test_a_wrong_call_is_counted(wrong: Call, counted: dict[str, int]) -> None:
 def test_a_call_that_is_not_there_is_missing_and_one_too_many_is_surplus() -> None:
     assert tally(*RIGHT[1:]).missing == 1
     assert tally(*RIGHT, call("8")).surplus == 1
+
+
+def test_a_call_of_which_nothing_is_known_is_silent_and_one_that_was_noticed_is_not() -> None:
+    scope = Scope("r", 1, "http://gateway", "token")
+    play = Play("f", "t", "w", _nothing, {}, noticed=1)
+    silent, noticed, surplus = Tally(play), Tally(play), Tally(play)
+    silent.add([], 1, scope.noticed()[1])
+    scope.notice(Unseen("host", "requests", "a", "/v1/chat/completions"))
+    noticed.add([], 1, scope.noticed()[1])
+    scope.notice(Unseen("host", "requests", "b", "/v1/chat/completions"))
+    surplus.add([], 1, scope.noticed()[1])
+    assert [(one.silent, one.surplus) for one in (silent, noticed, surplus)] == [(1, 0), (0, 0), (0, 1)]
+    lost = tally(*RIGHT[1:])
+    assert (lost.missing, lost.silent) == (1, 1)
 
 
 def report(proof: Proof) -> str:

@@ -21,8 +21,8 @@ from lightning_core.runner import Runner
 from lightning_core.runner.config import RECORDED, RolloutConfig, read_config
 from lightning_core.runner.gateways import Gateways
 from lightning_core.runner.ray_workers import Workers
+from lightning_core.runner.tagging import tagging
 from lightning_core.stores.base import Store
-from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.roles.joining import Joined, Joining, own_name, until_signal
@@ -130,7 +130,7 @@ async def work(settings: Settings, joining: Joining, solve: Callable[..., Any]) 
     over = until_signal()
     async with open_store(joining.store, plugins) as store:
         worker = WorkerPart(settings, solve, store, own_name(joining))
-        with instrument(plugins.who):
+        with tagging(plugins):
             await Joined(joining, store, worker, over).stay()
 
 

@@ -1,0 +1,238 @@
+"""All that is changed in this process while it runs rollouts, and how that reaches the processes it starts.
+
+Requests are tagged (`tracing.openai_sdk`), and each plugin is told (`lightning_install`). A new process
+shares no context with us, so what starts one hands the running rollout on:
+
+- a program (`subprocess`, `asyncio.create_subprocess_exec`) gets the variables of `lightning.environment()`,
+  if its agent is trained or it could reach no model without them; `LIGHTNING_ENVIRONMENT=off` switches that
+  off;
+- a job of a `ProcessPoolExecutor` or a `multiprocessing.Pool`, and the target of a `multiprocessing.Process`
+  that is not forked, take rollout and agent along, and run tagged;
+- a job of a `multiprocessing.pool.ThreadPool` takes its context along, whenever the pool was made.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from contextvars import Context, copy_context
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any, Final
+
+from lightning_core.plugins import Plugins, load_plugins
+from lightning_core.tracing.environment import variables
+from lightning_core.tracing.importing import WhenImported
+from lightning_core.tracing.openai_sdk import instrument
+from lightning_core.tracing.patching import patch
+from lightning_core.tracing.routing import OPENAI, Puller
+from lightning_core.tracing.scope import Scope, agent, current_scope, rollout_scope
+from lightning_core.tracing.unseen import name_caller
+from lightning_core.types import UNNAMED, Call, Event, Reward
+
+SWITCH: Final = "LIGHTNING_ENVIRONMENT"
+"""The variable that says "off"."""
+_JOBS: Final = ("apply_async", "map", "map_async", "starmap", "starmap_async", "imap", "imap_unordered")
+"""Of a `multiprocessing.Pool`; `apply` passes `apply_async`."""
+
+
+@contextmanager
+def tagging(plugins: Plugins) -> Iterator[None]:
+    """Tag and route what this process, and what it starts, sends while the block runs."""
+    with ExitStack() as stack:
+        stack.enter_context(instrument(plugins.who))
+        stack.callback(patch(subprocess.Popen, "__init__", plugins.who, _popen))
+        for name, act in _PATCHES.items():
+            hook = WhenImported(name, functools.partial(_apply, stack, act, plugins.who))
+            stack.callback(hook.stop)
+            hook.start()
+        yield
+
+
+def _apply(stack: ExitStack, act: _Patching, who: Puller, module: ModuleType) -> None:
+    for undo in act(module, who):
+        stack.callback(undo)
+
+
+# programs -----------------------------------------------------------------------------------
+def _popen(original: Callable[..., None], users: list[Puller]) -> Callable[..., None]:
+    def __init__(process: Any, *args: Any, **kwargs: Any) -> None:
+        if users and len(args) < 11:  # the eleventh is `env`
+            kwargs["env"] = _environment(kwargs.get("env"), users)
+        original(process, *args, **kwargs)
+
+    return __init__
+
+
+def _environment(given: Mapping[str, str] | None, users: list[Puller]) -> Mapping[str, str] | None:
+    """A program's environment; the one that was given, if nothing is to be added."""
+    scope = current_scope()
+    base: Mapping[str, str] = os.environ if given is None else given
+    if scope is None or base.get(SWITCH) == "off" or _is_ours(base, scope):
+        return given
+    name = name_caller(users)
+    if not scope.trains(name) and _reaches_a_model(base):
+        return given
+    added = variables(scope.gateway_url, scope.rollout_id, scope.token, name)
+    if any(other.startswith("OTEL_EXPORTER_OTLP") for other in base):  # the app has a collector
+        added = {key: value for key, value in added.items() if not key.startswith("OTEL_")}
+    return {**base, **added}
+
+
+def _is_ours(base: Mapping[str, str], scope: Scope) -> bool:
+    """Whether the app has asked for `lightning.environment()` itself."""
+    return base.get("OPENAI_BASE_URL", "").startswith(scope.gateway_url)
+
+
+def _reaches_a_model(base: Mapping[str, str]) -> bool:
+    bearer = {"authorization": f"Bearer {base.get('OPENAI_API_KEY', '')}"}
+    return "OPENAI_BASE_URL" in base or not OPENAI.names_no_endpoint("api.openai.com", bearer)
+
+
+# functions in other processes ---------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A function that runs in another process as it would in the rollout and agent that it comes from."""
+
+    scope: Scope
+    agent: str
+    function: Callable[..., Any]
+    tells: bool = False
+    """Whether the result is to be `Told`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            stack.enter_context(tagging(_plugins()))
+            scope = stack.enter_context(rollout_scope(self.scope))
+            if self.agent != UNNAMED:
+                stack.enter_context(agent(self.agent))
+            value = self.function(*args, **kwargs)
+            if not self.tells:
+                return value
+            calls, events = scope.noticed()
+            return Told(value, calls, events, list(scope.rewards))
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a function returned in another process, and what was noticed there meanwhile."""
+
+    value: Any
+    calls: list[Call]
+    events: list[Event]
+    rewards: list[Reward]
+
+
+@functools.cache
+def _plugins() -> Plugins:
+    return load_plugins()
+
+
+def _carried(scope: Scope, users: list[Puller], function: Callable[..., Any], *, tells: bool) -> Carried:
+    bare = replace(scope, seen=[], under_way={}, rewards=[], unseen={})
+    return Carried(bare, name_caller(users), function, tells)
+
+
+_Patching = Callable[[ModuleType, Puller], list[Callable[[], None]]]
+
+
+def _executors(module: Any, user: Puller) -> list[Callable[[], None]]:
+    return [patch(module.ProcessPoolExecutor, "submit", user, _submit)]
+
+
+def _submit(original: Callable[..., Future[Any]], users: list[Puller]) -> Callable[..., Future[Any]]:
+    def submit(pool: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        scope = current_scope() if users else None
+        if scope is None:
+            return original(pool, fn, *args, **kwargs)
+        carried = _carried(scope, users, fn, tells=True)
+        # The pool may fork a worker now, which outlives this job.
+        return _unwrapped(Context().run(original, pool, carried, *args, **kwargs), scope)
+
+    return submit
+
+
+def _unwrapped(told: Future[Any], scope: Scope) -> Future[Any]:
+    """What the function returns; the rollout gets what was noticed meanwhile."""
+    returned: Future[Any] = Future()
+
+    def end(_: Future[Any]) -> None:
+        if told.cancelled():
+            returned.cancel()
+            returned.set_running_or_notify_cancel()
+        elif not returned.set_running_or_notify_cancel():
+            return
+        elif (error := told.exception()) is not None:
+            returned.set_exception(error)
+        else:
+            result: Told = told.result()
+            scope.seen.extend([*result.calls, *result.events])
+            scope.rewards.extend(result.rewards)
+            returned.set_result(result.value)
+
+    returned.add_done_callback(lambda one: told.cancel() if one.cancelled() else None)
+    told.add_done_callback(end)
+    return returned
+
+
+def _pools(module: Any, user: Puller) -> list[Callable[[], None]]:
+    wrap = functools.partial(_job, module.ThreadPool)
+    return [patch(module.Pool, name, user, wrap) for name in _JOBS]
+
+
+def _job(in_threads: type, original: Callable[..., Any], users: list[Puller]) -> Callable[..., Any]:
+    def submit(pool: Any, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        scope = current_scope() if users else None
+        if scope is None or isinstance(func, Carried | _InContext):
+            return original(pool, func, *args, **kwargs)
+        if isinstance(pool, in_threads):
+            return original(pool, _InContext(copy_context(), func), *args, **kwargs)
+        return original(pool, _carried(scope, users, func, tells=False), *args, **kwargs)
+
+    return submit
+
+
+@dataclass(frozen=True, slots=True)
+class _InContext:
+    """A function that runs in a context, in any number of threads at once."""
+
+    context: Context
+    function: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.context.copy().run(self.function, *args, **kwargs)
+
+
+def _processes(module: Any, user: Puller) -> list[Callable[[], None]]:
+    return [patch(module.BaseProcess, "start", user, _start)]
+
+
+def _start(original: Callable[..., None], users: list[Puller]) -> Callable[..., None]:
+    def start(process: Any) -> None:
+        scope = current_scope() if users else None
+        target = getattr(process, "_target", None)
+        # The workers of a pool outlive the rollout that happens to start them.
+        library = str(getattr(target, "__module__", "")).startswith(("multiprocessing.", "concurrent."))
+        if scope is not None and target is not None and not library and not _forks(process):
+            process._target = _carried(scope, users, target, tells=False)
+        original(process)
+
+    return start
+
+
+def _forks(process: Any) -> bool:
+    method = getattr(process, "_start_method", None) or multiprocessing.get_start_method()
+    return bool(method == "fork")
+
+
+_PATCHES: Final[Mapping[str, _Patching]] = {
+    "concurrent.futures.process": _executors,
+    "multiprocessing.pool": _pools,
+    "multiprocessing.process": _processes,
+}
+"""By module."""
