@@ -44,6 +44,7 @@ def lightning_register(register: Register) -> None:
     register("air", "timed_out", "lightning_core.air.tools:timed_out")
     register("air", "unknown_tool", "lightning_core.air.tools:unknown_tool")
     register("air", "invalid_arguments", "lightning_core.air.tools:invalid_arguments")
+    register("air", "unfit_reply", "lightning_core.air.tools:unfit_reply")
     register("air", "empty_result", "lightning_core.air.tools:empty_result")
     register("air", "sql_error", "lightning_core.air.sql:sql_error")
     register("air", "repeated_call", "lightning_core.air.tools:repeated_call")

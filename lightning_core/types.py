@@ -100,6 +100,8 @@ class Sampling(Record):
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     """What the random numbers of all calls of the rollout follow from, with attempt, agent and prompt; None:
     from chance."""
+    constrain: bool = True
+    """Whether replies are held to the form that their requests ask for; else the prompt asks for it."""
 
 
 class Status(StrEnum):

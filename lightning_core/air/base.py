@@ -78,6 +78,7 @@ DEFAULT_RULES: Final[Mapping[str, float]] = MappingProxyType(
         "timed_out": -0.1,
         "unknown_tool": -0.4,
         "invalid_arguments": -0.4,
+        "unfit_reply": -0.4,
         "sql_error": -0.4,
         "empty_result": -0.05,
         "repeated_call": -0.05,

@@ -16,7 +16,9 @@ from typing import Any, Final
 from lightning_core.air.base import Outcome, Records, Signal, ToolRequest
 from lightning_core.air.reading import is_empty
 from lightning_core.dialects import get_dialect
-from lightning_core.types import ToolErrorType
+from lightning_core.errors import ApiError
+from lightning_core.types import Call, ToolErrorType
+from lightning_core.upstream import Constraint
 
 Schema = Mapping[str, Any]
 
@@ -49,6 +51,56 @@ def invalid_arguments(records: Records) -> Iterator[Signal]:
             problem = _problem_of(request.arguments, offered[request.name])
             if problem is not None:
                 yield _about(request, problem)
+
+
+def unfit_reply(records: Records) -> Iterator[Signal]:
+    """The reply has not the form that its request asks for: a schema, one of several texts, a call of a tool.
+
+    A reply that was held to it fits. One that was cut says nothing, nor do arguments: `cut_by_length` and
+    `invalid_arguments` are about those.
+    """
+    for call in records.calls:
+        asked = _asked_form(call) if call.status == "completed" and call.grammar is None else None
+        if asked is not None:
+            whole = [choice for choice in call.choices if choice.finish_reason != "length"]
+            problems = [_misfit(choice.message, *asked) for choice in whole]
+            yield from (Signal(call.id, problem) for problem in problems if problem is not None)
+
+
+def _asked_form(call: Call) -> tuple[Constraint, bool] | None:
+    """What the reply must match, and whether calls of tools would do in its place."""
+    dialect = get_dialect(call.dialect)
+    try:
+        asked = dialect.constraint(call.request)
+    except ApiError:  # of another endpoint, which may know more forms
+        return None
+    return (
+        None if asked is None else (asked, asked.tools is None and bool(dialect.offered_tools(call.request)))
+    )
+
+
+def _misfit(message: Mapping[str, Any], asked: Constraint, or_calls: bool) -> str | None:
+    """Why a reply does not fit; None if it does."""
+    called = [each["function"]["name"] for each in message.get("tool_calls") or ()]
+    if asked.tools is not None:
+        wanted = " or ".join(asked.tools)
+        return None if called and set(called) <= set(asked.tools) else f"no call of {wanted}, as was asked"
+    if called and or_calls:
+        return None
+    text = str(message.get("content") or "")
+    if asked.choice is not None and text not in asked.choice:
+        return f"{text[:80]!r} is none of the choices"
+    if asked.schema is not None:
+        return _unlike(text, asked.schema)
+    return None
+
+
+def _unlike(text: str, schema: Schema | bool) -> str | None:
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        return f"not JSON, as was asked: {problem}"
+    return None if isinstance(schema, bool) else _violation(given, schema)
 
 
 def empty_result(records: Records) -> Iterator[Signal]:
@@ -89,7 +141,7 @@ def _problem_of(arguments: str, schema: Schema | None) -> str | None:
     return None if schema is None else _violation(given, schema)
 
 
-def _violation(given: dict[str, Any], schema: Schema) -> str | None:
+def _violation(given: Any, schema: Schema) -> str | None:
     from jsonschema.exceptions import UnknownType, best_match
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry

@@ -65,7 +65,7 @@ from lightning_core.dialects.writing import typed_event
 from lightning_core.errors import ApiError
 from lightning_core.json_text import JsonError, read_written
 from lightning_core.types import Choice, Sampling
-from lightning_core.upstream import ChatRequest, Delta
+from lightning_core.upstream import ChatRequest, Constraint, Delta
 
 OPTIONS: Final = Options(
     honoured(
@@ -129,10 +129,6 @@ class Anthropic(Dialect):
         if longest is None:
             raise missing("max_tokens")
         messages, tools = self.conversation(body)
-        choice = _tool_choice(body)
-        form = read_format(body.get("output_format"), "output_format") or read_format(
-            (mapping(body, "output_config") or {}).get("format"), "output_config.format"
-        )
         temperature, top_p = temperature_and_top_p(body, sampling, _HOTTEST)
         chat = ChatRequest(
             messages=messages,
@@ -143,8 +139,8 @@ class Anthropic(Dialect):
             stop=stop_texts(body, "stop_sequences"),
             extra=mapping(body, "chat_template_kwargs") or {},
             effort=_effort(body),
-            constraint=choice.constraint(tools) or form,
-            parallel=choice.parallel,
+            constraint=self.constraint(body),
+            parallel=_tool_choice(body).parallel,
         )
         return Request(raw=body, model=text(body, "model") or "", chat=chat, stream=flag(body, "stream"))
 
@@ -156,11 +152,14 @@ class Anthropic(Dialect):
 
     @staticmethod
     def conversation(request: Json) -> Conversation:
-        tools = request.get("tools")
-        if isinstance(tools, list):
-            tools = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
-        messages = [*_read_system(request.get("system")), *_read_turns(request.get("messages"))]
-        return messages, read_tools(tools, _tool_choice(request))
+        return [*_read_system(request.get("system")), *_read_turns(request.get("messages"))], _tools(request)
+
+    @classmethod
+    def constraint(cls, request: Json) -> Constraint | None:
+        config = mapping(request, "output_config") or {}
+        form = read_format(config.get("format"), "output_config.format")
+        form = form or read_format(request.get("output_format"), "output_format")
+        return _tool_choice(request).constraint(_tools(request)) or form
 
     @staticmethod
     def merge(events: Iterable[Json]) -> Json:
@@ -311,6 +310,13 @@ def _tool_call(block: Json, param: str) -> Json:
 def _tool_result(block: Json, param: str) -> Json:
     content = read_content(block.get("content"), f"{param}.content", _TEXT_PARTS)
     return {"role": "tool", "tool_call_id": string(block, "tool_use_id", param), "content": content or ""}
+
+
+def _tools(body: Json) -> list[Json] | None:
+    tools = body.get("tools")
+    if isinstance(tools, list):
+        tools = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    return read_tools(tools, _tool_choice(body))
 
 
 def _function(tool: Any, param: str) -> Json:

@@ -28,7 +28,7 @@ from lightning_core.dialects.options import Options
 from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError, GatewayError
 from lightning_core.types import Choice, Sampling
-from lightning_core.upstream import ChatRequest, Delta
+from lightning_core.upstream import ChatRequest, Constraint, Delta
 
 Owner = tuple[str | None, int | None]
 """A rollout and its attempt; both None for callers without a token, who share one space."""
@@ -206,6 +206,11 @@ class Dialect(ABC):
     @abstractmethod
     def conversation(request: Json) -> Conversation:
         """What a request asks, as a chat, whatever tool it forces. Raises ApiError for what is no chat."""
+
+    @classmethod
+    @abstractmethod
+    def constraint(cls, request: Json) -> Constraint | None:
+        """What a request asks its reply to match. Raises ApiError for what can't be asked."""
 
     @classmethod
     def read_reply(cls, body: bytes, *, streamed: bool) -> ObservedReply:

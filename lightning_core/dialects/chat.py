@@ -64,7 +64,7 @@ from lightning_core.dialects.strict import (
 from lightning_core.dialects.writing import TokenText, event, to_json
 from lightning_core.errors import ApiError
 from lightning_core.types import Choice, Sampling
-from lightning_core.upstream import ChatRequest, Delta
+from lightning_core.upstream import ChatRequest, Constraint, Delta
 
 OPTIONS: Final = Options(
     honoured(
@@ -108,8 +108,6 @@ class Chat(Dialect):
         mapping(body, "stream_options")
         flag(body, "return_token_ids")
         messages, tools = self.conversation(body)
-        choice = read_tool_choice(body)
-        form = read_format(body.get("response_format"), "response_format")
         temperature, top_p = temperature_and_top_p(body, sampling)
         longest = integer(body, "max_completion_tokens", 1)
         chat = ChatRequest(
@@ -124,8 +122,8 @@ class Chat(Dialect):
             top_logprobs=_top_logprobs(body),
             extra=mapping(body, "chat_template_kwargs") or {},
             effort=text(body, "reasoning_effort"),
-            constraint=read_constraint(body, form, choice.constraint(tools)),
-            parallel=choice.parallel,
+            constraint=self.constraint(body),
+            parallel=read_tool_choice(body).parallel,
         )
         return Request(raw=body, model=text(body, "model") or "", chat=chat, stream=flag(body, "stream"))
 
@@ -139,6 +137,12 @@ class Chat(Dialect):
             raise invalid("messages", "messages must be a list with at least one message")
         checked = [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
         return checked, read_tools(request.get("tools"), read_tool_choice(request))
+
+    @classmethod
+    def constraint(cls, request: Json) -> Constraint | None:
+        choice = read_tool_choice(request)
+        form = read_format(request.get("response_format"), "response_format")
+        return read_constraint(request, form, choice.constraint(read_tools(request.get("tools"), choice)))
 
     @staticmethod
     def merge(events: Iterable[Json]) -> Json:

@@ -45,7 +45,7 @@ from lightning_core.dialects.strict import (
 from lightning_core.dialects.writing import TokenText, event
 from lightning_core.errors import ApiError
 from lightning_core.types import Choice, Sampling
-from lightning_core.upstream import ChatRequest, Delta
+from lightning_core.upstream import ChatRequest, Constraint, Delta
 
 OPTIONS: Final = Options(
     honoured("prompt", "model", "n", "max_tokens", "temperature", "top_p", "stop", "seed", "logprobs"),
@@ -88,7 +88,7 @@ class Completions(Dialect):
             stop=stop_texts(body, "stop"),
             seed=seed(body, sampling),
             top_logprobs=integer(body, "logprobs", 0, _MOST_LOGPROBS) or 0,
-            constraint=read_constraint(body, None, None),
+            constraint=self.constraint(body),
         )
         return Request(raw=body, model=text(body, "model") or "", chat=chat, stream=flag(body, "stream"))
 
@@ -98,6 +98,10 @@ class Completions(Dialect):
     @staticmethod
     def conversation(request: Json) -> Conversation:
         raise unsupported("prompt", "completions have a raw prompt, which is no chat")
+
+    @classmethod
+    def constraint(cls, request: Json) -> Constraint | None:
+        return read_constraint(request, None, None)
 
     @staticmethod
     def merge(events: Iterable[Json]) -> Json:

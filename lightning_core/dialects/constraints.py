@@ -12,8 +12,9 @@ from typing import Any, Final, Literal
 from lightning_core.dialects.lenient import Json
 from lightning_core.dialects.options import Option, honoured, ignored, refused
 from lightning_core.dialects.strict import flag, invalid, mapping, missing, short, unsupported
+from lightning_core.dialects.writing import to_json
 from lightning_core.json_text import JsonError, read_json
-from lightning_core.upstream import Constraint
+from lightning_core.upstream import ChatRequest, Constraint
 
 FROM_VLLM_STRUCTURED: Final[dict[str, Option]] = {
     **honoured(
@@ -197,3 +198,28 @@ def _structured(kind: str, value: Any, param: str) -> Constraint:
             return Constraint(choice=tuple(value))
     wanted = "a list of strings" if kind == "choice" else "a string"
     raise invalid(param, f"{param} must be {wanted}, not {short(value)}")
+
+
+def in_words(chat: ChatRequest) -> ChatRequest:
+    """The same request, whose prompt asks for what its constraint would have held the reply to."""
+    asked = chat.constraint
+    if asked is None or chat.prompt is not None:
+        return replace(chat, constraint=None)
+    first, *rest = chat.messages or [{}]
+    if first.get("role") == "system":
+        told = {**first, "content": f"{first['content']}\n\n{_words(asked)}"}
+        return replace(chat, messages=[told, *rest], constraint=None)
+    told = {"role": "system", "content": _words(asked)}
+    return replace(chat, messages=[told, *chat.messages], constraint=None)
+
+
+def _words(asked: Constraint) -> str:
+    if asked.tools is not None:
+        return f"Answer with a call of a function: {' or '.join(asked.tools)}."
+    if asked.choice is not None:
+        return f"Answer with one of these, and nothing else: {to_json(asked.choice).decode()}"
+    if asked.schema is not None:
+        return f"Answer with JSON alone, valid for this JSON Schema: {to_json(asked.schema).decode()}"
+    if asked.regex is not None:
+        return f"Answer with a text that matches this regular expression: {asked.regex}"
+    return f"Answer with a text that this grammar, in Lark's notation, describes:\n{asked.grammar}"

@@ -65,7 +65,7 @@ from lightning_core.dialects.strict import (
 from lightning_core.dialects.writing import TokenText, typed_event
 from lightning_core.errors import ApiError
 from lightning_core.types import Choice, Sampling
-from lightning_core.upstream import ChatRequest, Delta
+from lightning_core.upstream import ChatRequest, Constraint, Delta
 
 OPTIONS: Final = Options(
     honoured(
@@ -123,21 +123,19 @@ class Responses(Dialect):
     def read(self, content: bytes, sampling: Sampling | None, owner: Owner) -> Request:
         body = OPTIONS.read(content)
         _check_options(body)
-        choice, tools = read_tool_choice(body), _tools(body)
-        form = read_format((mapping(body, "text") or {}).get("format"), "text.format")
         before = self._before(body, owner)
         added = _read_items(body.get("input"))
         temperature, top_p = temperature_and_top_p(body, sampling)
         chat = ChatRequest(
             messages=[*_instructions(body), *messages_of(before), *added],
-            tools=tools,
+            tools=_tools(body),
             max_tokens=integer(body, "max_output_tokens", 1),
             temperature=temperature,
             top_p=top_p,
             extra=mapping(body, "chat_template_kwargs") or {},
             effort=text(mapping(body, "reasoning") or {}, "effort"),
-            constraint=read_constraint(body, form, choice.constraint(tools)),
-            parallel=choice.parallel,
+            constraint=self.constraint(body),
+            parallel=read_tool_choice(body).parallel,
         )
 
         def remember(response_id: str, message: Json) -> None:
@@ -166,6 +164,11 @@ class Responses(Dialect):
                 "previous_response_id", "of responses that go on from another, the server holds the beginning"
             )
         return [*_instructions(request), *_read_items(request.get("input"))], _tools(request)
+
+    @classmethod
+    def constraint(cls, request: Json) -> Constraint | None:
+        form = read_format((mapping(request, "text") or {}).get("format"), "text.format")
+        return read_constraint(request, form, read_tool_choice(request).constraint(_tools(request)))
 
     @staticmethod
     def merge(events: Iterable[Json]) -> Json:

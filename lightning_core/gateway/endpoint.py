@@ -7,10 +7,12 @@ ask for, is here, once.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from starlette.types import Receive, Scope, Send
 
 from lightning_core.dialects.base import Dialect, ReplyWriter, Request
+from lightning_core.dialects.constraints import in_words
 from lightning_core.errors import ApiError, GatewayError
 from lightning_core.gateway.access import Access, Caller
 from lightning_core.gateway.errors import CONTEXT_LENGTH, api_error_of
@@ -68,7 +70,10 @@ class Endpoint:
             watch.cancel()
 
     def _read(self, content: bytes, caller: Caller) -> Request:
-        return self._dialect.read(content, caller.sampling, (caller.rollout_id, caller.attempt))
+        request = self._dialect.read(content, caller.sampling, (caller.rollout_id, caller.attempt))
+        if caller.sampling is None or caller.sampling.constrain or request.chat.constraint is None:
+            return request
+        return replace(request, chat=in_words(request.chat))
 
     async def _answer(self, exchange: Exchange, reply: ReplyWriter, send: Send) -> None:
         await exchange.finished()

@@ -54,7 +54,7 @@ class Tokens:
     def issue(self, rollout: Rollout, attempt: int, *, expires_at: float | None = None) -> str:
         """A token for that attempt; after `expires_at` (unix seconds) it opens nothing."""
         sampling = rollout.sampling
-        drawn = sampling.temperature, sampling.top_p, sampling.seed
+        drawn = sampling.temperature, sampling.top_p, sampling.seed, sampling.constrain
         return self._seal.close([rollout.id, attempt, *drawn, rollout.policy_version, expires_at])
 
     def read(self, token: str) -> Grant:
@@ -62,19 +62,19 @@ class Tokens:
         claims = self._seal.open(token)
         if claims is None:
             raise AccessError("the API key is not a token of this gateway; use the one its rollout was given")
-        rollout_id, attempt, temperature, top_p, seed, policy_version, expires_at = _unpack(claims)
+        rollout_id, attempt, temperature, top_p, seed, constrain, policy_version, expires_at = _unpack(claims)
         if expires_at is not None and time.time() > expires_at:
             raise AccessError(f"the token of rollout {rollout_id!r} has expired; start a new attempt")
-        sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
+        sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed, constrain=constrain)
         return Grant(rollout_id, attempt, sampling, policy_version)
 
 
-def _unpack(claims: Any) -> tuple[str, int, float, float, int | None, int | None, float | None]:
+def _unpack(claims: Any) -> tuple[str, int, float, float, int | None, bool, int | None, float | None]:
     try:
-        rollout_id, attempt, temperature, top_p, seed, policy_version, expires_at = claims
+        rollout_id, attempt, temperature, top_p, seed, constrain, policy_version, expires_at = claims
     except (TypeError, ValueError) as error:
         raise AccessError("the token comes from another version of this package; issue it again") from error
-    return rollout_id, attempt, temperature, top_p, seed, policy_version, expires_at
+    return rollout_id, attempt, temperature, top_p, seed, constrain, policy_version, expires_at
 
 
 # signatures -------------------------------------------------------------------------------------------

@@ -99,9 +99,17 @@ class Collector:
         """A group of each task; `first` is the place in the step of the first one."""
         algorithm, attempts = phase.algorithm, self.settings.on_failure.max_attempts
         version = self.session.pin(algorithm.staleness)
-        size, seed = algorithm.group_size, self.settings.seed
         return plan_training(
-            self.run_id, step, tasks, size, attempts, retry, first, version=version, seed=seed
+            self.run_id,
+            step,
+            tasks,
+            algorithm.group_size,
+            attempts,
+            retry,
+            first,
+            version=version,
+            seed=self.settings.seed,
+            constrain=self.settings.constrain,
         )
 
     # dynamic sampling -------------------------------------------------------------------------

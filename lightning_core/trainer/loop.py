@@ -114,7 +114,14 @@ class Loop:
             return None
         attempts, version = self.settings.on_failure.max_attempts, self.session.pin()
         plan = partial(
-            plan_evaluation, self.run_id, step, self.validation, attempts, version, seed=self.settings.seed
+            plan_evaluation,
+            self.run_id,
+            step,
+            self.validation,
+            attempts,
+            version,
+            seed=self.settings.seed,
+            constrain=self.settings.constrain,
         )
         finished = await self.collector.finish(plan, "evaluation")
         if step == 0:

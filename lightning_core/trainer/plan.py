@@ -89,6 +89,7 @@ def plan_training(
     first: int = 0,
     version: int | None = None,
     seed: int = 0,
+    constrain: bool = True,
 ) -> list[Rollout]:
     """`group_size` rollouts of each task, sampled from the policy itself; each `retry` has ids and random
     numbers of its own.
@@ -105,7 +106,7 @@ def plan_training(
             group_id=f"{name}-{place}",
             step=step,
             split="train",
-            sampling=Sampling(seed=_seed(seed, "train", step, retry, place, member)),
+            sampling=Sampling(seed=_seed(seed, "train", step, retry, place, member), constrain=constrain),
             policy_version=version,
             priority=-step,
             max_attempts=max_attempts,
@@ -123,6 +124,7 @@ def plan_evaluation(
     version: int | None = None,
     retry: int = 0,
     seed: int = 0,
+    constrain: bool = True,
 ) -> list[Rollout]:
     """Each task once sampled and once greedy, by that version of the weights; each `retry` has ids of its
     own."""
@@ -135,7 +137,9 @@ def plan_evaluation(
             group_id=f"{name}-{kind}",
             step=step,
             split="validation",
-            sampling=sampling.model_copy(update={"seed": _seed(seed, kind, step, retry, place)}),
+            sampling=sampling.model_copy(
+                update={"seed": _seed(seed, kind, step, retry, place), "constrain": constrain}
+            ),
             policy_version=version,
             priority=1,
             max_attempts=max_attempts,

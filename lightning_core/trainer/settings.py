@@ -64,6 +64,9 @@ class Settings:
     """Worker processes on this machine, which run one rollout at a time each; "ray:8" or `RayWorkers` for
     those of a Ray cluster. None: rollouts run in this process."""
     on_failure: FailurePolicy = field(default_factory=FailurePolicy)
+    constrain: bool = True
+    """Hold replies of trained agents to the form that their requests ask for, such as a JSON Schema. False:
+    the prompt asks for it, and AIR's rule `unfit_reply` sees replies that do not fit."""
     air: AIR | bool | None = None
     """Automatic intermediate rewards: True for the default rules, or an `AIR` of your own."""
     judge: Judge | None = None

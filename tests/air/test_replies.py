@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.air.tools import cut_by_length, repeated_call
+from lightning_core.air.tools import cut_by_length, repeated_call, unfit_reply
 from lightning_core.types import Choice
 from tests.air.records import asks, call, recorded, run, told, where
 
@@ -18,6 +18,40 @@ def repeated(*items: Any) -> list[tuple[str, str | None]]:
 def test_a_reply_that_was_cut_is_a_signal() -> None:
     cut = Choice(message={"content": "and so"}, finish_reason="length")
     assert where(cut_by_length(recorded(call(1, text="done"), call(2, choices=[cut])))) == [("c2", None)]
+
+
+SCHEMA = {"type": "object", "properties": {"boats": {"type": "integer"}}, "required": ["boats"]}
+JSON = {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}
+MUST = {"tool_choice": "required"}
+
+
+def unfit(request: dict[str, Any], *tool_calls: Any, text: str = "", **changes: Any) -> list[str]:
+    """What the rule says of a reply to such a request, which offers the tools `search` and `find`."""
+    of = call(1, *tool_calls, text=text)
+    asked = of.model_copy(update={"request": {**of.request, **request}, **changes})
+    return [signal.detail for signal in unfit_reply(recorded(asked))]
+
+
+def test_a_reply_without_the_form_that_was_asked_for_is_a_signal() -> None:
+    assert unfit(JSON, text='{"boats": "two"}') == ["boats: 'two' is not of type 'integer'"]
+    assert unfit(JSON, text="two boats") == [
+        "not JSON, as was asked: Expecting value: line 1 column 1 (char 0)"
+    ]
+    assert unfit({"guided_choice": ["yes", "no"]}, text="maybe") == ["'maybe' is none of the choices"]
+    (said,) = unfit(MUST, text="two boats")
+    assert said.startswith("no call of ")
+
+
+def test_a_reply_that_fits_or_was_held_to_its_form_is_none() -> None:
+    assert unfit(JSON, text='{"boats": 2}') == []
+    assert unfit(JSON, asks()) == []
+    assert unfit(MUST, asks()) == []
+    assert unfit({"guided_choice": ["yes", "no"]}, text="no") == []
+    assert unfit({}, text="two boats") == []
+    assert unfit({"response_format": {"type": "of another endpoint"}}, text="two boats") == []
+    assert unfit(JSON, text="two boats", grammar="start: /.*/") == []
+    cut = [Choice(message={"content": '{"boats"'}, finish_reason="length")]
+    assert unfit(JSON, choices=cut) == []
 
 
 TWICE = call(1, asks()), call(2, asks("t2"))

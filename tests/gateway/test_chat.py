@@ -8,10 +8,11 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+import orjson
 import pytest
 
 from lightning_core.types import UNNAMED, Sampling
-from lightning_core.upstream import ChatRequest
+from lightning_core.upstream import ChatRequest, Constraint
 from tests.gateway.conftest import House, open_house
 from tests.gateway.scripted import END, Line, ScriptedEngine, logprob, until
 
@@ -147,6 +148,32 @@ async def test_the_finish_reason_of_a_forced_call_is_openais(choice: Any, reason
         chunks = [chunk async for chunk in stream]
         assert chunks[-1].choices[0].finish_reason == reason
         assert [call.choices[0].finish_reason for call in await house.calls()] == ["tool_calls"] * 2
+
+
+async def test_without_constrain_the_prompt_asks_for_the_form() -> None:
+    schema = {"type": "object", "required": ["city"]}
+    form: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    async with open_house(agents=("write*",)) as house:
+        token = await house.rollout(sampling=Sampling(constrain=False))
+        for agent, messages in (
+            ("writer", HELLO[1:]),
+            ("writer", HELLO),
+            ("judge", HELLO),
+        ):
+            client = house.client(token, agent=agent)
+            await client.chat.completions.create(model="m", messages=messages, response_format=form)
+        await house.client(token, agent="writer").chat.completions.create(
+            model="m", messages=HELLO, tools=TOOLS, tool_choice="required"
+        )
+        alone, beside, judge, forced = house.engine.requests
+        words = f"Answer with JSON alone, valid for this JSON Schema: {orjson.dumps(schema).decode()}"
+        assert alone.messages == [{"role": "system", "content": words}, *HELLO[1:]]
+        assert beside.messages[0]["content"] == f"be kind\n\n{words}"
+        assert forced.messages[0]["content"] == "be kind\n\nAnswer with a call of a function: look."
+        assert [each.constraint for each in (alone, beside, forced)] == [None] * 3
+        assert judge.constraint == Constraint(schema=schema)
+        assert judge.messages == HELLO
+        assert [call.request.get("response_format") for call in (await house.calls())[:1]] == [form]
 
 
 async def test_half_a_surrogate_pair_in_a_tools_arguments_is_passed_on_escaped() -> None:
