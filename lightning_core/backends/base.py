@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from lightning_core.algorithms.base import Algorithm
-from lightning_core.backends.preflight import Outline
+from lightning_core.backends.preflight import RunPlan
 from lightning_core.errors import UnsupportedError
 from lightning_core.gateway.engine_cache import VersionEngine
 from lightning_core.types import Demonstration, Key, Trajectory
@@ -56,7 +56,7 @@ class Backend(Protocol):
         """Raise UnsupportedError, by name, for anything in the algorithm this backend can't do. What a whole
         method is missing for, `check_backend` finds."""
 
-    def outline(self, algorithms: Sequence[Algorithm]) -> Outline:
+    def plan_run(self, algorithms: Sequence[Algorithm]) -> RunPlan:
         """What a run with these algorithms would be and need, of a backend that is not started. Needed only
         for `--dry-run`. Raises ModelError, ConfigError."""
 

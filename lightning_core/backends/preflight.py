@@ -1,21 +1,44 @@
-"""What a run would be, in facts and checks: what a backend and the trainer say before anything starts."""
+"""Pre-flight: what a run would be, and whether it fits into memory, before anything is started.
+
+`--dry-run` prints a `RunPlan`; the verl backend makes the same estimate at its start. Only a model's
+`config.json` is read. Figures are bytes: upper bounds for Qwen3's and Llama's layers, found by counting (see
+tests/verl/test_memory.py); other architectures differ a little.
+
+Training is shared by n ranks (1 in the local backend); P parameters, T of them trained (all, or LoRA's), b
+bytes of a number in the forward pass (2 for bfloat16, 4 for float32), t tokens of a pass, V words:
+
+    weights       4 P / n           float32, in shards (ZeRO stage 3; Rajbhandari et al., arXiv 1910.02054)
+    gradients     4 T / n           the same
+    optimizer     8 T / n           Adam's two moments
+    gathered      b (2 l + 2 o) + 4 max(l, o)
+                                    with shards, whole for a moment: a layer l, the next one, and what is
+                                    outside of the layers o, with its gradient; then one of them in float32 to
+                                    be added up over the ranks (torch's `fully_shard`)
+    activations   t b h L + t (b (6 h + 4 f + 4 (q + k)) + 8 h + 4 (q + k))
+                                    with checkpoints the input of each of L layers (Korthikanti et al.,
+                                    arXiv 2205.05198, section 5), and all of the one that is worked on:
+                                    h hidden features, f inner ones, q queries, k keys; norms in float32.
+                                    Without checkpoints L times the second term
+    logits        3 b t V           as they are, normalised, and their gradient
+    step          4 T / n           Adam works on all tensors at once; when activations are gone
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-from lightning_core.errors import LightningError
+from lightning_core.backends.settings import LoraOptions
+from lightning_core.errors import ConfigError, LightningError, ModelError
+
+DEFAULT_CONTEXT = 4096
+"""Tokens, where a configuration names none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """One line of a plan."""
-
-    name: str
-    value: str
-
-
+# what is told ---------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Check:
     """One thing that must hold at the start."""
@@ -33,26 +56,18 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
-    """Facts and checks, each in an order to be read in."""
+class RunPlan:
+    """What a run would be, in an order to be read in."""
 
-    facts: tuple[Fact, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+    """Names and values."""
     checks: tuple[Check, ...] = ()
-    context: int | None = None
-    """Tokens that a call may have in all; None: unknown."""
-
-    def text(self) -> str:
-        """As plain lines."""
-        lines = [(fact.name, fact.value) for fact in self.facts]
-        lines += [(check.name, f"{check.verdict}: {check.told}") for check in self.checks]
-        width = max((len(name) for name, _ in lines), default=0)
-        return "\n".join(f"{name:<{width}}  {told}" for name, told in lines)
 
 
-def trial(name: str, attempt: Callable[[], str | None]) -> Check:
+def trial(name: str, attempt: Callable[[], str]) -> Check:
     """A check that holds unless `attempt` raises an error of this package; it returns what to say."""
     try:
-        return Check(name, True, attempt() or "")
+        return Check(name, True, attempt())
     except LightningError as problem:
         return Check(name, False, str(problem))
 
@@ -65,3 +80,255 @@ def gib(count: float) -> str:
 def many(count: int) -> str:
     """Parameters as people say them: 596.0 M, 8.19 B."""
     return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
+
+
+# how big a model is ---------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """What of a model says how much memory it takes. Sizes are numbers of parameters or of features."""
+
+    folder: Path
+    """The transformers folder on this machine, or the name on the hub."""
+    context: int
+    """Tokens of prompt and reply together."""
+    parameters: int
+    """Tied ones counted once."""
+    layers: int
+    layer: int
+    """Parameters of the largest layer."""
+    hidden: int
+    """Features of a token between layers."""
+    inner: int
+    """Features of a token within the feed-forward part; of all experts that it passes."""
+    query: int
+    """Features of a token's queries, over all heads."""
+    keys: int
+    """Features of a token's keys, over all key heads; its values have as many."""
+    key_heads: int
+    vocabulary: int
+    linears: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Inputs plus outputs of the linear layers, added up by their name; the output layer is left out."""
+
+    def trained(self, lora: LoraOptions | None) -> int:
+        """Parameters that are trained: all, or LoRA's rank * (inputs + outputs) of each layer it is on.
+
+        A target that is no plain name of a layer counts as all of them, which is an upper bound.
+        """
+        if lora is None:
+            return self.parameters
+        targets = (lora.targets,) if isinstance(lora.targets, str) else lora.targets
+        named = [self.linears[name] for name in targets if name in self.linears]
+        return lora.rank * (sum(named) if len(named) == len(targets) else sum(self.linears.values()))
+
+    def facts(self, lora: LoraOptions | None) -> tuple[tuple[str, str], ...]:
+        """What a plan says of the model."""
+        trained = "all weights, in float32"
+        if lora is not None:
+            trained = f"LoRA of rank {lora.rank}: {many(self.trained(lora))} parameters"
+        return (
+            ("model", f"{self.folder}, {many(self.parameters)} parameters"),
+            ("context", f"{self.context:,} tokens of prompt and reply"),
+            ("trained", trained),
+        )
+
+
+def measure(model: str | Path, context: int | None, *, most: int | None = None) -> ModelSize:
+    """Read a model's configuration, also of a name on the hub, without fetching more. Without `context` it is
+    what the model was made for, `most` at most.
+
+    Raises ModelError if there is none to read, ConfigError for a context that the model does not have.
+    """
+    from lightning_core.backends.chat.folder import check_folder, load_config
+
+    folder = check_folder(model)
+    source = folder.absolute() if folder.exists() else Path(str(model))
+    config, _ = load_config(str(source))
+    longest = int(getattr(config.get_text_config(), "max_position_embeddings", None) or DEFAULT_CONTEXT)
+    if context is not None and context > longest:
+        raise ConfigError(
+            f"context={context!r} is above what model {str(model)!r} was made for: {longest} tokens"
+        )
+    return size_of(config, source, context or min(longest, most or longest))
+
+
+def size_of(config: Any, folder: Path, context: int) -> ModelSize:
+    """The size of a transformers configuration, from a network that has no memory behind it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            network: Any = AutoModelForCausalLM.from_config(config)
+    except (ValueError, KeyError, AttributeError, ImportError) as error:
+        raise ModelError(
+            f"can't tell how big model {str(folder)!r} is: {error}; give a causal language model that this "
+            "version of transformers knows"
+        ) from error
+    text = config.get_text_config()
+    count = int(text.num_hidden_layers)
+    stacks = [m for m in network.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
+    sizes = [sum(p.numel() for p in layer.parameters()) for layer in (stacks[0] if stacks else [])]
+    heads = int(text.num_attention_heads)
+    size = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
+    key_heads = int(getattr(text, "num_key_value_heads", None) or heads)
+    linears: dict[str, int] = {}
+    for name, module in network.named_modules():
+        if isinstance(module, torch.nn.Linear) and module is not network.get_output_embeddings():
+            own = name.rpartition(".")[2]
+            linears[own] = linears.get(own, 0) + module.in_features + module.out_features
+    return ModelSize(
+        folder=folder,
+        context=context,
+        parameters=sum(p.numel() for p in network.parameters()),
+        layers=count,
+        layer=max(sizes, default=0),
+        hidden=int(text.hidden_size),
+        inner=_inner(text),
+        query=heads * size,
+        keys=key_heads * size,
+        key_heads=key_heads,
+        vocabulary=int(text.vocab_size),
+        linears=MappingProxyType(linears),
+    )
+
+
+def _inner(config: Any) -> int:
+    """Of experts only those that a token passes; at least the plain feed-forward part, where there is one."""
+    plain = int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    expert = int(getattr(config, "moe_intermediate_size", None) or 0)
+    return max(plain, expert * int(getattr(config, "num_experts_per_tok", None) or 1))
+
+
+# how much memory it takes ---------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class TrainingMemory:
+    """Bytes of each rank."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    activations: int
+    layer: int
+    """Of the activations, those of the layer that is worked on."""
+    logits: int
+    step: int
+
+    @property
+    def state(self) -> int:
+        """What lies there between updates, unless it is offloaded."""
+        return self.weights + self.optimizer
+
+    @property
+    def peak(self) -> int:
+        """The most at any moment of an update."""
+        working = self.gathered + self.activations + self.logits
+        return self.state + self.gradients + max(working, self.step)
+
+    @property
+    def forward(self) -> int:
+        """Of a pass without gradients, beside the weights: no layer's activations outlast it."""
+        return self.gathered + self.layer + self.logits
+
+    def __str__(self) -> str:
+        return (
+            f"at most {gib(self.peak)}: weights {gib(self.weights)}, gradients {gib(self.gradients)}, Adam "
+            f"{gib(self.optimizer)}, a full pass {gib(self.gathered + self.activations + self.logits)}"
+        )
+
+
+def training_memory(
+    size: ModelSize,
+    lora: LoraOptions | None,
+    *,
+    tokens: int,
+    number: int,
+    ranks: int = 1,
+    checkpoints: bool = False,
+    shards: bool = False,
+) -> TrainingMemory:
+    """Of each rank, for passes of `tokens` tokens with numbers of `number` bytes."""
+    trained, outside = size.trained(lora), max(0, size.parameters - size.layers * size.layer)
+    wide, narrow = size.query + size.keys, size.hidden
+    layer = tokens * (number * (6 * narrow + 4 * size.inner + 4 * wide) + 8 * narrow + 4 * wide)
+    inputs = tokens * number * narrow * size.layers
+    gathered = 2 * number * (size.layer + outside) + 4 * max(size.layer, outside)
+    return TrainingMemory(
+        weights=share(4 * size.parameters, ranks),
+        gradients=share(4 * trained, ranks),
+        optimizer=share(8 * trained, ranks),
+        gathered=gathered if shards else 0,
+        activations=inputs + layer if checkpoints else size.layers * layer,
+        layer=layer,
+        logits=3 * number * tokens * size.vocabulary,
+        step=share(4 * trained, ranks),
+    )
+
+
+def share(whole: int, parts: int) -> int:
+    """Rounded up."""
+    return -(-whole // parts)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """One thing that may be too small, in bytes."""
+
+    what: str
+    """As in "GPU while training"."""
+    need: int
+    there: int | None
+    """None: unknown."""
+
+    @property
+    def missing(self) -> int:
+        return 0 if self.there is None else max(0, self.need - self.there)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """All that may be too small."""
+
+    uses: tuple[MemoryUse, ...]
+
+    @property
+    def missing(self) -> int:
+        """Bytes, in all."""
+        return sum(use.missing for use in self.uses)
+
+
+def check_memory(
+    size: ModelSize, where: str, found: MemoryEstimate, others: Iterable[tuple[str, MemoryEstimate]]
+) -> Check:
+    """Whether the model fits; if not, by how much it is too little, and which settings would help: `others`
+    has what they make of it."""
+    if not found.missing:
+        known = all(use.there is not None for use in found.uses)
+        told = (
+            f"{use.what} {gib(use.need)}" + ("" if use.there is None else f" of {gib(use.there)}")
+            for use in found.uses
+        )
+        return Check("memory", True if known else None, ", ".join(told))
+    told = (
+        f"{use.what} needs {gib(use.need)} and has {gib(use.there or 0)}, {gib(use.missing)} too little"
+        for use in found.uses
+        if use.missing
+    )
+    return Check(
+        "memory",
+        False,
+        f"model {size.folder.name!r} with {size.parameters / 1e9:.3g} B parameters does not fit on {where}: "
+        f"{'; '.join(told)}; {_advice(found, others)}",
+    )
+
+
+def _advice(found: MemoryEstimate, others: Iterable[tuple[str, MemoryEstimate]]) -> str:
+    enough, helps = [], []
+    for text, tried in others:
+        if not tried.missing:
+            enough.append(text)
+        elif tried.missing < 0.98 * found.missing:
+            helps.append(f"{text} ({gib(found.missing - tried.missing)})")
+    advice = [f"enough would be {' or '.join(enough)}"] if enough else []
+    advice += [f"some help {'are' if len(helps) > 1 else 'is'} {', '.join(helps)}"] if helps else []
+    return "; ".join(advice) or "take a smaller model or larger machines"

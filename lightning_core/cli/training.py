@@ -16,7 +16,7 @@ from rich.console import Console
 from lightning_core.cli.serving import say
 from lightning_core.errors import ConfigError, TrainingStopped
 from lightning_core.trainer.launch import Launch, launching
-from lightning_core.trainer.preflight import show_outline
+from lightning_core.trainer.preflight import show_plan
 from lightning_core.trainer.roles.joining import Joining
 from lightning_core.trainer.trainer import Trainer
 
@@ -124,7 +124,7 @@ def plan_script(script: Path, arguments: Sequence[str], launch: Launch) -> None:
     """Run `script` up to its first `fit`, and print what that would train."""
 
     def plan(trainer: Trainer, solve: object, **tasks: Any) -> None:
-        show_outline(trainer.plan(**tasks), Console())
+        show_plan(trainer.plan(**tasks), Console())
         raise _Done
 
     _call_once(script, arguments, Launch(launch.settings, launch.backend, plan))

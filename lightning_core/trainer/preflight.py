@@ -15,7 +15,7 @@ from rich.text import Text
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Backend, check_backend
-from lightning_core.backends.preflight import Check, Fact, Outline, trial
+from lightning_core.backends.preflight import Check, RunPlan, trial
 from lightning_core.credit.base import Credit
 from lightning_core.errors import LightningError
 from lightning_core.plugins import load_plugins
@@ -34,8 +34,8 @@ from lightning_core.types import Task
 COLOURS = {"ok": "green", "fails": "red", "unknown": "yellow"}
 
 
-def outline_run(settings: Settings, train: Sequence[Task], validation: Sequence[Task]) -> Outline:
-    """The run in facts and checks: the trainer's, and the backend's if it has an outline.
+def plan_run(settings: Settings, train: Sequence[Task], validation: Sequence[Task]) -> RunPlan:
+    """The run in facts and checks: the trainer's, and the backend's if it has a plan.
 
     Raises ConfigError for an unknown algorithm or backend.
     """
@@ -49,8 +49,8 @@ def outline_run(settings: Settings, train: Sequence[Task], validation: Sequence[
         return f"algorithm and credit go together, and backend {backend.name!r} can do both"
 
     own = _ask(backend, phases)
-    facts = (*_facts(settings, phases, own.context, train, validation), Fact("backend", backend.name))
-    return Outline(facts + own.facts, (trial("options", go_together), *own.checks), own.context)
+    facts = (*_facts(settings, phases, train, validation), ("backend", backend.name), *own.facts)
+    return RunPlan(facts, (trial("options", go_together), *own.checks))
 
 
 def check_options(settings: Settings, phases: Sequence[ResolvedPhase], backend: Backend) -> None:
@@ -61,30 +61,31 @@ def check_options(settings: Settings, phases: Sequence[ResolvedPhase], backend: 
         check_backend(backend, phase.algorithm, first_phase=phase.first == 0)
 
 
-def _ask(backend: Backend, phases: Sequence[ResolvedPhase]) -> Outline:
+def _ask(backend: Backend, phases: Sequence[ResolvedPhase]) -> RunPlan:
     """The backend's part; a backend of a plugin may have none."""
-    tell: Any = getattr(backend, "outline", None)
+    tell: Any = getattr(backend, "plan_run", None)
     if not callable(tell):
-        return Outline()
+        return RunPlan()
     try:
-        own: Outline = tell([phase.algorithm for phase in phases])
+        own: RunPlan = tell([phase.algorithm for phase in phases])
     except LightningError as problem:
-        return Outline(checks=(Check("model", False, str(problem)),))
+        return RunPlan(checks=(Check("model", False, str(problem)),))
     return own
 
 
-def show_outline(outline: Outline, console: Console) -> None:
-    """Print it as two tables."""
-    facts = Table(title="What this run would be", title_justify="left", show_header=False)
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
-    for fact in outline.facts:
-        facts.add_row(fact.name, Text(fact.value))
-    checks = Table("check", "", "", title="Checks", title_justify="left", show_header=False)
-    for check in outline.checks:
-        checks.add_row(check.name, Text(check.verdict, COLOURS[check.verdict]), Text(check.told))
-    console.print(facts, checks)
-    failed = sum(check.holds is False for check in outline.checks)
+def show_plan(plan: RunPlan, console: Console) -> None:
+    """Print it as one table."""
+    table = Table(title="What this run would be", title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in plan.facts:
+        table.add_row(name, Text(value))
+    table.add_section()
+    for check in plan.checks:
+        told = Text.assemble((check.verdict, COLOURS[check.verdict]), f": {check.told}")
+        table.add_row(f"{check.name}?", told)
+    console.print(table)
+    failed = sum(check.holds is False for check in plan.checks)
     ready = "every check that can be made here holds" if not failed else f"{failed} of the checks would fail"
     console.print(f"nothing was started or written; {ready}", soft_wrap=True)
 
@@ -92,28 +93,25 @@ def show_outline(outline: Outline, console: Console) -> None:
 def _facts(
     settings: Settings,
     phases: Sequence[ResolvedPhase],
-    context: int | None,
     train: Sequence[Task],
     validation: Sequence[Task],
-) -> Iterable[Fact]:
-    yield Fact("agents", ", ".join(settings.patterns) if settings.patterns else "all")
+) -> Iterable[tuple[str, str]]:
+    yield "agents", ", ".join(settings.patterns) if settings.patterns else "all"
     for phase in phases:
         steps = f"updates {phase.first + 1} to {phase.end}" if len(phases) > 1 else f"{phase.end} updates"
-        yield Fact("algorithm", f"{_algorithm(phase.algorithm)}; {steps}")
-        yield Fact("a step", _step(phase.algorithm))
-        if context is not None and phase.algorithm.learns_from is None:
-            yield Fact("tokens a step", _tokens(phase.algorithm, context))
+        yield "algorithm", f"{_algorithm(phase.algorithm)}; {steps}"
+        yield "a step", _step(phase.algorithm)
     passes = sum(
         (phase.end - phase.first) * phase.algorithm.tasks_per_step
         for phase in phases
         if phase.algorithm.learns_from is None
     )
     turns = f", each used {passes / len(train):.1f} times" if train else ""
-    yield Fact("tasks", f"{len(train)} to train on{turns}; {len(validation)} held out")
+    yield "tasks", f"{len(train)} to train on{turns}; {len(validation)} held out"
     every = settings.evaluate_every
     times = 2 + (max(0, (settings.total_steps - 1) // every) if every else 0)
     each = len(EVALUATIONS) * len(validation)
-    yield Fact("evaluations", f"{times} of {each} rollouts, each task {' and '.join(EVALUATIONS)}")
+    yield "evaluations", f"{times} of {each} rollouts, each task {' and '.join(EVALUATIONS)}"
 
 
 def _algorithm(algorithm: Algorithm) -> str:
@@ -130,12 +128,3 @@ def _step(algorithm: Algorithm) -> str:
     size, tasks = algorithm.group_size, algorithm.tasks_per_step
     more = f", up to {algorithm.dynamic_sampling} times as many again" if algorithm.dynamic_sampling else ""
     return f"{size * tasks} rollouts: {tasks} tasks, {size} of each{more}"
-
-
-def _tokens(algorithm: Algorithm, context: int) -> str:
-    """A bound: how many calls a rollout makes, and how long they are, is known only once it has run."""
-    rollouts = algorithm.group_size * algorithm.tasks_per_step
-    return (
-        f"at most {rollouts * context:,} for each call that a rollout makes ({rollouts} x {context:,}); "
-        "what calls have in common counts once"
-    )

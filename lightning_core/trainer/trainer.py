@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from lightning_core import telemetry
-from lightning_core.backends.preflight import Outline
+from lightning_core.backends.preflight import RunPlan
 from lightning_core.errors import ConfigError, StoreError, TrainingStopped
 from lightning_core.runner.packing import check_not_loading
 from lightning_core.trainer.display import Display
@@ -20,7 +20,7 @@ from lightning_core.trainer.launch import current_launch, launching
 from lightning_core.trainer.loop import Loop
 from lightning_core.trainer.observers import AlertObserver, Observers, Trackers, to_alerts
 from lightning_core.trainer.plan import make_tasks
-from lightning_core.trainer.preflight import outline_run
+from lightning_core.trainer.preflight import plan_run
 from lightning_core.trainer.record import open_run
 from lightning_core.trainer.report import Summary, terminal_curve, transcripts, write_report
 from lightning_core.trainer.roles.joining import Joining
@@ -65,9 +65,9 @@ class Trainer(Settings):
             except KeyboardInterrupt:
                 raise TrainingStopped(folder.path) from None
 
-    def plan(self, *, train: Tasks = (), validation: Tasks = ()) -> Outline:
+    def plan(self, *, train: Tasks = (), validation: Tasks = ()) -> RunPlan:
         """What `fit` would train, on what, and with how much memory; starts and writes nothing."""
-        return outline_run(self, *self._make_tasks(train, validation))
+        return plan_run(self, *self._make_tasks(train, validation))
 
     def work(self, solve: Solve, joining: Joining) -> None:
         """Run rollouts of a run that another process trains, until it is finished."""

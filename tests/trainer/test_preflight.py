@@ -11,33 +11,33 @@ import pytest
 from rich.console import Console
 
 import lightning_core as lightning
-from lightning_core.backends.preflight import Outline
+from lightning_core.backends.preflight import RunPlan
 from lightning_core.backends.verl.backend import VerlBackend
 from lightning_core.errors import ConfigError
 from lightning_core.trainer.launch import Launch
 from lightning_core.trainer.plan import make_tasks
-from lightning_core.trainer.preflight import outline_run, show_outline
+from lightning_core.trainer.preflight import plan_run, show_plan
 
 TASKS = [{"question": str(n)} for n in range(6)]
 
 
-def tell(**settings: Any) -> Outline:
+def tell(**settings: Any) -> RunPlan:
     trainer = lightning.Trainer(**{"steps": 9, **settings})
-    return outline_run(trainer, make_tasks(TASKS[:4], "train"), make_tasks(TASKS[4:], "validation"))
+    return plan_run(trainer, make_tasks(TASKS[:4], "train"), make_tasks(TASKS[4:], "validation"))
 
 
-def facts(found: Outline) -> dict[str, str]:
-    return {fact.name: fact.value for fact in found.facts}
+def facts(found: RunPlan) -> dict[str, str]:
+    return dict(found.facts)
 
 
-def verdicts(found: Outline) -> dict[str, str]:
+def verdicts(found: RunPlan) -> dict[str, str]:
     return {check.name: check.verdict for check in found.checks}
 
 
 def test_a_plan_is_shown_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     console = Console(file=io.StringIO(), width=160)
-    show_outline(lightning.Trainer(steps=3).plan(train=TASKS, validation=TASKS), console)
+    show_plan(lightning.Trainer(steps=3).plan(train=TASKS, validation=TASKS), console)
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "64 rollouts: 8 tasks, 8 of each" in printed
     assert "nothing was started or written" in printed
@@ -48,7 +48,6 @@ def test_the_numbers_of_a_step_follow_from_the_algorithm():
     algorithm = lightning.GRPO(group_size=4, tasks_per_step=2, dynamic_sampling=1)
     found = facts(tell(algorithm=algorithm, evaluate_every=4))
     assert found["a step"] == "8 rollouts: 2 tasks, 4 of each, up to 1 times as many again"
-    assert "at most 16,384" in found["tokens a step"]  # 8 rollouts of at most 2,048 tokens a call
     assert found["tasks"] == "4 to train on, each used 4.5 times; 2 held out"
     assert found["evaluations"].startswith("4 of 4 rollouts")  # before, after steps 4 and 8, after
     assert found["learning rate"] == "0.0004 after 3 steps"
@@ -59,12 +58,11 @@ def test_demonstrations_have_no_rollouts_to_count():
     shown = [{"messages": [{"role": "user", "content": "go"}], "reply": "gone"}] * 3
     found = facts(tell(algorithm=lightning.SFT(demonstrations=shown, batch_size=2)))
     assert found["a step"] == "2 of 3 demonstrations"
-    assert "tokens a step" not in found
 
 
 def test_phases_are_told_one_by_one():
     phases = [lightning.Phase(lightning.GRPO(), 2), lightning.Phase("rloo", 3)]
-    found = [fact.value for fact in tell(algorithm=phases, steps=None).facts]
+    found = [value for _, value in tell(algorithm=phases, steps=None).facts]
     assert any("grpo" in value and "updates 1 to 2" in value for value in found)
     assert any("rloo" in value and "updates 3 to 5" in value for value in found)
 
@@ -80,13 +78,15 @@ def test_a_model_too_large_for_this_machine_fails_its_check(monkeypatch):
     from lightning_core.backends.local import preflight
 
     monkeypatch.setattr(preflight, "memory_bytes", lambda device: 100 << 20)
-    assert verdicts(tell())["memory"] == "fails"
+    (memory,) = (check for check in tell().checks if check.name == "memory")
+    assert memory.verdict == "fails"
+    assert "context=1024 with pack_tokens=1024" in memory.told
 
 
 def test_a_backend_that_tells_nothing_still_has_a_plan():
     class Silent(lightning.LocalBackend):
         name = "silent"
-        outline = None  # type: ignore[assignment]
+        plan_run = None  # type: ignore[assignment]
 
     found = facts(tell(backend=Silent("tiny")))
     assert found["backend"] == "silent"
@@ -96,11 +96,9 @@ def test_a_backend_that_tells_nothing_still_has_a_plan():
 def test_the_page_explains_every_line_and_check():
     page = (Path(__file__).parents[2] / "docs" / "dry-run.md").read_text()
     for backend in ("local", VerlBackend("tiny")):
-        for fact in tell(backend=backend).facts:
-            name = "machine(s)" if fact.name.startswith("machine") else fact.name
-            assert re.search(rf"[|,] ({re.escape(name)})[,| ]", page) or fact.name in ("backend", "memory"), (
-                fact.name
-            )
+        for fact, _ in tell(backend=backend).facts:
+            name = "machine(s)" if fact.startswith("machine") else fact
+            assert re.search(rf"[|,] ({re.escape(name)})[,| ]", page), fact
 
 
 # what the command line changes --------------------------------------------------------------

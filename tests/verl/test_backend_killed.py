@@ -72,7 +72,11 @@ async def rollouts(backend: Any, seed: int) -> list[asyncio.Task[Trajectory]]:
 
     tasks = [asyncio.create_task(roll(number)) for number in range(REPLIES)]
     replicas = backend._started.replicas
-    await until(lambda: all(replicas.running.values()) or any(task.done() for task in tasks))
+    await until(
+        lambda: (
+            all(replica.running for replica in replicas._pool.replicas) or any(task.done() for task in tasks)
+        )
+    )
     assert not any(task.done() for task in tasks), "one has ended before all servers were at work"
     return tasks
 

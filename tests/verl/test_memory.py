@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
+from lightning_core.backends.preflight import ModelSize, size_of
 from lightning_core.backends.settings import LoraOptions
-from lightning_core.backends.shape import Shape, shape_of
-from lightning_core.backends.verl.memory import critic_need, serving_need, training_need
+from lightning_core.backends.verl.preflight import critic_memory, policy_memory, serving_memory
 from lightning_core.backends.verl.settings import VerlSettings
 
 GIB = 1 << 30
@@ -55,8 +55,14 @@ LLAMA_8 = LlamaConfig(
 )
 
 
-def shape(config: Any, context: int = 8192) -> Shape:
-    return shape_of(config, Path("model"), context)
+def shape(config: Any, context: int = 8192) -> ModelSize:
+    return size_of(config, Path("model"), context)
+
+
+@pytest.fixture(autouse=True)
+def graphics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine for GPUs, whatever the environment of the tests says."""
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +79,7 @@ def test_llama_8b_trained_whole_on_eight_gpus():
     """A layer: q and o 4096 * 4096 each, k and v 4096 * 1024 each, three times 4096 * 14336, two norms."""
     layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
     outside = 2 * 128256 * 4096 + 4096
-    need = training_need(VerlSettings("x", pack_tokens=16384), shape(LLAMA_8), 8, "cuda")
+    need = policy_memory(VerlSettings("x", pack_tokens=16384), shape(LLAMA_8), 8)
     assert (need.weights, need.gradients) == (4_015_130_624, 4_015_130_624)  # 4 * 8,030,261,248 / 8
     assert need.optimizer == 8_030_261_248
     assert need.gathered == 2 * 2 * layer + 2 * 2 * outside + 4 * outside  # 9.28 GB
@@ -85,43 +91,41 @@ def test_llama_8b_trained_whole_on_eight_gpus():
 
 
 def test_an_8b_model_needs_sixteen_bytes_of_each_parameter_on_one_gpu():
-    need = training_need(VerlSettings("x"), shape(QWEN_8), 1, "cuda")
+    need = policy_memory(VerlSettings("x"), shape(QWEN_8), 1)
     assert need.state + need.gradients == 16 * 8_190_735_360
 
 
 def test_lora_trains_its_adapters_alone():
     """Rank 16 beside q (1024, 2048), k and v (1024, 1024), o (2048, 1024), gate, up (1024, 3072) and down."""
     per_layer = 16 * (2 * (1024 + 2048) + 2 * (1024 + 1024) + 3 * (1024 + 3072))
-    need = training_need(VerlSettings("x", lora=LoraOptions(rank=16)), shape(QWEN_06), 1, "cuda")
+    need = policy_memory(VerlSettings("x", lora=LoraOptions(rank=16)), shape(QWEN_06), 1)
     assert need.gradients == 4 * 28 * per_layer  # 40 MB
     assert need.optimizer == 2 * need.gradients
     assert need.weights == 4 * 596_049_920
     some = VerlSettings("x", lora=LoraOptions(rank=8, targets=("q_proj", "v_proj")))
-    assert training_need(some, shape(QWEN_06), 1, "cuda").gradients == 4 * 28 * 8 * (3072 + 2048)
+    assert policy_memory(some, shape(QWEN_06), 1).gradients == 4 * 28 * 8 * (3072 + 2048)
 
 
 @pytest.mark.parametrize(("dtype", "b"), [("auto", 2), ("bfloat16", 2), ("float32", 4)])
 def test_serving_takes_weights_and_at_least_one_context(dtype, b):
-    need = serving_need(VerlSettings("x", dtype=dtype), shape(QWEN_06, 4096), "cuda")
+    need = serving_memory(VerlSettings("x", dtype=dtype), shape(QWEN_06, 4096))
     assert need.weights == b * 596_049_920
     assert need.token == b * 2 * 28 * 8 * 128  # 114,688 bytes in bfloat16
     assert need.context == 4096 * need.token
-    assert need.replies(need.weights + need.working + 10.5 * need.context) == 10
-    assert need.replies(need.weights) == 0
+    assert need.least == need.weights + need.working + need.context
 
 
 def test_tensor_parallel_divides_weights_and_heads_down_to_one_head():
-    need = serving_need(VerlSettings("x", tensor_parallel=4), shape(QWEN_8), "cuda")
+    need = serving_memory(VerlSettings("x", tensor_parallel=4), shape(QWEN_8))
     assert need.weights == 2 * 8_190_735_360 // 4
     assert need.token == 2 * 2 * 36 * 2 * 128  # two of its eight key heads
-    more = serving_need(VerlSettings("x", tensor_parallel=16), shape(QWEN_8), "cuda")
+    more = serving_memory(VerlSettings("x", tensor_parallel=16), shape(QWEN_8))
     assert more.token == 2 * 2 * 36 * 128
 
 
 def test_a_critic_is_trained_whole_beside_lora():
     settings, small = VerlSettings("x", lora=LoraOptions()), shape(QWEN_06)
-    policy = training_need(settings, small, 2, "cuda")
-    critic = critic_need(policy, settings, small, 2, "cuda")
+    critic = critic_memory(settings, small, 2)
     assert critic.optimizer == 8 * 596_049_920 // 2
     assert critic.logits == 0
 
@@ -175,7 +179,7 @@ def small(kind: Callable[..., Any], **more: Any) -> Any:
 
 @pytest.mark.parametrize("kind", [Qwen3Config, LlamaConfig])
 @pytest.mark.parametrize("checkpoints", [True, False])
-def test_what_a_real_update_took_is_below_the_estimate_and_not_far(kind, checkpoints):
+def test_what_a_real_update_took_is_below_the_estimate_and_not_far(kind, checkpoints, monkeypatch):
     """The pass as verl makes it: logits, row by row their log-softmax, backward, a step of Adam."""
     config, tokens = small(kind), 512
     network = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
@@ -192,14 +196,16 @@ def test_what_a_real_update_took_is_below_the_estimate_and_not_far(kind, checkpo
             optimizer.step()
             optimizer.zero_grad()
     settings = VerlSettings("x", dtype="float32", pack_tokens=tokens)
-    device = "cuda" if checkpoints else "cpu"
-    need = training_need(settings, shape(config, tokens), 1, device)
+    if not checkpoints:
+        monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    need = policy_memory(settings, shape(config, tokens), 1)
     alone = need.peak - need.gathered  # nothing is gathered where there is one process without shards
     assert 0.6 * alone < live.peak <= 1.02 * alone
 
 
 @pytest.mark.parametrize("kind", [Qwen3Config, LlamaConfig])
-def test_what_a_real_layer_keeps_is_what_the_formula_says(kind):
+def test_what_a_real_layer_keeps_is_what_the_formula_says(kind, monkeypatch):
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
     config, tokens = small(kind), 256
     network = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
     live = Live()
@@ -208,6 +214,6 @@ def test_what_a_real_layer_keeps_is_what_the_formula_says(kind):
     with live:
         out = network.model(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=False)
     settings = VerlSettings("x", dtype="float32", pack_tokens=tokens)
-    need = training_need(settings, shape(config, tokens), 1, "cpu")
+    need = policy_memory(settings, shape(config, tokens), 1)
     assert 0.75 * need.activations < live.now - before < 1.02 * need.activations
     assert out.last_hidden_state.requires_grad

@@ -15,11 +15,11 @@ from omegaconf import OmegaConf
 
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.algorithms.ppo import PPO
+from lightning_core.backends.preflight import measure
 from lightning_core.backends.settings import LoraOptions
-from lightning_core.backends.shape import measure
 from lightning_core.backends.verl.backend import VerlBackend
-from lightning_core.backends.verl.memory import fit
-from lightning_core.backends.verl.resources import find_supply
+from lightning_core.backends.verl.preflight import estimate
+from lightning_core.backends.verl.resources import Machine, Resources, check_gpus, find_resources
 from lightning_core.backends.verl.settings import INSTEAD, PARTS, VerlSettings, flat
 from lightning_core.errors import BackendError, ConfigError, TrainingError, UnsupportedError
 from tests.verl.conftest import import_verl
@@ -47,8 +47,10 @@ async def test_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_critic_that_does_not_fit_beside_the_policy() -> None:
     """As many processes as main memory holds without one; the critic takes one more for each."""
-    shape, supply = measure("tiny", None), find_supply(VerlSettings("tiny"))
-    most = max(n for n in range(1, 999) if not fit(VerlSettings("tiny", gpus=n), shape, supply).short)
+    size, resources = measure("tiny", None), find_resources(VerlSettings("tiny"))
+    most = max(
+        n for n in range(1, 999) if not estimate(VerlSettings("tiny", gpus=n), size, resources, []).missing
+    )
     backend = VerlBackend("tiny", gpus=most)
     backend.check(PPO())
     with pytest.raises(ConfigError, match="does not fit on this machine: main memory needs"):
@@ -73,7 +75,9 @@ async def test_overrides_that_verl_does_not_know(key: str, value: object, words:
     await refused(ConfigError, words, gpus=1, overrides={key: value})
 
 
-async def test_overrides_of_verls_own_are_taken_over_ours_and_engine_options_as_they_are() -> None:
+async def test_overrides_of_verls_own_are_taken_over_ours_and_engine_options_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from lightning_core.backends.verl.configuration import make_config
     from lightning_core.backends.verl.settings import verl_values
 
@@ -81,7 +85,8 @@ async def test_overrides_of_verls_own_are_taken_over_ours_and_engine_options_as_
     overrides = {f"{ROLLOUT}.max_num_seqs": 7, f"{engine}.swap_space": 2, f"{engine}.block_size": 32}
     settings = VerlSettings("tiny", overrides=overrides)
     for device in ("cpu", "cuda"):
-        values = verl_values(settings, folder=Path("model"), context=64, gpus=1, device=device)
+        monkeypatch.setenv("VERL_PLATFORM", device)
+        values = verl_values(settings, folder=Path("model"), context=64, gpus=1)
         rollout = make_config(values, "fsdp2").actor_rollout_ref.rollout
         assert rollout.max_num_seqs == 7
         assert rollout.engine_kwargs.vllm.items() >= {"swap_space": 2, "block_size": 32}.items()
@@ -94,18 +99,20 @@ def test_what_is_refused_among_overrides_is_verl_s() -> None:
     config = make_config({f"{ROLLOUT}.enable_sleep_mode": False}, "fsdp2")  # a field that no file has
     assert set(PARTS) < set(config)
     known = [key for key, _ in flat(OmegaConf.to_container(config.actor_rollout_ref))]
-    assert [like for like in INSTEAD if not fnmatch.filter(known, like)] == []
+    likes = [like for each in INSTEAD.values() for like in each.split()]
+    assert [like for like in likes if not fnmatch.filter(known, like)] == []
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "fsdp2", "megatron"])
-def test_verl_has_every_setting_of_ours(strategy: Any) -> None:
+def test_verl_has_every_setting_of_ours(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from lightning_core.backends.verl.configuration import make_config
     from lightning_core.backends.verl.settings import verl_values
 
     lora = LoraOptions(rank=8) if strategy != "megatron" else None
     settings = VerlSettings("tiny", strategy=strategy, lora=lora, serving_gpus=1)
     for device in ("cuda", "cpu") if strategy != "megatron" else ("cuda",):
-        values = verl_values(settings, folder=Path("model"), context=64, gpus=1, device=device)
+        monkeypatch.setenv("VERL_PLATFORM", device)
+        values = verl_values(settings, folder=Path("model"), context=64, gpus=1)
         engines = make_config(values, strategy).actor_rollout_ref
         engine = "megatron" if strategy == "megatron" else "fsdp_config"
         policy, reference = engines.actor[engine], engines.ref[engine]
@@ -134,7 +141,7 @@ def test_a_verl_outside_the_range(found: str, tmp_path: Path, monkeypatch: pytes
 
 def test_settings_that_do_not_go_together() -> None:
     with pytest.raises(ConfigError, match="tensor_parallel=3 does not divide the 2 GPUs"):
-        VerlBackend("tiny", gpus=2, tensor_parallel=3)
+        check_gpus(VerlSettings("tiny", gpus=2, tensor_parallel=3), Resources((Machine((1, 1), 1),), "here"))
     with pytest.raises(ConfigError, match="sleep=True is for GPUs that serve and train in turn"):
         VerlBackend("tiny", serving_gpus=1, sleep=True)
     with pytest.raises(UnsupportedError, match=r"staleness=1 .*sleep=False"):
@@ -155,13 +162,14 @@ def test_what_is_not_passed_on_to_megatron() -> None:
 
 @pytest.mark.parametrize(("strategy", "error"), [("fsdp2", TrainingError), ("megatron", BackendError)])
 def test_a_gradient_that_is_not_finite_ends_the_run_where_its_step_was_made(
-    strategy: Any, error: type[Exception]
+    strategy: Any, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from lightning_core.backends.verl.cluster import Cluster
     from lightning_core.backends.verl.learning import Learner
 
+    monkeypatch.delenv("VERL_PLATFORM")  # Megatron needs GPUs
     settings = VerlSettings("tiny", strategy=strategy)
-    learner = Learner(Cluster(settings, Path("model"), 64), settings, 1000)
+    learner = Learner(Cluster(settings, Path("model"), 64, 1), settings, 1000)
     with pytest.raises(error, match=r"the gradient is not finite \(norm nan"):
         learner._refuse({"grad_norm": float("nan"), "loss": 0.5}, 0)
 

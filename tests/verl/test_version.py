@@ -13,8 +13,7 @@ pytest.importorskip("vllm", reason="vLLM lives in an environment of its own: mak
 from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.verl.backend import VerlBackend
 from lightning_core.backends.verl.checkpoint import STATE
-from lightning_core.backends.vllm.engine import VllmEngine
-from lightning_core.backends.vllm.server import ServerOptions
+from lightning_core.backends.vllm.server import ServerOptions, VllmEngine
 from tests.backends.serving import ask
 
 
@@ -25,7 +24,7 @@ async def test_a_version_has_the_context_of_its_checkpoint_and_the_backend_s_set
     engine = await backend.open_engine(str(tmp_path), 4)
     assert isinstance(engine, VllmEngine)
     try:
-        assert engine.servers[0].options == ServerOptions(
+        assert engine.server.options == ServerOptions(
             dtype="float32", context=96, max_num_seqs=8, gpu_memory_utilization=0.3
         )
         assert engine.replicas.context == 96  # as the server itself says

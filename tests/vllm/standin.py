@@ -27,14 +27,9 @@ class StandIn:
         self.well = asyncio.Event()
         """Cleared: /health gives no answer until it is set."""
         self.well.set()
-        self.counted = asyncio.Event()
-        """Cleared: /metrics gives no answer until it is set."""
-        self.counted.set()
         self.go = asyncio.Event()
         """Cleared: replies have their first token and no end."""
         self.go.set()
-        self.born = 1.0
-        """When it says that its process started."""
         self.probes = 0
         self.prompts: list[list[int]] = []
         """In the order in which they came."""
@@ -42,15 +37,13 @@ class StandIn:
         """Replies under way now, and at most; those that were not read to their end."""
         self.breaking = 0
         """So many of the next replies are broken off after their first token."""
-        self.resets = 0
-        """So many times more it can't forget its prefixes."""
 
     async def __aenter__(self) -> StandIn:
         self.url = f"http://127.0.0.1:{await self.listen()}"
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        for event in (self.well, self.counted, self.go):
+        for event in (self.well, self.go):
             event.set()
         await self.die()
 
@@ -64,8 +57,6 @@ class StandIn:
         app.add_routes(
             [
                 web.get("/health", self._health),
-                web.get("/metrics", self._metrics),
-                web.post("/reset_prefix_cache", self._reset),
                 web.get("/v1/models", self._models),
                 web.post("/v1/completions", self._complete),
             ]
@@ -82,16 +73,8 @@ class StandIn:
         await self.well.wait()
         return web.Response()
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        await self.counted.wait()
-        return web.Response(text=f"process_start_time_seconds {self.born}\n")
-
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "tiny", "max_model_len": 2048}]})
-
-    async def _reset(self, _: web.Request) -> web.Response:
-        self.resets -= 1
-        return web.json_response({"success": self.resets < 0})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -16,9 +16,8 @@ from aiohttp.test_utils import TestServer
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.chat.folder import tiny_folder
-from lightning_core.backends.vllm.replicas import Replicas
 from lightning_core.backends.vllm.server import ServerOptions, VllmServer
-from lightning_core.backends.vllm.upstream import VllmUpstream
+from lightning_core.backends.vllm.upstream import Replicas, VllmUpstream
 from lightning_core.errors import ConfigError, EngineError, GatewayError, UnsupportedError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
@@ -88,17 +87,6 @@ async def test_after_the_end_nothing_is_taken_and_what_ran_is_told(nobody: Calla
     assert isinstance(waiting.error, GatewayError)
     with pytest.raises(GatewayError, match="was closed"):
         replicas.submit(Completion([5], Options(max_tokens=3), Request()), frozenset())
-
-
-async def test_who_came_back_while_weights_were_changed_does_not_answer_by_the_old_ones(
-    nobody: Callable[[], str],
-) -> None:
-    given, back, lost = nobody(), nobody(), nobody()
-    replicas = Replicas([given, back, lost], "tiny", policy_version=4)
-    await replicas.drop(lost, "it is gone")
-    await replicas.set_version(5, [given])
-    assert (replicas.policy_version, replicas.dead) == (5, [back, lost])
-    await replicas.close()
 
 
 def test_no_address_and_no_room_are_refused() -> None:

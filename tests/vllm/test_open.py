@@ -1,24 +1,25 @@
-"""One version served alone, with tool calls; and LoRA loaded into it in place."""
+"""One version served alone, with tool calls; its server is started again when it dies."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 pytest.importorskip("vllm")
 
 from examples.calc.tasks import generate_split
-from lightning_core.backends.vllm.engine import VllmEngine, open_vllm
-from lightning_core.backends.vllm.server import ServerOptions
+from lightning_core.backends.vllm.server import ServerOptions, VllmEngine
 from lightning_core.gateway.engine_cache import EngineCache
-from tests.backends.serving import ask, plain_logprobs, serving
+from lightning_core.runner.supervisor import descendants
+from tests.backends.serving import ask, serving
+from tests.vllm.weights import until
 
 # as the example's app and its framework say them; the framework is not in this environment
 SYSTEM = "Solve the problem. Use the calculator. Reply with the number."
@@ -40,7 +41,8 @@ CALC = Path(__file__).parents[2] / "examples/calc/policy"
 
 @pytest.fixture(scope="module")
 def opened() -> Iterator[VllmEngine]:
-    engine = asyncio.run(open_vllm(CALC, 3, options=ServerOptions(dtype="float32", lora_rank=8), name="calc"))
+    engine = VllmEngine(CALC, 3, options=ServerOptions(dtype="float32"), name="calc")
+    asyncio.run(engine.start())
     yield engine
     asyncio.run(engine.close())
 
@@ -72,24 +74,12 @@ def said(calls: list[dict[str, Any]]) -> list[Any]:
     return [call["function"] for call in calls]
 
 
-async def test_lora_takes_the_place_of_the_one_before(opened: VllmEngine, tmp_path: Path) -> None:
-    for step in (1, 2):
-        network = with_lora(tmp_path / str(step), step)
-        version = await opened.refresh(tmp_path / str(step))
-        reply = await ask(opened, "what is 1 + 1", max_tokens=8)
-        assert reply.policy_version == version == 3 + step
-        assert reply.logprobs == pytest.approx(plain_logprobs(network, reply.prompt_ids, reply.ids), abs=1e-3)
-
-
-def with_lora(folder: Path, seed: int) -> Any:
-    """The network with a random LoRA, which is written to the folder."""
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    network = AutoModelForCausalLM.from_pretrained(CALC, dtype=torch.float32)
-    made = peft.get_peft_model(network, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"))
-    with torch.no_grad():
-        for name, parameter in made.named_parameters():
-            if "lora_" in name:
-                parameter += 0.05 * torch.randn_like(parameter)
-    made.save_pretrained(folder)
-    return made
+async def test_a_server_that_dies_while_idle_is_started_again(opened: VllmEngine) -> None:
+    before = await ask(opened, "what is 1 + 1", temperature=0.0, max_tokens=8)
+    assert opened.server.pid
+    for pid in descendants(opened.server.pid):
+        with suppress(ProcessLookupError):  # it has ended with its parent
+            os.kill(pid, signal.SIGKILL)
+    await until(lambda: bool(opened.replicas.dead))
+    again = await ask(opened, "what is 1 + 1", temperature=0.0, max_tokens=8)  # waits until it answers
+    assert (again.ids, again.policy_version) == (before.ids, 3)

@@ -17,7 +17,7 @@ pytest.importorskip("vllm")
 from examples.sql.prompts import write_prompt
 from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend
-from lightning_core.backends.vllm.engine import VllmEngine
+from lightning_core.backends.vllm.server import VllmEngine
 from lightning_core.errors import ContextLengthError, UnsupportedError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
@@ -26,7 +26,7 @@ from lightning_core.stores.memory import MemoryStore
 from lightning_core.types import Demonstration, Rollout, Task
 from lightning_core.upstream import ChatRequest
 from tests.backends.serving import ask, ask_all, plain_logprobs, serving, user
-from tests.vllm.weights import PROMPT
+from tests.vllm.weights import PROMPT, Servers, running
 
 TOOL = {
     "type": "function",
@@ -78,14 +78,13 @@ async def test_logprobs_are_those_at_the_temperature(
     assert {reply.policy_version for reply in replies} == {engine.replicas.policy_version}
 
 
-@pytest.mark.usefixtures("rambler")
-async def test_equal_seeds_give_equal_replies_and_choices_differ(engine: VllmEngine) -> None:
+async def test_equal_seeds_give_equal_replies_and_choices_differ(rambler: Servers) -> None:
     once, again, other = [
-        [reply.ids for reply in await ask_all(engine, n=3, seed=seed, **SHORT)] for seed in (7, 7, 8)
+        [reply.ids for reply in await ask_all(rambler, n=3, seed=seed, **SHORT)] for seed in (7, 7, 8)
     ]
     assert once == again != other
     assert len({tuple(ids) for ids in once}) == 3
-    first, second = [(await ask(engine, **LONG)).ids for _ in range(2)]  # without a seed of their own
+    first, second = [(await ask(rambler, **LONG)).ids for _ in range(2)]  # without a seed of their own
     assert first != second
 
 
@@ -99,30 +98,28 @@ async def test_a_stop_text_ends_a_reply_as_it_does_locally(engine: VllmEngine, l
     assert len(theirs.ids) < len(whole.ids)
 
 
-@pytest.mark.usefixtures("rambler")
-async def test_the_first_token_comes_before_the_last_is_made(engine: VllmEngine) -> None:
-    generation = await engine.upstream.chat(ChatRequest(**{**LONG, "max_tokens": 1900}))
+async def test_the_first_token_comes_before_the_last_is_made(rambler: Servers) -> None:
+    generation = await rambler.upstream.chat(ChatRequest(**{**LONG, "max_tokens": 1900}))
     deltas = aiter(generation)
     first = await anext(deltas)
     assert first.finish_reason is None
-    assert sum(engine.replicas.running.values()) == 1
+    assert sum(running(rambler.replicas).values()) == 1
     rest = [delta async for delta in deltas]
     assert rest[-1].finish_reason
 
 
-@pytest.mark.usefixtures("rambler")
-async def test_a_reply_that_is_given_up_frees_the_server(engine: VllmEngine) -> None:
-    generation = await engine.upstream.chat(ChatRequest(**LONG, n=4))
+async def test_a_reply_that_is_given_up_frees_the_server(rambler: Servers) -> None:
+    generation = await rambler.upstream.chat(ChatRequest(**LONG, n=4))
     await anext(aiter(generation))
     await generation.aclose()
-    while await running(engine):  # noqa: ASYNC110 - a server sends no events
+    while await requests(rambler):  # noqa: ASYNC110 - a server sends no events
         await asyncio.sleep(0.05)
 
 
-async def running(engine: VllmEngine) -> float:
+async def requests(rambler: Servers) -> float:
     """Requests that the servers say are under way."""
     async with httpx.AsyncClient(timeout=60) as web:
-        pages = [(await web.get(f"{url}/metrics")).text for url in engine.replicas.urls]
+        pages = [(await web.get(f"{url}/metrics")).text for url in rambler.replicas.urls]
     lines = [line for page in pages for line in page.splitlines()]
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running{"))
 

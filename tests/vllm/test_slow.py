@@ -21,14 +21,12 @@ import pytest
 pytest.importorskip("aiohttp")
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
-from lightning_core.backends.vllm import engine
-from lightning_core.backends.vllm.replicas import Replicas
 from lightning_core.backends.vllm.server import free_port
-from lightning_core.backends.vllm.upstream import VllmUpstream
+from lightning_core.backends.vllm.upstream import Replicas, VllmUpstream
 from lightning_core.errors import EngineError
 from tests.backends.serving import gateway
 from tests.vllm.standin import TOKEN, StandIn
-from tests.vllm.weights import until
+from tests.vllm.weights import running, sent, until, waiting
 
 STREAMS = 2000
 DESCRIPTORS = 2 * STREAMS + 500
@@ -122,7 +120,7 @@ async def test_no_stream_of_a_slow_server_fails_while_others_get_on(server: Stan
         (broken,) = (each for each in completions if each.error is not None)
         assert f"a vLLM server failed during this reply: {server.url} broke off" in str(broken.error)
         assert answered([each for each in completions if each is not broken], 4)
-        assert replicas.sent == {server.url: STREAMS}
+        assert sent(replicas) == {server.url: STREAMS}
         assert replicas.dead == []
         assert server.most_open >= STREAMS - 1, "the one that is broken off may end before the last begins"
 
@@ -133,8 +131,8 @@ async def test_no_more_replies_than_the_limit_are_under_way_and_the_rest_come_in
     server.go.clear()
     async with replicas_of(server.url, max_running=8) as replicas:
         completions = [submit(replicas, number) for number in range(200)]
-        await until(lambda: len(server.prompts) == 8 and replicas.waiting == {server.url: 192})
-        assert replicas.running == {server.url: 8}
+        await until(lambda: len(server.prompts) == 8 and waiting(replicas) == {server.url: 192})
+        assert running(replicas) == {server.url: 8}
         server.go.set()
         await ends(completions)
         assert answered(completions)
@@ -153,16 +151,16 @@ async def test_who_waits_may_leave_and_the_next_takes_its_turn(server: StandIn) 
     server.go.clear()
     async with replicas_of(server.url, max_running=1) as replicas:
         first, second, third = (submit(replicas, number) for number in range(3))
-        await until(lambda: len(first.ids) == 1 and replicas.waiting == {server.url: 2})
+        await until(lambda: len(first.ids) == 1 and waiting(replicas) == {server.url: 2})
         second.cancel()
         await ends([second])
-        assert replicas.waiting == {server.url: 1}
+        assert waiting(replicas) == {server.url: 1}
         first.cancel()
         await until(lambda: server.prompts == [[0], [2]])
         server.go.set()
         await ends([third])
         assert answered([third])
-        await until(lambda: replicas.running == {server.url: 0})
+        await until(lambda: running(replicas) == {server.url: 0})
 
 
 async def test_a_hold_ends_with_the_replies_under_way_and_not_with_those_that_wait(server: StandIn) -> None:
@@ -173,15 +171,15 @@ async def test_a_hold_ends_with_the_replies_under_way_and_not_with_those_that_wa
         begun = [submit(replicas, 0, request=request)]
         new = [submit(replicas, number, request=later) for number in (1, 2)]
         begun += [submit(replicas, 0, request=request) for _ in range(2)]
-        await until(lambda: replicas.waiting == {server.url: 4} and bool(begun[0].ids))
+        await until(lambda: waiting(replicas) == {server.url: 4} and bool(begun[0].ids))
         holding = asyncio.create_task(replicas.hold())
-        await until(lambda: replicas.held)
+        await until(lambda: not replicas._dispatcher._open.is_set())
         server.go.set()
         await holding
         assert answered(begun)
         assert server.prompts == [[0]] * 3
-        assert replicas.waiting == {server.url: 2}
-        await replicas.set_version(5, [server.url])
+        assert not any(each.ids for each in new)
+        replicas.replace([server.url], 5)
         await replicas.release()
         await ends(new)
         assert answered(new)
@@ -209,21 +207,8 @@ async def test_replies_of_a_silent_server_fail_and_what_waits_there_is_answered_
             failed = [each for each in completions if each.error is not None]
             assert all(isinstance(each.error, EngineError) and not each.ids for each in failed)
             assert answered([each for each in completions if each not in failed])
-            assert (replicas.dead, replicas.sent) == ([url], {url: 5, server.url: 15})
+            assert (replicas.dead, sent(replicas)) == ([url], {url: 5, server.url: 15})
             assert len(failed) == 5
-
-
-async def test_a_process_that_has_ended_is_known_to_be_dead_without_a_probe(server: StandIn) -> None:
-    gone: list[str] = []
-    options = {"alive": lambda url: url not in gone, "silence": NEVER, "server_timeout": 0.1}
-    server.go.clear()
-    async with replicas_of(server.url, probe_seconds=0.05, **options) as replicas:
-        completion = submit(replicas, 0)
-        await until(lambda: len(completion.ids) == 1)
-        gone.append(server.url)
-        await ends([completion])
-        assert f"{server.url}: its process has ended" in str(completion.error)
-        assert server.probes == 0
 
 
 async def test_a_server_that_refuses_is_lost_and_requests_wait_only_so_long() -> None:
@@ -242,19 +227,17 @@ async def test_a_server_that_refuses_is_lost_and_requests_wait_only_so_long() ->
 
 async def test_choices_that_wait_fail_with_those_that_a_dead_server_had_begun(server: StandIn) -> None:
     """They are answered by one version, which may be gone with the server."""
-    server.go.clear()
-    async with replicas_of(server.url, max_running=1, probe_seconds=NEVER) as replicas:
+    async with StandIn() as dying, replicas_of(dying.url, max_running=1) as replicas:
+        dying.go.clear()
         request = Request()
         choices = [submit(replicas, 0, request=request) for _ in range(2)]
         other = submit(replicas, 1)
-        await until(lambda: replicas.waiting == {server.url: 2} and bool(choices[0].ids))
-        await replicas.drop(server.url, "it is gone")
+        await until(lambda: waiting(replicas) == {dying.url: 2} and bool(choices[0].ids))
+        await dying.die()
         await ends(choices)
         assert all(isinstance(each.error, EngineError) for each in choices)
         await asyncio.wait_for(replicas.hold(), 5)
-        await replicas.set_version(1, [])
-        server.go.set()
-        replicas.replace([f"{server.url}/v1"])
+        replicas.replace([f"{server.url}/v1"], 1)
         await replicas.release()
         await ends([other])
         assert answered([other])
@@ -290,72 +273,53 @@ async def test_a_call_whose_server_dies_is_sent_again_by_the_sdk_and_answered_by
             await client.close()
 
 
-async def test_a_server_that_was_restarted_is_out_until_it_has_the_weights(server: StandIn) -> None:
-    given: list[tuple[str, int]] = []
+async def test_a_server_that_dies_while_idle_is_lost_and_taken_back_once_it_answers(server: StandIn) -> None:
+    revived = asyncio.Event()
 
-    async def restore(url: str, version: int) -> None:
-        given.append((url, version))
+    async def revive() -> None:
+        loop.call_soon_threadsafe(revived.set)
 
-    async with replicas_of(server.url, policy_version=4, restore=restore, probe_seconds=0.02) as replicas:
-        await until_known(replicas)
-        server.born, server.breaking = 2.0, 1
-        broken = submit(replicas, 1)
-        await ends([broken])
-        assert isinstance(broken.error, EngineError)
-        await until(lambda: bool(given) and not replicas.dead)
-        completion = submit(replicas, 2)
-        await ends([completion])
-        assert answered([completion])
-        assert given == [(server.url, 4)]
-
-
-async def until_known(replicas: Replicas) -> None:
-    """It was seen which process serves there."""
-    await ends([submit(replicas, 0)])
-    (replica,) = replicas._pool.replicas
-    await until(lambda: replica.started_at is not None)
+    loop, port = asyncio.get_running_loop(), int(server.url.rpartition(":")[2])
+    async with replicas_of(server.url, probe_seconds=0.02, revive=revive) as replicas:
+        await ends([submit(replicas, 0)])
+        await server.die()
+        await asyncio.wait_for(revived.wait(), 10)
+        assert replicas.dead == [server.url]
+        later = submit(replicas, 1)
+        await server.listen(port)
+        await ends([later])
+        assert answered([later])
+        assert replicas.dead == []
 
 
-async def test_a_server_that_is_slow_to_say_when_it_was_started_is_not_a_new_one(server: StandIn) -> None:
-    async with replicas_of(server.url, silence=0.8, probe_seconds=0.02) as replicas:
-        await until_known(replicas)
-        server.go.clear()
-        server.well.clear()
-        submit(replicas, 1)
-        await until(lambda: bool(replicas.dead))
-        server.counted.clear()
-        server.well.set()
-        (replica,) = replicas._pool.replicas
-        await until(lambda: "not ready" in (replica.lost or ""))
-        server.counted.set()
-        server.go.set()
-        completion = submit(replicas, 2)
-        await ends([completion])
-        assert answered([completion])
+async def test_a_server_that_may_have_other_weights_is_out_until_it_is_replaced(server: StandIn) -> None:
+    port = int(server.url.rpartition(":")[2])
+    async with replicas_of(server.url, probe_seconds=0.02, take_back=False) as replicas:
+        await ends([submit(replicas, 0)])
+        await server.die()
+        await until(lambda: replicas.dead == [server.url])
+        await server.listen(port)
+        probes = server.probes
+        later = submit(replicas, 1)
+        await asyncio.sleep(0.3)
+        assert (server.probes, replicas.dead, later.ids) == (probes, [server.url], [])
+        replicas.replace([server.url])
+        await ends([later])
+        assert answered([later])
 
 
 async def test_a_server_is_looked_after_while_another_takes_its_time(server: StandIn) -> None:
-    """One has to be given its weights, for as long as that takes: the other is given up meanwhile."""
+    """One is being started, for as long as that takes: the other is given up meanwhile."""
 
-    async def restore(url: str, version: int) -> None:
+    async def revive() -> None:
         await asyncio.Event().wait()
 
+    await server.die()
     with silent_server() as url:
-        options = {"silence": 0.8, "probe_seconds": 0.02, "restore": restore}
+        options = {"silence": 0.8, "probe_seconds": 0.02, "revive": revive}
         async with replicas_of(server.url, url, **options) as replicas:
-            await replicas.drop(server.url, "it is to be given its weights")
             submit(replicas, 0)
             await until(lambda: replicas.dead == [server.url, url])
-
-
-async def test_a_server_may_take_its_time_to_forget_what_older_weights_have_computed(
-    server: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "AGAIN_SECONDS", 0.001)
-    server.resets = 150
-    async with replicas_of(server.url) as replicas:
-        await engine.reset_prefixes(replicas, server.url)
-    assert server.resets == -1
 
 
 async def test_no_server_is_blamed_when_this_process_has_no_descriptors_left() -> None:

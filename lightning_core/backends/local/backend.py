@@ -23,7 +23,7 @@ from lightning_core.backends.local.engine import Engine
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
-from lightning_core.backends.local.preflight import outline
+from lightning_core.backends.local.preflight import plan_run
 from lightning_core.backends.local.tuning import Tuning, tune
 from lightning_core.backends.local.versions import (
     Content,
@@ -35,7 +35,7 @@ from lightning_core.backends.local.versions import (
     make_engine,
     open_version,
 )
-from lightning_core.backends.preflight import Outline
+from lightning_core.backends.preflight import RunPlan
 from lightning_core.errors import ConfigError
 from lightning_core.types import Demonstration, Key, Trajectory
 
@@ -114,9 +114,9 @@ class LocalBackend(LocalSettings):
         """Any algorithm with a loss can be trained here."""
         check_loss(algorithm, "the local backend has")
 
-    def outline(self, algorithms: Sequence[Algorithm]) -> Outline:
+    def plan_run(self, algorithms: Sequence[Algorithm]) -> RunPlan:
         """What a run would be; loads nothing but the model's configuration."""
-        return outline(self, algorithms)
+        return plan_run(self, algorithms)
 
     def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
         """(prompt ids, completion ids) in the model's own chat template."""

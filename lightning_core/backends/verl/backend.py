@@ -15,22 +15,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch, TensorChange, check_loss
-from lightning_core.backends.local.versions import Content
+from lightning_core.backends.chat.folder import check_folder
+from lightning_core.backends.local.versions import Content, compare_versions, export_version
 from lightning_core.backends.meter import Meter
-from lightning_core.backends.preflight import Outline
+from lightning_core.backends.preflight import RunPlan, measure
 from lightning_core.backends.verl.checkpoint import read_state, write_checkpoint, write_model
-from lightning_core.backends.verl.settings import VerlSettings, find_device
-from lightning_core.backends.vllm.engine import open_vllm
-from lightning_core.backends.vllm.server import ServerOptions
-from lightning_core.errors import BackendError, ConfigError, TrainingError, UnsupportedError
+from lightning_core.backends.verl.settings import VerlSettings
+from lightning_core.backends.vllm.server import ServerOptions, VllmEngine
+from lightning_core.errors import BackendError, ConfigError, ModelError, TrainingError, UnsupportedError
 from lightning_core.gateway.engine_cache import VersionEngine
 from lightning_core.types import Demonstration, Key, Trajectory
 
 if TYPE_CHECKING:
     from lightning_core.backends.verl.cluster import Cluster
     from lightning_core.backends.verl.learning import Learner
-    from lightning_core.backends.vllm.replicas import Replicas
-    from lightning_core.backends.vllm.upstream import VllmUpstream
+    from lightning_core.backends.vllm.upstream import Replicas, VllmUpstream
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -108,12 +107,11 @@ class VerlBackend(VerlSettings):
             )
         self._checked.append(algorithm)
 
-    def outline(self, algorithms: Sequence[Algorithm]) -> Outline:
+    def plan_run(self, algorithms: Sequence[Algorithm]) -> RunPlan:
         """What a run would be; starts nothing."""
-        from lightning_core.backends.shape import measure
-        from lightning_core.backends.verl.preflight import outline
+        from lightning_core.backends.verl.preflight import plan_run
 
-        return outline(self, measure(self.model, self.context), algorithms)
+        return plan_run(self, measure(self.model, self.context), algorithms)
 
     def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
         """(prompt ids, completion ids) in the model's own chat template."""
@@ -143,31 +141,33 @@ class VerlBackend(VerlSettings):
         from lightning_core.backends.verl.cluster import Cluster  # first: it says if verl is missing
 
         # isort: split
-        from lightning_core.backends.shape import fetch, measure
         from lightning_core.backends.verl.learning import Learner
-        from lightning_core.backends.verl.memory import check_memory, networks_beside
-        from lightning_core.backends.verl.resources import check_supply, find_supply
-        from lightning_core.backends.vllm.replicas import PER_SLOT, Replicas
-        from lightning_core.backends.vllm.upstream import VllmUpstream
+        from lightning_core.backends.verl.preflight import check_memory
+        from lightning_core.backends.verl.resources import check_gpus, count_gpus, find_resources
+        from lightning_core.backends.vllm.upstream import PER_SLOT, Replicas, VllmUpstream
 
-        shape = measure(fetch(self.model), self.context)
-        supply = find_supply(self)
-        check_supply(self, supply)
+        size = measure(_fetch(self.model), self.context)
+        resources = find_resources(self)
+        check_gpus(self, resources)
         algorithms, self._checked = self._checked, []
-        critic, reference = networks_beside(self, algorithms)
-        check_memory(self, shape, supply, critic=critic, reference=reference)
-
-        cluster = self._cluster = Cluster(self, shape.folder, shape.context)
+        fits = check_memory(self, size, resources, algorithms)
+        if fits.holds is None:
+            log.info("whether the model fits is not known: %s", fits.told)
+        if fits.holds is False:
+            raise ConfigError(fits.told)
+        gpus = count_gpus(self, resources.counts)
+        cluster = self._cluster = Cluster(self, size.folder, size.context, gpus)
         cluster.start()
         replicas = Replicas(
             cluster.servers.addresses,
             cluster.served_name,
             server_timeout=self.server_timeout,
             max_running=PER_SLOT * self.max_batch,
+            take_back=False,  # one that was started again has the weights of the start: see `_watching`
             busy=self._busy,
         )
         upstream = VllmUpstream(self.model, replicas, seed=self.seed)
-        learner = Learner(cluster, self, shape.parameters, self._busy)
+        learner = Learner(cluster, self, size.parameters, self._busy)
         return _Parts(cluster, learner, replicas, upstream)
 
     async def close(self) -> None:
@@ -275,20 +275,24 @@ class VerlBackend(VerlSettings):
     async def open_engine(self, source: str, version: int) -> VersionEngine:
         """A vLLM server of its own for one version, by the settings of those that serve while training; also
         of a backend that is not started. The context is the checkpoint's where the backend has none."""
-        from lightning_core.backends.verl.backend import open_version
-
-        return await open_version(self, source, version)
+        content = Content(source, str(self.model))
+        options = ServerOptions(
+            dtype=self.number_format,
+            context=self.context or content.context,
+            max_num_seqs=self.max_batch,
+            gpu_memory_utilization=self.gpu_memory,
+            tensor_parallel_size=self.tensor_parallel,
+        )
+        engine = VllmEngine(content.folder or content.source, version, options=options)
+        await engine.start()
+        return engine
 
     async def export_version(self, source: str, folder: Path) -> None:
         """Write a version as a plain transformers folder."""
-        from lightning_core.backends.local.versions import Content, export_version
-
         await asyncio.to_thread(export_version, Content(source, str(self.model)), folder)
 
     async def compare_versions(self, before: str, after: str) -> list[TensorChange]:
         """How far each tensor moved between two versions, the farthest first."""
-        from lightning_core.backends.local.versions import Content, compare_versions
-
         base = str(self.model)
         return await asyncio.to_thread(compare_versions, Content(before, base), Content(after, base))
 
@@ -300,8 +304,7 @@ class VerlBackend(VerlSettings):
                 await parts.replicas.hold()
             await self._work(lambda: self._send(parts, version))
             addresses = parts.cluster.servers.addresses
-            parts.replicas.replace(addresses)
-            await parts.replicas.set_version(version, addresses)
+            parts.replicas.replace(addresses, version)
             self.policy_version = version
             self._ahead = self._asleep = False
         finally:
@@ -342,26 +345,30 @@ class VerlBackend(VerlSettings):
                     log.error("%s", problem)
 
     def _revive(self, parts: _Parts) -> None:
-        if self._ahead or self._asleep or not (revived := parts.cluster.servers.revive()):
+        if self._ahead or self._asleep:
             return
-        parts.cluster.servers.send_weights(self.policy_version)
+        if revived := parts.cluster.servers.revive():
+            parts.cluster.servers.send_weights(self.policy_version)
+            log.warning("%d of vLLM's servers had ended and serve again", len(revived))
         parts.replicas.replace(parts.cluster.servers.addresses)
-        log.warning("%d of vLLM's servers had ended and serve again", len(revived))
 
     async def _work(self, work: Callable[[], T]) -> T:
         """Run in the backend's own thread, one after the other."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
 
-async def open_version(settings: VerlSettings, source: str, version: int) -> VersionEngine:
-    """The server, once it answers. The context is the checkpoint's where the settings have none."""
-    content = Content(source, str(settings.model))
-    folder = content.folder
-    options = ServerOptions(
-        dtype=settings.number_format(find_device()),
-        context=settings.context or content.context,
-        max_num_seqs=settings.max_batch,
-        gpu_memory_utilization=settings.gpu_memory,
-        tensor_parallel_size=settings.tensor_parallel,
-    )
-    return await open_vllm(folder if folder is not None else content.source, version, options=options)
+def _fetch(model: str | Path) -> Path:
+    """The model's folder on this machine; one on the hub is fetched. Raises ModelError."""
+    folder = check_folder(model)
+    if folder.exists():
+        return folder.absolute()
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(str(model)))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(
+            f"model {str(model)!r} is no folder here and can't be had from the hub: {error}; download it "
+            "where there is a network, and give its folder"
+        ) from error

@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from packaging.version import Version
 
-from lightning_core.backends.verl.settings import ROOT, VerlSettings, find_device, verl_values
-from lightning_core.backends.verl.weights import write_weights
+from lightning_core.backends.verl.checkpoint import write_weights
+from lightning_core.backends.verl.settings import ROOT, VerlSettings, verl_values
 from lightning_core.errors import ConfigError
 
 VERSIONS: Final = ("0.9.1", "0.10")
@@ -101,13 +101,14 @@ def _set_rate(engine: Any, rate: float) -> None:
 class Cluster:
     """Workers that train and servers that serve, under Ray."""
 
-    def __init__(self, settings: VerlSettings, folder: Path, context: int) -> None:
+    def __init__(self, settings: VerlSettings, folder: Path, context: int, gpus: int) -> None:
+        """`gpus` of each machine train. Raises ConfigError for settings that verl does not know."""
         self._settings = settings
         self.folder = folder
-        self._context = context
-        self._device = find_device()
-        self._ray = RayLink(settings, self._device)
-        self._config: Any = None
+        self._gpus = gpus
+        values = verl_values(settings, folder=folder, context=context, gpus=gpus)
+        self._config: Any = make_config(values, settings.strategy)
+        self._ray = RayLink(settings)
         self._pool: Any = None
         self._policy: Any = None
         self._reference: Any = None
@@ -136,15 +137,12 @@ class Cluster:
     def start(self) -> None:
         """Join or begin a Ray cluster, load the model on every worker, and start serving it.
 
-        Raises ConfigError for settings that verl does not know or GPUs that are not there, BackendError if a
-        worker or a server does not come up.
+        Raises BackendError if a worker or a server does not come up.
         """
-        self._configure(self._settings.gpus or 1)  # what verl does not know is refused before Ray begins
-        gpus = self._ray.open()
-        self._config = self._configure(gpus)
+        self._ray.open(self._gpus)
         with told("the training workers did not start"):
             self._pool = RayResourcePool(
-                process_on_nodes=[gpus] * self._settings.nodes,
+                process_on_nodes=[self._gpus] * self._settings.nodes,
                 use_gpu=True,
                 max_colocate_count=COLOCATED,
                 name_prefix=f"lightning_{uuid.uuid4().hex[:6]}",
@@ -175,22 +173,16 @@ class Cluster:
             for group in (self._policy, self._reference, self._critic):
                 kill(group.workers if group is not None else [])
 
-    def _configure(self, gpus: int) -> DictConfig:
-        values = verl_values(
-            self._settings, folder=self.folder, context=self._context, gpus=gpus, device=self._device
-        )
-        return make_config(values, self._settings.strategy)
-
     def _group(self, worker: type, **arguments: Any) -> Any:
         made = RayClassWithInitArgs(cls=ray.remote(worker), **arguments)
-        return RayWorkerGroup(resource_pool=self._pool, ray_cls_with_init=made, device_name=self._device)
+        return RayWorkerGroup(
+            resource_pool=self._pool, ray_cls_with_init=made, device_name=self._settings.device
+        )
 
     # serving ------------------------------------------------------------------------------
     def _replica_count(self) -> int:
         settings = self._settings
         serving = settings.serving_gpus * settings.nodes if settings.separate else self.ranks
-        if serving % settings.tensor_parallel:
-            raise ConfigError(f"tensor_parallel={settings.tensor_parallel} does not divide {serving} GPUs")
         return serving // settings.tensor_parallel
 
     def _make_replica(self, rank: int) -> Any:

@@ -19,14 +19,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from lightning_core import telemetry
 from lightning_core.backends.verl.guard import set_guard
-from lightning_core.backends.verl.resources import (
-    COLOCATED,
-    check_count,
-    check_room,
-    count_gpus,
-    groups,
-    ray_counts,
-)
+from lightning_core.backends.verl.resources import COLOCATED, check_free, groups
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.errors import BackendError
 from lightning_core.masking import is_secret
@@ -46,30 +39,20 @@ LOOPBACK: Final = "127.0.0.2"
 class RayLink:
     """This process's connection to a Ray cluster."""
 
-    def __init__(self, settings: VerlSettings, device: str) -> None:
+    def __init__(self, settings: VerlSettings) -> None:
         self._settings = settings
-        self._device = device
         self._joined = False
         self._claim: int | None = None
 
-    def open(self) -> int:
-        """Join the cluster, or begin one; returns the GPUs to train on, of each machine.
+    def open(self, gpus: int) -> None:
+        """Join the cluster, or begin one, for a run that trains on so many GPUs of each machine.
 
-        Raises ConfigError if it has too few GPUs, BackendError if it can't be reached, if others use them, or
-        if another run is in the way.
+        Raises BackendError if it can't be reached, if others use the GPUs, or if another run is in the way.
         """
-        settings = self._settings
-        asked = settings.gpus
-        if self._device == "cpu" and asked is None:
-            asked = os.cpu_count() or 1
         if not ray.is_initialized():
-            self._join(asked)
-        counts = ray_counts()
-        check_count(settings, counts, "Ray's machines have")
-        gpus = count_gpus(settings, counts)
-        check_room(groups(settings, gpus))
+            self._join(gpus)
+        check_free(groups(self._settings, gpus))
         self._claim = _claim()
-        return gpus
 
     def close(self) -> None:
         """Leave it, and end it if it was begun here. A second time does nothing."""
@@ -80,7 +63,7 @@ class RayLink:
             ray.shutdown()
             self._joined = False
 
-    def _join(self, gpus: int | None) -> None:
+    def _join(self, gpus: int) -> None:
         address = self._settings.address
         where = self._here(gpus) if address is None else {"address": address}
         environment = {"env_vars": _environment()}
@@ -90,17 +73,17 @@ class RayLink:
             raise _unreachable(address, error) from error
         self._joined = True
 
-    def _here(self, gpus: int | None) -> dict[str, Any]:
+    def _here(self, gpus: int) -> dict[str, Any]:
         """A cluster of this machine alone. What speaks HTTP is on loopback; Ray's own services are not to be
         kept from the network, and ask for a token."""
-        all_gpus = (gpus or 8) + self._settings.serving_gpus
+        all_gpus = gpus + self._settings.serving_gpus
         where: dict[str, Any] = {
             "address": "local",
             "num_cpus": max(os.cpu_count() or 1, 2 * COLOCATED * all_gpus),
             "include_dashboard": False,
             "_node_ip_address": LOOPBACK,
         }
-        return {**where, "num_gpus": all_gpus} if self._device == "cpu" else where
+        return {**where, "num_gpus": all_gpus} if self._settings.device == "cpu" else where
 
 
 def _unreachable(address: str | None, error: BaseException) -> BackendError:
@@ -218,19 +201,14 @@ def kill(actors: Iterable[Any]) -> None:
         ray.kill(actor)
 
 
-class told:
-    """A context in which an error of Ray or verl becomes a BackendError that says what it led to."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RayError | OSError | RuntimeError | ValueError | AssertionError):
-            said = str(error).strip().splitlines() or [type(error).__name__]
-            raise BackendError(
-                f"{self._what}: {said[-1]}; what the workers said is in Ray's logs "
-                "(/tmp/ray/session_latest/logs). Mend the cause, then resume the run"
-            ) from error
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """In this context an error of Ray or verl becomes a BackendError that says what it led to."""
+    try:
+        yield
+    except (RayError, OSError, RuntimeError, ValueError, AssertionError) as error:
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise BackendError(
+            f"{what}: {said[-1]}; what the workers said is in Ray's logs "
+            "(/tmp/ray/session_latest/logs). Mend the cause, then resume the run"
+        ) from error

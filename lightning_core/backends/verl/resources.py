@@ -1,6 +1,6 @@
 """What GPUs and memory there are: of this machine, or of a Ray cluster, whose GPUs may be in use by others.
 
-verl asks Ray for its workers' GPUs and waits without an end. So `check_room` asks before for groups of the
+verl asks Ray for its workers' GPUs and waits without an end. So `check_free` asks before for groups of the
 same shape, and gives them back.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lightning_core.backends.verl.settings import VerlSettings, find_device
+from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.errors import BackendError, ConfigError
 
 SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
@@ -27,7 +27,7 @@ COLOCATED: Final = 3
 """Groups of workers that may share a GPU: policy, reference, critic. Each takes a CPU."""
 SERVING_CPUS: Final = 2
 """What verl asks for beside each GPU that only serves."""
-ROOM_SECONDS: Final = 60.0
+FREE_SECONDS: Final = 60.0
 """How long GPUs may take to become free: those of a run that has just ended are within seconds."""
 
 Group = list[dict[str, float]]
@@ -45,7 +45,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Supply:
+class Resources:
     """The machines that a run can have."""
 
     machines: tuple[Machine, ...]
@@ -70,13 +70,13 @@ class Supply:
         return min((machine.memory for machine in own if machine.memory), default=None)
 
 
-def find_supply(settings: VerlSettings) -> Supply:
+def find_resources(settings: VerlSettings) -> Resources:
     """Of the cluster that a start would join, else of this machine. Raises BackendError if there is no such
     cluster."""
     if settings.address is None and not _joined():
-        here = () if find_device() == "cpu" else _gpus_here()
-        return Supply((Machine(here, main_memory()),), "this machine")
-    return _ask_ray(settings.address)
+        here = () if settings.device == "cpu" else _gpus_here()
+        return Resources((Machine(here, main_memory()),), "this machine")
+    return _ask_ray(settings)
 
 
 def _joined() -> bool:
@@ -85,14 +85,25 @@ def _joined() -> bool:
     return ray is not None and ray.is_initialized()
 
 
-def check_supply(settings: VerlSettings, supply: Supply) -> None:
-    """Raise ConfigError if there are too few GPUs, or none and this kind of training needs them: before
-    anything is begun, as that takes a while."""
-    if find_device() != "cpu":
-        check_count(settings, supply.counts, f"{supply.source} has")
-    elif settings.strategy != "fsdp2":
+def check_gpus(settings: VerlSettings, resources: Resources) -> None:
+    """Raise ConfigError if there are too few GPUs, or none and this kind of training needs them, or if those
+    that serve can't be shared out."""
+    counts = resources.counts
+    serving = (settings.serving_gpus or count_gpus(settings, counts)) * settings.nodes
+    if serving % settings.tensor_parallel:
         raise ConfigError(
-            f"strategy={settings.strategy!r} needs GPUs: on a processor verl trains with 'fsdp2' alone"
+            f"tensor_parallel={settings.tensor_parallel} does not divide the {serving} GPUs that serve"
+        )
+    if settings.device == "cpu":
+        if settings.strategy != "fsdp2":
+            raise ConfigError(
+                f"strategy={settings.strategy!r} needs GPUs: on a processor verl trains with 'fsdp2' alone"
+            )
+    elif not enough(settings, counts):
+        raise ConfigError(
+            f"the verl backend needs {wanted(settings, counts)} and {resources.source} has "
+            f"{told_counts(counts)}; lower gpus, nodes or serving_gpus, join a Ray cluster that has them "
+            '(address=...), or train on this machine\'s processor with backend="local"'
         )
 
 
@@ -102,34 +113,18 @@ def count_gpus(settings: VerlSettings, counts: Sequence[int]) -> int:
     as many on each. verl wants those of a machine together."""
     if settings.gpus is not None:
         return settings.gpus
-    if find_device() == "cpu":
+    if settings.device == "cpu":
         return os.cpu_count() or 1
     found = sorted(counts, reverse=True)[: settings.nodes]
     return max(1, min(found, default=0) - settings.serving_gpus)
 
 
 def enough(settings: VerlSettings, counts: Sequence[int]) -> bool:
-    """Whether so many machines as are asked for have the GPUs that train, and these or others beside them
-    those that serve."""
-    gpus, together = count_gpus(settings, counts), settings.together
-
-    def lost(count: int) -> int:
-        """Groups that can't serve on such a machine if it trains."""
-        return count // together - (count - gpus) // together
-
-    training = sorted((count for count in counts if count >= gpus), key=lost)[: settings.nodes]
-    serving = sum(count // together for count in counts) - sum(map(lost, training))
-    return len(training) == settings.nodes and serving * together >= settings.serving_gpus * settings.nodes
-
-
-def check_count(settings: VerlSettings, counts: Sequence[int], where: str) -> None:
-    """Raise ConfigError for fewer GPUs than are asked for; `where` is as in "this machine has"."""
-    if not enough(settings, counts):
-        raise ConfigError(
-            f"the verl backend needs {wanted(settings, counts)} and {where} {told_counts(counts)}; lower "
-            "gpus, nodes or serving_gpus, join a Ray cluster that has them (address=...), or train on this "
-            'machine\'s processor with backend="local"'
-        )
+    """Whether so many machines as are asked for have the GPUs that train, and all together those that serve
+    as well. Whether these are where Ray can use them, `check_free` finds."""
+    gpus = count_gpus(settings, counts)
+    large = sum(count >= gpus for count in counts)
+    return large >= settings.nodes and sum(counts) >= (gpus + settings.serving_gpus) * settings.nodes
 
 
 def wanted(settings: VerlSettings, counts: Sequence[int]) -> str:
@@ -152,17 +147,6 @@ def _gpus(count: int) -> str:
 def told_counts(counts: Sequence[int]) -> str:
     """ "8", "8 + 4": the machines without are left out."""
     return " + ".join(str(count) for count in sorted(counts, reverse=True) if count) or "0"
-
-
-def ray_counts() -> tuple[int, ...]:
-    """Of the cluster that this process has joined."""
-    import ray
-
-    return tuple(_count(node) for node in ray.nodes() if node["Alive"])
-
-
-def _count(node: dict[str, Any]) -> int:
-    return int(node["Resources"].get("GPU", 0))
 
 
 # asking ---------------------------------------------------------------------------------------
@@ -197,11 +181,12 @@ def told_gpus() -> list[int]:
     return [int(line) << 20 for line in told.stdout.split() if line.isdigit()]
 
 
-def _ask_ray(address: str | None) -> Supply:
+def _ask_ray(settings: VerlSettings) -> Resources:
     """Of the cluster at the address, or of the one that was joined."""
     import ray
     from ray.exceptions import RayError
 
+    address = settings.address
     source = "the Ray that was joined" if address is None else f"Ray at {address!r}"
     before = ray.is_initialized()
     if address is not None and not before:
@@ -215,7 +200,7 @@ def _ask_ray(address: str | None) -> Supply:
             ) from error
     try:
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        return Supply(tuple(_machine(node, ray) for node in nodes), source)
+        return Resources(tuple(_machine(node, settings.device) for node in nodes), source)
     except RayError as error:
         raise BackendError(
             f"{source} does not say what its machines have: {error}; check it with `ray status`"
@@ -233,13 +218,14 @@ def _knock(address: str) -> None:
             pass
 
 
-def _machine(node: dict[str, Any], ray: Any) -> Machine:
+def _machine(node: dict[str, Any], device: str) -> Machine:
     """Ray counts GPUs and main memory; how large a GPU is only the machine itself knows."""
+    import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    count = _count(node)
+    count = int(node["Resources"].get("GPU", 0))
     sizes: list[int] = []
-    if count and find_device() != "cpu":
+    if count and device != "cpu":
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         ask = ray.remote(num_cpus=0, scheduling_strategy=there)(told_gpus)
         sizes = ray.get(ask.remote(), timeout=ASK_SECONDS)
@@ -248,7 +234,7 @@ def _machine(node: dict[str, Any], ray: Any) -> Machine:
     return Machine(tuple(known), int(memory) if memory else None)
 
 
-# asking for room ------------------------------------------------------------------------------
+# asking for GPUs ------------------------------------------------------------------------------
 def groups(settings: VerlSettings, gpus: int) -> list[Group]:
     """All that verl will ask for, with so many GPUs of each machine that train."""
     training: list[Group] = [[{"CPU": COLOCATED, "GPU": 1}] * gpus] * settings.nodes
@@ -258,7 +244,7 @@ def groups(settings: VerlSettings, gpus: int) -> list[Group]:
     return training + [serving] * (settings.serving_gpus * settings.nodes // settings.together)
 
 
-def check_room(wanted: Sequence[Group], seconds: float = ROOM_SECONDS) -> None:
+def check_free(wanted: Sequence[Group], seconds: float = FREE_SECONDS) -> None:
     """Raise BackendError if the cluster that was joined does not have all that free within the time."""
     import ray
     from ray.util import placement_group, remove_placement_group

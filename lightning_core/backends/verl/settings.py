@@ -74,17 +74,12 @@ class VerlSettings(BackendSettings):
             raise ConfigError(
                 "sleep=True is for GPUs that serve and train in turn; with serving_gpus leave it"
             )
-        if self.gpus is not None and self.gpus * self.nodes % self.tensor_parallel and not self.serving_gpus:
-            raise ConfigError(
-                f"tensor_parallel={self.tensor_parallel} does not divide the {self.gpus * self.nodes} GPUs "
-                "that serve"
-            )
         if self.strategy == "megatron" and self.lora is not None:
             raise UnsupportedError(
                 "lora=... with strategy='megatron' is not passed on: verl's Megatron engine has adapters of "
                 "its own kind, and all weights would be trained; use strategy='fsdp2', or leave lora"
             )
-        check_overrides(self.overrides, ROOT)
+        check_overrides(self.overrides)
 
     @property
     def separate(self) -> bool:
@@ -99,11 +94,26 @@ class VerlSettings(BackendSettings):
     @property
     def sleeps(self) -> bool:
         """Whether the engine's memory is freed while weights are trained."""
-        return (not self.separate and find_device() != "cpu") if self.sleep is None else self.sleep
+        return (not self.separate and self.device != "cpu") if self.sleep is None else self.sleep
 
-    def number_format(self, device: str) -> str:
+    @property
+    def device(self) -> str:
+        """ "cpu" where verl was told so, for tests; else "cuda"."""
+        return "cpu" if os.environ.get("VERL_PLATFORM") == "cpu" else "cuda"
+
+    @property
+    def number_format(self) -> str:
         """Of the engine and of the forward pass: "float32" or "bfloat16"."""
-        return ("float32" if device == "cpu" else "bfloat16") if self.dtype == "auto" else self.dtype
+        return ("float32" if self.device == "cpu" else "bfloat16") if self.dtype == "auto" else self.dtype
+
+    @property
+    def number_bytes(self) -> int:
+        """Of a number in that format."""
+        return 4 if self.number_format == "float32" else 2
+
+    def pass_tokens(self, context: int) -> int:
+        """Tokens of a forward pass on each GPU."""
+        return max(self.pack_tokens or 16384, context)
 
     def rate(self, parameters: int) -> float:
         """The learning rate after warm-up, for a model of so many parameters."""
@@ -114,28 +124,19 @@ class VerlSettings(BackendSettings):
         return self.rate(parameters) * min(1.0, step / max(1, self.warmup_steps))
 
 
-def find_device() -> str:
-    """ "cpu" where verl was told so, for tests; else "cuda"."""
-    return "cpu" if os.environ.get("VERL_PLATFORM") == "cpu" else "cuda"
-
-
-def verl_values(
-    settings: VerlSettings, *, folder: Path, context: int, gpus: int, device: str
-) -> dict[str, Any]:
-    """The settings as keys of verl's configuration, with the overrides; `device` is "cuda" or "cpu".
+def verl_values(settings: VerlSettings, *, folder: Path, context: int, gpus: int) -> dict[str, Any]:
+    """The settings as keys of verl's configuration, with the overrides.
 
     The optimizer is AdamW at a rate that is told with each update, so verl's own schedule is constant.
     """
-    float32 = settings.number_format(device) == "float32"
-    tokens = max(settings.pack_tokens or 16384, context)
     values: dict[str, Any] = {
-        "trainer.device": device,
+        "trainer.device": settings.device,
         "trainer.n_gpus_per_node": gpus,
         "trainer.nnodes": settings.nodes,
         f"{ROOT}.model.path": str(folder),
         f"{ROOT}.actor.strategy": settings.strategy,
         f"{ROOT}.actor.use_dynamic_bsz": True,
-        f"{ROOT}.actor.ppo_max_token_len_per_gpu": tokens,
+        f"{ROOT}.actor.ppo_max_token_len_per_gpu": settings.pass_tokens(context),
         f"{ROOT}.actor.optim.lr": settings.learning_rate or 1e-6,
         f"{ROOT}.actor.optim.betas": list(settings.betas),
         f"{ROOT}.actor.optim.weight_decay": settings.weight_decay,
@@ -147,21 +148,22 @@ def verl_values(
         f"{ROOT}.rollout.max_model_len": context,
         f"{ROOT}.rollout.max_num_seqs": settings.max_batch,
         f"{ROOT}.rollout.gpu_memory_utilization": settings.gpu_memory,
-        f"{ROOT}.rollout.dtype": settings.number_format(device),
+        f"{ROOT}.rollout.dtype": settings.number_format,
         f"{ROOT}.rollout.free_cache_engine": settings.sleeps,
         f"{ROOT}.rollout.enable_sleep_mode": settings.sleeps,
-        **_engine(settings, float32),
+        **_engine(settings),
         **_lora(settings.lora),
         **(_separate(settings) if settings.separate else {}),
-        **(_cpu(context, settings.tensor_parallel > 1) if device == "cpu" else {}),
+        **(_cpu(context, settings.tensor_parallel > 1) if settings.device == "cpu" else {}),
     }
     return {**values, **settings.overrides}
 
 
-def _engine(settings: VerlSettings, float32: bool) -> dict[str, Any]:
+def _engine(settings: VerlSettings) -> dict[str, Any]:
     """Of the training engine, which FSDP and Megatron have under different names. The reference computes as
     the policy does: else they would differ where they are equal."""
     part = "megatron" if settings.strategy == "megatron" else "fsdp_config"
+    float32 = settings.number_format == "float32"
     own, reference = f"{ROOT}.actor.{part}", f"{ROOT}.ref.{part}"
     values: dict[str, Any] = {
         f"{own}.param_offload": settings.offload,
@@ -230,55 +232,39 @@ PARTS: Final = {
 }
 """Of the whole configuration."""
 INSTEAD: Final = {
-    "actor.optim.lr*": "give learning_rate=... and warmup_steps=... to the backend",
-    "actor.optim.*_lr*": "give learning_rate=... and warmup_steps=... to the backend",
-    "actor.optim.total_training_steps": "the rate has no end; give steps=... to the trainer",
-    "actor.optim.num_cycles": "after warm-up the rate is constant",
-    "actor.optim.warmup_style": "after warm-up the rate is constant",
-    "actor.grad_clip": "give max_grad_norm=... to the backend",
-    "actor.clip_ratio*": "give clip_low=... and clip_high=... to the algorithm",
-    "actor.ppo_epochs": "give epochs=... to the algorithm",
-    "actor.ppo_mini_batch_size": "a step is made of a whole batch; give tasks_per_step=... to the algorithm",
-    "actor.shuffle": "a step is made of a whole batch",
-    "actor.data_loader_seed": "a step is made of a whole batch",
-    "actor.*kl_loss*": "give kl=... to the algorithm",
-    "actor.loss_*": "give aggregation=... to the algorithm",
-    "actor.entropy_coeff": "the loss is the algorithm's, and none has an entropy bonus",
-    "actor.calculate_*": "the loss is the algorithm's",
-    "actor.policy_loss*": "the loss is the algorithm's",
-    "actor.tau_*": "the loss is the algorithm's",
-    "*.rollout_n": "give group_size=... to the algorithm",
-    "*.strategy": "give strategy=... to the backend",
-    "rollout.n": "give group_size=... to the algorithm",
-    "rollout.temperature": "the app's request says how it is sampled",
-    "rollout.top_[kp]": "the app's request says how it is sampled",
-    "rollout.do_sample": "the app's request says how it is sampled",
-    "rollout.ignore_eos": "the app's request says how it is sampled",
-    "rollout.val_kwargs*": "the app's request says how it is sampled",
-    "rollout.multi_turn*": "the app itself makes the calls",
-    "rollout.agent*": "the app itself makes the calls",
-    "rollout.prompt_length": "give context=... to the backend",
-    "rollout.response_length": "give context=... to the backend",
-    "rollout.max_model_len": "give context=... to the backend",
-    "rollout.tensor_model_parallel_size": "give tensor_parallel=... to the backend",
-    "rollout.data_parallel_size": "there are as many replicas as GPUs allow; give tensor_parallel=...",
-    "rollout.pipeline_model_parallel_size": "a replica is spread by tensor_parallel=... alone",
-    "rollout.nnodes": "give nodes=... and serving_gpus=... to the backend",
-    "rollout.n_gpus_per_node": "give gpus=... and serving_gpus=... to the backend",
-    "rollout.name": "vLLM alone serves here",
-    "rollout.mode": "vLLM alone serves here",
-    "rollout.free_cache_engine": "give sleep=... to the backend",
-    "rollout.enable_sleep_mode": "give sleep=... to the backend",
-    "model.path": "give model=... to the backend",
-    "model.lora_rank": "give lora=LoraOptions(...) to the backend",
-    "model.lora_alpha": "give lora=LoraOptions(...) to the backend",
-    "model.target_modules": "give lora=LoraOptions(...) to the backend",
-    "model.lora.*": "give lora=LoraOptions(...) to the backend",
+    "give learning_rate=... and warmup_steps=... to the backend": "actor.optim.lr* actor.optim.*_lr*",
+    "the rate has no end; give steps=... to the trainer": "actor.optim.total_training_steps",
+    "after warm-up the rate is constant": "actor.optim.num_cycles actor.optim.warmup_style",
+    "give max_grad_norm=... to the backend": "actor.grad_clip",
+    "give clip_low=... and clip_high=... to the algorithm": "actor.clip_ratio*",
+    "give epochs=... to the algorithm": "actor.ppo_epochs",
+    "a step is made of a whole batch; give tasks_per_step=... to the algorithm": "actor.ppo_mini_batch_size",
+    "a step is made of a whole batch": "actor.shuffle actor.data_loader_seed",
+    "give kl=... to the algorithm": "actor.*kl_loss*",
+    "give aggregation=... to the algorithm": "actor.loss_*",
+    "the loss is the algorithm's, and none has an entropy bonus": "actor.entropy_coeff",
+    "the loss is the algorithm's": "actor.calculate_* actor.policy_loss* actor.tau_*",
+    "give group_size=... to the algorithm": "*.rollout_n rollout.n",
+    "give strategy=... to the backend": "*.strategy",
+    "the app's request says how it is sampled": "rollout.temperature rollout.top_[kp] rollout.do_sample "
+    "rollout.ignore_eos rollout.val_kwargs*",
+    "the app itself makes the calls": "rollout.multi_turn* rollout.agent*",
+    "give context=... to the backend": "rollout.prompt_length rollout.response_length rollout.max_model_len",
+    "give tensor_parallel=... to the backend": "rollout.tensor_model_parallel_size",
+    "there are as many replicas as GPUs allow; give tensor_parallel=...": "rollout.data_parallel_size",
+    "a replica is spread by tensor_parallel=... alone": "rollout.pipeline_model_parallel_size",
+    "give nodes=... and serving_gpus=... to the backend": "rollout.nnodes",
+    "give gpus=... and serving_gpus=... to the backend": "rollout.n_gpus_per_node",
+    "vLLM alone serves here": "rollout.name rollout.mode",
+    "give sleep=... to the backend": "rollout.free_cache_engine rollout.enable_sleep_mode",
+    "give model=... to the backend": "model.path",
+    "give lora=LoraOptions(...) to the backend": "model.lora_rank model.lora_alpha "
+    "model.target_modules model.lora.*",
 }
-"""Of the part that is used: patterns of keys in it."""
+"""Of the part that is used: what to give in place of keys of these patterns."""
 
 
-def check_overrides(overrides: Mapping[str, Any], used: str) -> None:
+def check_overrides(overrides: Mapping[str, Any]) -> None:
     """Raise ConfigError for a key that is outside the part of the configuration that is used, or that the
     backend sets by itself, and for a number that is not finite. Whether verl knows the others is told at the
     start."""
@@ -287,10 +273,11 @@ def check_overrides(overrides: Mapping[str, Any], used: str) -> None:
             if isinstance(number, float) and not math.isfinite(number):
                 raise ConfigError(f"overrides has {key!r}: {number!r} is not finite; give another number")
         part, _, rest = key.partition(".")
-        if part != used:
-            reason = PARTS.get(part, f"nothing reads it; only keys of {used!r} can be reached")
+        if part != ROOT:
+            reason = PARTS.get(part, f"nothing reads it; only keys of {ROOT!r} can be reached")
         else:
-            reason = next((why for like, why in INSTEAD.items() if fnmatchcase(rest, like)), "")
+            likes = ((why, like) for why, each in INSTEAD.items() for like in each.split())
+            reason = next((why for why, like in likes if fnmatchcase(rest, like)), "")
         if reason:
             raise ConfigError(f"overrides has {key!r}, which would do nothing or break the run: {reason}")
 

@@ -1,4 +1,4 @@
 """vLLM as the engine: tokens in, tokens out, from one server or several.
 
-Nothing is imported here: inside vLLM's own processes only `worker` is.
+Nothing is imported here, so that a process loads no more of it than it needs.
 """

@@ -135,17 +135,6 @@ class Client:
             return error
         return None
 
-    async def find_start_time(self, url: str, seconds: float) -> float | None:
-        """When the server's process started (Unix time); None if /metrics lacks it. Raises LostError."""
-        try:
-            lines = (await self._read(url, "/metrics", None, seconds)).splitlines()
-        except LostError:
-            raise
-        except EngineError:
-            return None
-        found = [line for line in lines if line.startswith(b"process_start_time_seconds ")]
-        return float(found[0].split()[1]) if found else None
-
     async def _read(self, url: str, path: str, content: bytes | None, seconds: float | None) -> bytes:
         try:
             async with (

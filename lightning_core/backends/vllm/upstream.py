@@ -1,17 +1,197 @@
-"""vLLM's servers as the gateway sees them: the same chat requests and deltas as of the local engine."""
+"""vLLM's servers as the gateway sees them: the same chat requests and deltas as of the local engine.
+
+The gateway's loop reads replies and the trainer's publishes weights, so what both meet runs in a thread with
+an event loop of its own.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from lightning_core.backends.chat.completion import Completion
 from lightning_core.backends.chat.folder import find_source, find_stop_ids, load_config, load_tokenizer
 from lightning_core.backends.chat.replies import ChatGeneration
 from lightning_core.backends.chat.upstream import ChatModel, ChatUpstream
-from lightning_core.backends.vllm.replicas import Replicas
-from lightning_core.errors import UnsupportedError
+from lightning_core.backends.meter import Meter
+from lightning_core.backends.vllm.client import Client, check_server
+from lightning_core.backends.vllm.dispatch import Dispatcher, Pool, Revive, Rules
+from lightning_core.errors import ConfigError, GatewayError, UnsupportedError
 from lightning_core.upstream import ChatRequest
+
+T = TypeVar("T")
+PER_SLOT = 2
+"""Replies in flight at a server for each that it samples at a time: the next are there when some end."""
+
+
+class Replicas:
+    """The servers. Methods may be called from any event loop and any thread."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        model: str,
+        *,
+        server_timeout: float = 60.0,
+        probe_seconds: float = 1.0,
+        silence: float = 60.0,
+        max_running: int = 512,
+        policy_version: int = 0,
+        take_back: bool = True,
+        revive: Revive | None = None,
+        busy: Meter | None = None,
+    ) -> None:
+        """`model` is the name it is served under. `policy_version` is that of the weights the servers have.
+
+        At most `max_running` replies are in flight at one server; the others wait in the order in which they
+        came. A request waits up to `server_timeout` seconds while no server answers.
+
+        A server is lost once it refuses a probe, or after `silence` seconds without a byte of any reply or an
+        answer to a probe; there is a probe every `probe_seconds` where it is idle or in doubt. With
+        `take_back` a lost server takes part again once it answers, and `revive` is called, in this object's
+        own event loop, while it does not. Without, it may come back with other weights than the current ones,
+        and is out until `replace`. `busy` counts while a server has a reply to sample.
+        """
+        if max_running < 1:
+            raise ConfigError(f"max_running={max_running!r} must be at least 1")
+        rules = Rules(max_running, server_timeout, probe_seconds, silence, take_back, revive)
+        self._client = Client()
+        self._pool = Pool(_clean(urls), self._client, rules, policy_version)
+        self.model = model
+        self._dispatcher = Dispatcher(self._pool, self._client, model, busy or Meter())
+        self._thread = LoopThread("lightning-vllm")
+        self.context: int | None = None
+        """Longest prompt plus completion that all servers take; known once they were checked."""
+
+    @property
+    def urls(self) -> list[str]:
+        """Where the servers are."""
+        return [replica.url for replica in self._pool.replicas]
+
+    @property
+    def dead(self) -> list[str]:
+        """Those that take no requests at present."""
+        return [replica.url for replica in self._pool.replicas if replica.lost is not None]
+
+    @property
+    def policy_version(self) -> int:
+        """The version that answers what comes now."""
+        return self._pool.version
+
+    def replace(self, urls: Sequence[str], policy_version: int | None = None) -> None:
+        """The servers are these from now on, all with this version of the weights, by default the current
+        one. Replies at others end with an error. A new version: between `hold` and `release`."""
+        self._thread.call(self._pool.replace, _clean(urls), policy_version)
+
+    async def check(self) -> int:
+        """Ask every server whether it can be used; returns the context. Raises EngineError, by name."""
+        self.context = await self._thread.run(self._check())
+        return self.context
+
+    async def hold(self) -> None:
+        """Keep new requests waiting; returns once those in flight have ended."""
+        await self._thread.run(self._dispatcher.hold())
+
+    async def release(self) -> None:
+        """Serve again what `hold` kept waiting."""
+        await self._thread.run(self._dispatcher.release())
+
+    async def close(self) -> None:
+        """End it; replies in flight end with an error. A second time does nothing."""
+        if not self._thread.stopped:
+            await self._thread.run(self._close())
+            await asyncio.to_thread(self._thread.stop)
+
+    def submit(self, completion: Completion, stop_ids: frozenset[int]) -> None:
+        """Put a reply in line. Raises GatewayError once closed."""
+        if self._thread.stopped:
+            raise GatewayError("the connection to vLLM's servers was closed; start the backend again")
+        completion.on_cancel = lambda: self._thread.call(self._dispatcher.cancel, completion)
+        self._thread.call(self._dispatcher.start, completion, stop_ids)
+
+    async def _check(self) -> int:
+        return min([await check_server(self._client, url, self.model) for url in self.urls])
+
+    async def _close(self) -> None:
+        await self._pool.close()
+        await self._dispatcher.close()
+        await self._client.close()
+
+
+def _clean(urls: Sequence[str]) -> list[str]:
+    if not urls:
+        raise ConfigError("no servers; give the addresses of one or more, such as http://127.0.0.1:8000")
+    return [url.rstrip("/").removesuffix("/v1") for url in urls]
+
+
+class LoopThread:
+    """An event loop in a thread: starts when it is first needed; `stop` ends it for good."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self.stopped = False
+
+    def call(self, work: Callable[..., object], *arguments: object) -> None:
+        """Have the loop do this soon, in the order of the calls; after `stop`, nothing."""
+        with self._starting:
+            if not self.stopped:
+                self._started().call_soon_threadsafe(work, *arguments)
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await it there."""
+        with self._starting:
+            if self.stopped:
+                work.close()
+                raise RuntimeError(f"{self._name} was stopped")
+            future = asyncio.run_coroutine_threadsafe(work, self._started())
+        return await asyncio.wrap_future(future)
+
+    def stop(self) -> None:
+        """End the loop and wait for the thread; what is still in flight there is cancelled."""
+        with self._starting:
+            self.stopped = True
+            loop, thread = self._loop, self._thread
+        if loop is not None and thread is not None and thread.is_alive():
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = _new_loop()
+            self._thread = threading.Thread(
+                target=self._serve, args=(self._loop,), name=self._name, daemon=True
+            )
+            self._thread.start()
+        return self._loop
+
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+        finally:
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    if sys.platform == "win32":
+        return asyncio.new_event_loop()
+    import uvloop
+
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
 
 
 @dataclass(frozen=True, slots=True)
