@@ -23,9 +23,9 @@ from lightning_core.backends.base import Batch
 from lightning_core.cli.runs import list_alerts, show_run
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.trainer import alerting
+from lightning_core.trainer import observers
 from lightning_core.trainer.display import Display, alert_line
-from lightning_core.trainer.observers import read_space
+from lightning_core.trainer.observers import InFlight, read_space
 from lightning_core.types import Alert, Call, Member, Metrics, Rollout, Run, Task
 from tests.trainer.watching import fit, grpo
 
@@ -169,7 +169,7 @@ def test_a_worker_that_fell_silent_is_found_while_a_step_goes_on(tmp_path, monke
         await told.wait()
         return 0.0
 
-    monkeypatch.setattr(alerting, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(observers, "LOOK_SECONDS", 0.05)
     setting = lightning.Alerts(rules={"stuck_worker": {"seconds": 0.0}}, on_alert=on_alert)
     fit(tmp_path / "run", grpo(), solve, steps=1, alerts=setting)
     (alert,) = [each for each in read(tmp_path / "run")[1] if "w2" in each.id]
@@ -178,7 +178,7 @@ def test_a_worker_that_fell_silent_is_found_while_a_step_goes_on(tmp_path, monke
 
 
 async def test_long_rollouts_are_compared_with_others_of_their_step(monkeypatch):
-    monkeypatch.setattr(alerting, "LONG", 0.0)
+    monkeypatch.setattr(observers, "LONG", 0.0)
     async with MemoryStore() as store:
         rollouts = [
             Rollout(id=f"r{n}", run_id="r", task=Task(id="t", input={}), group_id="g", step=3 - n // 6)
@@ -199,7 +199,7 @@ async def test_long_rollouts_are_compared_with_others_of_their_step(monkeypatch)
             )
             await store.add_call(call)
             await store.finish(attempt, reward=1.0)
-        look = alerting.InFlight(store, "r")
+        look = InFlight(store, "r")
         running, ended = await look.look()
         again, _ = await look.look()
     assert list(running) == [f"{first.rollout.id} (attempt 1)"]

@@ -21,6 +21,7 @@ from lightning_core.tracing.scope import current_scope
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.plan import make_tasks, spare_tasks, tasks_of_step
 from lightning_core.types import Metrics, Rollout, Status
+from tests.backends.scripted import ScriptedBackend
 
 TASKS = make_tasks([{"number": n} for n in range(8)], "train")
 GROUP, PER_STEP, SEED = 2, 3, 5
@@ -67,7 +68,7 @@ def fit(
         resume=resume,
         progress=False,
         on_failure=lightning.FailurePolicy(retries=0),
-        **{"backend": lightning.LocalBackend("tiny", threads=1), **settings},
+        **{"backend": ScriptedBackend(), **settings},
     ).fit(app.solve, train=TASKS)
 
 
@@ -126,7 +127,7 @@ class Killed(Exception):
     """Stands for the end of the process between the rollouts and the update."""
 
 
-class Dying(lightning.LocalBackend):
+class Dying(ScriptedBackend):
     async def update(self, batch: Batch, algorithm: Algorithm) -> dict[str, float]:
         raise Killed
 
@@ -134,7 +135,7 @@ class Dying(lightning.LocalBackend):
 def test_a_resumed_step_asks_for_the_same_groups_and_for_none_twice(tmp_path):
     app = App({FIRST[0], SPARE[0]})
     with pytest.raises(Killed):
-        fit(tmp_path / "run", app, backend=Dying("tiny", threads=1))
+        fit(tmp_path / "run", app, backend=Dying())
     before = dict(app.seen)
     fit(tmp_path / "run", app, resume=True)
     assert app.seen == before
@@ -158,7 +159,7 @@ def fit_two_steps(folder: Path, *, deadly: bool, resume: bool = False) -> None:
     lightning.Trainer(
         agents=["writer"],
         algorithm=lightning.GRPO(group_size=GROUP, tasks_per_step=PER_STEP, dynamic_sampling=1),
-        backend=lightning.LocalBackend("tiny", threads=1),
+        backend=ScriptedBackend(),
         steps=2,
         checkpoint_every=2,
         seed=SEED,

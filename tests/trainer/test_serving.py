@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of two steps."""
     folder = tmp_path_factory.mktemp("served") / "run"
-    fit(folder, steps=2, keep_checkpoints=2)
+    fit(folder, steps=2, keep_checkpoints=2, backend=LocalBackend("tiny", threads=1))
     return folder
 
 

@@ -10,6 +10,7 @@ import openai
 
 import lightning_core as lightning
 from lightning_core.tracing.scope import current_scope
+from tests.backends.scripted import ScriptedBackend
 
 TASKS = [{"question": f"List the boats with speed above {n}."} for n in range(8)]
 
@@ -31,7 +32,7 @@ def fit(folder: Path, **settings: Any) -> None:
     lightning.Trainer(
         **{
             "algorithm": lightning.GRPO(group_size=3, tasks_per_step=2),
-            "backend": lightning.LocalBackend("tiny", threads=1),
+            "backend": ScriptedBackend(),
             "folder": folder,
             "progress": False,
             **settings,

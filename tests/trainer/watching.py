@@ -1,4 +1,4 @@
-"""Small real training runs whose batches can be looked at afterwards."""
+"""Small training runs whose batches can be looked at afterwards; on canned replies, or on a real model."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.scope import current_scope
 from lightning_core.trainer.report import Summary
 from lightning_core.types import Call, Metrics, Rollout, Trajectory
+from tests.backends.scripted import ScriptedBackend
 
 GROUP_SIZE, TASKS_PER_STEP = 4, 2
 PER_STEP = GROUP_SIZE * TASKS_PER_STEP
 
 
-class Watched(lightning.LocalBackend):
+class Watched(ScriptedBackend):
     """Keeps every batch that it was given, by step."""
+
+
+class WatchedLocal(lightning.LocalBackend):
+    """The same, with a real model."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__("tiny", threads=1, **options)
