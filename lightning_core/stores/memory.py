@@ -11,12 +11,12 @@ import weakref
 
 from lightning_core.errors import ConfigError
 from lightning_core.stores.notifications import Notifications
-from lightning_core.stores.sql_store import SqlStore
 from lightning_core.stores.sqlite import SqliteDriver, connect_memory
+from lightning_core.stores.table_store import TableStore
 from lightning_core.stores.workers import Direct
 
 
-class MemoryStore(SqlStore):
+class MemoryStore(TableStore):
     """`memory://`: a store of its own for each object."""
 
     def __init__(self, url: str = "memory://") -> None:

@@ -21,9 +21,9 @@ from typing import Any
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.stores.notifications import Notifications, Topic
 from lightning_core.stores.rows import Row
-from lightning_core.stores.sql_store import SqlDriver, SqlStore
+from lightning_core.stores.sql import SqlTransaction
+from lightning_core.stores.table_store import TableDriver, TableStore
 from lightning_core.stores.workers import Job, Worker
-from lightning_core.types import Rollout
 
 try:
     import psycopg
@@ -55,7 +55,7 @@ NOTIFY = "SELECT count(pg_notify(channel, notice)) FROM unnest(?::text[], ?::tex
 TELLING = f"{ENDED} RETURNING ({NOTIFY})"
 
 
-class PostgresStore(SqlStore):
+class PostgresStore(TableStore):
     """`postgresql://user:password@host:port/database`, with `?schema=…` for another place in it."""
 
     def __init__(self, url: str, *, server_timeout: float = 60.0) -> None:
@@ -96,29 +96,27 @@ class PostgresStore(SqlStore):
         return LOOK_SECONDS
 
 
-class PostgresConnection:
-    """A connection to the store's schema (a `sql_queue.Transaction`).
+class PostgresConnection(SqlTransaction):
+    """A connection to the store's schema.
 
     In a pipeline, a statement whose answer is not read goes with the next one that is: a round trip less.
     """
 
     def __init__(self, raw: Connection) -> None:
+        super().__init__()
         self.raw = raw
-        self.topics: list[Topic] = []
         self.pipeline: Pipeline | None = None
+
+    def begin(self) -> None:
+        super().begin()
         self.wrote = False
         self.answered = True
         """Whether all statements were answered."""
-        self.held: dict[str, Rollout | None] = {}
-        self.queue: Iterator[Rollout] | None = None
 
     def rows(self, query: str, *values: Any) -> list[Row]:
         return self.raw.execute(_words(query), values, binary=True).fetchall()
 
-    def run(self, statement: str, rows: Iterable[Row]) -> None:
-        self._send(statement, rows)
-
-    def count(self, statement: str, rows: Iterable[Row]) -> Callable[[], int]:
+    def run(self, statement: str, rows: Iterable[Row]) -> Callable[[], int]:
         cursor = self._send(statement, rows)
 
         def counted() -> int:
@@ -128,9 +126,6 @@ class PostgresConnection:
             return cursor.rowcount
 
         return counted
-
-    def tell(self, topics: Iterable[Topic]) -> None:
-        self.topics += topics
 
     def _send(self, statement: str, rows: Iterable[Row]) -> Cursor:
         self.wrote, self.answered = True, False
@@ -147,7 +142,7 @@ def _words(statement: str) -> Any:
     return statement.format_map(DIALECT).replace("?", "%b")
 
 
-class _Reader(SqlDriver[PostgresConnection]):
+class _Reader(TableDriver[PostgresConnection]):
     """Each statement sees what was committed before it."""
 
     def __init__(self, place: Place, notifications: Notifications) -> None:
@@ -191,8 +186,6 @@ class _Writer(_Reader):
         self._name = secrets.token_hex(8)
         self._number = 0
         """Of the transaction that was sent last."""
-        self._unsure: Sequence[Job] = ()
-        """The jobs of that one, while it is not known whether it was committed."""
 
     def connect(self) -> PostgresConnection:
         connection = super().connect()
@@ -206,44 +199,31 @@ class _Writer(_Reader):
 
     def close(self, connection: PostgresConnection) -> None:
         with suppress(psycopg.Error):
-            if not self._unsure:
+            if not self.unsure:
                 connection.run("DELETE FROM writers WHERE name = ?", [(self._name,)])
         connection.raw.close()
 
     def carry_out(self, connection: PostgresConnection, jobs: Sequence[Job]) -> None:
         if connection.raw.closed:
             raise psycopg.OperationalError("the connection is closed")
-        if self._unsure:
-            self._settle(connection)
-        pending = [job for job in jobs if not job.done]
-        try:
-            if pending:
-                super().carry_out(connection, pending)
-        except Exception as error:
-            if not self.lost(error):
-                self._unsure = ()
-            raise
+        super().carry_out(connection, jobs)
 
-    def _settle(self, connection: PostgresConnection) -> None:
-        """Find out whether the last transaction was committed; waits for its end, should it still run."""
+    def committed(self, connection: PostgresConnection) -> bool:
+        """Waits for the end of the last transaction, should it still run."""
         found = connection.rows("SELECT number FROM writers WHERE name = ? {lock}", self._name)
-        if found == [(self._number,)]:
-            for job in self._unsure:
-                job.done = True
-        self._unsure = ()
+        return found == [(self._number,)]
 
     @contextmanager
     def transaction(self, connection: PostgresConnection, jobs: Sequence[Job]) -> Iterator[list[Topic]]:
-        connection.topics, connection.held, connection.wrote = [], {}, False
+        connection.begin()
         try:
             with connection.raw.pipeline() as connection.pipeline:
                 connection.raw.execute("BEGIN")
                 yield connection.topics
                 if connection.wrote:
                     self._end(connection)
-                    self._unsure = jobs
+                    self.unsure = jobs
                 connection.raw.execute("COMMIT")
-            self._unsure = ()
         except BaseException:
             with suppress(psycopg.Error):
                 connection.raw.rollback()

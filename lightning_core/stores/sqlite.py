@@ -24,10 +24,10 @@ from lightning_core.stores import clock
 from lightning_core.stores.notifications import FINISHED, Notifications, Topic
 from lightning_core.stores.packing import dump_json
 from lightning_core.stores.rows import SCHEMA, Dialect, Row
-from lightning_core.stores.sql_queue import Transaction, work
-from lightning_core.stores.sql_store import SqlDriver, SqlStore
+from lightning_core.stores.sql import SqlTransaction
+from lightning_core.stores.table_store import Operation, TableDriver, TableStore
 from lightning_core.stores.workers import Job, Worker
-from lightning_core.types import Attempt, Rollout
+from lightning_core.types import Attempt
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ MOST_ENDS = 2**31
 """SQLite keeps `user_version` in 32 bits."""
 
 
-class SqliteStore(SqlStore):
+class SqliteStore(TableStore):
     """`sqlite:///runs.db` (relative) or `sqlite:////data/runs.db` (absolute)."""
 
     def __init__(self, url: str, *, busy_seconds: float = 30.0, poll_seconds: float = 0.25) -> None:
@@ -80,7 +80,7 @@ class SqliteStore(SqlStore):
         self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
     ) -> list[Attempt]:
         # idle workers ask often, and the reader needs no lock
-        if limit > 0 and not (await self._read(lambda of: work(of, run_id)))[0]:
+        if limit > 0 and not (await self._read(lambda of: of.work(run_id)))[0]:
             limit = 0
         return await super().lease(worker, limit, seconds, run_id=run_id)
 
@@ -91,33 +91,26 @@ class SqliteStore(SqlStore):
         return self._poll_seconds
 
     async def _ends(self) -> int:
-        return await self._read(ends)
+        ended: int = await self._reader.run(Operation(ends))
+        return ended
 
 
-class SqliteConnection:
-    """A connection to the file of a store (a `sql_queue.Transaction`)."""
+class SqliteConnection(SqlTransaction):
+    """A connection to the tables, in memory or in the file of a store."""
 
     def __init__(self, raw: sqlite3.Connection) -> None:
+        super().__init__()
         self.raw = raw
-        self.topics: list[Topic] = []
-        self.held: dict[str, Rollout | None] = {}
-        self.queue: Iterator[Rollout] | None = None
 
     def rows(self, query: str, *values: Any) -> list[Row]:
         given = [dump_json(value).decode() if isinstance(value, list) else value for value in values]
         return self.raw.execute(_words(query), given).fetchall()
 
-    def run(self, statement: str, rows: Iterable[Row]) -> None:
-        self.raw.executemany(_words(statement), rows).close()
-
-    def count(self, statement: str, rows: Iterable[Row]) -> Callable[[], int]:
+    def run(self, statement: str, rows: Iterable[Row]) -> Callable[[], int]:
         before = self.raw.total_changes
-        self.run(statement, rows)
+        self.raw.executemany(_words(statement), rows).close()
         changed = self.raw.total_changes - before
         return lambda: changed
-
-    def tell(self, topics: Iterable[Topic]) -> None:
-        self.topics += topics
 
 
 @cache
@@ -125,7 +118,7 @@ def _words(statement: str) -> str:
     return statement.format_map(DIALECT)
 
 
-class SqliteDriver(SqlDriver[SqliteConnection]):
+class SqliteDriver(TableDriver[SqliteConnection]):
     """Begins and commits on the connections that it is told to make."""
 
     def __init__(
@@ -149,8 +142,8 @@ class SqliteDriver(SqlDriver[SqliteConnection]):
 
     @contextmanager
     def transaction(self, connection: SqliteConnection, jobs: Sequence[Job]) -> Iterator[list[Topic]]:
-        topics: list[Topic] = []
-        connection.topics, connection.held = topics, {}
+        connection.begin()
+        topics = connection.topics
         if not self._writes:
             yield topics
             return
@@ -179,7 +172,7 @@ class SqliteDriver(SqlDriver[SqliteConnection]):
         return words
 
 
-def ends(connection: Transaction) -> int:
+def ends(connection: SqliteConnection) -> int:
     """A number that differs whenever rollouts have finished meanwhile, in whatever process.
 
     It stands in the file's header, so who waits for thousands of rollouts reads that and no row.

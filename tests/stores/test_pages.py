@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from lightning_core.stores import postgres_connection, sql_queue
+from lightning_core.stores import postgres_connection, sql
 from lightning_core.stores.base import Store
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.postgres import PostgresStore
@@ -54,14 +54,14 @@ async def read_of(store: Store, request: pytest.FixtureRequest, look: dict[str, 
     assert isinstance(store, SqliteStore)
     connection = connect(store.path, 1.0)
     connection.raw.set_progress_handler(count, 1)
-    sql_queue.page(connection, "run", wanted, after, LIMIT, newest)
+    connection.page("run", wanted, after, LIMIT, newest)
     connection.raw.close()
     return steps
 
 
 def rows_of_postgres(url: str, wanted: dict[str, Any], newest: bool) -> float:
     """Rows that the nodes of the plan have touched, those that a filter removed included."""
-    query = sql_queue.paging(tuple(wanted), newest=newest).replace("?", "%b")
+    query = sql.paging(tuple(wanted), newest=newest).replace("?", "%b")
     key = [*wanted.values(), "run"]
     with closing(postgres_connection.connect(place_of(url))) as connection:
         explain = f"EXPLAIN (ANALYZE, FORMAT JSON) {query}"

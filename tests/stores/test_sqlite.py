@@ -19,10 +19,10 @@ import pytest
 from pydantic import PrivateAttr
 
 from lightning_core.errors import ConfigError, StoreError
-from lightning_core.stores import sql_queue
+from lightning_core.stores import sql
 from lightning_core.stores.memory import MemoryStore
-from lightning_core.stores.sql_store import Operation
 from lightning_core.stores.sqlite import SqliteConnection, SqliteStore
+from lightning_core.stores.table_store import Operation
 from lightning_core.types import Call, Reward, Rollout, Run, Span, Status, Task
 
 ROOT = Path(__file__).parents[2]
@@ -376,7 +376,7 @@ async def test_a_lease_costs_the_same_however_many_rollouts_have_ended(url: str)
     plans = []
     async with SqliteStore(url) as store:
         for run_id in (None, "x"):
-            queue, given = sql_queue.queued(run_id)
+            queue, given = sql.queued(run_id)
             plan = f"EXPLAIN QUERY PLAN SELECT * FROM {queue} ORDER BY priority DESC, seq"
             plans += await store._reader.run(Operation(partial(_rows, plan, given)))
     assert all("USING INDEX rollouts_queued" in str(plan[3]) for plan in plans)

@@ -1,8 +1,8 @@
-"""A store in SQL tables: every operation, written once over a small driver for each database.
+"""A store in tables: every operation, written once over a small driver for each database.
 
-A driver makes connections (`sql_queue.Transaction`), begins and commits transactions, and tells other users
-of the store what happened. One thread writes and another reads, each on its connection, so reading a big
-batch never holds up the recording of a call. What is written at the same time shares a transaction.
+A driver makes connections (`queue.Transaction`), begins and commits transactions, and tells other users of
+the store what happened. One thread writes and another reads, each on its connection, so reading a big batch
+never holds up the recording of a call. What is written at the same time shares a transaction.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from lightning_core.errors import LightningError, NotFoundError
-from lightning_core.stores import rules, sql_queue
+from lightning_core.stores import queue, rules
 from lightning_core.stores.notifications import (
     FINISHED,
     QUEUE,
@@ -24,22 +24,18 @@ from lightning_core.stores.notifications import (
     cancelled_of,
     finished_of,
 )
+from lightning_core.stores.queue import Transaction
 from lightning_core.stores.rows import (
     ALERTS,
     CALLS,
-    COUNT,
     EVENTS,
     MEMBERS,
     METRICS,
     RESOURCES,
     REWARDS,
-    ROLLOUTS,
     RUNS,
-    Row,
     Table,
-    to_count,
 )
-from lightning_core.stores.sql_queue import Transaction
 from lightning_core.stores.workers import Direct, Driver, Job, Worker
 from lightning_core.types import (
     Alert,
@@ -48,6 +44,7 @@ from lightning_core.types import (
     Event,
     Member,
     Metrics,
+    Record,
     ResourceVersion,
     Reward,
     Role,
@@ -59,6 +56,7 @@ from lightning_core.types import (
 
 C = TypeVar("C", bound=Transaction)
 T = TypeVar("T")
+R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +69,47 @@ class Operation:
     """Of the rollouts that it locks."""
     lease: tuple[int, str | None] | None = None
     """How many queued rollouts of which run it leases."""
+    call: tuple[Call, bool] | None = None
+    """The call that it records, and whether the attempt must be running."""
 
 
-class SqlDriver(Driver[C]):
+class TableDriver(Driver[C]):
     """Carries out jobs in transactions of one database."""
 
     def __init__(self, notifications: Notifications) -> None:
         self.notifications = notifications
+        self.unsure: Sequence[Job] = ()
+        """The jobs of the last transaction, while it is not known whether it was committed."""
 
     @abstractmethod
     def transaction(self, connection: C, jobs: Sequence[Job]) -> AbstractContextManager[list[Topic]]:
-        """Begins, and commits or takes back; gives what to tell when it is committed."""
+        """Begins, and commits or takes back; gives what to tell when it is committed. Sets `unsure` before it
+        asks for a commit whose answer may be lost."""
+
+    def committed(self, connection: C) -> bool:
+        """Whether the last transaction was; if not, it never will be."""
+        return False
 
     def carry_out(self, connection: C, jobs: Sequence[Job]) -> None:
         """Run all in one transaction. An operation raises our own errors before it writes anything, so such
         a refusal is its result; any other error takes the transaction back."""
+        if self.unsure and self.committed(connection):
+            for job in self.unsure:
+                job.done = True
+        self.unsure = ()
+        pending = [job for job in jobs if not job.done]
+        try:
+            if pending:
+                self._carry_out(connection, pending)
+        except Exception as error:
+            if not self.lost(error):
+                self.unsure = ()
+            raise
+        self.unsure = ()
+
+    def _carry_out(self, connection: C, jobs: Sequence[Job]) -> None:
         with self.transaction(connection, jobs) as topics:
-            self._lock(connection, [job.operation for job in jobs])
+            self.lock(connection, [job.operation for job in jobs])
             for job in jobs:
                 job.error = None
                 _take(job, job.operation.run, connection)
@@ -98,14 +120,13 @@ class SqlDriver(Driver[C]):
             job.done = True
         self.notifications.tell(topics)
 
-    def _lock(self, connection: C, operations: Sequence[Operation]) -> None:
-        sql_queue.lock(connection, dict.fromkeys(name for one in operations for name in one.ids))
+    def lock(self, connection: C, operations: Sequence[Operation]) -> None:
+        """Read at once what the operations of a transaction are about to change."""
+        queue.lock(connection, [name for one in operations for name in one.ids])
         leases = [one.lease for one in operations if one.lease is not None]
         runs = {run_id for _, run_id in leases}
-        connection.queue = None
         if len(leases) > 1 and len(runs) == 1:
-            wanted = sum(limit for limit, _ in leases)
-            connection.queue = iter(sql_queue.due(connection, wanted, *runs))
+            connection.queue = iter(connection.due(sum(limit for limit, _ in leases), *runs))
 
 
 def _take(job: Job, operation: Callable[..., Any], *given: object) -> None:
@@ -115,8 +136,8 @@ def _take(job: Job, operation: Callable[..., Any], *given: object) -> None:
         job.result, job.error = None, error
 
 
-class SqlStore(ABC):
-    """The `Store` that SQLite and PostgreSQL have in common."""
+class TableStore(ABC):
+    """The `Store` that all databases have in common."""
 
     name: str
     """For messages."""
@@ -159,21 +180,17 @@ class SqlStore(ABC):
         await self._put(RUNS, run)
 
     async def find_run(self, run_id: str) -> Run | None:
-        runs = await self._select(RUNS, "WHERE id = ?", run_id)
+        runs = await self._read(lambda of: of.select(RUNS, id=run_id))
         return runs[0] if runs else None
 
     async def list_runs(self) -> list[Run]:
-        return await self._select(RUNS, "ORDER BY created_at DESC, seq")
+        runs = await self._read(lambda of: of.select(RUNS))
+        return sorted(runs, key=lambda run: run.created_at, reverse=True)
 
     # the queue of rollouts ----------------------------------------------------------------
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
         rules.check_ids(*rollouts)
-
-        def operation(transaction: Transaction) -> Callable[[], int]:
-            transaction.tell([QUEUE])
-            return transaction.count(ROLLOUTS.add, map(ROLLOUTS.row, rollouts))
-
-        return await self._write_in_two(operation) if rollouts else 0
+        return await self._write_in_two(lambda to: to.enqueue(rollouts)) if rollouts else 0
 
     async def lease(
         self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
@@ -182,12 +199,12 @@ class SqlStore(ABC):
         if limit <= 0:
             return []
         return await self._write(
-            lambda to: sql_queue.lease(to, worker, limit, seconds, run_id), lease=(limit, run_id)
+            lambda to: queue.lease(to, worker, limit, seconds, run_id), lease=(limit, run_id)
         )
 
     async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
         async def look(pending: set[Topic]) -> tuple[set[Topic], float]:
-            found, expiry = await self._read(lambda of: sql_queue.work(of, run_id))
+            found, expiry = await self._read(lambda of: of.work(run_id))
             again = self._look_seconds() if expiry is None else min(expiry, self._look_seconds())
             return (set() if found else pending), again
 
@@ -198,16 +215,16 @@ class SqlStore(ABC):
         if not attempts:
             return []
         ids = [attempt.rollout.id for attempt in attempts]
-        return await self._write(lambda to: sql_queue.heartbeat(to, attempts, seconds), ids)
+        return await self._write(lambda to: queue.heartbeat(to, attempts, seconds), ids)
 
     async def finish(
         self, attempt: Attempt, *, reward: float | None = None, error: str | None = None
     ) -> Rollout:
         ids = [attempt.rollout.id]
-        return await self._write(lambda to: sql_queue.finish(to, attempt, reward, error), ids)
+        return await self._write(lambda to: queue.finish(to, attempt, reward, error), ids)
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        return await self._write(lambda to: sql_queue.cancel(to, rollout_ids)) if rollout_ids else 0
+        return await self._write(lambda to: queue.cancel(to, rollout_ids), rollout_ids) if rollout_ids else 0
 
     async def wait_cancelled(self, worker: str, timeout: float) -> bool:
         with self._notifications.waiting([cancelled_of(worker)]) as waiter:
@@ -215,15 +232,11 @@ class SqlStore(ABC):
             return await waiter.sleep(timeout)
 
     async def release(self, attempts: Sequence[Attempt]) -> None:
-        def operation(transaction: Transaction) -> None:
-            held = sql_queue.held(transaction, attempts)
-            sql_queue.save(transaction, [rules.released(rollout) for _, rollout in held])
-
         if attempts:
-            await self._write(operation)
+            await self._write(lambda to: queue.release(to, attempts), [one.rollout.id for one in attempts])
 
     async def reclaim(self, worker: str, *, run_id: str | None = None) -> int:
-        return await self._write(lambda to: sql_queue.reclaim(to, worker, run_id))
+        return await self._write(lambda to: queue.reclaim(to, worker, run_id))
 
     async def find_rollouts(
         self,
@@ -237,13 +250,13 @@ class SqlStore(ABC):
         newest: bool = False,
     ) -> list[Rollout]:
         wanted = rules.wanted(step, status, split)
-        return await self._read(lambda of: sql_queue.page(of, run_id, wanted, after, limit, newest))
+        return await self._read(lambda of: of.page(run_id, wanted, after, limit, newest))
 
     async def count_rollouts(self, run_id: str) -> list[RolloutCount]:
-        return await self._read(lambda of: list(map(to_count, of.rows(COUNT, run_id))))
+        return await self._read(lambda of: of.count(run_id))
 
     async def get_rollouts(self, rollout_ids: Sequence[str]) -> list[Rollout]:
-        found = await self._read(lambda of: sql_queue.find(of, rollout_ids))
+        found = await self._read(lambda of: of.find(rollout_ids))
         return rules.all_found(rollout_ids, found)
 
     async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
@@ -259,65 +272,68 @@ class SqlStore(ABC):
         if rollout_ids:
             self._listen(FINISHED)
         await self._notifications.wait(map(finished_of, rollout_ids), timeout, look)
-        found = await self._read(lambda of: sql_queue.find(of, rollout_ids))
+        found = await self._read(lambda of: of.find(rollout_ids))
         return [found[i] for i in rollout_ids if found[i].status.finished]
 
     # what happened in them ----------------------------------------------------------------
     async def add_call(self, call: Call, *, running: bool = False) -> None:
         rules.check_ids(call)
-        await self._write_in_two(lambda to: sql_queue.put_call(to, call, running=running))
+        await self._writer.run(Operation(lambda to: to.put_call(call, running=running), call=(call, running)))
 
     async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
         rules.check_ids(*rewards)
         for reward in rewards:
             rules.check_reward(reward.rollout_id, reward.value)
         if rewards:
-            await self._write(lambda to: sql_queue.add_rewards(to, rewards, running=running))
+            await self._write(lambda to: queue.add_rewards(to, rewards, running=running))
 
     async def add_events(self, events: Sequence[Event]) -> None:
         if events:  # thousands, perhaps: they become rows on the writer's thread, not on the event loop
-            await self._write(lambda to: to.run(EVENTS.upsert, map(EVENTS.row, events)))
+            await self._write(lambda to: to.upsert(EVENTS, events))
 
     async def get_calls(self, rollout_ids: Iterable[str]) -> dict[str, list[Call]]:
-        return await self._of_last_attempt(CALLS, rollout_ids, "item.started_at, item.seq")
+        found = await self._of_last_attempts(CALLS, rollout_ids)
+        return {name: sorted(some, key=lambda call: call.started_at) for name, some in found.items()}
 
     async def get_rewards(self, rollout_ids: Iterable[str]) -> dict[str, list[Reward]]:
-        return await self._of_last_attempt(REWARDS, rollout_ids, "item.seq")
+        return await self._of_last_attempts(REWARDS, rollout_ids)
 
     async def get_events(self, rollout_ids: Iterable[str]) -> dict[str, list[Event]]:
-        return await self._of_last_attempt(EVENTS, rollout_ids, "item.started_at, item.seq")
+        found = await self._of_last_attempts(EVENTS, rollout_ids)
+        return {name: sorted(some, key=lambda event: event.started_at) for name, some in found.items()}
 
     # what is learnt -----------------------------------------------------------------------
     async def put_resource(self, version: ResourceVersion) -> None:
         await self._put(RESOURCES, version)
 
     async def list_resources(self, run_id: str, name: str = "policy") -> list[ResourceVersion]:
-        return await self._select(RESOURCES, "WHERE run_id = ? AND name = ? ORDER BY version", run_id, name)
+        found = await self._read(lambda of: of.select(RESOURCES, run_id=run_id, name=name))
+        return sorted(found, key=lambda one: one.version)
 
     async def put_metrics(self, metrics: Metrics) -> None:
         await self._put(METRICS, metrics)
 
     async def list_metrics(self, run_id: str) -> list[Metrics]:
-        return await self._select(METRICS, "WHERE run_id = ? ORDER BY step", run_id)
+        found = await self._read(lambda of: of.select(METRICS, run_id=run_id))
+        return sorted(found, key=lambda one: one.step)
 
     # who plays in a run, and what is wrong with it ----------------------------------------
     async def put_member(self, member: Member) -> None:
         await self._put(MEMBERS, member)
 
     async def remove_member(self, run_id: str, role: Role, name: str) -> None:
-        statement = "DELETE FROM members WHERE run_id = ? AND role = ? AND name = ?"
-        await self._write(lambda to: to.run(statement, [(run_id, role, name)]))
+        await self._write(lambda to: to.remove(MEMBERS, run_id, role, name))
 
     async def list_members(self, run_id: str) -> list[Member]:
-        return await self._select(MEMBERS, "WHERE run_id = ? ORDER BY role, name", run_id)
+        found = await self._read(lambda of: of.select(MEMBERS, run_id=run_id))
+        return sorted(found, key=lambda one: (one.role, one.name))
 
     async def add_alerts(self, alerts: Sequence[Alert]) -> int:
         rules.check_ids(*alerts)
-        new = list(map(ALERTS.row, alerts))
-        return await self._write_in_two(lambda to: to.count(ALERTS.add, new)) if new else 0
+        return await self._write_in_two(lambda to: to.add(ALERTS, alerts)) if alerts else 0
 
     async def list_alerts(self, run_id: str) -> list[Alert]:
-        return await self._select(ALERTS, "WHERE run_id = ? ORDER BY seq", run_id)
+        return await self._read(lambda of: of.select(ALERTS, run_id=run_id))
 
     # ways to the threads ------------------------------------------------------------------
     async def _write(
@@ -338,34 +354,16 @@ class SqlStore(ABC):
         result: T = await self._reader.run(Operation(operation))
         return result
 
-    async def _put(self, table: Table[Any], record: Any) -> None:
+    async def _put(self, table: Table[R], record: R) -> None:
         rules.check_ids(record)
-        await self._write(lambda to: to.run(table.upsert, [table.row(record)]))
+        await self._write(lambda to: to.upsert(table, [record]))
 
-    async def _select(self, table: Table[T], rest: str, *values: object) -> list[T]:
-        query = f"SELECT {table.columns} FROM {table.name} {rest}"
-        return await self._read(lambda of: [table.value(row) for row in of.rows(query, *values)])
-
-    async def _of_last_attempt(
-        self, table: Table[T], rollout_ids: Iterable[str], order: str
-    ) -> dict[str, list[T]]:
-        found: dict[str, list[T]] = {rollout_id: [] for rollout_id in rollout_ids}
-        columns = ", ".join(f"item.{column}" for column in table.columns.split(", "))
-        query = (
-            f"SELECT {columns} FROM {table.name} AS item"
-            " JOIN rollouts ON rollouts.id = item.rollout_id AND rollouts.attempts = item.attempt"
-            f" WHERE rollouts.id {{among}} ORDER BY {order}"
-        )
-
-        def operation(transaction: Transaction) -> list[tuple[Row, T]]:
-            return [(row, table.value(row)) for row in transaction.rows(query, list(found))]
-
-        for row, value in await self._read(operation):
-            found[row[0]].append(value)
-        return found
+    async def _of_last_attempts(self, table: Table[T], rollout_ids: Iterable[str]) -> dict[str, list[T]]:
+        ids = list(dict.fromkeys(rollout_ids))
+        return await self._read(lambda of: of.of_last_attempts(table, ids))
 
     async def _unfinished(self, rollout_ids: Collection[str]) -> set[str]:
-        statuses = await self._read(lambda of: sql_queue.statuses(of, rollout_ids))
+        statuses = await self._read(lambda of: of.statuses(rollout_ids))
         unknown = set(rollout_ids) - statuses.keys()
         if unknown:
             raise NotFoundError(
