@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeVar
 from lightning_core.stores import rules
 from lightning_core.stores.notifications import QUEUE, Topic, cancelled_of, finished_of
 from lightning_core.stores.rows import Table
-from lightning_core.types import Attempt, Call, Reward, Rollout, RolloutCount, Status
+from lightning_core.types import Attempt, Call, Record, Reward, Rollout, RolloutCount, Status
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Record)
 Held = tuple[Rollout, str | None]
 """A rollout and the worker that holds it."""
 
@@ -25,7 +25,7 @@ class Transaction(Protocol):
     """What a database does in a transaction. It sees its own changes."""
 
     held: dict[str, Held | None]
-    """The rollouts that no other may change until the end, as they stand now; None for one that is missing."""
+    """The rollouts that no other may change until the end, as they stand now; None for a missing one."""
     queue: Iterator[Rollout] | None
     """The next queued rollouts, for all leases of the transaction; None if each is to look itself."""
 
@@ -66,7 +66,7 @@ class Transaction(Protocol):
     def put(self, rollouts: Sequence[Rollout], worker: str | None, seconds: float | None) -> None:
         """Write what can change of the rollouts, and lease them to the worker, if there is one."""
 
-    def put_call(self, call: Call, *, running: bool) -> Callable[[], None]:
+    def put_call(self, call: Call, *, running: bool) -> Callable[[], None] | None:
         """As `Store.add_call`."""
 
     def add_rewards(self, rewards: Sequence[Reward]) -> None:

@@ -1,13 +1,7 @@
-"""Reaching a Redis server: the address in a URL, connections, what is checked at open, errors in words, and
-operations on it, many of them in one round trip.
+"""Reaching a Redis server: the address in a URL, connections, what is checked at open, and errors in words.
 
-An operation is a generator: it yields commands, is sent their answers, and so on until it returns. A step of
-all operations at hand is one round trip, so that under load many callers, on any thread or event loop, share
-its price. It uses the driver's blocking connection: measured over loopback with calls of 6 KB, an operation
-among 64 at once takes 24 µs, with the driver's asyncio connections 93.
-
-When the connection is lost, every operation that was under way begins again on the next one, with the number
-of its tries: it must find what its first try may have done, and do nothing twice.
+It uses the driver's blocking connection: measured over loopback with calls of 6 KB, an operation among 64 at
+once takes 24 µs, with the driver's asyncio connections 93.
 """
 
 from __future__ import annotations
@@ -15,35 +9,23 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.connection import Connection as DriverConnection
+from redis.connection import parse_url
+from redis.retry import Retry
 
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.masking import without_password
-from lightning_core.stores import redis_scripts
-from lightning_core.stores.workers import Driver, Job
-
-try:
-    import redis
-    from redis.backoff import NoBackoff
-    from redis.connection import Connection as DriverConnection
-    from redis.connection import parse_url
-    from redis.retry import Retry
-except ImportError as error:
-    raise ConfigError(
-        "a store at redis:// needs the driver of Redis: pip install 'agent-lightning-core[redis]'"
-    ) from error
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
-Commands = list[tuple[Any, ...]]
-Steps = Generator[Commands, list[Any], T]
-Operation = Callable[[int], Steps[T]]
-"""Given how many tries were made before: they may have been carried out."""
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 LOST = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.NoScriptError, redis.ReadOnlyError)
 """What another try may mend: the server is gone, starts again, is no longer the first of its replicas, or
 has forgotten the scripts."""
@@ -126,9 +108,10 @@ def read_url(url: str) -> RedisUrl:
 class RedisLink:
     """Makes connections to one server that know the scripts."""
 
-    def __init__(self, url: RedisUrl, *, answer_seconds: float) -> None:
+    def __init__(self, url: RedisUrl, scripts: Mapping[str, str], *, answer_seconds: float) -> None:
         """`answer_seconds`: how long the server may take over an answer."""
         self.url = url
+        self._sources = scripts
         options = dict(url.options)
         self._kind = options.pop("connection_class")
         self._options = {
@@ -147,7 +130,7 @@ class RedisLink:
         connection = cast(Connection, self._kind(**self._options))
         try:
             connection.connect()
-            for name, script in redis_scripts.ALL.items():
+            for name, script in self._sources.items():
                 self.scripts[name] = ask(connection, "SCRIPT LOAD", script)
         except redis.RedisError as error:
             connection.disconnect()
@@ -197,10 +180,8 @@ class RedisLink:
                 return StoreError(f"{said} does not answer: look after server and network ({error})")
             case redis.ConnectionError():
                 return StoreError(f"{said} can't be reached: start the server or correct the URL ({error})")
-            case redis.exceptions.OutOfMemoryError():
-                return StoreError(
-                    f"{said} is full: raise its maxmemory, or delete what is not needed ({error})"
-                )
+        if "OOM command" in str(error):  # from within a script
+            return StoreError(f"{said} is full: raise its maxmemory, or delete what is not needed ({error})")
         if "MISCONF" in str(error):
             return StoreError(f"{said} can't write to its disk: give it room ({error})")
         if "DB index" in str(error):
@@ -275,80 +256,13 @@ def _lines(answer: bytes) -> dict[str, str]:
     return {name: value for name, colon, value in lines if colon}
 
 
-@dataclass(slots=True, eq=False)
-class RedisJob(Job):
-    steps: Steps[Any] | None = None
-    commands: Commands = field(default_factory=list)
-
-    def again(self) -> None:
-        self.tries += 1
-        self.steps = None
-
-    def advance(self, answers: list[Any] | None) -> None:
-        """Go on to the next commands, or to the end; with None from the beginning."""
-        try:
-            if self.steps is None:
-                self.steps = self.operation(self.tries)
-            self.commands = self.steps.send(answers)  # type: ignore[arg-type]  # None starts it
-        except StopIteration as end:
-            self.result, self.done = end.value, True
-        except Exception as error:  # the caller's, whatever it is: the thread goes on
-            self.fail(error)
-
-
-class RedisDriver(Driver[Connection]):
-    """Takes the operations one step further."""
-
-    job = RedisJob
-
-    def __init__(self, link: RedisLink) -> None:
-        self.name = link.url.shown
-        self._link = link
-
-    def connect(self) -> Connection:
-        return self._link.connect()
-
-    def close(self, connection: Connection) -> None:
-        connection.disconnect()
-
-    def lost(self, error: Exception) -> bool:
-        return isinstance(error, redis.RedisError)
-
-    def explain(self, error: Exception) -> Exception:
-        if not isinstance(error, redis.RedisError):
-            return error
-        words = self._link.in_words(error)
-        words.__cause__ = error
-        return words
-
-    def carry_out(self, connection: Connection, jobs: Sequence[Job]) -> None:
-        """Send the commands of all jobs in one piece and give each its answers."""
-        ours = [job for job in jobs if isinstance(job, RedisJob)]
-        for job in ours:
-            if job.steps is None:
-                job.advance(None)
-        packed: list[bytes] = []
-        for job in ours:
-            try:
-                packed += connection.pack_commands(job.commands) if not job.done else ()
-            except redis.DataError as error:  # a value of a type that has no bytes
-                job.fail(self.explain(error))
-        connection.send_packed_command([b"".join(packed)])
-        for job in ours:
-            if not job.done:
-                answers = [_read(connection) for _ in job.commands]
-                refused = next((one for one in answers if isinstance(one, Exception)), None)
-                if refused is None:
-                    job.advance(answers)
-                else:
-                    job.fail(self.explain(refused))
-
-
-def _read(connection: Connection) -> Any:
+def read(connection: Connection) -> Any:
     """The next answer; one that refuses its command is returned, so that the others are read too."""
     try:
         return connection.read_response()
     except redis.ResponseError as error:
         if may_pass(error):
             raise
+        if "-READONLY" in str(error):  # from within a script
+            raise redis.ReadOnlyError(str(error)) from error
         return error

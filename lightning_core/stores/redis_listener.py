@@ -16,7 +16,6 @@ import redis
 from lightning_core.errors import StoreError
 from lightning_core.stores.notifications import CANCELLED, Notifications
 from lightning_core.stores.redis_connection import Connection, RedisLink
-from lightning_core.stores.redis_rows import text
 
 log = logging.getLogger(__name__)
 
@@ -106,8 +105,8 @@ class RedisListener:
     def _hear(self, message: list[bytes] | bytes) -> None:
         if isinstance(message, bytes):  # so a PING is answered where nothing is subscribed to
             raise redis.ConnectionError("the driver has connected again by itself, without the subscriptions")
-        kind, topic = message[0], text(message[1]).removeprefix(self._link.url.channels)
+        kind, topic = message[0], message[1].decode().removeprefix(self._link.url.channels)
         if kind == b"message":
-            self._notifications.tell([(topic, text(message[2]))])
+            self._notifications.tell([(topic, message[2].decode())])
         elif kind == b"subscribe" and topic != CANCELLED:
             self._notifications.wake(topic)

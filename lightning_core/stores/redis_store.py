@@ -1,82 +1,66 @@
 """The store in a Redis server: many machines may share it.
 
 What a method has returned from survives the death of every client at any moment, and that of the server if
-it is set to `appendonly yes` and `appendfsync always`. It may be used from any thread and event loop: writes
-go through one thread and reads through another, each with its connection, so reading a big batch never
-holds up the recording of a call. A third hears of what other users did, once somebody waits for it.
+it is set to `appendonly yes` and `appendfsync always`. A third connection hears of what other users did, once
+somebody waits for it.
 
-When the server is gone, operations wait for it and are tried again. What the lost try may have done is
-found and not done twice.
+A transaction reads, the rules that all stores share decide in Python, and one script writes all of it, if
+what was read is still so; if not, the transaction begins again. Each writer has a key with the number of its
+last transaction, and of its connection: a new connection finds out there whether the last transaction was
+committed, and one that comes late on an older connection is refused.
+
+A rollout is two keys: `rollout:ID` is a small hash of what changes, kept under 64 bytes a field, so that
+Redis stores it in one piece; `body:ID` is the rest, written once. The queue of a run, and that of all, is a
+sorted set by falling priority, and among equals by the place of arrival, with which each member begins. All
+else is in hashes such as `calls:ID:ATTEMPT`, in which each value begins with its place of arrival.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
+import secrets
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
+from lightning_core.errors import ConfigError
+from lightning_core.stores import queue, rules
+from lightning_core.stores.notifications import QUEUE, Notifications, Topic, finished_of
+from lightning_core.stores.packing import dump_json, load_json
+from lightning_core.stores.queue import Held
+from lightning_core.stores.redis_scripts import SCRIPTS
+from lightning_core.stores.rows import CALLS, REWARDS, Table
+from lightning_core.stores.table_store import Operation, TableDriver, TableStore
+from lightning_core.stores.workers import Job, Worker
+from lightning_core.types import Call, Record, Reward, Rollout, RolloutCount, Split, Status
 
-from lightning_core.errors import NotFoundError
-from lightning_core.stores import redis_rows, rules
-from lightning_core.stores.notifications import (
-    CANCELLED,
-    FINISHED,
-    QUEUE,
-    QUEUED,
-    Notifications,
-    Topic,
-    cancelled_of,
-    finished_of,
-)
-from lightning_core.stores.redis_connection import (
-    Commands,
-    Connection,
-    Operation,
-    RedisDriver,
-    RedisLink,
-    Steps,
-    read_url,
-)
+try:
+    import redis
+except ImportError as error:
+    raise ConfigError(
+        "a store at redis:// needs the driver of Redis: pip install 'agent-lightning-core[redis]'"
+    ) from error
+
+from lightning_core.stores.redis_connection import LOST, Connection, RedisLink, may_pass, read, read_url
 from lightning_core.stores.redis_listener import RedisListener
-from lightning_core.stores.redis_queue import (
-    Change,
-    Rollouts,
-    Rule,
-    firsts,
-    queue_of,
-    request_name,
-    to_time,
-)
-from lightning_core.stores.redis_rows import Row
-from lightning_core.stores.workers import Worker
-from lightning_core.types import (
-    Alert,
-    Attempt,
-    Call,
-    Event,
-    Member,
-    Metrics,
-    ResourceVersion,
-    Reward,
-    Role,
-    Rollout,
-    RolloutCount,
-    Run,
-    Status,
-)
 
-T = TypeVar("T", bound=BaseModel)
-R = TypeVar("R")
-
+T = TypeVar("T", bound=Record)
+MOST = 1000
+"""So many rollouts are read in one step of the server, which does nothing else meanwhile."""
+MOST_CHANGED = 5000
+"""So many are changed in one."""
 AT_ONCE = 100
-"""Of so many rollouts what happened is read in one step."""
+"""Of so many rollouts what happened is read in one."""
+CHANGING = {"id", "run_id", "status", "attempts", "max_attempts", "reward", "error", "finished_at"}
+NEW = b"9999999999999999:"
+"""In front of a value that has no place of arrival yet."""
+Place = tuple[str, str]
+"""Key and field of a record."""
 
 
-class RedisStore:
+class RedisStore(TableStore):
     """`redis://[user:password@]host[:port][/database][?prefix=...]`, or `rediss://` for TLS."""
 
     def __init__(
@@ -91,15 +75,18 @@ class RedisStore:
         after how long without an answer it is taken for gone. `look_seconds`: how often those who wait
         look for themselves, in case that a message did not reach them."""
         self.url = read_url(url)
-        self._link = RedisLink(self.url, answer_seconds=answer_seconds)
-        self._rollouts = Rollouts(self._link)
-        self._key = self._rollouts.key
-        self._writer = Worker(RedisDriver(self._link), server_timeout=server_timeout)
-        self._reader = Worker(RedisDriver(self._link), server_timeout=server_timeout)
-        self._notifications = Notifications()
-        self._listener = RedisListener(self._link, self._notifications)
+        self.name = self.url.shown
+        self._link = RedisLink(self.url, SCRIPTS, answer_seconds=answer_seconds)
+        notifications = Notifications()
+        self._listener = RedisListener(self._link, notifications)
+        writer, reader = (RedisDriver(self._link, notifications, writes=writes) for writes in (True, False))
+        super().__init__(
+            Worker(writer, server_timeout=server_timeout),
+            Worker(reader, server_timeout=server_timeout),
+            notifications,
+        )
         self._server_timeout = server_timeout
-        self._look_seconds = look_seconds
+        self._look_for = look_seconds
 
     async def __aenter__(self) -> RedisStore:
         await asyncio.to_thread(self._link.check, self._server_timeout)
@@ -108,275 +95,427 @@ class RedisStore:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._writer.close()
-        await self._reader.close()
+        await super().__aexit__(*exc)
         await asyncio.to_thread(self._listener.close)
 
-    # runs ---------------------------------------------------------------------------------
-    async def put_run(self, run: Run) -> None:
-        rules.check_ids(run)
-        await self._write("HSET", self._key("runs"), run.id, redis_rows.dump(run))
-
-    async def find_run(self, run_id: str) -> Run | None:
-        found = await self._read("HGET", self._key("runs"), run_id)
-        return None if found is None else redis_rows.load(Run, [found])[0]
-
-    async def list_runs(self) -> list[Run]:
-        runs = await self._values(Run, self._key("runs"))
-        return sorted(runs, key=lambda run: run.created_at, reverse=True)
-
-    # the queue of rollouts ----------------------------------------------------------------
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
         rules.check_ids(*rollouts)
-        request, first = request_name(), firsts(rollouts, lambda rollout: rollout.id)
-        return await self._run(self._writer, lambda tries: self._rollouts.enqueue(first, request))
-
-    async def lease(
-        self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
-    ) -> list[Attempt]:
-        rules.check_id("the worker", worker)
-        if limit <= 0:
-            return []
-        given = (queue_of(run_id), worker, limit, seconds, request_name())
-        return await self._run(self._writer, lambda tries: self._rollouts.lease(*given, tries))
-
-    async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
-        async def look(pending: set[Topic]) -> tuple[set[Topic], float]:
-            seconds = await self._run(self._reader, lambda tries: self._work_in(run_id))
-            return (pending if seconds > 0 else set()), min(seconds, self._look_seconds)
-
-        self._listener.listen(QUEUED)
-        return not await self._notifications.wait([QUEUE], timeout, look)
-
-    async def heartbeat(self, attempts: Sequence[Attempt], seconds: float) -> list[Attempt]:
-        if not attempts:
-            return []
-        return await self._run(self._writer, lambda tries: self._rollouts.heartbeat(attempts, seconds))
-
-    async def finish(
-        self, attempt: Attempt, *, reward: float | None = None, error: str | None = None
-    ) -> Rollout:
-        request = request_name()
-        return await self._run(
-            self._writer, lambda tries: self._rollouts.finish(attempt, reward, error, request)
-        )
+        return sum([await super(RedisStore, self).enqueue(part) for part in _parts(rollouts, MOST_CHANGED)])
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        def rule(row: Row, now: float) -> Rollout | None:
-            return None if row.rollout.status.finished else rules.cancelled(row.rollout, now)
+        return sum([await super(RedisStore, self).cancel(part) for part in _parts(rollout_ids, MOST_CHANGED)])
 
-        return await self._change(rollout_ids, rule)
+    def _listen(self, kind: str) -> None:
+        self._listener.listen(kind)
 
-    async def wait_cancelled(self, worker: str, timeout: float) -> bool:
-        with self._notifications.waiting([cancelled_of(worker)]) as waiter:
-            self._listener.listen(CANCELLED)
-            return await waiter.sleep(timeout)
+    def _look_seconds(self) -> float:
+        return self._look_for
 
-    async def release(self, attempts: Sequence[Attempt]) -> None:
-        by_id: defaultdict[str, list[Attempt]] = defaultdict(list)
-        for attempt in attempts:
-            by_id[attempt.rollout.id].append(attempt)
 
-        def rule(row: Row, now: float) -> Rollout | None:
-            held = any(rules.holds(attempt, row.rollout) for attempt in by_id[row.rollout.id])
-            return rules.released(row.rollout) if held else None
+class RedisConnection:
+    """A connection, and the transaction that it is in (a `queue.Transaction`)."""
 
-        await self._change(list(by_id), rule)
+    def __init__(self, raw: Connection, link: RedisLink, number: int = 0) -> None:
+        """`number`: of the connections that its driver makes to write."""
+        self.raw, self.number = raw, number
+        self._link = link
+        self._prefix = link.url.prefix
+        self.begin()
 
-    async def reclaim(self, worker: str, *, run_id: str | None = None) -> int:
-        held = await self._read("SMEMBERS", self._key("held", worker))
+    def begin(self) -> None:
+        """Forget the last transaction."""
+        self.topics: list[Topic] = []
+        self.held: dict[str, Held | None] = {}
+        self.queue: Iterator[Rollout] | None = None
+        self._versions: dict[str, bytes] = {}
+        """Of the rollouts that were read."""
+        self._values: dict[Place, bytes | None] = {}
+        """Of the records that were read, as they stand now."""
+        self._checks: dict[Place, bytes] = {}
+        """What must be as it was read; nothing for what was not there."""
+        self._writes: list[tuple[Any, ...]] = []
+        self._ahead: dict[tuple[str, ...], Any] = {}
+        """What was read for operations that have not begun yet."""
 
-        def rule(row: Row, now: float) -> Rollout | None:
-            holds = row.rollout.status is Status.RUNNING and row.worker == worker
-            wanted = holds and run_id in (None, row.rollout.run_id)
-            return rules.released(row.rollout) if wanted else None
+    def ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The answers to the commands, in one round trip."""
+        if not commands:
+            return []
+        self.raw.send_packed_command(self.raw.pack_commands(commands))
+        answers = [read(self.raw) for _ in commands]
+        for refused in answers:
+            if isinstance(refused, Exception):
+                raise refused
+        return answers
 
-        return await self._change([redis_rows.text(name) for name in held], rule)
+    def commit(self, *fence: Any) -> bool:
+        """Write what is to be written, unless what was read has changed meanwhile. `fence`: the writer, the
+        number of its connection, and of its transaction."""
+        if not self._writes and not self.topics:
+            return True
+        words: list[Any] = [self._prefix, *fence, len(self._checks)]
+        for place, value in self._checks.items():
+            words += (*place, value)
+        channels = self._link.url.channels
+        told = [("tell", channels + kind, name) for kind, name in dict.fromkeys(self.topics)]
+        for name, *given in (*self._writes, *told):
+            words += (name, len(given), *given)
+        answer = self._run("commit", *words)
+        if answer == b"fenced":
+            raise redis.ConnectionError("another connection writes in place of this one")
+        return bool(answer == b"written")
 
-    async def find_rollouts(
+    def tell(self, topics: Iterable[Topic]) -> None:
+        self.topics += topics
+
+    # rollouts -----------------------------------------------------------------------------
+    def fetch(self, rollout_ids: Sequence[str]) -> dict[str, Held]:
+        found = self._read(rollout_ids)
+        for name in rollout_ids:
+            self._check_version(name)
+        return found
+
+    def find(self, rollout_ids: Iterable[str]) -> dict[str, Rollout]:
+        return {name: rollout for name, (rollout, _) in self._read(list(rollout_ids)).items()}
+
+    def statuses(self, rollout_ids: Iterable[str]) -> dict[str, Status]:
+        names = list(rollout_ids)
+        answers = self.ask([("HGET", self._key("rollout", name), "s") for name in names])
+        return {name: Status(one.decode()) for name, one in zip(names, answers, strict=True) if one}
+
+    def page(
         self,
         run_id: str,
-        *,
-        step: int | None = None,
-        split: str | None = None,
-        status: Status | None = None,
-        after: str | None = None,
-        limit: int | None = None,
-        newest: bool = False,
+        wanted: Mapping[str, int | str],
+        after: str | None,
+        limit: int | None,
+        newest: bool,
     ) -> list[Rollout]:
-        wanted = rules.wanted(step, status, split)
-        return await self._run(
-            self._reader, lambda tries: self._rollouts.page(run_id, wanted, after, limit, newest)
-        )
+        key = self._key("of", *next(iter(wanted.items()), ("run",)), run_id)
+        low, high = "-inf", "+inf"
+        if after is not None:
+            ((run, place),) = self.ask([("HMGET", self._key("rollout", after), "r", "n")])
+            if run is None or run.decode() != run_id:
+                raise rules.unknown_after(after, run_id)
+            low = "(" + place.decode()
+        found: list[Rollout] = []
+        while limit is None or len(found) < limit:
+            most = MOST if limit is None else min(MOST, limit - len(found))
+            way = ("ZREVRANGEBYSCORE", key, high, low) if newest else ("ZRANGEBYSCORE", key, low, high)
+            (names,) = self.ask([(*way, "WITHSCORES", "LIMIT", 0, most)])
+            rollouts = self.find(name.decode() for name in names[::2]).values()
+            found += (one for one in rollouts if all(getattr(one, k) == v for k, v in wanted.items()))
+            if len(names) < 2 * most:
+                break
+            low, high = (low, f"({int(names[-1])}") if newest else (f"({int(names[-1])}", high)
+        return found[::-1] if newest else found
 
-    async def count_rollouts(self, run_id: str) -> list[RolloutCount]:
-        return await self._run(self._reader, lambda tries: self._rollouts.count(run_id))
+    def count(self, run_id: str) -> list[RolloutCount]:
+        groups: defaultdict[tuple[int, Split, Status], list[float | None]] = defaultdict(list)
+        (names,) = self.ask([("ZRANGE", self._key("of", "run", run_id), 0, -1)])
+        for some in _parts(names, MOST):
+            states = [("HMGET", self._key("rollout", name.decode()), "t", "l", "s", "j") for name in some]
+            for step, split, status, changing in self.ask(states):
+                groups[int(step), split.decode(), Status(status.decode())].append(load_json(changing)[1])
+        return [rules.counted(*group, rewards) for group, rewards in sorted(groups.items())]
 
-    async def get_rollouts(self, rollout_ids: Sequence[str]) -> list[Rollout]:
-        found = await self._run(self._reader, lambda tries: self._rollouts.read_all(rollout_ids))
-        return rules.all_found(rollout_ids, {row.rollout.id: row.rollout for row in found})
+    def work(self, run_id: str | None) -> tuple[bool, float | None]:
+        first = ("ZRANGE", self._key("leases"), 0, 0, "WITHSCORES")
+        queued, lease, (now, more) = self.ask([("EXISTS", self._key(_queue(run_id))), first, ("TIME",)])
+        seconds = float(lease[1]) - int(now) - int(more) / 1e6 if lease else None
+        return bool(queued) or (seconds is not None and seconds <= 0), seconds
 
-    async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
-        async def look(pending: set[Topic]) -> tuple[set[Topic], float]:
-            finished = await self._finished(name for _, name in pending)
-            return pending - set(map(finished_of, finished)), self._look_seconds
+    def due(self, limit: int, run_id: str | None) -> list[Rollout]:
+        while True:
+            most = limit + len(self._writes)  # what the transaction takes out of the queue is still in it
+            late, rows = self._run("read", self._prefix, _queue(run_id), most)
+            if not late:
+                return [rollout for rollout, _ in self._held(rows).values()]
+            self._expire(rows)
 
-        if rollout_ids:
-            self._listener.listen(FINISHED)
-        await self._notifications.wait(map(finished_of, rollout_ids), timeout, look)
-        rows = await self._run(self._reader, lambda tries: self._rollouts.read_all(rollout_ids))
-        return [row.rollout for row in rows if row.rollout.status.finished]
+    def leased_by(self, worker: str) -> list[str]:
+        (names,) = self.ask([("SMEMBERS", self._key("held", worker))])
+        return [name.decode() for name in names]
+
+    def enqueue(self, rollouts: Sequence[Rollout]) -> Callable[[], int]:
+        given: dict[str, Rollout] = {}
+        for one in rollouts:
+            given.setdefault(one.id, one)
+        known = queue.lock(self, given)
+        new = [one for name, one in given.items() if name not in known]
+        for one in new:
+            body = dump_json(one.model_dump(exclude=CHANGING))
+            place = (one.id, one.run_id, -one.priority, one.step, one.split, body)
+            self._writes.append(("new", *place, *_changing(one), "", ""))
+        self.held |= {one.id: (one, None) for one in new}
+        self.tell([QUEUE])
+        return lambda: len(new)
+
+    def put(self, rollouts: Sequence[Rollout], worker: str | None, seconds: float | None) -> None:
+        lease = (worker or "", "" if seconds is None else repr(seconds))
+        for one in rollouts:
+            self._check_version(one.id)
+            self._writes.append(("put", one.id, *_changing(one), *lease))
+
+    def _read(self, rollout_ids: Sequence[str]) -> dict[str, Held]:
+        found: dict[str, Held] = {}
+        for some in _parts(rollout_ids, MOST):
+            found |= self._held(self._run("read", self._prefix, "", 0, *some)[1])
+        return found
+
+    def _held(self, rows: Iterable[Any]) -> dict[str, Held]:
+        found: dict[str, Held] = {}
+        for packed, state, body in rows:
+            name = packed.decode()
+            self._versions.setdefault(name, state[-1])
+            found[name] = _rollout(name, state, body), state[4].decode() or None
+        return found
+
+    def _expire(self, rows: Iterable[Any]) -> None:
+        """End leases that ran out, at once: the transaction then reads what is queued by that. If another did
+        the same, this changes nothing."""
+        other = RedisConnection(self.raw, self._link)
+        late = [rules.expired(one, worker, time.time()) for one, worker in other._held(rows).values()]
+        other.put(late, None, None)
+        other.tell(finished_of(one.id) if one.status.finished else QUEUE for one in late)
+        other.commit("", "", "")
+
+    def _check_version(self, name: str) -> None:
+        self._checks.setdefault((f"rollout:{name}", "v"), self._versions.get(name, b""))
 
     # what happened in them ----------------------------------------------------------------
-    async def add_call(self, call: Call, *, running: bool = False) -> None:
-        rules.check_ids(call)
-        now = time.time_ns()
-        await self._run(self._writer, lambda tries: self._rollouts.add_call(call, now, running=running))
+    def put_call(self, call: Call, *, running: bool) -> None:
+        while True:
+            place, packed = _place(CALLS, call), CALLS.pack(call)
+            known = self.values([place])[place]
+            before = None if known is None else known.partition(b":")[2]
+            if before is None or CALLS.unpack(before).status != "completed":
+                break
+            if call.status != "completed" or before == packed:
+                return
+            call = rules.under_own_id(call)
+        if running:
+            name = call.rollout_id or ""
+            rules.check_running(call, queue.lock(self, [name]).get(name, (None, None))[0])
+        self._add(place, packed)
 
-    async def add_rewards(self, rewards: Sequence[Reward], *, running: bool = False) -> None:
-        rules.check_ids(*rewards)
-        for reward in rewards:
-            rules.check_reward(reward.rollout_id, reward.value)
-        if rewards:
-            request = request_name()
-            await self._run(
-                self._writer, lambda tries: self._rollouts.add_rewards(rewards, request, running=running)
-            )
+    def add_rewards(self, rewards: Sequence[Reward]) -> None:
+        self.add(REWARDS, rewards)
+        for name in {one.rollout_id for one in rewards}:
+            if self.held.get(name):  # a finish that is decided meanwhile must read them
+                self._writes.append(("touch", name))
 
-    async def add_events(self, events: Sequence[Event]) -> None:
-        if not events:
-            return
-        now = time.time_ns()
+    def stored_rewards(self, rewards: Iterable[Reward]) -> set[rules.RewardKey]:
+        places = {key: _place(REWARDS, one) for one in rewards if (key := rules.reward_key(one)) is not None}
+        values = self.values(places.values())
+        return {key for key, place in places.items() if values[place] is not None}
 
-        def operation(tries: int) -> Steps[None]:
-            change = Change()
-            for place, event in enumerate(events, now):
-                key = self._key("events", event.attempt, event.rollout_id)
-                name = f"{event.kind}:{rules.event_id(event)}"
-                change.commands.append(("HSET", key, name, redis_rows.pack_event(event, place)))
-            yield [self._rollouts.commit([change])]
+    def rewards(self, rollout_id: str, attempt: int) -> list[Reward]:
+        key = f"rewards:{rollout_id}:{attempt}"
+        (given,) = self.ask([("HVALS", self._key(key))])
+        new = [
+            value for (at, _), value in self._values.items() if at == key and value and value.startswith(NEW)
+        ]
+        return _unpacked(REWARDS, [*given, *new])
 
-        await self._run(self._writer, operation)
+    def of_last_attempts(self, table: Table[T], rollout_ids: Sequence[str]) -> dict[str, list[T]]:
+        found: dict[str, list[T]] = {}
+        for some in _parts(rollout_ids, AT_ONCE):
+            answer = self._ahead.pop((table.name, *some), None)
+            if answer is None:
+                answer = self._run("last", self._prefix, table.name, *some)
+            found |= {name: _unpacked(table, packed) for name, packed in zip(some, answer, strict=True)}
+        return found
 
-    async def get_calls(self, rollout_ids: Iterable[str]) -> dict[str, list[Call]]:
-        found = await self._of_last_attempts("calls", rollout_ids)
-        return {name: redis_rows.unpack_calls(packed) for name, packed in found.items()}
+    def look_ahead(self, wanted: Iterable[tuple[Table[Any], Sequence[str]]]) -> None:
+        """Read at once what several operations are about to read."""
+        names = [(table.name, *ids) for table, ids in wanted if len(ids) <= AT_ONCE]
+        self._ahead = dict(
+            zip(names, self.ask([self._script("last", self._prefix, *one) for one in names]), strict=True)
+        )
 
-    async def get_rewards(self, rollout_ids: Iterable[str]) -> dict[str, list[Reward]]:
-        found = await self._of_last_attempts("rewards", rollout_ids)
-        return {name: redis_rows.load_appended(Reward, packed) for name, packed in found.items()}
+    # records ------------------------------------------------------------------------------
+    def select(self, table: Table[T], **wanted: str) -> list[T]:
+        key, field = _of_key(table, list(wanted.values()))
+        whole = list(wanted) == table.key.split(", ")
+        (packed,) = self.ask([("HGET", self._key(key), field) if whole else ("HVALS", self._key(key))])
+        found = _unpacked(table, filter(None, [packed]) if whole else packed)
+        return [one for one in found if all(getattr(one, name) == value for name, value in wanted.items())]
 
-    async def get_events(self, rollout_ids: Iterable[str]) -> dict[str, list[Event]]:
-        found = await self._of_last_attempts("events", rollout_ids)
-        return {name: redis_rows.unpack_events(packed) for name, packed in found.items()}
+    def upsert(self, table: Table[T], records: Iterable[T]) -> None:
+        for one in records:
+            self._add(_place(table, one), table.pack(one))
 
-    # what is learnt -----------------------------------------------------------------------
-    async def put_resource(self, version: ResourceVersion) -> None:
-        rules.check_ids(version)
-        field = f"{version.version}:{version.name}"
-        await self._write("HSET", self._key("resources", version.run_id), field, redis_rows.dump(version))
+    def add(self, table: Table[T], records: Sequence[T]) -> Callable[[], int]:
+        places = [_place(table, one) for one in records]
+        known = {place for place, value in self.values(places).items() if value is not None}
+        new: dict[Place, T] = {}
+        for place, one in zip(places, records, strict=True):
+            if place not in known:
+                new.setdefault(place, one)
+        for place, one in new.items():
+            self._add(place, table.pack(one))
+        return lambda: len(new)
 
-    async def list_resources(self, run_id: str, name: str = "policy") -> list[ResourceVersion]:
-        versions = await self._values(ResourceVersion, self._key("resources", run_id))
-        return sorted((one for one in versions if one.name == name), key=lambda one: one.version)
+    def remove(self, table: Table[Any], *key: str) -> None:
+        self._writes.append(("remove", *_of_key(table, key)))
 
-    async def put_metrics(self, metrics: Metrics) -> None:
-        rules.check_ids(metrics)
-        key = self._key("metrics", metrics.run_id)
-        await self._write("HSET", key, metrics.step, redis_rows.dump(metrics))
+    def values(self, places: Iterable[Place]) -> dict[Place, bytes | None]:
+        """What stands there; nobody else may change it."""
+        wanted = dict.fromkeys(places)
+        missing = [place for place in wanted if place not in self._values]
+        answers = self.ask([("HGET", self._key(key), field) for key, field in missing])
+        for place, value in zip(missing, answers, strict=True):
+            self._values[place], self._checks[place] = value, value or b""
+        return {place: self._values[place] for place in wanted}
 
-    async def list_metrics(self, run_id: str) -> list[Metrics]:
-        return sorted(await self._values(Metrics, self._key("metrics", run_id)), key=lambda one: one.step)
+    def _add(self, place: Place, packed: bytes) -> None:
+        self._writes.append(("add", *place, packed))
+        self._values[place] = NEW + packed
 
-    # who plays in a run, and what is wrong with it ----------------------------------------
-    async def put_member(self, member: Member) -> None:
-        rules.check_ids(member)
-        field = f"{member.role}:{member.name}"
-        await self._write("HSET", self._key("members", member.run_id), field, redis_rows.dump(member))
+    def _key(self, *parts: object) -> str:
+        return self._prefix + ":".join(map(str, parts))
 
-    async def remove_member(self, run_id: str, role: Role, name: str) -> None:
-        await self._write("HDEL", self._key("members", run_id), f"{role}:{name}")
-
-    async def list_members(self, run_id: str) -> list[Member]:
-        members = await self._values(Member, self._key("members", run_id))
-        return sorted(members, key=lambda member: (member.role, member.name))
-
-    async def add_alerts(self, alerts: Sequence[Alert]) -> int:
-        rules.check_ids(*alerts)
-        request, first = request_name(), firsts(alerts, lambda alert: (alert.run_id, alert.id))
-
-        def operation(tries: int) -> Steps[int]:
-            change = Change()
-            for alert in first:
-                words = (self._key("alerts", alert.run_id), alert.id, request, redis_rows.dump(alert))
-                change.commands.append(("APPEND", *words))
-            ((new,),) = yield [self._rollouts.commit([change])]
-            return int(new)
-
-        return await self._run(self._writer, operation) if alerts else 0
-
-    async def list_alerts(self, run_id: str) -> list[Alert]:
-        return redis_rows.load_appended(Alert, await self._read("HVALS", self._key("alerts", run_id)))
-
-    # ways to the threads ------------------------------------------------------------------
-    async def _run(self, worker: Worker[Connection], operation: Operation[R]) -> R:
-        result: R = await worker.run(operation)
-        return result
-
-    async def _write(self, *command: Any) -> None:
-        """A command that may be carried out twice."""
-
-        def operation(tries: int) -> Steps[None]:
-            yield [command]
-
-        await self._run(self._writer, operation)
-
-    async def _ask(self, commands: Commands) -> list[Any]:
-        def operation(tries: int) -> Steps[list[Any]]:
-            return (yield commands)
-
-        return await self._run(self._reader, operation)
-
-    async def _read(self, *command: Any) -> Any:
-        (answer,) = await self._ask([command])
+    def _run(self, script: str, *words: Any) -> Any:
+        (answer,) = self.ask([self._script(script, *words)])
         return answer
 
-    async def _values(self, kind: type[T], key: str) -> list[T]:
-        return redis_rows.load(kind, await self._read("HVALS", key))
+    def _script(self, name: str, *words: Any) -> tuple[Any, ...]:
+        """The command that runs a script."""
+        return ("EVALSHA", self._link.scripts[name], 0, *words)
 
-    async def _change(self, rollout_ids: Sequence[str], rule: Rule) -> int:
-        """Change those that the rule changes; returns how many it did."""
-        request = request_name()
-        changed = await self._run(
-            self._writer, lambda tries: self._rollouts.change(rollout_ids, rule, request)
-        )
-        return len(changed)
 
-    async def _of_last_attempts(self, kind: str, rollout_ids: Iterable[str]) -> dict[str, list[bytes]]:
-        names = list(dict.fromkeys(rollout_ids))
-        found: list[list[bytes]] = []
-        for at in range(0, len(names), AT_ONCE):
-            words = (self.url.prefix, kind, *names[at : at + AT_ONCE])
-            (answer,) = await self._ask([self._rollouts.script("last", *words)])
-            found += answer
-        return dict(zip(names, found, strict=True))
+class _ConflictError(Exception):
+    """What was read has changed before it was written."""
 
-    def _work_in(self, run_id: str | None) -> Steps[float]:
-        """In how many seconds there may be something to lease; 0 if there is."""
-        first_lease = ("ZRANGE", self._key("leases"), 0, 0, "WITHSCORES")
-        queued, first, clock = yield [("EXISTS", self._key(queue_of(run_id))), first_lease, ("TIME",)]
-        if queued:
-            return 0.0
-        return float(first[1]) - to_time(clock) if first else math.inf
 
-    async def _finished(self, rollout_ids: Iterable[str]) -> set[str]:
-        """Those among them that are finished. Raises NotFoundError if one is unknown."""
-        names = list(rollout_ids)
-        statuses = await self._ask([("HGET", self._key("rollout", name), "s") for name in names])
-        for name, status in zip(names, statuses, strict=True):
-            if status is None:
-                raise NotFoundError(
-                    f"no rollout {name!r} in {self.url.shown!r}: enqueue it before waiting for it"
-                )
-        pairs = zip(names, statuses, strict=True)
-        return {name for name, status in pairs if Status(status.decode()).finished}
+class RedisDriver(TableDriver[RedisConnection]):
+    """Reads, and writes what the operations have left to be written."""
+
+    def __init__(self, link: RedisLink, notifications: Notifications, *, writes: bool) -> None:
+        super().__init__(notifications)
+        self.name = link.url.shown
+        self._link, self._writes = link, writes
+        self._writer = f"writer:{secrets.token_hex(8)}"
+        self._key = link.url.prefix + self._writer
+        self._connections = 0
+        """How many were made to write."""
+        self._number = 0
+        """Of the last transaction."""
+        self._committed: bytes | None = None
+        """The number of the last one that was committed before this connection."""
+
+    def connect(self) -> RedisConnection:
+        self._connections += self._writes
+        connection = RedisConnection(self._link.connect(), self._link, self._connections)
+        if self._writes:
+            mine = (("HSET", self._key, "c", connection.number), ("HGET", self._key, "n"))
+            try:
+                _, self._committed = connection.ask(mine)
+            except BaseException:
+                connection.raw.disconnect()
+                raise
+        return connection
+
+    def close(self, connection: RedisConnection) -> None:
+        with suppress(redis.RedisError):
+            if self._writes and not self.unsure:
+                connection.ask([("DEL", self._key)])
+        connection.raw.disconnect()
+
+    def lost(self, error: Exception) -> bool:
+        return isinstance(error, LOST)
+
+    def may_pass(self, error: Exception) -> bool:
+        return may_pass(error)
+
+    def explain(self, error: Exception) -> Exception:
+        if not isinstance(error, redis.RedisError):
+            return error
+        words = self._link.in_words(error)
+        words.__cause__ = error
+        return words
+
+    def committed(self, connection: RedisConnection) -> bool:
+        return self._committed == str(self._number).encode()
+
+    def carry_out(self, connection: RedisConnection, jobs: Sequence[Job]) -> None:
+        while True:
+            with suppress(_ConflictError):
+                return super().carry_out(connection, jobs)
+
+    def lock(self, connection: RedisConnection, operations: Sequence[Operation]) -> None:
+        calls = [one.call for one in operations if one.call is not None]
+        connection.values(_place(CALLS, call) for call, _ in calls)
+        connection.look_ahead(one.last for one in operations if one.last is not None)
+        new = [rollout.id for one in operations for rollout in one.new]
+        queue.lock(connection, [call.rollout_id or "" for call, running in calls if running] + new)
+        super().lock(connection, operations)
+
+    @contextmanager
+    def transaction(self, connection: RedisConnection, jobs: Sequence[Job]) -> Iterator[list[Topic]]:
+        connection.begin()
+        yield connection.topics
+        if self._writes:
+            self._number += 1
+            self.unsure = jobs
+            if not connection.commit(self._writer, connection.number, self._number):
+                raise _ConflictError
+
+
+def _queue(run_id: str | None) -> str:
+    return "queue" if run_id is None else f"queue:{run_id}"
+
+
+def _changing(one: Rollout) -> tuple[Any, ...]:
+    """What of a rollout changes, as the scripts take it."""
+    return (
+        one.status.value,
+        one.attempts,
+        dump_json([one.max_attempts, one.reward, one.error, one.finished_at]),
+    )
+
+
+def _rollout(name: str, state: Sequence[bytes], body: bytes) -> Rollout:
+    run, status, attempts, changing, *_ = state
+    most, reward, error, finished_at = load_json(changing)
+    return Rollout(
+        **load_json(body),
+        id=name,
+        run_id=run.decode(),
+        status=Status(status.decode()),
+        attempts=int(attempts),
+        max_attempts=most,
+        reward=reward,
+        error=error,
+        finished_at=finished_at,
+    )
+
+
+def _place(table: Table[Any], record: Any) -> Place:
+    if isinstance(record, Call):
+        return f"calls:{record.rollout_id or ''}:{record.attempt or 0}", record.id
+    if table is REWARDS:
+        own = f"#{secrets.token_hex(8)}" if record.id is None else f"={record.id}"
+        return f"rewards:{record.rollout_id}:{record.attempt}", own
+    if table.name == "events":
+        own = f"{record.kind}:{rules.event_id(record)}"
+        return f"events:{record.rollout_id}:{record.attempt}", own
+    return _of_key(table, [getattr(record, name) for name in table.key.split(", ")])
+
+
+def _of_key(table: Table[Any], key: Sequence[object]) -> Place:
+    """By a key or its beginning: the records of a run are one hash, and the runs are another."""
+    scope = 1 if ", " in table.key else 0
+    return ":".join([table.name, *map(str, key[:scope])]), "\0".join(map(str, key[scope:]))
+
+
+def _unpacked(table: Table[T], values: Iterable[bytes]) -> list[T]:
+    """The records, in the order they came."""
+    parts = sorted((one.split(b":", 1) for one in values), key=lambda pair: int(pair[0]))
+    return [table.unpack(packed) for _, packed in parts]
+
+
+def _parts(some: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
+    for at in range(0, len(some), most):
+        yield some[at : at + most]

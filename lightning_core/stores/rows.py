@@ -29,6 +29,7 @@ from lightning_core.types import (
     Event,
     Member,
     Metrics,
+    Record,
     ResourceVersion,
     Reward,
     Rollout,
@@ -37,7 +38,7 @@ from lightning_core.types import (
     Status,
 )
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Record)
 Row = tuple[Any, ...]
 Dialect = Mapping[str, str]
 """What a database writes in place of the marks: its types, locks and clock."""
@@ -95,6 +96,13 @@ class Table(Generic[T]):
             if row[place] is not None:
                 fields[self._fields[place]] = decode(row[place])
         return self._kind(**fields)
+
+    def pack(self, value: T) -> bytes:
+        """All of it in one piece, for a database without columns."""
+        return dump_json(value.model_dump())
+
+    def unpack(self, packed: bytes) -> T:
+        return self._kind(**load_json(packed))
 
 
 def _declared(name: str, kind: str) -> str:
@@ -182,6 +190,23 @@ class _Calls(Table[Call]):
             grammar=row[20],
         )
 
+    def pack(self, value: Call) -> bytes:
+        row = self.row(value)
+        parts = row[13:18]
+        lengths = [None if part is None else len(part) for part in parts]
+        head = dump_json([*row[:13], *row[18:], lengths])
+        return b"".join((b"%d:" % len(head), head, *filter(None, parts)))
+
+    def unpack(self, packed: bytes) -> Call:
+        at = packed.index(b":") + 1
+        end = at + int(packed[: at - 1])
+        *head, lengths = load_json(packed[at:end])
+        parts: list[bytes | None] = []
+        for length in lengths:
+            at, end = end, end + (length or 0)
+            parts.append(None if length is None else packed[at:end])
+        return self.value((*head[:13], *parts, *head[13:]))
+
 
 CALLS = _Calls(
     "calls",
@@ -197,10 +222,13 @@ CALLS = _Calls(
 class _Events(Table[Event]):
     def row(self, value: Event) -> Row:
         key = (value.rollout_id, value.attempt, value.kind, event_id(value))
-        return (*key, value.started_at, dump_json(value.model_dump()))
+        return (*key, value.started_at, self.pack(value))
 
     def value(self, row: Row) -> Event:
-        return _EVENT.validate_python(load_json(row[5]))
+        return self.unpack(row[5])
+
+    def unpack(self, packed: bytes) -> Event:
+        return _EVENT.validate_python(load_json(packed))
 
 
 EVENTS = _Events(

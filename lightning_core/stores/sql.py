@@ -16,9 +16,9 @@ from lightning_core.stores import queue, rules
 from lightning_core.stores.notifications import QUEUE, Topic
 from lightning_core.stores.queue import Held
 from lightning_core.stores.rows import CALLS, COUNT, REWARDS, ROLLOUTS, Row, Table, to_count
-from lightning_core.types import Call, Reward, Rollout, RolloutCount, Status
+from lightning_core.types import Call, Record, Reward, Rollout, RolloutCount, Status
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Record)
 SAVE = (
     "UPDATE rollouts SET status = ?, attempts = ?, max_attempts = ?, reward = ?, error = ?, finished_at = ?,"
     " worker = ?, lease_until = {now} + ? WHERE id = ?"

@@ -71,6 +71,10 @@ class Operation:
     """How many queued rollouts of which run it leases."""
     call: tuple[Call, bool] | None = None
     """The call that it records, and whether the attempt must be running."""
+    new: Sequence[Rollout] = ()
+    """What it enqueues."""
+    last: tuple[Table[Any], Sequence[str]] | None = None
+    """Of which rollouts it reads what is recorded in that table."""
 
 
 class TableDriver(Driver[C]):
@@ -190,7 +194,10 @@ class TableStore(ABC):
     # the queue of rollouts ----------------------------------------------------------------
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
         rules.check_ids(*rollouts)
-        return await self._write_in_two(lambda to: to.enqueue(rollouts)) if rollouts else 0
+        if not rollouts:
+            return 0
+        added: int = await self._writer.run(Operation(lambda to: to.enqueue(rollouts), new=rollouts))
+        return added
 
     async def lease(
         self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
@@ -330,7 +337,7 @@ class TableStore(ABC):
 
     async def add_alerts(self, alerts: Sequence[Alert]) -> int:
         rules.check_ids(*alerts)
-        return await self._write_in_two(lambda to: to.add(ALERTS, alerts)) if alerts else 0
+        return int(await self._writer.run(Operation(lambda to: to.add(ALERTS, alerts)))) if alerts else 0
 
     async def list_alerts(self, run_id: str) -> list[Alert]:
         return await self._read(lambda of: of.select(ALERTS, run_id=run_id))
@@ -345,11 +352,6 @@ class TableStore(ABC):
         result: T = await self._writer.run(Operation(operation, ids, lease))
         return result
 
-    async def _write_in_two(self, operation: Callable[[Transaction], Callable[[], T]]) -> T:
-        """The result of the function that the operation returns."""
-        result: T = await self._writer.run(Operation(operation))
-        return result
-
     async def _read(self, operation: Callable[[Transaction], T]) -> T:
         result: T = await self._reader.run(Operation(operation))
         return result
@@ -358,9 +360,11 @@ class TableStore(ABC):
         rules.check_ids(record)
         await self._write(lambda to: to.upsert(table, [record]))
 
-    async def _of_last_attempts(self, table: Table[T], rollout_ids: Iterable[str]) -> dict[str, list[T]]:
+    async def _of_last_attempts(self, table: Table[R], rollout_ids: Iterable[str]) -> dict[str, list[R]]:
         ids = list(dict.fromkeys(rollout_ids))
-        return await self._read(lambda of: of.of_last_attempts(table, ids))
+        operation = Operation(lambda of: of.of_last_attempts(table, ids), last=(table, ids))
+        found: dict[str, list[R]] = await self._reader.run(operation)
+        return found
 
     async def _unfinished(self, rollout_ids: Collection[str]) -> set[str]:
         statuses = await self._read(lambda of: of.statuses(rollout_ids))

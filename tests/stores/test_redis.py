@@ -14,8 +14,10 @@ import pytest
 import redis
 
 from lightning_core.errors import ConfigError, LeaseLostError, StoreError
-from lightning_core.stores.redis_connection import Operation, read_url
-from lightning_core.stores.redis_store import RedisStore
+from lightning_core.stores import queue
+from lightning_core.stores.notifications import Notifications
+from lightning_core.stores.redis_connection import read_url
+from lightning_core.stores.redis_store import RedisDriver, RedisStore
 from lightning_core.types import Alert, Attempt, Call, Reward, Rollout, Run, Status, Task, ToolEvent
 from tests.stores.cutting import Relay, relayed
 from tests.stores.hearing import TRIES, cancel_until_heard
@@ -231,14 +233,23 @@ async def test_a_server_that_hangs_is_asked_again_and_does_nothing_twice(frail: 
 
 
 async def test_a_try_that_comes_after_a_later_one_takes_nothing(store: RedisStore) -> None:
-    def lease(tries: int) -> Operation[list[Attempt]]:
-        return lambda _: store._rollouts.lease("queue", "w", 1, NEVER, "request", tries)
+    """It has read, and decided what to write, before its connection was lost."""
+    driver = RedisDriver(store._link, Notifications(), writes=True)
+    connections = [driver.connect()]
+
+    def lease(then: Callable[[], object]) -> Attempt:
+        with driver.transaction(connections[-1], []):
+            (attempt,) = queue.lease(connections[-1], "w", 1, NEVER, None)
+            then()
+        return attempt
 
     await store.enqueue(rollouts(3))
-    (second,) = await store._writer.run(lease(1))
-    await store.finish(second, reward=1.0)
-    assert await store._writer.run(lease(0)) == []
+    with pytest.raises(redis.ConnectionError, match="writes in place"):
+        lease(lambda: connections.append(driver.connect()))
+    await store.finish(lease(list), reward=1.0)
     assert len(await store.find_rollouts("run", status=Status.QUEUED)) == 2
+    for connection in connections:
+        driver.close(connection)
 
 
 async def test_a_store_may_be_closed_while_its_server_is_gone(frail: RedisServer) -> None:
@@ -484,7 +495,7 @@ async def test_many_may_make_the_same_store_at_once(redis_url: str) -> None:
 async def test_a_newer_schema_is_refused(redis_url: str, redis_server: str) -> None:
     with redis.Redis.from_url(redis_server) as client:
         client.set(f"{redis_url.partition('prefix=')[2]}schema", 99)
-    assert "schema version 99, this program reads 3" in await refusal(redis_url)
+    assert "schema version 99, this program reads 4" in await refusal(redis_url)
 
 
 async def test_no_key_is_outside_the_prefix(store: RedisStore, redis_url: str, redis_server: str) -> None:
