@@ -10,11 +10,13 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 VOCABULARY = 1024
 
 
-def random_qwen3(folder: Path | None = None, *, hidden: int = 192, layers: int = 3) -> PreTrainedModel:
+def random_qwen3(
+    folder: Path | None = None, *, hidden: int = 192, layers: int = 3, vocabulary: int = VOCABULARY
+) -> PreTrainedModel:
     """A Qwen3 architecture of about 1.5 M parameters, evaluation mode; saved to `folder` if one is given."""
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=hidden * 8 // 3,
         num_hidden_layers=layers,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import random
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.backends.base import Batch
@@ -28,10 +29,12 @@ from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.settings import LoraOptions, TrainingSettings
 from lightning_core.errors import TrainingError, UnsupportedError
+from lightning_core.trainer.batch import to_trajectory
 from lightning_core.trajectories import make_packs
-from lightning_core.types import Trajectory, Transition
+from lightning_core.types import Rollout, Sampling, Task, Trajectory, Transition
 from lightning_core.upstream import ChatRequest, Constraint
-from tests.backends.serving import Reply, as_transition, ask, ask_all, serving, user
+from tests.backends.schemas import SCHEMAS, UNFINISHED, walk
+from tests.backends.serving import Reply, as_transition, ask, ask_all, gateway, serving, user
 
 PERSON = {
     "type": "object",
@@ -313,72 +316,25 @@ def test_a_reply_that_does_not_follow_its_grammar_is_refused_by_name(qwen: Path)
 
 
 # every schema ---------------------------------------------------------------------------------
-KEYS = st.sampled_from(["a", "b", 'q"\\', "é", "a b"])
-LEAVES = st.one_of(
-    st.just({"type": "boolean"}),
-    st.just({"type": "null"}),
-    st.builds(
-        lambda n, more: {"type": "integer", "minimum": n, "maximum": n + more},
-        st.integers(-50, 50),
-        st.integers(0, 99),
-    ),
-    st.builds(lambda n: {"type": "string", "maxLength": n}, st.integers(0, 4)),
-    st.builds(lambda texts: {"enum": texts}, st.lists(st.text(max_size=3), min_size=1, max_size=3)),
-    st.just({"type": "string", "pattern": "^[a-c]{1,3}$"}),
-    st.just({"type": "string", "format": "date"}),
-    st.just({"type": "number", "minimum": 0, "maximum": 1}),
-)  # fmt: skip
-SCHEMAS = st.recursive(
-    LEAVES,
-    lambda inner: st.one_of(
-        st.builds(lambda item, n: {"type": "array", "items": item, "maxItems": n}, inner, st.integers(0, 2)),
-        st.builds(
-            lambda properties, every: {
-                "type": "object",
-                "properties": properties,
-                "required": list(properties) if every else [],
-                "additionalProperties": False,
-            },
-            st.dictionaries(KEYS, inner, max_size=2),
-            st.booleans(),
-        ),
-        st.builds(lambda options: {"anyOf": options}, st.lists(inner, min_size=1, max_size=2)),
-    ),
-    max_leaves=4,
-)
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    """Of the model that the package ships."""
+    return load_tokenizer(str(tiny_folder()))
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Grammars:
-    """Of the model that the package ships."""
-    tokenizer = load_tokenizer(str(tiny_folder()))
+def grammars(tokenizer: PreTrainedTokenizerBase) -> Grammars:
     return Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(SCHEMAS, st.randoms(use_true_random=False))
 def test_a_walk_through_any_small_schema_ends_in_what_validates(
-    tiny: Grammars, schema: dict[str, Any], draw: Any
+    tokenizer: PreTrainedTokenizerBase, grammars: Grammars, schema: dict[str, Any], draw: random.Random
 ) -> None:
-    """The masks alone, every token equally likely: harder than any model."""
-    import numpy as np
-
-    from lightning_core.backends.chat.constraints import allowed
-
-    grammar = tiny.write(ChatRequest([], constraint=Constraint(schema=schema)))
-    assert grammar is not None
-    matcher, ids, words = tiny.start(grammar), [], np.zeros(tiny.words, np.uint32)
-    stop = tiny._tokenizer.eos_token_id
-    while not ids or ids[-1] != stop:
-        matcher.fill(words)
-        may = np.flatnonzero(allowed(words, tiny.vocabulary)).tolist()
-        assert may
-        ids.append(stop if stop in may else draw.choice(may))
-        matcher.take(ids[-1])
-        if len(ids) > 400:
-            return  # digits of a number may go on
-    value = json.loads(tiny._tokenizer.decode(ids[:-1]))
-    Draft202012Validator(schema).validate(value)
+    value = walk(grammars, tokenizer, schema, draw)
+    if value is not UNFINISHED:
+        Draft202012Validator(schema).validate(value)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -393,3 +349,92 @@ def test_the_tiny_model_answers_any_small_schema_with_what_validates(schemas: li
     for schema, reply in zip(schemas, asyncio.run(answers()), strict=True):
         if reply.finish_reason == "stop":
             Draft202012Validator(schema).validate(json.loads(reply.text))
+
+
+# through the gateway --------------------------------------------------------------------------
+FORMAT = {"name": "person", "schema": PERSON, "strict": True}
+FUNCTION = ADD["function"]
+SENT: list[tuple[str, dict[str, Any]]] = [
+    (
+        "/v1/chat/completions",
+        {
+            "messages": user("hello"),
+            "response_format": {"type": "json_schema", "json_schema": FORMAT},
+            "max_tokens": 99,
+            "n": 2,
+        },
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": user("hello"),
+            "tools": [ADD, STOP],
+            "tool_choice": "required",
+            "max_tokens": 120,
+            "stream": True,
+        },
+    ),
+    (
+        "/v1/responses",
+        {
+            "input": "hello",
+            "text": {"format": {"type": "json_schema", **FORMAT}},
+            "max_output_tokens": 99,
+            "temperature": 0.8,
+        },
+    ),
+    (
+        "/v1/messages",
+        {
+            "messages": user("hello"),
+            "max_tokens": 120,
+            "tools": [{"name": "add", "input_schema": FUNCTION["parameters"]}],
+            "tool_choice": {"type": "tool", "name": "add"},
+        },
+    ),
+    ("/v1/completions", {"prompt": "hello", "max_tokens": 99, "guided_regex": "[ab]{2,9}"}),
+    ("/v1/chat/completions", {"messages": user("hello"), "max_tokens": 9}),
+]
+
+
+async def test_what_apps_ask_for_is_recorded_and_trained_under_its_masks(qwen: Path) -> None:
+    async with serving(qwen) as backend, gateway(backend) as (web, store):
+        for path, body in SENT:
+            reply = await web.post(path, json={"model": "m", **body})
+            assert reply.status_code == 200, reply.text
+        calls = (await store.get_calls(["r1"]))["r1"]
+        assert [call.grammar is not None for call in calls] == [True] * 5 + [False]
+        person, tools, _, named, *_ = calls
+        for choice in person.choices:
+            if choice.finish_reason == "stop":
+                Draft202012Validator(PERSON).validate(json.loads(str(choice.message["content"])))
+        for call in (tools, named):
+            assert call.choices[0].message.get("tool_calls") or call.choices[0].finish_reason == "length"
+        rollout = Rollout(
+            id="r1",
+            run_id="run",
+            task=Task(input={"q": 1}),
+            group_id="g",
+            step=0,
+            sampling=Sampling(),
+            reward=1.0,
+        )
+        trajectory = to_trajectory(rollout, calls, [])
+        praised = replace(
+            trajectory, transitions=tuple(replace(t, advantage=1.0) for t in trajectory.transitions)
+        )
+        metrics = await backend.update(Batch(0, (praised,)), GRPO())
+        assert metrics["logprob_gap_max"] < 1e-4
+        refused = await web.post(
+            "/v1/chat/completions",
+            json={
+                "model": "m",
+                "messages": user("hello"),
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "array", "uniqueItems": True}},
+                },
+            },
+        )
+        assert refused.status_code == 400
+        assert "uniqueItems" in refused.text

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from lightning_core import GRPO
 from lightning_core.backends.base import Batch
 from lightning_core.backends.chat import smollm2
+from lightning_core.backends.chat.constraints import Grammars
 from lightning_core.backends.chat.folder import check_folder
 from lightning_core.backends.local.decoder import LlamaDecoder, make_decoder
 from lightning_core.backends.local.model import Model, load_model
 from lightning_core.errors import ModelError
+from tests.backends.schemas import SCHEMAS, UNFINISHED, walk
 from tests.backends.serving import ask, sample_batch, serving
 
 CHAT = [
@@ -39,6 +45,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Model:
     return load_model(folder, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def grammars(model: Model) -> Grammars:
+    chat = model.chat
+    return Grammars(chat.tokenizer, chat.vocabulary, chat.stop_ids)
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **options: Any) -> str:
@@ -95,3 +107,13 @@ async def test_it_reads_english_and_its_first_ratios_are_one(folder: Path) -> No
         assert "Paris" in reply.text
         metrics = await backend.update(Batch(0, await sample_batch(backend)), GRPO())
         assert metrics["logprob_gap_max"] < 1e-3
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(SCHEMAS, st.randoms(use_true_random=False))
+def test_its_tokens_lead_through_any_small_schema_to_what_validates(
+    model: Model, grammars: Grammars, schema: dict[str, Any], draw: random.Random
+) -> None:
+    value = walk(grammars, model.tokenizer, schema, draw)
+    if value is not UNFINISHED:
+        Draft202012Validator(schema).validate(value)
