@@ -54,13 +54,13 @@ def test_its_plan_is_what_was_published(folder, spider, tmp_path):
     assert facts["agents"] == "write_query, rewrite_query"
     assert facts["algorithm"].startswith("grpo, credit uniform, baseline mean, scale std, 1 pass")
     assert facts["a step"] == "128 rollouts: 32 tasks, 4 of each"
-    assert "(128 x 6,144)" in facts["tokens a step"]
+    assert facts["context"].startswith("6,144 tokens")
     assert facts["tasks"].startswith("2 to train on")
     assert facts["model"].endswith("1.72 B parameters")
     assert facts["learning rate"] == "1e-06 after 3 steps"
     assert facts["machines"].startswith("1 x 1 GPU train (fsdp2) and serve in turn")
     assert "GPUs" in told.stdout
-    assert "1 GPU needed, this machine has 0" in told.stdout
+    assert "needs 1 GPU and this machine has 0" in told.stdout
     assert not (tmp_path / "runs").exists()
 
 
