@@ -101,7 +101,7 @@ peers: $(VERL)/.ready
 SDKS := $(patsubst %,tests/gateway/test_%.py,anthropic_sdk chat completions responses streaming)
 
 test-new: $(NEW)/.ready
-	$(NEW)/bin/$(PYTEST) tests/tracing $(SDKS) $(NEW_PLUGINS:%=plugins/%)
+	$(NEW)/bin/$(PYTEST) tests/tracing tests/apps $(SDKS) $(NEW_PLUGINS:%=plugins/%)
 
 # Clusters and servers take their time to start, in which others may be tested: `make -j2 test-verl`.
 test-verl: test-workers test-servers

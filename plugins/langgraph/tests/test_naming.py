@@ -19,6 +19,7 @@ from lightning_langgraph.naming import agent_name
         ("tools:u1|look_up:u2", "sql", "look_up", "look_up"),
         ("Summary.before_model:u1", "sql", "Summary.before_model", "sql"),
         ("tools:u1|model:u2", None, "model", "model"),
+        ("agent:u1|model:u2", None, "model", "agent"),
         ("", None, None, None),
         ("", "sql", None, "sql"),
     ],

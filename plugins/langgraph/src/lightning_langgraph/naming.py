@@ -26,6 +26,8 @@ def agent_name(metadata: Mapping[str, Any]) -> str | None:
     outer = next((node for node in reversed(nodes) if not _is_inner(node)), None)
     # The key is inherited by whatever an agent's tools run: it names the agent only at its own nodes, and
     # where a node further in is another agent, only the callback can tell (see `runs`).
+    # A node of the app's own may be called `agent` too: then it is the outermost.
+    outer = outer or next((node for node in nodes if node in _INNER - {"tools"}), None)
     return metadata.get(OWNER) or outer or metadata.get("langgraph_node")
 
 
