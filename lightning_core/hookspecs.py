@@ -6,6 +6,7 @@ point of the group `lightning_core`. The package's own parts are registered thro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 import pluggy
@@ -33,6 +34,16 @@ def lightning_who() -> Who | None:
 
     Called once per request, in the caller's thread and task. Must be fast and must not import a
     framework that the app has not imported. Of several answers the innermost (largest `entered`) wins.
+    """
+
+
+@hookspec
+def lightning_install() -> Callable[[], None] | None:
+    """Name the calls of your framework from now on, as if the app had attached something.
+
+    Called when a process begins to run rollouts; the function returned takes it back when it no longer does.
+    None if there is nothing to take back. If the app has not imported the framework yet, wait for its import
+    (`tracing.importing.WhenImported`); don't import it.
     """
 
 

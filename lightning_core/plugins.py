@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
@@ -88,6 +89,7 @@ class Plugins:
         self._pluggy.add_hookspecs(hookspecs)
         self._infos: dict[str, PluginInfo] = {}
         self._parts: _Parts = {}
+        self._installers: list[tuple[str, Callable[[], Callable[[], None] | None]]] = []
         self._pullers: list[tuple[str, Callable[[], Who | None]]] = []
         self._silenced: set[str] = set()
 
@@ -115,6 +117,7 @@ class Plugins:
         for part in parts:
             self._parts.setdefault((part.kind, part.name), []).append(part)
         self._pullers += [(name, pull) for pull in self._implementations("lightning_who", plugin)]
+        self._installers += [(name, one) for one in self._implementations("lightning_install", plugin)]
         self._infos[name] = PluginInfo(name, release, hooks)
 
     def who(self) -> Who | None:
@@ -129,6 +132,20 @@ class Plugins:
             if answer is not None and (best is None or answer.entered > best.entered):
                 best = answer
         return best
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Every framework's calls are named inside the block, without `attach`."""
+        with ExitStack() as stack:
+            for name, install in self._installers:
+                try:
+                    undo = install()
+                except Exception as error:  # another framework's internals: attach() raises it to the app
+                    log.warning("plugin %r can't be installed: %s", name, error)
+                    continue
+                if undo is not None:
+                    stack.callback(undo)
+            yield
 
     def attach(self, target: Any) -> Any:
         """Connect an app object of any framework; returns it or its replacement."""

@@ -46,6 +46,7 @@ def tagging(plugins: Plugins) -> Iterator[None]:
     """Tag and route what this process, and what it starts, sends while the block runs."""
     with ExitStack() as stack:
         stack.enter_context(instrument(plugins.who))
+        stack.enter_context(plugins.installed())
         stack.callback(patch(subprocess.Popen, "__init__", plugins.who, _popen))
         for name, act in _PATCHES.items():
             hook = WhenImported(name, functools.partial(_apply, stack, act, plugins.who))

@@ -23,8 +23,8 @@ from lightning_core.heartbeat import Heartbeat, living, make_member
 from lightning_core.masking import without_password
 from lightning_core.plugins import Plugins, load_plugins
 from lightning_core.runner.runner import prepare
+from lightning_core.runner.tagging import tagging
 from lightning_core.stores.base import Store
-from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.trainer.demonstrations import encode_all
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.observers import Observers
@@ -161,7 +161,7 @@ class Session:
     async def _run_rollouts(self, run: Run, worker: str, gateway_url: str | None) -> None:
         """Run rollouts in this process, under this worker's name."""
         settings = self.settings
-        self._stack.enter_context(instrument(self.plugins.who))
+        self._stack.enter_context(tagging(self.plugins))
         self._serving = await self._stack.enter_async_context(
             running(
                 self.solve,

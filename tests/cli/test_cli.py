@@ -203,7 +203,9 @@ def test_a_package_that_training_here_needs_is_named_with_what_to_install(tmp_pa
 
 def test_plugins_lists_what_is_installed():
     listed = run("plugins")
-    assert re.search(r"langgraph .* lightning_attach, lightning_who", listed.stdout), listed.stdout
+    assert re.search(r"langgraph .* lightning_attach, lightning_install, lightning_who", listed.stdout), (
+        listed.stdout
+    )
 
 
 @pytest.mark.parametrize(

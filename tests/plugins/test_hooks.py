@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -20,9 +21,16 @@ KINDS = get_args(hookspecs.Kind)
 class Answering:
     """Implements every hook."""
 
+    installed = False
+
     @hookspecs.hookimpl
     def lightning_who(self) -> Who:
         return Who("named", 7, "answering")
+
+    @hookspecs.hookimpl
+    def lightning_install(self) -> Callable[[], None]:
+        self.installed = True
+        return lambda: setattr(self, "installed", False)
 
     @hookspecs.hookimpl
     def lightning_attach(self, target: object) -> object:
@@ -46,6 +54,14 @@ def test_one_plugin_may_implement_them_all() -> None:
     plugins.add("answering", Answering())
     [info] = [info for info in plugins.list() if info.name == "answering"]
     assert set(info.hooks) == set(HOOKS)
+
+
+def test_what_was_installed_is_taken_back() -> None:
+    plugins, answering = load_plugins([]), Answering()
+    plugins.add("answering", answering)
+    with plugins.installed():
+        assert answering.installed
+    assert not answering.installed
 
 
 def test_who_and_attach_are_asked() -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from threading import Lock
+from types import ModuleType
 from typing import Any, TypeVar
 
 from lightning_autogen.messages import in_senders_rollout, note_sender
 from lightning_autogen.steps import FRAMEWORK, in_on_message, in_on_messages, in_on_messages_stream
 from lightning_core.errors import ConfigError, InstrumentationError
+from lightning_core.tracing.importing import WhenImported
 from lightning_core.tracing.patching import patch
 
 T = TypeVar("T")
@@ -46,6 +48,31 @@ def attach(target: T) -> T:
     with _CHANGING:
         _install()
     return target
+
+
+def install() -> Callable[[], None]:
+    """Do what `attach` does, once the app has imported the framework; the function returned takes it back,
+    unless the app had attached something before."""
+    placed: list[ModuleType] = []
+
+    def place(module: ModuleType) -> None:
+        with _CHANGING:
+            if not _is_placed():
+                placed.append(module)
+            _install()
+
+    def undo() -> None:
+        hook.stop()
+        if placed:
+            detach()
+
+    hook = WhenImported("autogen_agentchat.agents", place)
+    hook.start()
+    return undo
+
+
+def _is_placed() -> bool:
+    return any(_UNDO in vars(owner) for owner in _agent_classes())
 
 
 def takes(target: Any) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from lightning_autogen.attaching import attach, takes
+from lightning_autogen.attaching import attach, install, takes
 from lightning_autogen.steps import current_step, find_host
 from lightning_core.hookspecs import hookimpl
 from lightning_core.types import Who
@@ -15,6 +16,12 @@ def lightning_who() -> Who | None:
     """The agent at work in this context."""
     step = current_step()
     return step.who if step is not None else find_host()
+
+
+@hookimpl
+def lightning_install() -> Callable[[], None]:
+    """Every agent of the framework, from its import on."""
+    return install()
 
 
 @hookimpl

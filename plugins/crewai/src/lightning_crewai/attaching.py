@@ -11,9 +11,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from threading import Lock
+from types import ModuleType
 from typing import Any, TypeVar
 
 from lightning_core.errors import ConfigError, InstrumentationError
+from lightning_core.tracing.importing import WhenImported
 from lightning_core.tracing.patching import patch
 from lightning_crewai.naming import FRAMEWORK
 from lightning_crewai.steps import in_agent, in_async_agent, in_async_task, in_task
@@ -59,6 +61,31 @@ def attach(target: T) -> T:
     with _CHANGING:
         _install()
     return target
+
+
+def install() -> Callable[[], None]:
+    """Do what `attach` does, once the app has imported the framework; the function returned takes it back,
+    unless the app had attached something before."""
+    placed: list[ModuleType] = []
+
+    def place(module: ModuleType) -> None:
+        with _CHANGING:
+            if not _is_placed():
+                placed.append(module)
+            _install()
+
+    def undo() -> None:
+        hook.stop()
+        if placed:
+            detach()
+
+    hook = WhenImported("crewai", place)
+    hook.start()
+    return undo
+
+
+def _is_placed() -> bool:
+    return any(_UNDO in vars(owner) for owner in _wrapped())
 
 
 def takes(target: Any) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from lightning_core.hookspecs import hookimpl
 from lightning_core.types import Who
-from lightning_crewai.attaching import attach, takes
+from lightning_crewai.attaching import attach, install, takes
 from lightning_crewai.steps import current_step
 
 
@@ -15,6 +16,12 @@ def lightning_who() -> Who | None:
     """The agent at work in this context."""
     step = current_step()
     return step.who if step is not None else None
+
+
+@hookimpl
+def lightning_install() -> Callable[[], None]:
+    """Every agent of the framework, from its import on."""
+    return install()
 
 
 @hookimpl

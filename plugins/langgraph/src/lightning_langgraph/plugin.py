@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from lightning_core.hookspecs import hookimpl
+from lightning_core.tracing.importing import WhenImported
 from lightning_core.types import Who
 from lightning_langgraph.runs import innermost
 
@@ -17,6 +20,38 @@ def lightning_who() -> Who | None:
     if config is None:
         return None
     return innermost(config.var_child_runnable_config.get() or {})
+
+
+@hookimpl
+def lightning_install() -> Callable[[], None]:
+    """Every Runnable, from LangChain's import on: graphs need no callback passed."""
+    undo: list[Callable[[], None]] = []
+    hook = WhenImported("langchain_core.runnables.config", lambda _: undo.append(_callback_for_all()))
+    hook.start()
+
+    def take_back() -> None:
+        hook.stop()
+        for each in undo:
+            each()
+
+    return take_back
+
+
+def _callback_for_all() -> Callable[[], None]:
+    """LangChain adds it to each outermost run that has none of its kind; what it adds is inherited."""
+    from langchain_core.tracers import context
+
+    from lightning_langgraph.callback import LightningCallback
+
+    callback = LightningCallback()
+    found: ContextVar[Any] = ContextVar("lightning_langgraph_callback", default=callback)
+    context.register_configure_hook(found, inheritable=True, handle_class=LightningCallback)
+
+    def take_back() -> None:
+        hooks = getattr(context, "_configure_hooks", [])
+        hooks[:] = [hook for hook in hooks if hook[0] is not found]
+
+    return take_back
 
 
 @hookimpl

@@ -58,6 +58,12 @@ def uninstall() -> None:
             placed.stopped = True
 
 
+def is_installed() -> bool:
+    """Whether calls are named already, or will be once the SDK is imported."""
+    sdk = find_sdk()
+    return bool(_waiting()) or (sdk is not None and bool(vars(sdk).get(_PLACED)))
+
+
 def find_sdk() -> Any:
     """`agents.tracing` if the app has imported the SDK; None otherwise, also for an app's own `agents`."""
     module = sys.modules.get(_MODULE)

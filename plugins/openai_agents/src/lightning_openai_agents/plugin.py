@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from lightning_core.hookspecs import hookimpl
 from lightning_core.types import Who
-from lightning_openai_agents.installing import attach, find_sdk
+from lightning_openai_agents.installing import attach, find_sdk, install, is_installed, uninstall
 from lightning_openai_agents.naming import find_who
 
 
@@ -16,6 +17,15 @@ def lightning_who() -> Who | None:
     """The agent whose span is current in this context."""
     sdk = find_sdk()
     return find_who(sdk.get_current_span()) if sdk is not None else None
+
+
+@hookimpl
+def lightning_install() -> Callable[[], None] | None:
+    """Every agent of the SDK, from its import on."""
+    if is_installed():
+        return None
+    install()
+    return uninstall
 
 
 @hookimpl
