@@ -39,41 +39,6 @@ from lightning_core.types import Key, Trajectory, Transition
 
 EPSILON = 1e-6
 """Spread below which rewards count as equal; they are of the order of 1."""
-
-
-class Finals:
-    """The final rewards of some rollouts, by the agents of their transitions."""
-
-    def __init__(self, trajectories: Iterable[Trajectory]) -> None:
-        self._rollouts = {each.rollout_id: each for each in trajectories}
-        self._agents = {t.key: t.agent for each in self._rollouts.values() for t in each.transitions}
-
-    def equal(self, keys: Iterable[Key]) -> bool:
-        """Whether the rollouts of these transitions end alike, for each of the agents that made them.
-
-        Keys that are no transition's are known by their rollout alone.
-        """
-        given = list(keys)
-        rollouts = [self._rollouts[name] for name in {key[0] for key in given} if name in self._rollouts]
-        agents = {self._agents[key] for key in given if key in self._agents}
-        return all(_alike([each.final(agent) for each in rollouts]) for agent in agents)
-
-
-def only_finals(trajectory: Trajectory) -> Trajectory:
-    """The trajectory as if there were no intermediate rewards."""
-    transitions = tuple(replace(t, reward=0.0) for t in trajectory.transitions)
-    return replace(trajectory, transitions=transitions, intermediate=0.0)
-
-
-def least_unit(peers: int) -> float:
-    """The formula above for n peers."""
-    return math.sqrt(peers - 1) / peers
-
-
-def _alike(values: list[float]) -> bool:
-    return max(values, default=0.0) - min(values, default=0.0) <= EPSILON
-
-
 Peer = Mapping[Key, float]
 """One side of a comparison, as a rule a rollout: the return of each of its transitions. In a baseline it
 counts once, as their mean."""
@@ -297,6 +262,40 @@ def _credited(
             for t in trajectory.transitions
         ),
     )
+
+
+# where final rewards are equal ----------------------------------------------------------------------
+class Finals:
+    """The final rewards of some rollouts, by the agents of their transitions."""
+
+    def __init__(self, trajectories: Iterable[Trajectory]) -> None:
+        self._rollouts = {each.rollout_id: each for each in trajectories}
+        self._agents = {t.key: t.agent for each in self._rollouts.values() for t in each.transitions}
+
+    def equal(self, keys: Iterable[Key]) -> bool:
+        """Whether the rollouts of these transitions end alike, for each of the agents that made them.
+
+        Keys that are no transition's are known by their rollout alone.
+        """
+        given = list(keys)
+        rollouts = [self._rollouts[name] for name in {key[0] for key in given} if name in self._rollouts]
+        agents = {self._agents[key] for key in given if key in self._agents}
+        return all(_alike([each.final(agent) for each in rollouts]) for agent in agents)
+
+
+def only_finals(trajectory: Trajectory) -> Trajectory:
+    """The trajectory as if there were no intermediate rewards."""
+    transitions = tuple(replace(t, reward=0.0) for t in trajectory.transitions)
+    return replace(trajectory, transitions=transitions, intermediate=0.0)
+
+
+def least_unit(peers: int) -> float:
+    """The formula above for n peers."""
+    return math.sqrt(peers - 1) / peers
+
+
+def _alike(values: list[float]) -> bool:
+    return max(values, default=0.0) - min(values, default=0.0) <= EPSILON
 
 
 # transitions sorted into comparisons, each rollout one peer -----------------------------------------

@@ -50,6 +50,61 @@ Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True, slots=True)
+class Relevance:
+    """Advantages from a table of the group, weighed by what the rest of the batch tells of each turn."""
+
+    needs_group: ClassVar[bool] = True
+    floor: float = 0.2
+    """The least weight: of a call, and of the rollout's own return in what came of a call."""
+    unknown: float = 0.5
+    """The weight of a call of which nothing is known."""
+    others: float = 0.3
+    """How much other groups tell of a turn, beside the other rollouts of the own group."""
+
+    def __post_init__(self) -> None:
+        for option in ("floor", "unknown", "others"):
+            check_range(option, getattr(self, option), of="Relevance", least=0, most=1)
+
+    def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
+        """A group without a batch, of which nothing else is known."""
+        return self._compare(group, {})
+
+    def of_batch(self, groups: Sequence[Sequence[Trajectory]]) -> Credit:
+        """The credit method for the groups of this batch."""
+        found = {group[0].group_id: learn(Table(group)) for group in groups}
+
+        def credit(group: Sequence[Trajectory]) -> list[Comparison]:
+            own = group[0].group_id
+            return self._compare(group, add_learnt(each for name, each in found.items() if name != own))
+
+        return credit
+
+    def _compare(self, group: Sequence[Trajectory], others: Mapping[Turn, Learnt]) -> list[Comparison]:
+        if len(group) < 2:
+            return []
+        table = Table(group)
+        advantages = (
+            {visit.transition.key: self._weigh(visit, place, table, known) for visit in found}
+            for place, (found, known) in enumerate(zip(table.visits, self.known(table, others), strict=True))
+        )
+        return [Comparison(tuple(advantages), baseline=False)]
+
+    def known(self, table: Table, others: Mapping[Turn, Learnt]) -> Iterator[dict[Turn, Learnt]]:
+        """For each rollout of a group: what all the other rollouts of the batch tell of each turn."""
+        theirs = {turn: learnt * self.others for turn, learnt in others.items()}
+        for place in range(len(table.visits)):
+            yield add_learnt((theirs, learn(table, without=place)))
+
+    def _weigh(self, visit: Visit, place: int, table: Table, known: Mapping[Turn, Learnt]) -> float:
+        learnt = known.get(table.turn(visit, place), Learnt())
+        weight = self._raised(learnt.replies.relevance, self.unknown)
+        return weight * advantage(visit, place, table, own=self._raised(learnt.hidden.relevance, 1.0))
+
+    def _raised(self, relevance: float | None, unknown: float) -> float:
+        return unknown if relevance is None else self.floor + (1 - self.floor) * relevance
+
+
+@dataclass(frozen=True, slots=True)
 class Spread:
     """Sums of squares of returns, and their degrees of freedom."""
 
@@ -106,61 +161,6 @@ def sort_out(entries: Iterable[tuple[Hashable, Entry]]) -> list[list[Entry]]:
     for kind, entry in entries:
         kinds[kind].append(entry)
     return list(kinds.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Relevance:
-    """Advantages from a table of the group, weighed by what the rest of the batch tells of each turn."""
-
-    needs_group: ClassVar[bool] = True
-    floor: float = 0.2
-    """The least weight: of a call, and of the rollout's own return in what came of a call."""
-    unknown: float = 0.5
-    """The weight of a call of which nothing is known."""
-    others: float = 0.3
-    """How much other groups tell of a turn, beside the other rollouts of the own group."""
-
-    def __post_init__(self) -> None:
-        for option in ("floor", "unknown", "others"):
-            check_range(option, getattr(self, option), of="Relevance", least=0, most=1)
-
-    def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
-        """A group without a batch, of which nothing else is known."""
-        return self._compare(group, {})
-
-    def of_batch(self, groups: Sequence[Sequence[Trajectory]]) -> Credit:
-        """The credit method for the groups of this batch."""
-        found = {group[0].group_id: learn(Table(group)) for group in groups}
-
-        def credit(group: Sequence[Trajectory]) -> list[Comparison]:
-            own = group[0].group_id
-            return self._compare(group, add_learnt(each for name, each in found.items() if name != own))
-
-        return credit
-
-    def _compare(self, group: Sequence[Trajectory], others: Mapping[Turn, Learnt]) -> list[Comparison]:
-        if len(group) < 2:
-            return []
-        table = Table(group)
-        advantages = (
-            {visit.transition.key: self._weigh(visit, place, table, known) for visit in found}
-            for place, (found, known) in enumerate(zip(table.visits, self.known(table, others), strict=True))
-        )
-        return [Comparison(tuple(advantages), baseline=False)]
-
-    def known(self, table: Table, others: Mapping[Turn, Learnt]) -> Iterator[dict[Turn, Learnt]]:
-        """For each rollout of a group: what all the other rollouts of the batch tell of each turn."""
-        theirs = {turn: learnt * self.others for turn, learnt in others.items()}
-        for place in range(len(table.visits)):
-            yield add_learnt((theirs, learn(table, without=place)))
-
-    def _weigh(self, visit: Visit, place: int, table: Table, known: Mapping[Turn, Learnt]) -> float:
-        learnt = known.get(table.turn(visit, place), Learnt())
-        weight = self._raised(learnt.replies.relevance, self.unknown)
-        return weight * advantage(visit, place, table, own=self._raised(learnt.hidden.relevance, 1.0))
-
-    def _raised(self, relevance: float | None, unknown: float) -> float:
-        return unknown if relevance is None else self.floor + (1 - self.floor) * relevance
 
 
 @dataclass(frozen=True, slots=True)
