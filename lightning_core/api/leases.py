@@ -33,7 +33,7 @@ from lightning_core.api.fields import (
 from lightning_core.api.routing import JsonRoute, reply, wait_with
 from lightning_core.errors import AccessError, RewardError
 from lightning_core.gateway.tokens import Tokens, expiry
-from lightning_core.runner.config import RolloutConfig, read_config
+from lightning_core.runner.config import may_end_without_reward, read_config
 from lightning_core.runner.gateways import (
     FRESH_SECONDS,
     RETRY_SECONDS,
@@ -44,7 +44,7 @@ from lightning_core.runner.gateways import (
     gateways_among,
 )
 from lightning_core.stores.base import Store
-from lightning_core.stores.rules import holds, last_final
+from lightning_core.stores.rules import holds
 from lightning_core.tracing.environment import variables
 from lightning_core.types import UNNAMED, Attempt, Member, Record, Rollout, Run
 
@@ -278,27 +278,19 @@ async def reclaim(body: Reclaim, caller: Admin) -> Response:
 # the rules of the run's trainer ---------------------------------------------------------------------
 async def _reward_of(store: Store, attempt: Attempt, reward: float | None, error: str | None) -> float | None:
     """The reward to end the attempt with. Raises RewardError for a success without any."""
-    run = await store.find_run(attempt.rollout.run_id)
+    rollout = attempt.rollout
+    run = await store.find_run(rollout.run_id)
     rules = None if run is None else read_config(run)
     if reward is not None or rules is None:
         return reward
     if error is not None:
         return rules.on_failure.reward_of_failure(attempt)
-    if holds(attempt, attempt.rollout):
-        await _check_given(store, attempt, rules)
-    return None
-
-
-async def _check_given(store: Store, attempt: Attempt, rules: RolloutConfig) -> None:
-    rollout = attempt.rollout
-    if rules.judged and rollout.split == "train":
-        return
-    given = (await store.get_rewards([rollout.id]))[rollout.id]
-    if last_final(given, attempt.number) is None:
+    if holds(attempt, rollout) and not await may_end_without_reward(store, attempt, judged=rules.judged):
         raise RewardError(
             f"rollout {rollout.id!r} was given no final reward and no judge will give it one; finish it with "
             "`reward`, or with `error` if it failed"
         )
+    return None
 
 
 # where the app of a leased rollout sends its calls ---------------------------------------------------

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from lightning_core.errors import ConfigError
+from lightning_core.stores.base import Store
+from lightning_core.stores.rules import last_final
 from lightning_core.types import REWARD_RANGE, Attempt, Run, is_reward
 
 RECORDED = "rollouts"
@@ -75,3 +77,12 @@ def read_config(run: Run) -> RolloutConfig | None:
             f"run {run.id!r} does not say in a readable way how its rollouts are run ({error}); its record "
             "was written by another version of this package, or by hand"
         ) from error
+
+
+async def may_end_without_reward(store: Store, attempt: Attempt, *, judged: bool) -> bool:
+    """Whether the store knows a final reward of the attempt, or a judge is to give one."""
+    rollout = attempt.rollout
+    if judged and rollout.split == "train":
+        return True
+    given = (await store.get_rewards([rollout.id]))[rollout.id]
+    return last_final(given, attempt.number) is not None

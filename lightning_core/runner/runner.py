@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_core.errors import ConfigError, LeaseLostError, StoreError, UnseenCallsError
-from lightning_core.runner.config import FailurePolicy
+from lightning_core.runner.config import FailurePolicy, may_end_without_reward
 from lightning_core.runner.gateways import GatewayHealth
 from lightning_core.runner.in_process import InProcess
 from lightning_core.runner.outcome import Outcome, Solve, describe, no_reward
@@ -24,7 +24,6 @@ from lightning_core.runner.pool import WorkerPool
 from lightning_core.runner.process import local_pool
 from lightning_core.runner.ray_workers import Workers, parse_workers
 from lightning_core.stores.base import Store
-from lightning_core.stores.rules import last_final
 from lightning_core.tracing.scope import Scope, read_unseen
 from lightning_core.types import Attempt, Rollout
 
@@ -309,19 +308,12 @@ class Runner:
     async def _read(self, attempt: Attempt, outcome: Outcome) -> tuple[float | None, str | None]:
         """The outcome as (reward, error) for the store."""
         error = outcome.error
-        if error is None and outcome.reward is None and not await self._was_given(attempt):
+        given = outcome.reward is not None or error is not None
+        if not given and not await may_end_without_reward(self.store, attempt, judged=self.judged):
             error = describe(no_reward(attempt.rollout.task, self.solve))
         if error is None:
             return outcome.reward, None
         return self.on_failure.reward_of_failure(attempt), error
-
-    async def _was_given(self, attempt: Attempt) -> bool:
-        """Whether the store knows a final reward, or a judge is to give one."""
-        rollout = attempt.rollout
-        if self.judged and rollout.split == "train":
-            return True
-        given = (await self.store.get_rewards([rollout.id]))[rollout.id]
-        return last_final(given, attempt.number) is not None
 
     # keeping and giving back --------------------------------------------------------------
     async def _keep_leases(self) -> None:
