@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import openai
@@ -33,6 +34,27 @@ def run(*arguments: object, cwd: Path = ROOT, **environment: str) -> subprocess.
         text=True,
         timeout=800,
     )
+
+
+@pytest.fixture
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The command in this process, run in an empty folder unless `cwd` says another."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("COLUMNS", "160")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "127.0.0.1,localhost")
+
+    def call(*arguments: object, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(cwd)
+        monkeypatch.setattr(sys, "argv", ["agentlightning", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(sys.argv, int(ended.value.code or 0), said.out, said.err)
+
+    return call
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +87,8 @@ def test_train_leaves_a_policy_a_summary_and_a_curve(finished):
     assert str(folder / "policy") in said.replace("\n", "")
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
-    told = run("train", SCRIPT, "--dry-run", "--steps", 7, cwd=tmp_path)
+def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path, call):
+    told = call("train", SCRIPT, "--dry-run", "--steps", 7)
     assert told.returncode == 0, told.stderr
     assert re.search(r"a step\s+│ 8 rollouts: 2 tasks, 4 of each", told.stdout)
     assert "7 updates" in told.stdout
@@ -74,12 +96,12 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_commands_of_the_page_about_dry_runs_work_as_they_stand():
+def test_the_commands_of_the_page_about_dry_runs_work_as_they_stand(call):
     page = (ROOT / "docs" / "dry-run.md").read_text()
     commands = re.findall(r"^\$ agentlightning (.*)$", page, re.MULTILINE)
     assert len(commands) == 2
     for command in commands:
-        told = run(*command.split(), OPENAI_API_KEY="none")
+        told = call(*command.split(), cwd=ROOT)
         assert told.returncode == 0, told.stderr
         assert "nothing was started or written" in told.stdout
 
@@ -94,29 +116,30 @@ def test_runs_and_show_report_what_training_left(finished):
     assert re.search(r"critic\s+│ no", shown.stdout)
 
 
-def test_a_folder_that_holds_a_run_is_not_overwritten(finished):
+def test_a_folder_that_holds_a_run_is_not_overwritten(finished, call):
     folder, _ = finished
-    again = run("train", SCRIPT, "--folder", folder)
+    again = call("train", SCRIPT, "--folder", folder)
     assert again.returncode == 1
     assert "already holds a run" in again.stderr
 
 
-def test_resuming_with_another_seed_is_refused(finished):
+def test_resuming_with_another_seed_is_refused(finished, call):
     folder, _ = finished
-    other = run("train", SCRIPT, "--folder", folder, "--resume", "--seed", 6)
+    other = call("train", SCRIPT, "--folder", folder, "--resume", "--seed", 6)
     assert other.returncode == 1
     assert "another seed" in other.stderr
 
 
-def test_an_agent_nobody_has_seen_is_an_error_with_the_names_seen(tmp_path):
-    wrong = run("train", SCRIPT, "--folder", tmp_path / "run", "--set", 'agents=["writr","critic"]')
+def test_an_agent_nobody_has_seen_is_an_error_with_the_names_seen(tmp_path, call):
+    wrong = call("train", SCRIPT, "--folder", tmp_path / "run", "--set", 'agents=["writr","critic"]')
     assert wrong.returncode == 1
     assert "'writr'" in wrong.stderr
     assert "'critic', 'writer'" in wrong.stderr
 
 
-def test_an_app_that_always_fails_stops_the_run_and_says_why(tmp_path):
-    broken = run("train", SCRIPT, "--folder", tmp_path / "run", SMALL_JOB_FAILS="1")
+def test_an_app_that_always_fails_stops_the_run_and_says_why(tmp_path, call, monkeypatch):
+    monkeypatch.setenv("SMALL_JOB_FAILS", "1")
+    broken = call("train", SCRIPT, "--folder", tmp_path / "run")
     assert broken.returncode == 1
     assert "TrainingError" in broken.stderr
     assert "the app is broken today" in broken.stderr
@@ -135,14 +158,10 @@ def test_an_app_that_always_fails_stops_the_run_and_says_why(tmp_path):
         (["show", "nowhere"], "nowhere"),
     ],
 )
-def test_bad_input_is_one_message_that_names_it(arguments, words, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["agentlightning", *map(str, arguments)])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 1
-    assert words in capsys.readouterr().err
+def test_bad_input_is_one_message_that_names_it(arguments, words, call):
+    refused = call(*arguments)
+    assert refused.returncode == 1
+    assert words in refused.stderr
 
 
 def test_ctrl_c_is_clean_and_resume_goes_on(tmp_path):
@@ -211,9 +230,7 @@ def test_plugins_lists_what_is_installed():
 @pytest.mark.parametrize(
     "verb", ["train", "serve", "gateway", "models", "runs", "show", "export", "plugins", "api", "token"]
 )
-def test_every_verb_explains_itself(verb, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["agentlightning", verb, "--help"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0
-    assert len(capsys.readouterr().out) > 200
+def test_every_verb_explains_itself(verb, call):
+    told = call(verb, "--help")
+    assert told.returncode == 0
+    assert len(told.stdout) > 200
