@@ -88,11 +88,9 @@ Rule = Callable[[Scene], Iterable[Finding]]
 class Alerts:
     """Changes to the rules that watch a run, and a function of your own to be told."""
 
-    rules: Mapping[str, Mapping[str, float] | bool] = field(default_factory=dict)
-    """By name: thresholds to change, such as {"reward_collapse": {"drop": 0.6}}, or False to switch it
-    off."""
-    functions: Sequence[Rule] = ()
-    """Rules of your own, without a plugin."""
+    rules: Mapping[str, Mapping[str, float] | bool | Rule] = field(default_factory=dict)
+    """By name: thresholds to change, such as {"reward_collapse": {"drop": 0.6}}; False to switch it off; or a
+    function, which is a rule of your own."""
     on_alert: Callable[[Alert], Any] | None = None
     """Called with each new alert, in a thread of its own if it is not async; it may take its time."""
 

@@ -369,16 +369,17 @@ def to_alerts(setting: Alerts | bool | None) -> Alerts | None:
 def make_rules(setting: Alerts, plugins: Plugins) -> Mapping[str, Rule]:
     """The rules that take part, by name. ConfigError for a name that is not registered."""
     names = plugins.names("alert")
-    for name in setting.rules.keys() - set(names):
+    own = {name: each for name, each in setting.rules.items() if callable(each)}
+    for name in own.keys() & set(names):
+        raise ConfigError(f"Alerts(rules=...) has a function called {name!r}, as there is a rule: rename it")
+    changes = {name: each for name, each in setting.rules.items() if not callable(each)}
+    for name in changes.keys() - set(names):
         plugins.part("alert", name)  # says which there are
     made = {
         name: make_rule(name, plugins.part("alert", name), change)
         for name in names
-        if (change := setting.rules.get(name, True)) is not False
+        if (change := changes.get(name, True)) is not False
     }
-    own = {getattr(each, "__name__", type(each).__name__): each for each in setting.functions}
-    for name in own.keys() & made.keys():
-        raise ConfigError(f"Alerts(functions=...) has a rule called {name!r}, as there is one: rename it")
     return {**made, **own}
 
 

@@ -72,7 +72,7 @@ def test_a_rule_that_fails_is_left_out_and_the_others_go_on(caplog):
 
 # settings ---------------------------------------------------------------------------------------
 def test_thresholds_are_changed_and_rules_switched_off_by_name():
-    setting = Alerts(rules={"reward_collapse": {"drop": 0.6}, "zero_variance": False}, functions=[low])
+    setting = Alerts(rules={"reward_collapse": {"drop": 0.6}, "zero_variance": False, "low": low})
     rules = make_rules(setting, load_plugins([]))
     assert rules["reward_collapse"] == RewardCollapse(drop=0.6)
     assert "zero_variance" not in rules
@@ -100,8 +100,8 @@ def test_alerts_are_on_off_or_as_given():
     assert to_alerts(given) is given
     with pytest.raises(ConfigError, match="'no'"):
         to_alerts("no")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="'low'"):
-        make_rules(Alerts(functions=[low, low], rules={"low": False}), load_plugins([]))
+    with pytest.raises(ConfigError, match=r"'stuck_worker'.*rename"):
+        make_rules(Alerts(rules={"stuck_worker": low}), load_plugins([]))
 
 
 def test_a_function_with_thresholds_takes_them_by_name():

@@ -68,7 +68,7 @@ def fit_tracked(folder: Path, **settings: Any) -> None:
         agents=["writer"],
         algorithm=grpo(),
         backend=lightning.LocalBackend("tiny", threads=1),
-        alerts=lightning.Alerts(functions=[second]),
+        alerts=lightning.Alerts(rules={"second": second}),
         folder=folder,
         progress=False,
         **settings,

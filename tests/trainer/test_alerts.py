@@ -129,7 +129,7 @@ def high(scene: Scene) -> list[Finding]:
 
 
 def test_a_resumed_run_does_not_tell_what_it_told(tmp_path):
-    setting = lightning.Alerts(functions=[high])
+    setting = lightning.Alerts(rules={"high": high})
     for steps, resume in ((1, False), (2, True)):
         fit(tmp_path / "run", grpo(), steps=steps, resume=resume, alerts=setting)
     assert [alert.id for alert in read(tmp_path / "run")[1] if alert.rule == "high"] == ["high/step-0"]
@@ -139,7 +139,7 @@ def test_what_a_user_s_function_does_wrong_is_logged_and_with_alerts_off_nothing
     async def post(alert: Alert) -> None:
         raise OSError("no network")
 
-    fit(tmp_path / "on", grpo(), steps=1, alerts=lightning.Alerts(functions=[high], on_alert=post))
+    fit(tmp_path / "on", grpo(), steps=1, alerts=lightning.Alerts(rules={"high": high}, on_alert=post))
     assert "on_alert failed for 'high/step-0': OSError('no network')" in caplog.text
     fit(tmp_path / "off", grpo(), steps=1, alerts=False)
     assert read(tmp_path / "off")[1] == []
