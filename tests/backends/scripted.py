@@ -15,7 +15,7 @@ from typing import Any
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch, TensorChange, check_loss
 from lightning_core.backends.folders import replacing
-from lightning_core.backends.preflight import Outline
+from lightning_core.backends.preflight import RunPlan
 from lightning_core.errors import ModelError
 from lightning_core.types import Demonstration, Key, Trajectory
 from lightning_core.upstream import ChatRequest
@@ -57,8 +57,8 @@ class ScriptedBackend:
     def check(self, algorithm: Algorithm) -> None:
         check_loss(algorithm, self.name)
 
-    def outline(self, algorithms: Sequence[Algorithm]) -> Outline:
-        return Outline()
+    def plan_run(self, algorithms: Sequence[Algorithm]) -> RunPlan:
+        return RunPlan()
 
     async def start(self) -> None:
         return
