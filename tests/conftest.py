@@ -7,6 +7,7 @@ from hypothesis import settings
 
 FIRST = (
     "tests/trainer/test_crash.py",
+    "tests/apps/",
     "tests/roles/",
     "tests/cli/test_cli.py",
     "tests/test_readme.py",
@@ -25,6 +26,7 @@ FIRST = (
 """In this order, then all others. What trains and starts processes comes first: no worker ends with it."""
 
 LONG = (
+    "tests/apps/",
     "tests/benchmarks/",
     "tests/cli/test_workers.py",
     "tests/examples/",

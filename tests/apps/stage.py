@@ -82,8 +82,9 @@ class Outcome:
 
     @property
     def lost(self) -> int:
-        """Calls that somebody answered, and that were neither recorded nor noticed."""
-        return max(0, self.arrived + self.escaped - len(self.refused) - len(self.recorded) - self.noticed)
+        """Calls that a server answered, and that were neither recorded nor noticed."""
+        recorded = sum(call.status != "failed" for call in self.recorded)
+        return self.arrived + self.escaped - len(self.refused) - recorded - self.noticed
 
     def wrong(self, roles: Sequence[Role]) -> list[str]:
         """Calls that were recorded under another name than their agent's."""
@@ -191,7 +192,7 @@ class _Watch:
 
         async def watch(message: Message) -> None:
             nonlocal refused
-            refused = refused or message.get("status", 200) in (400, 422)
+            refused = refused or 400 <= message.get("status", 200) < 500
             if refused and message.get("body"):
                 self.outcome.refused.append(message["body"].decode())
             await send(message)
