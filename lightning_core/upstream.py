@@ -94,13 +94,15 @@ class Delta:
     logprobs: list[float]
     """One for each id, at the temperature it was sampled with."""
     text: str = ""
-    """Content for the app; never part of a tool call or a special token, never half a character."""
+    """Content for the app: no part of a tool call, a thought or a special token, and no half a character."""
     tool_calls: list[dict[str, Any]] | None = None
     """Complete tool calls in OpenAI's form ({id, type, function: {name, arguments}})."""
     top_logprobs: list[list[tuple[int, float]]] | None = None
     """For each id the best alternatives as (id, logprob), if they were asked for."""
     finish_reason: str | None = None
     """"stop", "length" or "tool_calls" on the last delta of the choice."""
+    thought: str = ""
+    """What a reasoning model thinks before it replies."""
     stop: str | None = None
     """Beside the finish reason "stop": which of the request's stop texts it was; None if none of them."""
 

@@ -21,15 +21,16 @@ from lightning_core.dialects.base import (
     Conversation,
     Dialect,
     Owner,
+    Part,
     Request,
     Sampled,
+    Thought,
     by_choice,
 )
 from lightning_core.dialects.constraints import ToolChoice, read_format, read_tools
 from lightning_core.dialects.lenient import (
     Json,
     Message,
-    Part,
     assistant,
     call_part,
     choice,
@@ -37,6 +38,9 @@ from lightning_core.dialects.lenient import (
     read_part,
     response_part,
     tool_call,
+)
+from lightning_core.dialects.lenient import (
+    Part as SeenPart,
 )
 from lightning_core.dialects.options import (
     EFFORT,
@@ -261,16 +265,21 @@ def _turn(turn: Any, param: str) -> list[Json]:
 
 
 def _assistant(blocks: list[Any], param: str) -> Json:
-    texts, calls = [], []
+    texts, calls, thoughts = [], [], []
     for index, block in enumerate(blocks):
         if _kind(block) == "tool_use":
             calls.append(_tool_call(block, f"{param}[{index}]"))
+        elif _kind(block) == "thinking":
+            thoughts.append(string(block, "thinking", f"{param}[{index}]"))
+        elif _kind(block) == "redacted_thinking":
+            continue  # encrypted: no text for a model
         else:
             texts.append(_text(block, f"{param}[{index}]"))
     content = "".join(texts)
-    if calls:
-        return {"role": "assistant", "content": content or None, "tool_calls": calls}
-    return {"role": "assistant", "content": content}
+    message: Json = {"role": "assistant", "content": content or None if calls else content}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _user(blocks: list[Any], param: str) -> list[Json]:
@@ -356,7 +365,7 @@ def _written(block: Json) -> str:
     return block.get("json") or orjson.dumps(block.get("input") or {}).decode()
 
 
-def _part(block: Any) -> Part:
+def _part(block: Any) -> SeenPart:
     match _kind(block):
         case "tool_use":
             return call_part(block.get("id"), block.get("name"), block.get("input"))
@@ -379,8 +388,8 @@ class AnthropicReply:
         self._model = model
         self._blocks = 0
         """Content blocks begun so far."""
-        self._open = False
-        """Whether the last of them is a text that may go on."""
+        self._open: type | None = None
+        """What the last of them is, if it may go on: a text or a thought."""
 
     def whole(self) -> Json:
         """The whole reply."""
@@ -395,7 +404,7 @@ class AnthropicReply:
     def pieces(self, deltas: Iterable[Delta]) -> bytes:
         """The events of what was just sampled."""
         return b"".join(
-            self._text(block) if isinstance(block, str) else self._tool_use(block)
+            self._tool_use(block) if isinstance(block, dict) else self._text(block)
             for choice in by_choice(deltas).values()
             for block in choice.blocks()
         )
@@ -432,10 +441,14 @@ class AnthropicReply:
             "cache_read_input_tokens": 0,
         }
 
-    def _text(self, piece: str) -> bytes:
-        begin = b"" if self._open else self._begin({"type": "text", "text": ""})
-        self._open = True
-        return begin + self._event("content_block_delta", delta={"type": "text_delta", "text": piece})
+    def _text(self, piece: str | Thought) -> bytes:
+        begin = b"" if self._open is type(piece) else self._close() + self._begin(_block(type(piece)("")))
+        self._open = type(piece)
+        if isinstance(piece, Thought):
+            delta = {"type": "thinking_delta", "thinking": piece.text}
+        else:
+            delta = {"type": "text_delta", "text": piece}
+        return begin + self._event("content_block_delta", delta=delta)
 
     def _tool_use(self, call: Json) -> bytes:
         use = _block(call)
@@ -456,17 +469,19 @@ class AnthropicReply:
         return self._event("content_block_start", content_block=block)
 
     def _close(self) -> bytes:
-        """End the text that is open, if one is."""
-        if not self._open:
+        """End the text or thought that is open, if one is."""
+        if self._open is None:
             return b""
-        self._open = False
+        self._open = None
         return self._event("content_block_stop")
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         return typed_event({"type": kind, "index": self._blocks - 1, **fields})
 
 
-def _block(block: str | Json) -> Json:
+def _block(block: Part) -> Json:
+    if isinstance(block, Thought):
+        return {"type": "thinking", "thinking": block.text, "signature": ""}
     if isinstance(block, str):
         return {"type": "text", "text": block}
     function = block["function"]

@@ -50,6 +50,17 @@ class Request:
     """Given the reply's id and message once the reply is complete."""
 
 
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """What a reasoning model thinks before it replies."""
+
+    text: str
+
+
+Part = str | Json | Thought
+"""A piece of text, a tool call, or a piece of a thought."""
+
+
 @dataclass(slots=True)
 class ChoiceSoFar:
     """One choice while it is being sampled."""
@@ -57,8 +68,8 @@ class ChoiceSoFar:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
-    parts: list[str | Json] = field(default_factory=list)
-    """Pieces of text and tool calls, in the order written."""
+    parts: list[Part] = field(default_factory=list)
+    """In the order written."""
     finish_reason: str | None = None
     stop: str | None = None
     """The stop text that ended it."""
@@ -66,6 +77,8 @@ class ChoiceSoFar:
     def add(self, delta: Delta) -> None:
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
+        if delta.thought:
+            self.parts.append(Thought(delta.thought))
         if delta.text:
             self.parts.append(delta.text)
         if delta.tool_calls:
@@ -82,26 +95,35 @@ class ChoiceSoFar:
         return "".join(part for part in self.parts if isinstance(part, str))
 
     @property
+    def thought(self) -> str:
+        """All of its thought."""
+        return "".join(part.text for part in self.parts if isinstance(part, Thought))
+
+    @property
     def tool_calls(self) -> list[Json]:
         """All of its tool calls."""
-        return [part for part in self.parts if not isinstance(part, str)]
+        return [part for part in self.parts if isinstance(part, dict)]
 
-    def blocks(self) -> list[str | Json]:
-        """Its texts, each whole, and its tool calls, in the order written."""
-        blocks: list[str | Json] = []
+    def blocks(self) -> list[Part]:
+        """Its thought and its texts, each whole, and its tool calls, in the order written."""
+        blocks: list[Part] = []
         for part in self.parts:
-            if isinstance(part, str) and blocks and isinstance(blocks[-1], str):
-                blocks[-1] += part
-            else:
-                blocks.append(part)
+            match blocks[-1:], part:
+                case [str(before)], str():
+                    blocks[-1] = before + part
+                case [Thought(before)], Thought(more):
+                    blocks[-1] = Thought(before + more)
+                case _:
+                    blocks.append(part)
         return blocks
 
     def message(self) -> Json:
         """The assistant message the app is given."""
+        thought = {"reasoning_content": self.thought} if self.thought else {}
         text, calls = self.text, self.tool_calls
         if calls:
-            return {"role": "assistant", "content": text or None, "tool_calls": calls}
-        return {"role": "assistant", "content": text}
+            return {"role": "assistant", **thought, "content": text or None, "tool_calls": calls}
+        return {"role": "assistant", **thought, "content": text}
 
 
 def by_choice(deltas: Iterable[Delta]) -> dict[int, ChoiceSoFar]:

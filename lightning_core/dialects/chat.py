@@ -183,7 +183,11 @@ def _message(message: Any, param: str) -> Json:
     if content is None and role != "assistant":
         raise invalid(f"{param}.content", f"{param}.content is missing")
     role = "system" if role == "developer" else role
-    return {**message, "role": role, "content": content}
+    checked = {**message, "role": role, "content": content}
+    thought = checked.pop("reasoning", None) or checked.get("reasoning_content")
+    if thought is not None:
+        checked["reasoning_content"] = text({param: thought}, param)
+    return checked
 
 
 def _top_logprobs(body: Json) -> int:
@@ -286,7 +290,7 @@ class ChatReply:
     def _choice(self, index: int, choice: ChoiceSoFar) -> Json:
         reply: Json = {
             "index": index,
-            "message": orjson.Fragment(to_json({**choice.message(), "refusal": None})),
+            "message": orjson.Fragment(to_json({**choice.message(), **_thought(choice), "refusal": None})),
             "logprobs": self._logprobs(choice),
             "finish_reason": self._finish(choice),
         }
@@ -299,7 +303,7 @@ class ChatReply:
         return "stop" if named else choice.finish_reason
 
     def _piece(self, index: int, choice: ChoiceSoFar) -> bytes:
-        delta: Json = {}
+        delta = _thought(choice)
         if choice.text:
             delta["content"] = choice.text
         if choice.tool_calls:
@@ -339,6 +343,12 @@ class ChatReply:
             return None
         content = self._tokens.logprobs(choice.token_ids, choice.logprobs, choice.top_logprobs)
         return {"content": content, "refusal": None}
+
+
+def _thought(choice: ChoiceSoFar) -> Json:
+    """Under both names that servers give it: DeepSeek's, which most clients know, and vLLM's newer one."""
+    thought = choice.thought
+    return {"reasoning_content": thought, "reasoning": thought} if thought else {}
 
 
 def wants_usage(raw: Json) -> bool:

@@ -16,7 +16,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from lightning_core.dialects.base import Conversation, Dialect, Owner, Request, Sampled, by_choice
+from lightning_core.dialects.base import (
+    Conversation,
+    Dialect,
+    Owner,
+    Part,
+    Request,
+    Sampled,
+    Thought,
+    by_choice,
+)
 from lightning_core.dialects.constraints import (
     FROM_VLLM_STRUCTURED,
     check_tool,
@@ -246,6 +255,8 @@ def _read_items(value: Any) -> list[Json]:
     messages: list[Json] = []
     for index, item in enumerate(value):
         _add(messages, item, f"input[{index}]")
+    if not messages:
+        raise invalid("input", "input holds no message")
     return messages
 
 
@@ -261,10 +272,13 @@ def _add(messages: list[Json], item: Any, param: str) -> None:
             content = _content(item, "output", param)
             call_id = string(item, "call_id", param)
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        case "reasoning":
+            _add_thought(messages, item, param)
         case kind:
             raise unsupported(
                 param,
-                f"{param} has the type {short(kind)}; served are messages, function calls and their outputs",
+                f"{param} has the type {short(kind)}; served are messages, reasoning, function calls and "
+                "their outputs",
             )
 
 
@@ -273,10 +287,19 @@ def _add_message(messages: list[Json], item: Json, param: str) -> None:
     if role not in _ROLES:
         raise invalid(f"{param}.role", f"{param}.role must be one of {_ROLES}, not {short(role)}")
     content = _content(item, "content", param)
-    if role == "assistant" and messages and messages[-1].get("tool_calls"):
+    if role == "assistant" and messages and messages[-1].keys() & {"tool_calls", "reasoning_content"}:
         messages[-1]["content"] = (messages[-1]["content"] or "") + content
     else:
         messages.append({"role": "system" if role == "developer" else role, "content": content})
+
+
+def _add_thought(messages: list[Json], item: Json, param: str) -> None:
+    """The thought begins the assistant's next message. One that is only encrypted has no text for a model."""
+    told = "content" if item.get("content") else "summary"
+    parts = {"reasoning_text": "text", "summary_text": "text"}
+    thought = read_content(item.get(told), f"{param}.{told}", parts)
+    if thought:
+        messages.append({"role": "assistant", "content": None, "reasoning_content": thought})
 
 
 def _add_tool_call(messages: list[Json], item: Json, param: str) -> None:
@@ -319,7 +342,9 @@ class ResponseReply:
         self._output: list[Json] = []
         """The items so far; of one that is open, as it was added."""
         self._text: list[str] | None = None
-        """The pieces of the message that is open."""
+        """The pieces of the message or thought that is open."""
+        self._kind: type[str | Thought] = str
+        """Which of the two it is."""
         self._events = 0
 
     def whole(self) -> Json:
@@ -341,7 +366,7 @@ class ResponseReply:
     def pieces(self, deltas: Iterable[Delta]) -> bytes:
         """The events of what was just sampled."""
         return b"".join(
-            self._text_piece(block) if isinstance(block, str) else self._close() + self._call(block)
+            self._close() + self._call(block) if isinstance(block, dict) else self._text_piece(block)
             for choice in by_choice(deltas).values()
             for block in choice.blocks()
         )
@@ -387,10 +412,18 @@ class ResponseReply:
             **self._asked,
         }
 
-    def _item(self, index: int, block: str | Json) -> Json:
-        if isinstance(block, str):
-            return self._message_item(index, "completed", [_text_part(block)])
-        return self._call_item(index, "completed", block, block["function"]["arguments"])
+    def _item(self, index: int, block: Part) -> Json:
+        if isinstance(block, dict):
+            return self._call_item(index, "completed", block, block["function"]["arguments"])
+        return self._text_item(index, "completed", block)
+
+    def _text_item(self, index: int, status: str, block: str | Thought | None, of: type = str) -> Json:
+        """A message or a thought; while it is open it has no content yet, and `of` says which it is."""
+        content = [] if block is None else [_text_part(block)]
+        if isinstance(block, Thought) or of is Thought:
+            item_id = f"rs_{self._sampled.call_id}_{index}"
+            return {"id": item_id, "type": "reasoning", "status": status, "summary": [], "content": content}
+        return self._message_item(index, status, content)
 
     def _message_item(self, index: int, status: str, content: list[Json]) -> Json:
         return {
@@ -411,30 +444,35 @@ class ResponseReply:
             "arguments": arguments,
         }
 
-    def _text_piece(self, piece: str) -> bytes:
-        events = self._open() if self._text is None else b""
+    def _text_piece(self, piece: str | Thought) -> bytes:
+        events = b"" if self._text is not None and type(piece) is self._kind else self._close()
+        events += self._open(type(piece)) if self._text is None else b""
         assert self._text is not None
+        if isinstance(piece, Thought):
+            self._text.append(piece.text)
+            return events + self._part_event("response.reasoning_text.delta", delta=piece.text)
         self._text.append(piece)
         return events + self._part_event("response.output_text.delta", delta=piece, logprobs=[])
 
-    def _open(self) -> bytes:
-        self._text = []
-        added = self._add(self._message_item(len(self._output), "in_progress", []))
-        return added + self._part_event("response.content_part.added", part=_text_part(""))
+    def _open(self, kind: type[str | Thought] = str) -> bytes:
+        self._text, self._kind = [], kind
+        added = self._add(self._text_item(len(self._output), "in_progress", None, kind))
+        return added + self._part_event("response.content_part.added", part=_text_part(kind("")))
 
     def _close(self, *, last: bool = False) -> bytes:
         """End the message that is open, if one is."""
         if self._text is None:
             return b""
         text, self._text = "".join(self._text), None
-        item = self._item(len(self._output) - 1, text)
+        block = self._kind(text)
+        item = self._item(len(self._output) - 1, block)
         item["status"] = "incomplete" if last and self._cut else "completed"
-        return b"".join(
-            (
-                self._part_event("response.output_text.done", text=text, logprobs=[]),
-                self._part_event("response.content_part.done", part=_text_part(text)),
-                self._done(item),
-            )
+        if isinstance(block, Thought):
+            done = self._part_event("response.reasoning_text.done", text=text)
+        else:
+            done = self._part_event("response.output_text.done", text=text, logprobs=[])
+        return (
+            done + self._part_event("response.content_part.done", part=_text_part(block)) + self._done(item)
         )
 
     def _call(self, call: Json) -> bytes:
@@ -481,7 +519,9 @@ class ResponseReply:
         }
 
 
-def _text_part(text: str) -> Json:
+def _text_part(text: str | Thought) -> Json:
+    if isinstance(text, Thought):
+        return {"type": "reasoning_text", "text": text.text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 

@@ -22,6 +22,7 @@ class Line:
 
     text: str = ""
     tool_calls: list[dict[str, Any]] | None = None
+    thought: str = ""
     stop: str | None = None
     """The stop text that ends it."""
 
@@ -113,6 +114,9 @@ class ScriptedGeneration:
         lines = [self._engine.says(self._request, choice) for choice in range(self._request.n)]
         tokens = [self._engine.encode(line.text) for line in lines]
         limit = self._request.max_tokens or 10_000
+        for choice, line in enumerate(lines):
+            for piece in line.thought.splitlines(keepends=True):
+                yield Delta(choice, [], [], thought=piece)
         for position in range(limit):
             if position == self._engine.breaks_off_after:
                 return

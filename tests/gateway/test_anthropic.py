@@ -243,9 +243,9 @@ async def test_the_token_opens_as_either_kind_of_key(house: House, web: httpx.As
             "unsupported_value",
         ),
         (
-            {"messages": [{"role": "assistant", "content": [{"type": "thinking", "thinking": "x"}]}]},
-            "messages[0].content[0]",
-            "unsupported_value",
+            {"messages": [{"role": "assistant", "content": [{"type": "thinking"}]}]},
+            "messages[0].content[0].thinking",
+            "missing_required_parameter",
         ),
         (
             {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "input": "x"}]}]},

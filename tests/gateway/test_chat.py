@@ -152,14 +152,15 @@ async def test_the_finish_reason_of_a_forced_call_is_openais(choice: Any, reason
 
 async def test_without_constrain_the_prompt_asks_for_the_form() -> None:
     schema = {"type": "object", "required": ["city"]}
-    form: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     async with open_house(agents=("write*",)) as house:
         token = await house.rollout(sampling=Sampling(constrain=False))
-        for agent, messages in (
+        asked: list[tuple[str, list[Any]]] = [
             ("writer", HELLO[1:]),
             ("writer", HELLO),
             ("judge", HELLO),
-        ):
+        ]
+        for agent, messages in asked:
             client = house.client(token, agent=agent)
             await client.chat.completions.create(model="m", messages=messages, response_format=form)
         await house.client(token, agent="writer").chat.completions.create(

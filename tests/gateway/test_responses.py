@@ -347,7 +347,6 @@ async def test_an_engine_that_fails_midway_ends_the_stream_with_the_error() -> N
         ({"tools": [TOOL], "tool_choice": {"type": "web_search_preview"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "mcp", "server_label": "x"}}, "tool_choice"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input[0]"),
         ({"input": [{"type": ["message"]}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"input": [{"role": "user", "content": [{"type": []}]}]}, "input[0].content[0]"),
@@ -364,6 +363,7 @@ def test_an_option_that_no_engine_here_honours_is_refused_by_name(fields: dict[s
     [
         ({"input": None}, "input", "invalid_value"),
         ({"input": []}, "input", "invalid_value"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input", "invalid_value"),
         ({"input": ["hi"]}, "input[0]", "invalid_value"),
         ({"input": [{"role": ["user"], "content": "x"}]}, "input[0].role", "invalid_value"),
         ({"input": [{"role": "user"}]}, "input[0].content", "missing_required_parameter"),

@@ -136,9 +136,13 @@ class Prompts:
 
         vLLM reads it so: `reasoning_effort` as it stands, and `enable_thinking` is whether it is not "none".
         """
-        if request.effort is None:
+        switches: dict[str, Any] = {}
+        if request.effort is not None:
+            switches = {"reasoning_effort": request.effort, "enable_thinking": request.effort != "none"}
+        if request.constraint is not None:
+            switches["enable_thinking"] = False  # what the form leaves no room for
+        if not switches:
             return request.extra
-        switches = {"reasoning_effort": request.effort, "enable_thinking": request.effort != "none"}
         reads = argument_names(self._tokenizer, request.tools)
         return {**{name: value for name, value in switches.items() if name in reads}, **request.extra}
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
+    from lightning_core.backends.chat.thinking import Thinking
+
 
 class TextStream:
     """The text of a reply as its ids come in."""
@@ -78,6 +80,8 @@ class StopStrings:
 
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+BEGIN, END = "<think>", "</think>"
+"""Around a thought (`thinking`)."""
 
 
 class ToolCalls:
@@ -183,12 +187,23 @@ class ChatGeneration:
 class Choice:
     """What was read of one completion, as text and tool calls."""
 
-    def __init__(self, index: int, completion: Completion, text: TextStream, request: ChatRequest) -> None:
+    def __init__(
+        self,
+        index: int,
+        completion: Completion,
+        text: TextStream,
+        request: ChatRequest,
+        thinking: Thinking | None = None,
+    ) -> None:
+        """`thinking` reads the thoughts of a model that has some."""
         self.index, self.completion = index, completion
         self._text = text
         self._stops = StopStrings(request.stop)
         self._tools = ToolCalls() if request.tools else None
         self._parallel = request.parallel
+        self._thinking = thinking
+        self._thought = ""
+        """What is new of it."""
         self._seen = 0
         self.ended = False
 
@@ -220,7 +235,13 @@ class Choice:
         return self._stops.hit is not None or (called and not self._parallel)
 
     def _take(self, text: str, calls: list[dict[str, Any]]) -> str:
-        """What of the text is content; its tool calls are added to `calls`."""
+        """What of the text is content; thoughts and tool calls are kept apart."""
+        if self._thinking is not None:
+            thought, text = self._thinking.feed(text)
+            self._thought += thought
+        return self._call(text, calls)
+
+    def _call(self, text: str, calls: list[dict[str, Any]]) -> str:
         if self._tools is None or not text:
             return text
         text, found = self._tools.feed(text)
@@ -230,10 +251,15 @@ class Choice:
     def _delta(self, start: int, text: str, calls: list[dict[str, Any]], reason: str | None) -> Delta:
         if reason:
             text += self._take(self._stops.flush(), calls)
+        if reason and self._thinking is not None:
+            thought, rest = self._thinking.flush()
+            self._thought += thought
+            text += self._call(rest, calls)
         if self._tools is not None and reason:
             text += self._tools.flush()
             reason = "tool_calls" if self._tools.found and reason == "stop" else reason
         self.ended = reason is not None
+        thought, self._thought = self._thought, ""
         best = self.completion.best[start : self._seen] if self.completion.options.top_logprobs else None
         return Delta(
             choice=self.index,
@@ -241,6 +267,7 @@ class Choice:
             logprobs=self.completion.logprobs[start : self._seen],
             text=text,
             tool_calls=calls or None,
+            thought=thought,
             top_logprobs=best,
             finish_reason=reason,
             stop=self._stops.hit if reason == "stop" else None,
@@ -252,5 +279,5 @@ def hidden_ids(tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int]) -> 
     them."""
     added = tokenizer.added_tokens_decoder.items()
     special = {i for i, token in added if token.special}
-    tags = {i for i, token in added if token.content in (OPEN, CLOSE)}
+    tags = {i for i, token in added if token.content in (OPEN, CLOSE, BEGIN, END)}
     return frozenset((special | stop_ids) - tags)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.chat.constraints import Grammars
 from lightning_core.backends.chat.prompts import Prompts
-from lightning_core.backends.chat.replies import ChatGeneration, Choice, TextStream, hidden_ids
+from lightning_core.backends.chat.replies import BEGIN, ChatGeneration, Choice, TextStream, hidden_ids
+from lightning_core.backends.chat.thinking import Thinking, thinks
 from lightning_core.errors import ContextLengthError
 from lightning_core.types import Demonstration
 from lightning_core.upstream import ChatRequest
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 MANY_PROMPTS = 1 << 16
 """Prompts whose answers are counted, the last ones."""
+_TAIL = 8
+"""Tokens of a prompt's end in which a tag is looked for."""
 MANY_MESSAGES = 1000
 """Messages that make a conversation a long one: others should not wait for its template."""
 
@@ -65,6 +68,7 @@ class ChatUpstream:
         # their threads end when this object goes
         self._short = ThreadPoolExecutor(2, "lightning-prompts")
         self._long = ThreadPoolExecutor(1, "lightning-long-prompts")
+        self._thinks = thinks(model.tokenizer)
         self._seeds = None if seed is None else random.Random(seed)
         self._drawn: OrderedDict[tuple[str, bytes], int] = OrderedDict()
         """How often each prompt of an origin was answered."""
@@ -88,9 +92,16 @@ class ChatUpstream:
             matcher = None if grammar is None else self.grammars.start(grammar)
             completion = Completion(ids, options, shared, matcher)
             text = TextStream(self._tokenizer, self._hidden)
-            choices.append(Choice(index, completion, text, request))
+            choices.append(Choice(index, completion, text, request, self._thinking(request, ids)))
             self._engine.submit(completion)
         return ChatGeneration(ids, shared, choices, grammar)
+
+    def _thinking(self, request: ChatRequest, prompt: list[int]) -> Thinking | None:
+        """Reads the thoughts of a reply. None of a model that has none, or held to a form."""
+        if not self._thinks or request.constraint is not None or request.prompt is not None:
+            return None
+        end = self._tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False)
+        return Thinking(begun=str(end).rstrip().endswith(BEGIN))
 
     def _seed(self, request: ChatRequest, prompt: list[int]) -> int | str | None:
         if request.seed is not None or self._seeds is None:

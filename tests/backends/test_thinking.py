@@ -1,0 +1,77 @@
+"""Thoughts are taken out of a reply where the model's own template knows them, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_core.backends.chat.completion import Completion, Options, Request
+from lightning_core.backends.chat.prompts import Prompts
+from lightning_core.backends.chat.replies import ChatGeneration, Choice, TextStream
+from lightning_core.backends.chat.thinking import Thinking, thinks
+from lightning_core.upstream import ChatRequest, Constraint
+from tests.backends.models import make_tokenizer
+from tests.backends.serving import user
+
+CALL = '<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call>'
+
+
+def parted(text: str, size: int, *, begun: bool = False) -> tuple[str, str]:
+    """(thought, rest) of a text that comes in pieces."""
+    thinking = Thinking(begun=begun)
+    pieces = [thinking.feed(text[at : at + size]) for at in range(0, len(text), size)]
+    pieces.append(thinking.flush())
+    return "".join(thought for thought, _ in pieces), "".join(rest for _, rest in pieces)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "begun", "thought", "rest"),
+    [
+        ("<think>\nA. B\nC\n</think>\n\nSo.", False, "A. B\nC", "So."),
+        ("\nA. B\n</think>\n\nSo.\n\nEnd.", True, "A. B", "So.\n\nEnd."),
+        ("<think>\n\n</think>\n\nSo.", False, "", "So."),
+        ("So <think>it</think> is.", False, "", "So <think>it</think> is."),
+        ("<thin", False, "", "<thin"),
+        (" So.", False, "", " So."),
+        ("<think>cut in the midd", False, "cut in the midd", ""),
+        ("<think>cut </thi", False, "cut </thi", ""),
+        ("<think>a < b</think>", False, "a < b", ""),
+    ],
+)
+def test_a_thought_is_what_stands_between_the_tags(
+    text: str, begun: bool, thought: str, rest: str, size: int
+) -> None:
+    assert parted(text, size, begun=begun) == (thought, rest)
+
+
+def test_a_model_thinks_if_its_template_knows_the_tags() -> None:
+    tokenizer = make_tokenizer()
+    assert not thinks(tokenizer)
+    tokenizer.chat_template = "{{ messages[0].content.split('</think>')[-1] }}"
+    assert thinks(tokenizer)
+
+
+async def test_a_call_within_a_thought_is_not_made() -> None:
+    tokenizer = make_tokenizer().backend_tokenizer
+    text = f"<think>{CALL}?</think>Look.{CALL}"
+    completion = Completion([5], Options(max_tokens=500), Request())
+    completion.ids = tokenizer.encode(text, add_special_tokens=False).ids
+    completion.logprobs = [-1.0] * len(completion.ids)
+    completion.finish_reason = "stop"
+    request = ChatRequest(user("hi"), tools=[{"type": "function"}])
+    stream = TextStream(tokenizer, frozenset())
+    choice = Choice(0, completion, stream, request, Thinking(begun=False))
+    deltas = [delta async for delta in ChatGeneration([5], completion.request, [choice])]
+    assert "".join(delta.thought for delta in deltas) == f"{CALL}?"
+    assert "".join(delta.text for delta in deltas) == "Look."
+    assert sum(len(delta.tool_calls or ()) for delta in deltas) == 1
+    assert deltas[-1].finish_reason == "tool_calls"
+
+
+def test_a_reply_that_is_held_to_a_form_does_not_think() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ enable_thinking }}{{ messages[0].content }}"
+    prompts = Prompts(tokenizer, "m", len(tokenizer))
+    made = prompts.begin(ChatRequest(user("!"), constraint=Constraint(regex="a")), 100)
+    assert isinstance(made, list)
+    assert tokenizer.decode(made) == "False!"
