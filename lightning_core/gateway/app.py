@@ -72,6 +72,8 @@ class Gateway:
         for base in ("", _OF_ROLLOUT):
             routes += [Route(base + path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
             routes.append(Route(f"{base}/v1/embeddings", self._embeddings, methods=["POST"]))
+            for kind in ("audio", "images"):
+                routes.append(Route(f"{base}/v1/{kind}/{{asked:path}}", self._other_media, methods=["POST"]))
             routes.append(Route(f"{base}/v1/models", self._models))
         for base in ("", _OF_ROLLOUT, _OF_PROGRAM):
             routes.append(Route(base + _TRACES, self._traces, methods=["POST"]))
@@ -103,6 +105,15 @@ class Gateway:
             f"embeddings are not served: {self._upstream.model_name!r} is a language model under training, "
             "whose weights change at each step, so that vectors of two steps could not be compared; send "
             "embeddings to an embedding model, with a client whose base_url is that model's server",
+            status=404,
+            code="unsupported_endpoint",
+        )
+
+    async def _other_media(self, request: Request) -> Response:
+        self._access.admit(request.scope)
+        raise ApiError(
+            f"{request.url.path} is not served: {self._upstream.model_name!r} reads and writes text alone; "
+            "send audio and images with a client whose base_url is the server of a model for them",
             status=404,
             code="unsupported_endpoint",
         )

@@ -63,8 +63,6 @@ _LIKELY: Final = re.compile(r"/(?:responses|completions?|messages|generate|v\d+/
 """Paths that other services have too: their body decides."""
 _OF_MODELS: Final = frozenset({"model", "prompt", "inputs"})
 """What the body of a call of a model has, one of them at least."""
-_NEEDED: Final[Mapping[str, str]] = {"chat": "messages", "anthropic": "messages", "responses": "input"}
-"""What a request must have to be one that the gateway speaks, by dialect."""
 _OURS: Final = str(Path(__file__).parents[1])
 _LIBRARIES: Final = (sysconfig.get_path("stdlib"), "site-packages", "dist-packages", "<frozen")
 
@@ -174,7 +172,7 @@ def _spoken(path: str, body: object) -> tuple[Sdk, str, type[Dialect]] | None:
     for sdk in SDKS:
         served = sdk.served.fullmatch(path)
         if served is not None and (dialect := find_dialect(served[1])) is not None:
-            found = _NEEDED.get(dialect.name, "prompt") in _read(body)
+            found = dialect.prompt in _read(body)
             return (sdk, served[1], dialect) if found else None
     return None
 

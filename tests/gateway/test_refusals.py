@@ -190,6 +190,18 @@ async def test_embeddings_are_refused_with_the_reason(house: House, web: httpx.A
     assert (await web.post("/v1/embeddings")).status_code == 401
 
 
+@pytest.mark.parametrize("path", ["/audio/speech", "/audio/transcriptions", "/images/generations"])
+async def test_audio_and_images_are_refused_with_the_reason(
+    house: House, web: httpx.AsyncClient, path: str
+) -> None:
+    headers = {"authorization": f"Bearer {await house.rollout()}"}
+    for base in ("/v1", "/rollouts/r1/agents/a/v1"):
+        reply = await web.post(base + path, json={"model": "m"}, headers=headers)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unsupported_endpoint")
+        assert "reads and writes text alone; send audio and images with" in reply.json()["error"]["message"]
+    assert (await web.post("/v1" + path)).status_code == 401
+
+
 def refused(fields: dict[str, Any]) -> ApiError:
     """The refusal of a chat completion with these fields."""
     with pytest.raises(ApiError) as caught:
