@@ -239,7 +239,7 @@ async def test_one_rollout_can_not_call_as_another(house: House, dialect: str) -
 
 async def test_what_is_no_json_object_or_unknown_is_refused_by_name(house: House, dialect: str) -> None:
     token = await house.rollout()
-    reply = await ask(house, dialect, token, guided_regex="x")
+    reply = await ask(house, dialect, token, unheard_of="x")
     assert reply.status_code == 400
-    assert "'guided_regex' is not a parameter of this endpoint" in reply.text
+    assert "'unheard_of' is not a parameter of this endpoint" in reply.text
     assert await house.calls() == []
