@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from lightning_core.backends.chat.constraints import Grammars, allowed
+from lightning_core.backends.chat.constraints import Grammars, penalties
 from lightning_core.upstream import ChatRequest, Constraint
 
 UNFINISHED = object()
@@ -59,7 +59,7 @@ def walk(grammars: Grammars, tokenizer: PreTrainedTokenizerBase, schema: Any, dr
     matcher, ids, words = grammars.start(grammar), [], np.zeros(grammars.words, np.uint32)
     while len(ids) < LONGEST:
         matcher.fill(words)
-        may = np.flatnonzero(allowed(words, grammars.vocabulary)).tolist()
+        may = np.flatnonzero(penalties(words, grammars.vocabulary) == 0).tolist()
         assert may, "no token may come next"
         if tokenizer.eos_token_id in may:
             return json.loads(tokenizer.decode(ids))

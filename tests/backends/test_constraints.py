@@ -214,7 +214,8 @@ async def sample(backend: LocalBackend, temperature: float = 1.0) -> tuple[Traje
         messages, transitions = user("hello"), []
         for turn, asked in enumerate(options):
             request = ChatRequest(messages, max_tokens=24, temperature=temperature, **asked)
-            reply = await ask(backend, messages, max_tokens=24, temperature=temperature, **asked)
+            sampling = {"temperature": temperature, "top_p": 1.0 if temperature == 1.0 else 0.8}
+            reply = await ask(backend, messages, max_tokens=24, **sampling, **asked)
             transitions.append(
                 as_transition(
                     reply, f"r{r}", f"c{turn}", advantage=1.0 - 2 * (r % 2), temperature=temperature,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from lightning_core.backends.chat.completion import Completion, Options
-from lightning_core.backends.chat.constraints import Matcher, Words, allowed
+from lightning_core.backends.chat.constraints import Matcher, Words, penalties
 from lightning_core.errors import EngineError
 
 BELOW_ONE = 1.0 - 2.0**-20
@@ -40,8 +40,8 @@ def _matcher(reply: Completion) -> Matcher:
 
 def mask_logits(logits: torch.Tensor, rows: torch.Tensor, words: Words) -> torch.Tensor:
     """logits (N, V), with minus infinity for what the masks (R, W) of these rows do not allow."""
-    free = torch.from_numpy(allowed(words, logits.shape[-1])).to(logits.device)
-    return logits.index_copy(0, rows, logits[rows].masked_fill(~free, float("-inf")))
+    added = torch.from_numpy(penalties(words, logits.shape[-1])).to(logits.device)
+    return logits + added if len(rows) == len(logits) else logits.index_add(0, rows, added)
 
 
 @dataclass(frozen=True, slots=True)
