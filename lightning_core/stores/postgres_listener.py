@@ -15,7 +15,7 @@ import json
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -27,8 +27,6 @@ from lightning_core.stores.notifications import CANCELLED, KINDS, Notifications,
 
 MOST_BYTES = 7900
 """A notice holds less than 8000."""
-LOOK = "look"
-"""In place of names that no notice can hold."""
 PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 """Seconds between tries to connect; the last for all further ones."""
 
@@ -52,18 +50,18 @@ class Channels:
         return [(self.of(kind), words) for kind, some in names.items() for words in _in_parts(some)]
 
 
-def _in_parts(names: Iterable[str]) -> Iterator[str]:
+def _in_parts(names: Sequence[str]) -> Iterator[str]:
+    """As JSON, which is ASCII: that of the longest id takes 12 bytes for each of its characters."""
     part: list[str] = []
     room = MOST_BYTES
     for name in names:
-        size = len(json.dumps(name)) + 2  # ASCII, whatever the ids are made of
-        if part and size > room - 50:
+        size = len(json.dumps(name)) + 2
+        if size > room:
             yield json.dumps(part)
             part, room = [], MOST_BYTES
         part.append(name)
         room -= size
-    if part:
-        yield json.dumps(part) if room >= 0 else LOOK
+    yield json.dumps(part)
 
 
 class Listener:

@@ -8,33 +8,22 @@ A transaction reads, the rules that all stores share decide in Python, and one s
 what was read is still so; if not, the transaction begins again. Each writer has a key with the number of its
 last transaction, and of its connection: a new connection finds out there whether the last transaction was
 committed, and one that comes late on an older connection is refused.
-
-A rollout is two keys: `rollout:ID` is a small hash of what changes, kept under 64 bytes a field, so that
-Redis stores it in one piece; `body:ID` is the rest, written once. The queue of a run, and that of all, is a
-sorted set by falling priority, and among equals by the place of arrival, with which each member begins. All
-else is in hashes such as `calls:ID:ATTEMPT`, in which each value begins with its place of arrival.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
 
 from lightning_core.errors import ConfigError
 from lightning_core.stores import queue, rules
-from lightning_core.stores.notifications import QUEUE, Notifications, Topic, finished_of
-from lightning_core.stores.packing import dump_json, load_json
-from lightning_core.stores.queue import Held
-from lightning_core.stores.redis_scripts import SCRIPTS
-from lightning_core.stores.rows import CALLS, REWARDS, Table
+from lightning_core.stores.notifications import Notifications, Topic
+from lightning_core.stores.rows import CALLS
 from lightning_core.stores.table_store import Operation, TableDriver, TableStore
 from lightning_core.stores.workers import Job, Worker
-from lightning_core.types import Call, Record, Reward, Rollout, RolloutCount, Split, Status
+from lightning_core.types import Rollout
 
 try:
     import redis
@@ -43,21 +32,13 @@ except ImportError as error:
         "a store at redis:// needs the driver of Redis: pip install 'agent-lightning-core[redis]'"
     ) from error
 
-from lightning_core.stores.redis_connection import LOST, Connection, RedisLink, may_pass, read, read_url
+from lightning_core.stores.redis_connection import LOST, RedisLink, may_pass, read_url
 from lightning_core.stores.redis_listener import RedisListener
+from lightning_core.stores.redis_scripts import SCRIPTS
+from lightning_core.stores.redis_transaction import RedisConnection, parts_of, place_of
 
-T = TypeVar("T", bound=Record)
-MOST = 1000
-"""So many rollouts are read in one step of the server, which does nothing else meanwhile."""
 MOST_CHANGED = 5000
-"""So many are changed in one."""
-AT_ONCE = 100
-"""Of so many rollouts what happened is read in one."""
-CHANGING = {"id", "run_id", "status", "attempts", "max_attempts", "reward", "error", "finished_at"}
-NEW = b"9999999999999999:"
-"""In front of a value that has no place of arrival yet."""
-Place = tuple[str, str]
-"""Key and field of a record."""
+"""So many rollouts are changed in one step of the server, which does nothing else meanwhile."""
 
 
 class RedisStore(TableStore):
@@ -100,289 +81,18 @@ class RedisStore(TableStore):
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
         rules.check_ids(*rollouts)
-        return sum([await super(RedisStore, self).enqueue(part) for part in _parts(rollouts, MOST_CHANGED)])
+        enqueue = super().enqueue
+        return sum([await enqueue(part) for part in parts_of(rollouts, MOST_CHANGED)])
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        return sum([await super(RedisStore, self).cancel(part) for part in _parts(rollout_ids, MOST_CHANGED)])
+        cancel = super().cancel
+        return sum([await cancel(part) for part in parts_of(rollout_ids, MOST_CHANGED)])
 
     def _listen(self, kind: str) -> None:
         self._listener.listen(kind)
 
     def _look_seconds(self) -> float:
         return self._look_for
-
-
-class RedisConnection:
-    """A connection, and the transaction that it is in (a `queue.Transaction`)."""
-
-    def __init__(self, raw: Connection, link: RedisLink, number: int = 0) -> None:
-        """`number`: of the connections that its driver makes to write."""
-        self.raw, self.number = raw, number
-        self._link = link
-        self._prefix = link.url.prefix
-        self.begin()
-
-    def begin(self) -> None:
-        """Forget the last transaction."""
-        self.topics: list[Topic] = []
-        self.held: dict[str, Held | None] = {}
-        self.queue: Iterator[Rollout] | None = None
-        self._versions: dict[str, bytes] = {}
-        """Of the rollouts that were read."""
-        self._values: dict[Place, bytes | None] = {}
-        """Of the records that were read, as they stand now."""
-        self._checks: dict[Place, bytes] = {}
-        """What must be as it was read; nothing for what was not there."""
-        self._writes: list[tuple[Any, ...]] = []
-        self._ahead: dict[tuple[str, ...], Any] = {}
-        """What was read for operations that have not begun yet."""
-
-    def ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The answers to the commands, in one round trip."""
-        if not commands:
-            return []
-        self.raw.send_packed_command(self.raw.pack_commands(commands))
-        answers = [read(self.raw) for _ in commands]
-        for refused in answers:
-            if isinstance(refused, Exception):
-                raise refused
-        return answers
-
-    def commit(self, *fence: Any) -> bool:
-        """Write what is to be written, unless what was read has changed meanwhile. `fence`: the writer, the
-        number of its connection, and of its transaction."""
-        if not self._writes and not self.topics:
-            return True
-        words: list[Any] = [self._prefix, *fence, len(self._checks)]
-        for place, value in self._checks.items():
-            words += (*place, value)
-        channels = self._link.url.channels
-        told = [("tell", channels + kind, name) for kind, name in dict.fromkeys(self.topics)]
-        for name, *given in (*self._writes, *told):
-            words += (name, len(given), *given)
-        answer = self._run("commit", *words)
-        if answer == b"fenced":
-            raise redis.ConnectionError("another connection writes in place of this one")
-        return bool(answer == b"written")
-
-    def tell(self, topics: Iterable[Topic]) -> None:
-        self.topics += topics
-
-    # rollouts -----------------------------------------------------------------------------
-    def fetch(self, rollout_ids: Sequence[str]) -> dict[str, Held]:
-        found = self._read(rollout_ids)
-        for name in rollout_ids:
-            self._check_version(name)
-        return found
-
-    def find(self, rollout_ids: Iterable[str]) -> dict[str, Rollout]:
-        return {name: rollout for name, (rollout, _) in self._read(list(rollout_ids)).items()}
-
-    def statuses(self, rollout_ids: Iterable[str]) -> dict[str, Status]:
-        names = list(rollout_ids)
-        answers = self.ask([("HGET", self._key("rollout", name), "s") for name in names])
-        return {name: Status(one.decode()) for name, one in zip(names, answers, strict=True) if one}
-
-    def page(
-        self,
-        run_id: str,
-        wanted: Mapping[str, int | str],
-        after: str | None,
-        limit: int | None,
-        newest: bool,
-    ) -> list[Rollout]:
-        key = self._key("of", *next(iter(wanted.items()), ("run",)), run_id)
-        low, high = "-inf", "+inf"
-        if after is not None:
-            ((run, place),) = self.ask([("HMGET", self._key("rollout", after), "r", "n")])
-            if run is None or run.decode() != run_id:
-                raise rules.unknown_after(after, run_id)
-            low = "(" + place.decode()
-        found: list[Rollout] = []
-        while limit is None or len(found) < limit:
-            most = MOST if limit is None else min(MOST, limit - len(found))
-            way = ("ZREVRANGEBYSCORE", key, high, low) if newest else ("ZRANGEBYSCORE", key, low, high)
-            (names,) = self.ask([(*way, "WITHSCORES", "LIMIT", 0, most)])
-            rollouts = self.find(name.decode() for name in names[::2]).values()
-            found += (one for one in rollouts if all(getattr(one, k) == v for k, v in wanted.items()))
-            if len(names) < 2 * most:
-                break
-            low, high = (low, f"({int(names[-1])}") if newest else (f"({int(names[-1])}", high)
-        return found[::-1] if newest else found
-
-    def count(self, run_id: str) -> list[RolloutCount]:
-        groups: defaultdict[tuple[int, Split, Status], list[float | None]] = defaultdict(list)
-        (names,) = self.ask([("ZRANGE", self._key("of", "run", run_id), 0, -1)])
-        for some in _parts(names, MOST):
-            states = [("HMGET", self._key("rollout", name.decode()), "t", "l", "s", "j") for name in some]
-            for step, split, status, changing in self.ask(states):
-                groups[int(step), split.decode(), Status(status.decode())].append(load_json(changing)[1])
-        return [rules.counted(*group, rewards) for group, rewards in sorted(groups.items())]
-
-    def work(self, run_id: str | None) -> tuple[bool, float | None]:
-        first = ("ZRANGE", self._key("leases"), 0, 0, "WITHSCORES")
-        queued, lease, (now, more) = self.ask([("EXISTS", self._key(_queue(run_id))), first, ("TIME",)])
-        seconds = float(lease[1]) - int(now) - int(more) / 1e6 if lease else None
-        return bool(queued) or (seconds is not None and seconds <= 0), seconds
-
-    def due(self, limit: int, run_id: str | None) -> list[Rollout]:
-        while True:
-            most = limit + len(self._writes)  # what the transaction takes out of the queue is still in it
-            late, rows = self._run("read", self._prefix, _queue(run_id), most)
-            if not late:
-                return [rollout for rollout, _ in self._held(rows).values()]
-            self._expire(rows)
-
-    def leased_by(self, worker: str) -> list[str]:
-        (names,) = self.ask([("SMEMBERS", self._key("held", worker))])
-        return [name.decode() for name in names]
-
-    def enqueue(self, rollouts: Sequence[Rollout]) -> Callable[[], int]:
-        given: dict[str, Rollout] = {}
-        for one in rollouts:
-            given.setdefault(one.id, one)
-        known = queue.lock(self, given)
-        new = [one for name, one in given.items() if name not in known]
-        for one in new:
-            body = dump_json(one.model_dump(exclude=CHANGING))
-            place = (one.id, one.run_id, -one.priority, one.step, one.split, body)
-            self._writes.append(("new", *place, *_changing(one), "", ""))
-        self.held |= {one.id: (one, None) for one in new}
-        self.tell([QUEUE])
-        return lambda: len(new)
-
-    def put(self, rollouts: Sequence[Rollout], worker: str | None, seconds: float | None) -> None:
-        lease = (worker or "", "" if seconds is None else repr(seconds))
-        for one in rollouts:
-            self._check_version(one.id)
-            self._writes.append(("put", one.id, *_changing(one), *lease))
-
-    def _read(self, rollout_ids: Sequence[str]) -> dict[str, Held]:
-        found: dict[str, Held] = {}
-        for some in _parts(rollout_ids, MOST):
-            found |= self._held(self._run("read", self._prefix, "", 0, *some)[1])
-        return found
-
-    def _held(self, rows: Iterable[Any]) -> dict[str, Held]:
-        found: dict[str, Held] = {}
-        for packed, state, body in rows:
-            name = packed.decode()
-            self._versions.setdefault(name, state[-1])
-            found[name] = _rollout(name, state, body), state[4].decode() or None
-        return found
-
-    def _expire(self, rows: Iterable[Any]) -> None:
-        """End leases that ran out, at once: the transaction then reads what is queued by that. If another did
-        the same, this changes nothing."""
-        other = RedisConnection(self.raw, self._link)
-        late = [rules.expired(one, worker, time.time()) for one, worker in other._held(rows).values()]
-        other.put(late, None, None)
-        other.tell(finished_of(one.id) if one.status.finished else QUEUE for one in late)
-        other.commit("", "", "")
-
-    def _check_version(self, name: str) -> None:
-        self._checks.setdefault((f"rollout:{name}", "v"), self._versions.get(name, b""))
-
-    # what happened in them ----------------------------------------------------------------
-    def put_call(self, call: Call, *, running: bool) -> None:
-        while True:
-            place, packed = _place(CALLS, call), CALLS.pack(call)
-            known = self.values([place])[place]
-            before = None if known is None else known.partition(b":")[2]
-            if before is None or CALLS.unpack(before).status != "completed":
-                break
-            if call.status != "completed" or before == packed:
-                return
-            call = rules.under_own_id(call)
-        if running:
-            name = call.rollout_id or ""
-            rules.check_running(call, queue.lock(self, [name]).get(name, (None, None))[0])
-        self._add(place, packed)
-
-    def add_rewards(self, rewards: Sequence[Reward]) -> None:
-        self.add(REWARDS, rewards)
-        for name in {one.rollout_id for one in rewards}:
-            if self.held.get(name):  # a finish that is decided meanwhile must read them
-                self._writes.append(("touch", name))
-
-    def stored_rewards(self, rewards: Iterable[Reward]) -> set[rules.RewardKey]:
-        places = {key: _place(REWARDS, one) for one in rewards if (key := rules.reward_key(one)) is not None}
-        values = self.values(places.values())
-        return {key for key, place in places.items() if values[place] is not None}
-
-    def rewards(self, rollout_id: str, attempt: int) -> list[Reward]:
-        key = f"rewards:{rollout_id}:{attempt}"
-        (given,) = self.ask([("HVALS", self._key(key))])
-        new = [
-            value for (at, _), value in self._values.items() if at == key and value and value.startswith(NEW)
-        ]
-        return _unpacked(REWARDS, [*given, *new])
-
-    def of_last_attempts(self, table: Table[T], rollout_ids: Sequence[str]) -> dict[str, list[T]]:
-        found: dict[str, list[T]] = {}
-        for some in _parts(rollout_ids, AT_ONCE):
-            answer = self._ahead.pop((table.name, *some), None)
-            if answer is None:
-                answer = self._run("last", self._prefix, table.name, *some)
-            found |= {name: _unpacked(table, packed) for name, packed in zip(some, answer, strict=True)}
-        return found
-
-    def look_ahead(self, wanted: Iterable[tuple[Table[Any], Sequence[str]]]) -> None:
-        """Read at once what several operations are about to read."""
-        names = [(table.name, *ids) for table, ids in wanted if len(ids) <= AT_ONCE]
-        self._ahead = dict(
-            zip(names, self.ask([self._script("last", self._prefix, *one) for one in names]), strict=True)
-        )
-
-    # records ------------------------------------------------------------------------------
-    def select(self, table: Table[T], **wanted: str) -> list[T]:
-        key, field = _of_key(table, list(wanted.values()))
-        whole = list(wanted) == table.key.split(", ")
-        (packed,) = self.ask([("HGET", self._key(key), field) if whole else ("HVALS", self._key(key))])
-        found = _unpacked(table, filter(None, [packed]) if whole else packed)
-        return [one for one in found if all(getattr(one, name) == value for name, value in wanted.items())]
-
-    def upsert(self, table: Table[T], records: Iterable[T]) -> None:
-        for one in records:
-            self._add(_place(table, one), table.pack(one))
-
-    def add(self, table: Table[T], records: Sequence[T]) -> Callable[[], int]:
-        places = [_place(table, one) for one in records]
-        known = {place for place, value in self.values(places).items() if value is not None}
-        new: dict[Place, T] = {}
-        for place, one in zip(places, records, strict=True):
-            if place not in known:
-                new.setdefault(place, one)
-        for place, one in new.items():
-            self._add(place, table.pack(one))
-        return lambda: len(new)
-
-    def remove(self, table: Table[Any], *key: str) -> None:
-        self._writes.append(("remove", *_of_key(table, key)))
-
-    def values(self, places: Iterable[Place]) -> dict[Place, bytes | None]:
-        """What stands there; nobody else may change it."""
-        wanted = dict.fromkeys(places)
-        missing = [place for place in wanted if place not in self._values]
-        answers = self.ask([("HGET", self._key(key), field) for key, field in missing])
-        for place, value in zip(missing, answers, strict=True):
-            self._values[place], self._checks[place] = value, value or b""
-        return {place: self._values[place] for place in wanted}
-
-    def _add(self, place: Place, packed: bytes) -> None:
-        self._writes.append(("add", *place, packed))
-        self._values[place] = NEW + packed
-
-    def _key(self, *parts: object) -> str:
-        return self._prefix + ":".join(map(str, parts))
-
-    def _run(self, script: str, *words: Any) -> Any:
-        (answer,) = self.ask([self._script(script, *words)])
-        return answer
-
-    def _script(self, name: str, *words: Any) -> tuple[Any, ...]:
-        """The command that runs a script."""
-        return ("EVALSHA", self._link.scripts[name], 0, *words)
 
 
 class _ConflictError(Exception):
@@ -446,7 +156,7 @@ class RedisDriver(TableDriver[RedisConnection]):
 
     def lock(self, connection: RedisConnection, operations: Sequence[Operation]) -> None:
         calls = [one.call for one in operations if one.call is not None]
-        connection.values(_place(CALLS, call) for call, _ in calls)
+        connection.values(place_of(CALLS, call) for call, _ in calls)
         connection.look_ahead(one.last for one in operations if one.last is not None)
         new = [rollout.id for one in operations for rollout in one.new]
         queue.lock(connection, [call.rollout_id or "" for call, running in calls if running] + new)
@@ -461,61 +171,3 @@ class RedisDriver(TableDriver[RedisConnection]):
             self.unsure = jobs
             if not connection.commit(self._writer, connection.number, self._number):
                 raise _ConflictError
-
-
-def _queue(run_id: str | None) -> str:
-    return "queue" if run_id is None else f"queue:{run_id}"
-
-
-def _changing(one: Rollout) -> tuple[Any, ...]:
-    """What of a rollout changes, as the scripts take it."""
-    return (
-        one.status.value,
-        one.attempts,
-        dump_json([one.max_attempts, one.reward, one.error, one.finished_at]),
-    )
-
-
-def _rollout(name: str, state: Sequence[bytes], body: bytes) -> Rollout:
-    run, status, attempts, changing, *_ = state
-    most, reward, error, finished_at = load_json(changing)
-    return Rollout(
-        **load_json(body),
-        id=name,
-        run_id=run.decode(),
-        status=Status(status.decode()),
-        attempts=int(attempts),
-        max_attempts=most,
-        reward=reward,
-        error=error,
-        finished_at=finished_at,
-    )
-
-
-def _place(table: Table[Any], record: Any) -> Place:
-    if isinstance(record, Call):
-        return f"calls:{record.rollout_id or ''}:{record.attempt or 0}", record.id
-    if table is REWARDS:
-        own = f"#{secrets.token_hex(8)}" if record.id is None else f"={record.id}"
-        return f"rewards:{record.rollout_id}:{record.attempt}", own
-    if table.name == "events":
-        own = f"{record.kind}:{rules.event_id(record)}"
-        return f"events:{record.rollout_id}:{record.attempt}", own
-    return _of_key(table, [getattr(record, name) for name in table.key.split(", ")])
-
-
-def _of_key(table: Table[Any], key: Sequence[object]) -> Place:
-    """By a key or its beginning: the records of a run are one hash, and the runs are another."""
-    scope = 1 if ", " in table.key else 0
-    return ":".join([table.name, *map(str, key[:scope])]), "\0".join(map(str, key[scope:]))
-
-
-def _unpacked(table: Table[T], values: Iterable[bytes]) -> list[T]:
-    """The records, in the order they came."""
-    parts = sorted((one.split(b":", 1) for one in values), key=lambda pair: int(pair[0]))
-    return [table.unpack(packed) for _, packed in parts]
-
-
-def _parts(some: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
-    for at in range(0, len(some), most):
-        yield some[at : at + most]

@@ -39,8 +39,6 @@ class Job:
     done: bool = False
     alone: bool = False
     """It failed together with others, so that it is carried out by itself."""
-    tries: int = 0
-    """How many tries were made before: they may have been carried out."""
     since: float | None = None
     """When it was put off first, by `time.monotonic`."""
 
@@ -49,10 +47,6 @@ class Job:
 
     def fail(self, error: BaseException) -> None:
         self.error, self.done = error, True
-
-    def again(self) -> None:
-        """Prepare the next try."""
-        self.tries += 1
 
     def settle(self) -> None:
         """Hand the outcome to the caller; runs on the caller's loop."""
@@ -69,7 +63,6 @@ class Driver(ABC, Generic[C]):
 
     name: str
     """For messages, without a password."""
-    job: type[Job] = Job
 
     @abstractmethod
     def connect(self) -> C:
@@ -137,7 +130,7 @@ class Worker(Generic[C]):
 
     async def run(self, operation: Any) -> Any:
         """The operation's result, once it is durable. It is carried out even if the caller is cancelled."""
-        job = self._driver.job(operation)
+        job = Job(operation)
         with self._gate:
             if not self._open:
                 raise StoreError(
@@ -198,7 +191,7 @@ class Worker(Generic[C]):
                 job.fail(self._driver.explain(error))
 
     def _put_off(self, jobs: Sequence[Job], error: Exception) -> None:
-        """Prepare the next try of each job; give up those that have been tried for too long.
+        """Give up the jobs that have been tried for too long; the others are tried again.
 
         A server is waited for once, not by each job: who ends because it stays away has more to ask of it.
         """
@@ -207,8 +200,6 @@ class Worker(Generic[C]):
             job.since = job.since or self._lost_at or now
             if self._closing.is_set() or now - job.since >= self._server_timeout:
                 job.fail(self._driver.explain(error))
-            else:
-                job.again()
 
     def _disconnect(self) -> None:
         if self._connection is not None:
