@@ -72,8 +72,8 @@ class Transaction(Protocol):
     def add_rewards(self, rewards: Sequence[Reward]) -> None:
         """Record those that are not stored yet."""
 
-    def stored_rewards(self, rewards: Iterable[Reward]) -> set[rules.RewardKey]:
-        """The keys of those among them that are stored."""
+    def is_stored(self, reward: Reward) -> bool:
+        """Whether a reward of its id is; one without an id is always another one."""
 
     def rewards(self, rollout_id: str, attempt: int) -> list[Reward]:
         """In the order they were added."""
@@ -191,6 +191,6 @@ def add_rewards(to: Transaction, rewards: Sequence[Reward], *, running: bool) ->
     for one in rewards if running else ():
         rollout = rollouts.get(one.rollout_id, (None, None))[0]
         runs = rollout and rollout.status is Status.RUNNING and rollout.attempts == one.attempt
-        if not runs and not to.stored_rewards([one]):
+        if not runs and not to.is_stored(one):
             rules.check_running(one, rollout)
     to.add_rewards(rewards)

@@ -229,12 +229,9 @@ class RedisConnection:
             if self.held.get(name):  # a finish that is decided meanwhile must read them
                 self._writes.append(("touch", name))
 
-    def stored_rewards(self, rewards: Iterable[Reward]) -> set[rules.RewardKey]:
-        places = {
-            key: place_of(REWARDS, one) for one in rewards if (key := rules.reward_key(one)) is not None
-        }
-        values = self.values(places.values())
-        return {key for key, place in places.items() if values[place] is not None}
+    def is_stored(self, reward: Reward) -> bool:
+        place = place_of(REWARDS, reward)
+        return self.values([place])[place] is not None
 
     def rewards(self, rollout_id: str, attempt: int) -> list[Reward]:
         key = f"rewards:{rollout_id}:{attempt}"

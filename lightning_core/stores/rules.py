@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from types import MappingProxyType
 
@@ -134,28 +134,6 @@ def last_final(rewards: Iterable[Reward], attempt: int) -> float | None:
     return final_rewards(one for one in rewards if one.attempt == attempt).get(None)
 
 
-RewardKey = tuple[str, int, str]
-"""(rollout id, attempt, the reward's own id)"""
-
-
-def reward_key(reward: Reward) -> RewardKey | None:
-    """What tells a reward that is sent again; None if nothing does."""
-    return None if reward.id is None else (reward.rollout_id, reward.attempt, reward.id)
-
-
-def new_rewards(rewards: Iterable[Reward], known: Container[RewardKey]) -> list[Reward]:
-    """Those that are not stored yet; of several under one key the first."""
-    keys: set[RewardKey] = set()
-    new = []
-    for reward in rewards:
-        key = reward_key(reward)
-        if key is None or (key not in keys and key not in known):
-            new.append(reward)
-        if key is not None:
-            keys.add(key)
-    return new
-
-
 def all_found(rollout_ids: Iterable[str], known: Mapping[str, Rollout]) -> list[Rollout]:
     """The rollouts under these ids, in their order. Raises NotFoundError for the first that is unknown."""
     found = []
@@ -176,14 +154,6 @@ def wanted(step: int | None, status: Status | None, split: str | None) -> dict[s
 def unknown_after(after: str, run_id: str) -> NotFoundError:
     """The error of a page that is to begin after a rollout which the run does not have."""
     return NotFoundError(f"no rollout {after!r} in run {run_id!r}, after which the page is to begin")
-
-
-def count(rollouts: Iterable[Rollout]) -> list[RolloutCount]:
-    """How many there are of each step, split and status, by rising step."""
-    groups: dict[tuple[int, Split, Status], list[float | None]] = {}
-    for one in rollouts:
-        groups.setdefault((one.step, one.split, one.status), []).append(one.reward)
-    return [counted(*group, rewards) for group, rewards in sorted(groups.items())]
 
 
 def counted(step: int, split: Split, status: Status, rewards: Sequence[float | None]) -> RolloutCount:

@@ -162,10 +162,9 @@ class SqlTransaction(ABC):
     def add_rewards(self, rewards: Sequence[Reward]) -> None:
         self.run(ADD_REWARD, map(REWARDS.row, rewards))
 
-    def stored_rewards(self, rewards: Iterable[Reward]) -> set[rules.RewardKey]:
+    def is_stored(self, reward: Reward) -> bool:
         query = "SELECT 1 FROM rewards WHERE rollout_id = ? AND attempt = ? AND id = ?"
-        keys = filter(None, map(rules.reward_key, rewards))
-        return {key for key in keys if self.rows(query, *key)}
+        return bool(self.rows(query, reward.rollout_id, reward.attempt, reward.id))
 
     def rewards(self, rollout_id: str, attempt: int) -> list[Reward]:
         query = f"SELECT {REWARDS.columns} FROM rewards WHERE rollout_id = ? AND attempt = ? ORDER BY seq"
