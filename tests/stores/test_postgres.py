@@ -288,7 +288,8 @@ async def test_who_hears_news_hangs_up_if_closed_just_as_the_server_is_back(post
 async def test_what_can_not_be_stored_harms_no_other_of_the_same_moment(store: PostgresStore) -> None:
     await store.enqueue(rollouts(1))
     (attempt,) = await store.lease("w", 1, PATIENT)
-    calls = [call(attempt, f"c{i}", policy_version=2**70 if i == 20 else i) for i in range(40)]
+    calls = [call(attempt, f"c{i}", policy_version=i) for i in range(40)]
+    calls[20] = calls[20].model_copy(update={"policy_version": 2**70})
     results = await asyncio.gather(*map(store.add_call, calls), return_exceptions=True)
     assert [i for i, result in enumerate(results) if result is not None] == [20]
     assert isinstance(results[20], StoreError)
