@@ -150,15 +150,17 @@ class RedisDriver(TableDriver[RedisConnection]):
         return self._committed == str(self._number).encode()
 
     def carry_out(self, connection: RedisConnection, jobs: Sequence[Job]) -> None:
+        connection.reads_first = False
         while True:
             with suppress(_ConflictError):
                 return super().carry_out(connection, jobs)
+            connection.reads_first = True
 
     def lock(self, connection: RedisConnection, operations: Sequence[Operation]) -> None:
         calls = [one.call for one in operations if one.call is not None]
         connection.values(place_of(CALLS, call) for call, _ in calls)
         connection.look_ahead(one.last for one in operations if one.last is not None)
-        new = [rollout.id for one in operations for rollout in one.new]
+        new = [rollout.id for one in operations for rollout in one.new if connection.reads_first]
         queue.lock(connection, [call.rollout_id or "" for call, running in calls if running] + new)
         super().lock(connection, operations)
 

@@ -42,6 +42,8 @@ class RedisConnection:
     def __init__(self, raw: Connection, link: RedisLink, number: int = 0) -> None:
         """`number`: of the connections that its driver makes to write."""
         self.raw, self.number = raw, number
+        self.reads_first = False
+        """Whether `enqueue` looks for what is known. At first it believes that all is new."""
         self._link = link
         self._prefix = link.url.prefix
         self.begin()
@@ -165,9 +167,12 @@ class RedisConnection:
         given: dict[str, Rollout] = {}
         for one in rollouts:
             given.setdefault(one.id, one)
-        known = queue.lock(self, given)
+        known = (
+            queue.lock(self, given) if self.reads_first else {name for name in given if self.held.get(name)}
+        )
         new = [one for name, one in given.items() if name not in known]
         for one in new:
+            self._checks[f"rollout:{one.id}", "v"] = b""
             body = dump_json(one.model_dump(exclude=CHANGING))
             place = (one.id, one.run_id, -one.priority, one.step, one.split, body)
             self._writes.append(("new", *place, *_changing(one), "", ""))
