@@ -230,9 +230,16 @@ async def sample(backend: LocalBackend, temperature: float = 1.0) -> tuple[Traje
 @pytest.mark.parametrize("lora", [None, LoraOptions(rank=4)])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("sharing", [True, False])
+@pytest.mark.parametrize("logits_bytes", [1 << 26, 1 << 14])
 async def test_at_the_first_pass_every_ratio_is_one(
-    qwen: Path, lora: LoraOptions | None, temperature: float, sharing: bool
+    qwen: Path,
+    lora: LoraOptions | None,
+    temperature: float,
+    sharing: bool,
+    logits_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("lightning_core.backends.local.packing.LOGITS_BYTES", logits_bytes)
     async with serving(qwen, lora=lora, prefix_sharing=sharing) as backend:
         batch = await sample(backend, temperature)
         metrics = await backend.update(Batch(0, batch), GRPO(kl=0.1))

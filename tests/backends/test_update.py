@@ -152,6 +152,18 @@ def test_merged_equals_unmerged_equals_one_by_one(folder: Path, algorithm: Any, 
         assert apart(gradients(policy), wanted) < 1e-5
 
 
+def test_logits_in_parts_change_no_gradient(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = interleaved(0)
+    wanted_loss, wanted = by_transformers(folder, batch, GRPO(correction=None))
+    policy, optimizer = make_optimizer(folder)
+    vocabulary = policy.base.config.vocab_size
+    monkeypatch.setattr("lightning_core.backends.local.packing.LOGITS_BYTES", 7 * 4 * vocabulary)
+    packs = make_packs(batch, GRPO(correction=None).weigh(batch), pack_tokens=90)
+    metrics = optimizer.accumulate(packs, GRPO(correction=None))
+    assert metrics["loss"] == pytest.approx(wanted_loss, rel=1e-5, abs=1e-6)
+    assert apart(gradients(policy), wanted) < 1e-5
+
+
 def test_merging_saves_the_tokens_it_reports(qwen: Path) -> None:
     batch = interleaved(1)
     merged = make_optimizer(qwen)[1].update(batch, Reinforce())

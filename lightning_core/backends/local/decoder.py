@@ -19,12 +19,11 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from lightning_core.backends.local.attention import Plan, network_logits
-from lightning_core.backends.local.model import kv_heads
+from lightning_core.backends.local.model import FAMILIES, kv_heads
 from lightning_core.backends.local.packing import TreePlan
 
 logger = logging.getLogger(__name__)
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary variants whose angles depend on the position alone."""
 TOLERANCE = 1e-3

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from lightning_core.backends.chat.folder import find_source, find_stop_ids, load_part, load_tokenizer
@@ -13,6 +14,8 @@ from lightning_core.backends.chat.upstream import ChatModel
 from lightning_core.backends.local.attention import use_plans
 from lightning_core.errors import ModelError
 
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Whose output layer is a plain product, and whose attention the fused decoder covers."""
 DEFAULT_CONTEXT = 4096
 _SAMPLE = "A train leaves at nine and travels 120 kilometres in two hours. How fast does it go?"
 
@@ -82,6 +85,12 @@ def _context(network: PreTrainedModel, asked: int | None, source: str) -> int:
             f"context={asked!r} is outside what model {source!r} was made for: 2 to {longest} tokens"
         )
     return asked
+
+
+def network_below(network: torch.nn.Module) -> PreTrainedModel:
+    """The transformers network itself, also where LoRA's layers are in it."""
+    found: PreTrainedModel = network.get_base_model() if isinstance(network, PeftModel) else network
+    return found
 
 
 def parameter_count(network: torch.nn.Module) -> int:

@@ -6,12 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from lightning_core.backends.chat.constraints import Grammars, Words
 from lightning_core.backends.local.attention import network_logits
+from lightning_core.backends.local.model import FAMILIES, network_below
 from lightning_core.backends.local.sampling import mask_logits
 from lightning_core.trajectories import Ints, Pack
 
+LOGITS_BYTES = 1 << 26
+"""Most that the logits of one part of a pass take; they are made again for the gradient, part by part. A pass
+over 2,048 tokens of a vocabulary of 49 thousand would keep four times 400 MB otherwise."""
 CHUNK = 128
 """Query tokens that attend together; each chunk gathers only the keys that one of its tokens sees."""
 
@@ -140,10 +145,34 @@ def _masks(pack: Pack, grammars: Grammars | None) -> tuple[Ints, Words]:
 def entry_logprobs(network: torch.nn.Module, pack: Tensors) -> torch.Tensor:
     """(E,) log-probability of each entry's token under `network`, at the entry's temperature and among the
     tokens that its grammar allowed. Where that was one token it is 0, and so is its gradient."""
-    logits = network_logits(network, pack.tokens, pack.positions, pack.plan, pack.keep)
-    logits = logits.float() / pack.scales[:, None]  # (U, V)
-    if len(pack.held):
-        logits = mask_logits(logits, pack.held, pack.words)
-    normaliser = logits.logsumexp(-1)
-    chosen: torch.Tensor = logits[pack.rows, pack.targets] - normaliser[pack.rows]
+    count, base = len(pack.keep), network_below(network)
+    size = max(1, LOGITS_BYTES // (4 * base.config.vocab_size))
+    if count <= size or base.config.model_type not in FAMILIES:
+        logits = network_logits(network, pack.tokens, pack.positions, pack.plan, pack.keep)
+        return _chosen(logits, pack, slice(0, count), torch.arange(len(pack.rows), device=pack.rows.device))
+    hidden = base.get_decoder()(
+        input_ids=pack.tokens[None], position_ids=pack.positions[None], use_cache=False, plan=pack.plan
+    ).last_hidden_state[0, pack.keep]  # (U, h)
+    head = base.get_output_embeddings()
+    found = []
+    parts = [slice(start, min(start + size, count)) for start in range(0, count, size)]
+    entries = [((pack.rows >= part.start) & (pack.rows < part.stop)).nonzero()[:, 0] for part in parts]
+    for part, of_part in zip(parts, entries, strict=True):
+
+        def logprobs(rows: torch.Tensor, part: slice = part, own: torch.Tensor = of_part) -> torch.Tensor:
+            return _chosen(head(rows), pack, part, own)
+
+        found.append(checkpoint(logprobs, hidden[part], use_reentrant=False))
+    order = torch.cat(entries).argsort()
+    return torch.cat(found)[order]
+
+
+def _chosen(logits: torch.Tensor, pack: Tensors, part: slice, entries: torch.Tensor) -> torch.Tensor:
+    """(n,) of these entries, whose rows of the U are those of `part`, with their logits."""
+    logits = logits.float() / pack.scales[part, None]  # (part, V)
+    held = ((pack.held >= part.start) & (pack.held < part.stop)).nonzero()[:, 0]
+    if len(held):
+        logits = mask_logits(logits, pack.held[held] - part.start, pack.words[held.cpu().numpy()])
+    rows = pack.rows[entries] - part.start
+    chosen: torch.Tensor = logits[rows, pack.targets[entries]] - logits.logsumexp(-1)[rows]
     return chosen
