@@ -83,8 +83,11 @@ def metrics(folder: Path) -> list[Metrics]:
     return asyncio.run(read())
 
 
-def expected(folder: Path, name: str) -> list[tuple[int, float]]:
-    return [(entry.step + 1, round(entry.values[name], 6)) for entry in metrics(folder)]
+def expected(folder: Path, name: str) -> list[tuple[int, Any]]:
+    """In single precision, which is what TensorBoard keeps."""
+    return [
+        (entry.step + 1, pytest.approx(entry.values[name], rel=1e-6, abs=1e-6)) for entry in metrics(folder)
+    ]
 
 
 @pytest.fixture(scope="module")
