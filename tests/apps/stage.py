@@ -87,9 +87,13 @@ class Outcome:
         return self.arrived + self.escaped - len(self.refused) - recorded - self.noticed
 
     def wrong(self, roles: Sequence[Role]) -> list[str]:
-        """Calls that were recorded under another name than their agent's."""
+        """Calls that were recorded under another name than their agent's.
+
+        A framework may write a prompt of its own, as CrewAI does where one is too long: then
+        nothing is known of it.
+        """
         truth = [(find_role(roles, messages_of(call.request)), call.agent) for call in self.recorded]
-        return [f"{agent!r} is {role.name!r}" for role, agent in truth if role.name != agent]
+        return [f"{agent!r} is {role.name!r}" for role, agent in truth if role and role.name != agent]
 
     def agents(self) -> Counter[str]:
         return Counter(call.agent for call in self.recorded)
@@ -107,6 +111,7 @@ class Script(ScriptedEngine):
 
     def _line(self, request: ChatRequest, choice: int) -> Line:
         role = find_role(self.roles, request.messages)
+        assert role is not None, f"no role of this app has such a prompt: {request.messages}"
         reply = role.says[min(self.told[role.text], len(role.says) - 1)]
         self.told[role.text] += 1
         if isinstance(reply, str):
@@ -123,15 +128,15 @@ class Script(ScriptedEngine):
         )
 
 
-def find_role(roles: Sequence[Role], messages: Sequence[dict[str, Any]]) -> Role:
-    """Whose prompt this is. AssertionError if no agent of the app writes such a prompt."""
+def find_role(roles: Sequence[Role], messages: Sequence[dict[str, Any]]) -> Role | None:
+    """Whose prompt this is; None if no agent of the app writes such a prompt."""
     system = [message for message in messages if message.get("role") in ("system", "developer")]
     for part in (system, messages) if system else (messages,):
         text = dumps(part, ensure_ascii=False, default=str)
         for role in roles:
             if role.text in text and (role.text or part is messages):
                 return role
-    raise AssertionError(f"no role of this app has such a prompt: {messages}")
+    return None
 
 
 def messages_of(request: dict[str, Any]) -> list[dict[str, Any]]:
