@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.chat.prompts import Prompts, plain_message
-from lightning_core.backends.chat.replies import ChatGeneration, Choice, StopStrings, TextStream, ToolCalls
+from lightning_core.backends.chat.replies import ChatGeneration, Choice, StopStrings, TextStream
+from lightning_core.backends.chat.tags import ToolCalls
 from lightning_core.errors import ContextLengthError, UnsupportedError
 from lightning_core.upstream import ChatRequest
 from tests.backends.models import make_tokenizer

@@ -7,7 +7,7 @@ import pytest
 from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.chat.prompts import Prompts
 from lightning_core.backends.chat.replies import ChatGeneration, Choice, TextStream
-from lightning_core.backends.chat.thinking import Thinking, thinks
+from lightning_core.backends.chat.tags import Thinking, thinks
 from lightning_core.upstream import ChatRequest, Constraint
 from tests.backends.models import make_tokenizer
 from tests.backends.serving import user

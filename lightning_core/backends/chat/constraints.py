@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.backends.chat.replies import CLOSE, OPEN
+from lightning_core.backends.chat.tags import CLOSE, OPEN
 from lightning_core.errors import EngineError, TrainingError, UnsupportedError
 from lightning_core.upstream import ChatRequest, Constraint
 

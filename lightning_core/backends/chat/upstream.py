@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.chat.constraints import Grammars
 from lightning_core.backends.chat.prompts import Prompts
-from lightning_core.backends.chat.replies import BEGIN, ChatGeneration, Choice, TextStream, hidden_ids
-from lightning_core.backends.chat.thinking import Thinking, thinks
+from lightning_core.backends.chat.replies import ChatGeneration, Choice, TextStream, hidden_ids
+from lightning_core.backends.chat.tags import BEGIN, Thinking, thinks
 from lightning_core.errors import ContextLengthError
 from lightning_core.types import Demonstration
 from lightning_core.upstream import ChatRequest
