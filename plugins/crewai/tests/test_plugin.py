@@ -40,7 +40,7 @@ def test_it_is_found_by_its_entry_point_and_runs_in_lock_step_with_the_core() ->
     plugins = load_plugins(["crewai"])
     [info] = [info for info in plugins.list() if info.name == "crewai"]
     assert info.version == lightning_core.__version__
-    assert info.hooks == ("lightning_attach", "lightning_who")
+    assert info.hooks == ("lightning_attach", "lightning_install", "lightning_who")
 
 
 def test_loading_and_asking_it_imports_no_framework() -> None:
