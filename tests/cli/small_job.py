@@ -6,19 +6,18 @@ import openai
 
 import lightning_core as lightning
 
-client = openai.AsyncOpenAI(api_key="none")
-
 
 async def solve(task: lightning.Task) -> float:
     length = 0
-    for name in ("writer", "critic"):
-        with lightning.agent(name):
-            reply = await client.chat.completions.create(
-                model="policy",
-                messages=[{"role": "user", "content": str(task.input["question"])}],
-                max_completion_tokens=8,
-            )
-        length += len(reply.choices[0].message.content or "")
+    async with openai.AsyncOpenAI(api_key="none") as client:
+        for name in ("writer", "critic"):
+            with lightning.agent(name):
+                reply = await client.chat.completions.create(
+                    model="policy",
+                    messages=[{"role": "user", "content": str(task.input["question"])}],
+                    max_completion_tokens=8,
+                )
+            length += len(reply.choices[0].message.content or "")
     if os.environ.get("SMALL_JOB_FAILS"):
         raise RuntimeError("the app is broken today")
     return float(length % 3)
