@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 
 FIRST = (
+    "tests/tracing/test_anthropic.py",  # compares headers byte by byte: no other test ran in its process
     "tests/trainer/test_crash.py",
     "tests/apps/",
     "tests/roles/",
