@@ -289,7 +289,7 @@ class RedisConnection:
         self._writes.append(("remove", *_of_key(table, key)))
 
     def values(self, places: Iterable[Place]) -> dict[Place, bytes | None]:
-        """What stands there; nobody else may change it."""
+        """What stands there; no other writer may change it."""
         wanted = dict.fromkeys(places)
         missing = [place for place in wanted if place not in self._values]
         answers = self.ask([("HGET", self._key(key), field) for key, field in missing])
