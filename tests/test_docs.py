@@ -28,6 +28,10 @@ PAGES = sorted(path for path in FILES if path.suffix == ".md" and path.exists())
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 LANGUAGES = {"bash", "conf", "console", "diff", "json", "python", "sh", "text", "toml", "yaml"}
 MARKDOWN = MarkdownIt("commonmark").enable("table")
+ABSOLUTE = re.compile(
+    r"https://(?:github\.com|raw\.githubusercontent\.com)/agent-lightning-core/agent-lightning-core/"
+    r"(?:(?:blob|tree)/)?main/"
+)
 ATTRIBUTE = re.compile(r"""\s(href|src|id|name)=["']([^"']*)["']""")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -67,10 +71,13 @@ def dead_links(page: Path, text: str, files: set[Path]) -> list[str]:
     """The page's links within the project that lead nowhere."""
     dead = []
     for link in links(text):
-        parts = urlsplit(link)
+        if at := ABSOLUTE.match(link):  # a package index shows these pages too
+            parts, place = urlsplit(link[at.end() :]), ROOT
+        else:
+            parts, place = urlsplit(link), page.parent
         if parts.scheme or parts.netloc:
             continue
-        target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+        target = (place / unquote(parts.path)).resolve() if parts.path else page
         there = target in files or any(target in file.parents for file in files)
         if there and parts.fragment and target.suffix == ".md":
             there = parts.fragment in anchors(text if target == page else target.read_text())
@@ -123,10 +130,12 @@ def test_what_does_not_render_is_found(tmp_path: Path) -> None:
     other.write_text("# A `thing`, and more\n\n## Twice\n\n## Twice\n")
     text = (
         "[a](other.md#a-thing-and-more) [b](other.md#twice-1) [c](#here) [d](http://example.org/x)\n"
+        "[i](https://github.com/agent-lightning-core/agent-lightning-core/blob/main/docs/gone.md)\n"
         "[e](gone.md) [f](other.md#gone) [g](#gone) ![h](gone.png) <img src='gone2.png'>\n\n# Here\n"
     )
     found = dead_links(page, text, {page, other})
-    assert found == ["gone.md", "other.md#gone", "#gone", "gone.png", "gone2.png"]
+    assert found[0].endswith("main/docs/gone.md")
+    assert found[1:] == ["gone.md", "other.md#gone", "#gone", "gone.png", "gone2.png"]
     assert bad_blocks("```python\na\n```\n\n```\nb\n```\n\n```sh\nc\n") == ["line 5: ```", "line 9: ```sh"]
     assert bad_tables("| a | b |\n|---|---|\n| 1 | 2 |\n| 3 |\n") == [" 3 "]
     assert bad_tables("| a | b |\n|---|\n| 1 | 2 |\n") == ["| a | b |", "|---|", "| 1 | 2 |"]
