@@ -55,6 +55,7 @@ def lightning_register(register: Register) -> None:
     register("alert", "logprob_gap", "lightning_core.alerts.rules:LogprobGap")
     register("alert", "zero_variance", "lightning_core.alerts.rules:ZeroVariance")
     register("alert", "failing_rollouts", "lightning_core.alerts.rules:FailingRollouts")
+    register("alert", "failures_by_reply", "lightning_core.alerts.rules:FailuresByReply")
     register("alert", "failed_update", "lightning_core.alerts.rules:failed_update")
     register("alert", "unusable_groups", "lightning_core.alerts.rules:unusable_groups")
     register("alert", "staleness", "lightning_core.alerts.rules:staleness")

@@ -33,6 +33,7 @@ from benchmarks.credit.training import Method, loss_of
 from benchmarks.credit.truth import Floats, Truth
 from benchmarks.intervals import Interval
 from benchmarks.page import PAGE
+from lightning_core.algorithms.base import Algorithm
 from lightning_core.credit.base import assign
 from lightning_core.plugins import load_plugins
 
@@ -62,20 +63,28 @@ def softmax(logits: Floats) -> Floats:
     return probabilities
 
 
-def estimates(truth: Truth, method: Method, logits: Floats, batches: int, seed: int) -> Floats:
-    """(batches, P * A) each batch's gradient of the success, as the update would take it."""
-    algorithm, random, found = method.algorithm, Random(seed), []
+def play(truth: Truth, size: Algorithm, logits: Floats, batches: int, seed: int) -> list[Batch]:
+    """Batches of the size that the algorithm asks for, at a policy."""
+    random, played = Random(seed), []
     for step in range(batches):
         batch = Batch(truth, softmax(logits), step, random)
-        for place in range(step * algorithm.tasks_per_step, (step + 1) * algorithm.tasks_per_step):
-            batch.play(place % truth.environment.tasks, algorithm.group_size)
+        for place in range(step * size.tasks_per_step, (step + 1) * size.tasks_per_step):
+            batch.play(place % truth.environment.tasks, size.group_size)
+        played.append(batch)
+    return played
+
+
+def estimates(truth: Truth, method: Method, logits: Floats, batches: Sequence[Batch]) -> Floats:
+    """(batches, P * A) each batch's gradient of the success, as the update would take it."""
+    algorithm, found = method.algorithm, []
+    for batch in batches:
         credited, _ = assign(batch.trajectories, method.credit, algorithm.baseline, algorithm.scale)
         given = torch.tensor(logits, requires_grad=True)
         if credited:
             loss, _ = loss_of(given, credited, algorithm, batch.row, truth.first_action)
             torch.autograd.backward(loss)
         found.append(np.zeros_like(logits) if given.grad is None else -given.grad.numpy())
-    return np.array(found).reshape(batches, -1)
+    return np.array(found).reshape(len(batches), -1)
 
 
 def cost(found: Floats, exact: Floats) -> float:
@@ -94,8 +103,9 @@ def ratios(truth: Truth, methods: Sequence[Method], batches: int, seed: int = 0)
     logs: dict[str, list[Floats]] = {method.name: [] for method in methods}
     for logits in policies(truth):
         exact, base = truth.gradient(softmax(logits)).ravel(), np.zeros(len(draws))
+        played = play(truth, methods[0].algorithm, logits, batches, seed)  # the same for all methods
         for place, method in enumerate(methods):
-            found = estimates(truth, method, logits, batches, seed)
+            found = estimates(truth, method, logits, played)
             own = np.log([cost(found[draw], exact) for draw in draws])
             base = base if place else own
             logs[method.name].append(own - base)

@@ -193,6 +193,40 @@ class FailingRollouts:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailuresByReply:
+    """Failures that follow from replies: which rollouts fail depends on what the policy said first.
+
+        r = (between - chance) / (total - chance)    over the last `window` steps
+        found if  r >= share  and  between > noise * chance  and  total >= least
+
+    The sums are those of `trainer.failures`; r is 1 if the replies decide, and 0 by chance. The window varies
+    enough, and replies repeat enough, if `total` and `total - chance` are large.
+    """
+
+    window: int = 5
+    """Steps that are counted together."""
+    share: float = 0.3
+    """Of what varies, that the replies must explain."""
+    noise: float = 2.0
+    """How much more than chance they must explain."""
+    least: float = 4.0
+    """Of `total`: about six failures in groups of eight."""
+
+    def __call__(self, scene: Scene) -> Iterator[Finding]:
+        steps = scene.history[-self.window :]
+        names = ("failures_by_reply", "failures_by_chance", "failures_varied")
+        between, chance, varied = (total(steps, name) for name in names)
+        if len(steps) < self.window or varied < self.least or between <= self.noise * chance:
+            return
+        if between - chance >= self.share * (varied - chance):
+            yield Finding(
+                f"which rollouts of a group failed in the last {self.window} steps depends on what the "
+                "policy replied first; look at failed ones beside others of their task (agentlightning show "
+                'RUN). Failures that count lower their replies; FailurePolicy(then="drop") would raise them'
+            )
+
+
 WATCHED = ("loss", "grad_norm", "value_loss")
 
 

@@ -110,6 +110,9 @@ class Finish(Record):
     """For an attempt that an admin names without its key, no rules of the run's trainer are applied."""
     reward: float | None = None
     error: str | None = None
+    world: bool = False
+    """Whether a connection or a server failed and not the app: the attempt is then tried again, or dropped,
+    whatever the policy had replied before."""
 
 
 class Release(Record):
@@ -245,8 +248,8 @@ def _beat(keys: Sequence[Key], attempts: Sequence[Attempt], held: Sequence[Attem
 async def finish(body: Finish, caller: Worker, request: Request) -> Response:
     """End an attempt. The very same request may be sent again when its answer was lost.
 
-    The rules of the run's trainer hold: a failure for good gets the penalty of its failure policy, if it has
-    one, and without a reward only those rollouts succeed that a judge will score. What failed because the
+    The rules of the run's trainer hold: a failure after replies of the policy counts as its failure policy
+    says, and without a reward only those rollouts succeed that a judge will score. What failed because the
     gateway of the attempt was away is queued again, and costs no attempt.
     """
     (attempt,) = await caller.attempts([body.key])
@@ -257,7 +260,7 @@ async def finish(body: Finish, caller: Worker, request: Request) -> Response:
         if await gateways.lost(read_lease(caller.secret, body.key)):
             await caller.store.release([attempt])
             return reply((await caller.rollouts([attempt.rollout.id]))[0])
-    reward = await _reward_of(caller.store, attempt, body.reward, body.error)
+    reward = await _reward_of(caller.store, attempt, body)
     return reply(await caller.store.finish(attempt, reward=reward, error=body.error))
 
 
@@ -276,15 +279,16 @@ async def reclaim(body: Reclaim, caller: Admin) -> Response:
 
 
 # the rules of the run's trainer ---------------------------------------------------------------------
-async def _reward_of(store: Store, attempt: Attempt, reward: float | None, error: str | None) -> float | None:
+async def _reward_of(store: Store, attempt: Attempt, body: Finish) -> float | None:
     """The reward to end the attempt with. Raises RewardError for a success without any."""
     rollout = attempt.rollout
     run = await store.find_run(rollout.run_id)
     rules = None if run is None else read_config(run)
-    if reward is not None or rules is None:
-        return reward
-    if error is not None:
-        return rules.on_failure.reward_of_failure(attempt)
+    if body.reward is not None or rules is None:
+        return body.reward
+    if body.error is not None:
+        calls = (await store.get_calls([rollout.id]))[rollout.id]
+        return rules.on_failure.reward_of_failure(attempt, calls, world=body.world)
     if holds(attempt, rollout) and not await may_end_without_reward(store, attempt, judged=rules.judged):
         raise RewardError(
             f"rollout {rollout.id!r} was given no final reward and no judge will give it one; finish it with "

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from lightning_core.errors import ConfigError
 from lightning_core.stores.base import Store
 from lightning_core.stores.rules import last_final
-from lightning_core.types import REWARD_RANGE, Attempt, Run, is_reward
+from lightning_core.types import REWARD_RANGE, Attempt, Call, Run, is_reward
 
 RECORDED = "rollouts"
 """Where in the run's configuration it is written."""
@@ -16,15 +17,21 @@ RECORDED = "rollouts"
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """Try again, and when that is used up drop the rollout or give it a reward: never a silent 0."""
+    """A failure of the world is tried again, then dropped; one that follows the policy's replies counts.
+
+    Of the world: a connection, a server's error, a killed worker (`outcome.is_of_world`), and whatever fails
+    before a trained agent had a reply. The rest may be the policy's doing. Were it tried again until it goes
+    well, or dropped, what crashes the app would be compared by its good tries alone, and rise.
+    """
 
     retries: int = 1
     """Further attempts after the first; a rollout is enqueued with `max_attempts = 1 + retries`."""
-    then: Literal["drop", "penalise"] = "drop"
-    """"drop": the rollout is in no baseline and never trained on. "penalise": it ends with `penalty`
-    as its reward and is trained on, so that the policy learns to avoid what made the app fail."""
+    then: Literal["lowest", "penalise", "drop"] = "lowest"
+    """What a failure after the policy's replies counts as. "lowest": the lowest return of its group or
+    `penalty`, whichever is less; in a validation nothing. "penalise": `penalty`, and so does one before any
+    reply when its tries are used up. "drop": nothing, it is handled like a failure of the world."""
     penalty: float = 0.0
-    """The return of a penalised rollout: its intermediate rewards do not count."""
+    """Of such a rollout it is the whole return: its intermediate rewards do not count."""
     strict: bool = False
     """Whether a rollout fails too if calls of it, or beside it, were noticed and could not be recorded: those
     of the alert `unseen_calls`. Its reward may rest on replies that are not trained on."""
@@ -32,8 +39,10 @@ class FailurePolicy:
     def __post_init__(self) -> None:
         if self.retries < 0:
             raise ConfigError(f"retries={self.retries!r} of the failure policy must be 0 or more")
-        if self.then not in ("drop", "penalise"):
-            raise ConfigError(f"then={self.then!r} of the failure policy must be 'drop' or 'penalise'")
+        if self.then not in ("lowest", "penalise", "drop"):
+            raise ConfigError(
+                f"then={self.then!r} of the failure policy must be 'lowest', 'penalise' or 'drop'"
+            )
         if not is_reward(self.penalty):
             raise ConfigError(f"penalty={self.penalty!r} of the failure policy must be {REWARD_RANGE}")
 
@@ -42,10 +51,20 @@ class FailurePolicy:
         """What to enqueue a rollout with."""
         return 1 + self.retries
 
-    def reward_of_failure(self, attempt: Attempt) -> float | None:
-        """The reward to end a failed attempt with; None if it is tried again or dropped."""
+    def reward_of_failure(self, attempt: Attempt, calls: Iterable[Call], *, world: bool) -> float | None:
+        """The reward to end a failed attempt with; None if it is tried again or dropped.
+
+        `calls`: those of the rollout. `world`: whether the error is one of the world. With "lowest" it is the
+        penalty until the trainer knows the group (`trainer.failures`).
+        """
+        replied = any(c.trained and c.status == "completed" and c.attempt == attempt.number for c in calls)
         last = attempt.number >= attempt.rollout.max_attempts
-        return self.penalty if last and self.then == "penalise" else None
+        counts = {
+            "lowest": replied and attempt.rollout.split == "train",
+            "penalise": replied or last,
+            "drop": False,
+        }
+        return self.penalty if counts[self.then] and not world else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from threading import Thread
 
 from lightning_core.errors import RewardError
 from lightning_core.runner.command import COMMAND_GRACE_SECONDS, Command
-from lightning_core.runner.outcome import Outcome, Solve, describe, to_reward
+from lightning_core.runner.outcome import Outcome, Solve, failed, to_reward
 from lightning_core.runner.program import END_SECONDS
 from lightning_core.tracing.scope import Scope, leave_behind, rollout_scope
 from lightning_core.types import Task
@@ -81,7 +81,7 @@ class InProcess:
                 return Outcome(None if ended.value is None else to_reward(ended.value, task, self._solve))
             except RewardError as refused:
                 failure = refused
-        return Outcome(error=describe(failure))
+        return failed(failure)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ class Outcome:
     """What the function returned; None if it returned None, or failed."""
     error: str | None = None
     """Why it failed, as it is stored; None if it did not."""
+    world: bool = False
+    """Whether what failed was the world around the app: see `is_of_world`."""
     left_behind: bool = False
     """Whether it could not be ended and still runs; its outcome is then ignored."""
 
@@ -63,6 +65,57 @@ def _name(solve: Callable[..., object]) -> str:
 
 
 # errors -------------------------------------------------------------------------------------
+def failed(error: BaseException) -> Outcome:
+    """The outcome of a function that raised."""
+    return Outcome(error=describe(error), world=is_of_world(error))
+
+
+def is_of_world(error: BaseException) -> bool:
+    """Whether a server or a connection failed, and not the app: by the types of the error and its causes.
+
+    A server's error is known by its status: 408, 429, 5xx. A bare TimeoutError is the app's own: what it
+    waited for, such as a query of the policy's, may never have ended.
+    """
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        status = _status(each)
+        if _AWAY.intersection(kind.__name__ for kind in type(each).__mro__):
+            return True
+        if status is not None and (status in (408, 429) or status >= 500):
+            return True
+        if isinstance(each, TimeoutError) and each.errno is not None:  # the system's, of a connection
+            return True
+        causes = each.__cause__, None if each.__suppress_context__ else each.__context__
+        waiting += filter(None, causes)
+        waiting += getattr(each, "exceptions", ())
+    return False
+
+
+_AWAY = frozenset(
+    {
+        "ConnectionError",  # Python's own; also requests', urllib3's, redis'
+        "APIConnectionError",  # openai, anthropic; with their time-outs
+        "TransportError",  # httpx, httpx2; with their time-outs
+        "ClientConnectionError",  # aiohttp
+        "Timeout",  # requests
+        "UnseenCallsError",  # calls went by; the policy has no part in that
+    }
+)
+"""Classes by name, as the libraries need not be installed."""
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status of an answer that was raised as an error."""
+    found = getattr(error, "status_code", None) or getattr(error, "status", None)
+    found = found or getattr(getattr(error, "response", None), "status_code", None)
+    return found if isinstance(found, int) else None
+
+
 def describe(error: BaseException) -> str:
     """`Type: message`, its notes, the parts of a group, and the last frames of the app's own code."""
     lines = [_summary(error), *_notes(error), *_parts(error), *_frames(error)]

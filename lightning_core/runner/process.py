@@ -102,7 +102,9 @@ class WorkerProcess:
         try:
             report: Report = reading.result()
         except GONE:
-            return Outcome(error=describe(await self._death(f"the worker process of task {task.id!r}")))
+            return Outcome(
+                error=describe(await self._death(f"the worker process of task {task.id!r}")), world=True
+            )
         report.put_into(scope)
         assert report.outcome is not None
         return report.outcome

@@ -199,7 +199,7 @@ class RaySlot:
             result: tuple[Report, bool] = working.result()
         except ray.exceptions.RayError as error:
             await self.end()
-            return Outcome(error=describe(_death(task, error)))
+            return Outcome(error=describe(_death(task, error)), world=True)
         report, self.alive = result
         report.put_into(scope)
         assert report.outcome is not None

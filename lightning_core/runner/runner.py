@@ -19,7 +19,7 @@ from lightning_core.errors import ConfigError, LeaseLostError, StoreError, Unsee
 from lightning_core.runner.config import FailurePolicy, may_end_without_reward
 from lightning_core.runner.gateways import GatewayHealth
 from lightning_core.runner.in_process import InProcess
-from lightning_core.runner.outcome import Outcome, Solve, describe, no_reward
+from lightning_core.runner.outcome import Outcome, Solve, describe, failed, no_reward
 from lightning_core.runner.pool import WorkerPool
 from lightning_core.runner.process import local_pool
 from lightning_core.runner.ray_workers import Workers, parse_workers
@@ -252,7 +252,7 @@ class Runner:
                 log.warning("rollout %s: %s", scope.rollout_id, unseen.said())
         if not found or outcome.error is not None or not self.on_failure.strict:
             return outcome
-        return Outcome(error=describe(UnseenCallsError("; ".join(unseen.said() for unseen, _ in found))))
+        return failed(UnseenCallsError("; ".join(unseen.said() for unseen, _ in found)))
 
     async def _run(self, slot: _Slot, scope: Scope) -> Outcome | None:
         """How the attempt ended, its time-out included; None if it was dropped before."""
@@ -313,7 +313,8 @@ class Runner:
             error = describe(no_reward(attempt.rollout.task, self.solve))
         if error is None:
             return outcome.reward, None
-        return self.on_failure.reward_of_failure(attempt), error
+        calls = (await self.store.get_calls([attempt.rollout.id]))[attempt.rollout.id]
+        return self.on_failure.reward_of_failure(attempt, calls, world=outcome.world), error
 
     # keeping and giving back --------------------------------------------------------------
     async def _keep_leases(self) -> None:

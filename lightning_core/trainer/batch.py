@@ -16,6 +16,7 @@ from lightning_core.errors import TokenIdsError
 from lightning_core.linking import final_rewards, in_order, link_rewards, with_final
 from lightning_core.sequences import as_ids, as_logprobs
 from lightning_core.stores.base import Store
+from lightning_core.trainer.failures import failure_numbers, with_lowest
 from lightning_core.trainer.judging import Judging
 from lightning_core.transcript import observation
 from lightning_core.types import (
@@ -70,8 +71,12 @@ async def read_batch(
     judging: Judging | None,
     rollouts: Sequence[Rollout],
     began: float | None = None,
+    *,
+    lowest: bool = True,
 ) -> StepBatch:
     """The batch of finished rollouts: what they recorded, the rewards that count, and their trajectories.
+
+    `lowest`: a failure that counts has the lowest return of its group, if that is less than its own.
 
     Automatic rewards (`rulebook`) and those of the judge are given here, and stored. `began` is when the
     rollouts were first waited for.
@@ -89,6 +94,11 @@ async def read_batch(
     trajectories = await asyncio.to_thread(  # 0.2 s for 64 rollouts of 100 calls
         lambda: [to_trajectory(rollout, calls[rollout.id], rewards[rollout.id]) for rollout in counted]
     )
+    if lowest:
+        trajectories = with_lowest(trajectories, {r.id for r in counted if r.status is Status.FAILED})
+        compared = {trajectory.group_id for trajectory in trajectories}
+        lone = {r.id for r in counted if r.status is Status.FAILED and r.group_id not in compared}
+        ended = [r.model_copy(update={"reward": None}) if r.id in lone else r for r in ended]
     seconds = 0.0 if began is None else time.perf_counter() - began
     return StepBatch(ended, calls, trajectories, seconds, rewards, unusable_groups=len(unusable))
 
@@ -230,6 +240,8 @@ def step_numbers(batch: StepBatch, report: CreditReport) -> dict[str, float]:
         **({"reward": fmean(rewards)} if rewards else {}),
         "rollouts": len(batch.rollouts),
         "failures": count_failures(batch.rollouts),
+        "failures_counted": sum(r.status is Status.FAILED and r.reward is not None for r in batch.rollouts),
+        **failure_numbers(batch.rollouts, batch.calls),
         "rollouts_without_calls": sum(
             rollout.status is Status.SUCCEEDED and not batch.calls.get(rollout.id)
             for rollout in batch.rollouts

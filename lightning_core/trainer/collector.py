@@ -58,7 +58,8 @@ class Collector:
         return await self._without_cancelled((await self.session.run(rollouts))[0], plan)
 
     async def _read(self, rollouts: Sequence[Rollout], began: float) -> StepBatch:
-        return await read_batch(self.session.store, self.session.rulebook, self.judging, rollouts, began)
+        session, lowest = self.session, self.settings.on_failure.then == "lowest"
+        return await read_batch(session.store, session.rulebook, self.judging, rollouts, began, lowest=lowest)
 
     async def _begin(self, step: int, phase: ResolvedPhase) -> None:
         """Ask for the rollouts of all steps that may begin by now; those of earlier steps are run first."""
@@ -72,7 +73,7 @@ class Collector:
             rollouts = self._plan(step, phase, retry)
             self.session.observers.collecting(f"step {step + 1}", rollouts)
             finished, new = await self.session.run(rollouts)
-            if new or step in self._begun or any(rollout.counts for rollout in finished):
+            if new or step in self._begun or any(rollout.status is Status.SUCCEEDED for rollout in finished):
                 break
         return await self._without_cancelled(finished, lambda more: self._plan(step, phase, retry + more))
 

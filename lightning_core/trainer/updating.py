@@ -145,7 +145,8 @@ class Updater:
         rollouts = await session.store.find_rollouts(session.folder.run_id, step=step, split="train")
         planned = [rollout for rollout in rollouts if is_planned(rollout)]
         # without the judge: its scores are stored
-        batch = await read_batch(session.store, session.rulebook, None, planned)
+        lowest = session.settings.on_failure.then == "lowest"
+        batch = await read_batch(session.store, session.rulebook, None, planned, lowest=lowest)
         return assign(batch.trajectories, phase.credit, algorithm.baseline, algorithm.scale)[0]
 
 

@@ -12,6 +12,7 @@ from lightning_core.alerts.rules import (
     DiskFilling,
     EntropyCollapse,
     FailingRollouts,
+    FailuresByReply,
     LogprobGap,
     RewardCollapse,
     RolloutsWithoutCalls,
@@ -213,6 +214,19 @@ def test_checkpoints_that_come_and_go_are_no_filling():
 
 def test_no_room_for_another_checkpoint_is_found_at_once():
     assert found(DiskFilling(), space=[Space(0, 9, 20, 10)], total_steps=200)
+
+
+def test_failures_that_follow_from_replies_are_found_and_those_by_chance_are_not():
+    def steps(between: float, chance: float, varied: float) -> list:
+        return history(
+            failures_by_reply=[between] * 5, failures_by_chance=[chance] * 5, failures_varied=[varied] * 5
+        )
+
+    assert "FailurePolicy" in found(FailuresByReply(), steps(1.0, 0.2, 1.5))[0]
+    assert found(FailuresByReply(), steps(0.25, 0.2, 1.5)) == []  # as by chance
+    assert found(FailuresByReply(), steps(1.5, 1.5, 1.5)) == []  # no reply came twice
+    assert found(FailuresByReply(), steps(0.1, 0.02, 0.15)) == []  # one failure
+    assert found(FailuresByReply(), history(rollouts=[64.0] * 5)) == []
 
 
 # calls that are missing -------------------------------------------------------------------------
