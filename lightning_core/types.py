@@ -118,6 +118,11 @@ class Status(StrEnum):
         return self in (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
 
 
+Order = Literal["enqueued", "reward"]
+"""By what rollouts are listed: as they were enqueued, or by rising reward. Equal rewards are in the order in
+which they were enqueued, and a rollout without a reward is left out of a list by reward."""
+
+
 class Rollout(Record):
     """One run of the app on one task."""
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from lightning_core.api.access import Admin, Client, run_prefix
 from lightning_core.api.fields import MOST_RECORDS, NEXT, FieldError, Name, Some, Wait, answer, example
 from lightning_core.api.routing import JsonRoute, Page, reply, wait_with
-from lightning_core.types import Integer, Record, Rollout, RolloutCount, Sampling, Split, Status, Task
+from lightning_core.types import Integer, Order, Record, Rollout, RolloutCount, Sampling, Split, Status, Task
 
 router = APIRouter(tags=["rollouts"], route_class=JsonRoute)
 
@@ -180,8 +180,11 @@ async def find_rollouts(
     split: Split | None = None,
     status: Status | None = None,
     newest: bool = False,
+    before: str | None = None,
+    order: Order = "enqueued",
 ) -> Response:
-    """Find rollouts of a run, in the order they were enqueued: the first ones, or with `newest` the last."""
+    """Find rollouts of a run, in the order they were enqueued or by rising reward: the first ones, or with
+    `newest` the last. `before` is a rollout before which the page is to end."""
     found = await caller.store.find_rollouts(
         caller.run(run_id),
         step=step,
@@ -190,6 +193,8 @@ async def find_rollouts(
         after=page.after,
         limit=page.limit + (not newest),
         newest=newest,
+        before=before,
+        order=order,
     )
     rollouts = found[: page.limit]
     following = rollouts[-1].id if len(found) > page.limit else None

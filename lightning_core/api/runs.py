@@ -26,7 +26,7 @@ from lightning_core.errors import ConfigError, NotFoundError, ScopeError
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.heartbeat import living
 from lightning_core.stores.base import Store
-from lightning_core.types import Alert, Member, Metrics, Record, ResourceVersion, Role, Run
+from lightning_core.types import Alert, Integer, Member, Metrics, Record, ResourceVersion, Role, Run
 from lightning_core.versions import CHOICES, POLICY, read_number
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
@@ -237,11 +237,19 @@ async def put_metrics(body: Metrics, caller: Admin) -> Response:
 
 
 @router.get("/metrics", response_model=AllMetrics)
-async def list_metrics(run_id: str, caller: Client, page: Paged) -> Response:
-    """The metrics of a run, by rising step."""
-    found = await caller.store.list_metrics(caller.run(run_id))
-    metrics, following = page.of(found, lambda one: str(one.step))
-    return reply({"metrics": metrics, "next": following})
+async def list_metrics(run_id: str, caller: Client, page: Paged, since: Integer | None = None) -> Response:
+    """The metrics of a run, by rising step, from the step `since` on."""
+    first = since if page.after is None else _step(page.after) + 1
+    found = await caller.store.list_metrics(caller.run(run_id), since=first, limit=page.limit + 1)
+    following = str(found[page.limit - 1].step) if len(found) > page.limit else None
+    return reply({"metrics": found[: page.limit], "next": following})
+
+
+def _step(after: str) -> int:
+    try:
+        return int(after)
+    except ValueError:
+        raise FieldError("after", f"is {after!r}; give what the page before had as `next`") from None
 
 
 @router.put("/members", response_model=KeyedMember)

@@ -18,6 +18,7 @@ from lightning_core.types import (
     Event,
     Member,
     Metrics,
+    Order,
     ResourceVersion,
     Reward,
     Role,
@@ -108,15 +109,18 @@ class Store(Protocol):
         split: str | None = None,
         status: Status | None = None,
         after: str | None = None,
+        before: str | None = None,
         limit: int | None = None,
         newest: bool = False,
+        order: Order = "enqueued",
     ) -> list[Rollout]:
-        """In the order they were enqueued: those after the rollout `after`, and of these the first `limit`,
-        or with `newest` the last.
+        """In the `order` asked for: those after the rollout `after` and before `before`, and of these the
+        first `limit`, or with `newest` the last.
 
         A page costs as much as it holds, however many rollouts there are; of several among step, status and
-        split, the later ones are looked for among what the first one finds. Raises NotFoundError for an
-        `after` that is no rollout of the run.
+        split, the later ones are looked for among what the first one finds. By reward, a page of a step costs
+        as much as the step, and status and split are looked for among all. Raises NotFoundError for an
+        `after` or `before` that is no rollout of the run, or that has no place in the order.
         """
 
     async def count_rollouts(self, run_id: str) -> list[RolloutCount]:
@@ -173,8 +177,10 @@ class Store(Protocol):
     async def put_metrics(self, metrics: Metrics) -> None:
         """Insert or replace the numbers of (run_id, step)."""
 
-    async def list_metrics(self, run_id: str) -> list[Metrics]:
-        """By rising step."""
+    async def list_metrics(
+        self, run_id: str, *, since: int | None = None, limit: int | None = None
+    ) -> list[Metrics]:
+        """By rising step, from the step `since` on; the first `limit`."""
 
     # who plays in a run, and what is wrong with it ----------------------------------------
     async def put_member(self, member: Member) -> None:

@@ -24,6 +24,7 @@ from lightning_core.types import (
     Event,
     Member,
     Metrics,
+    Order,
     ResourceVersion,
     Reward,
     Role,
@@ -140,10 +141,13 @@ class HttpStore:
         split: str | None = None,
         status: Status | None = None,
         after: str | None = None,
+        before: str | None = None,
         limit: int | None = None,
         newest: bool = False,
+        order: Order = "enqueued",
     ) -> list[Rollout]:
         query = {"run_id": run_id, "step": step, "split": split, "status": status, "after": after}
+        query |= {"before": before, "order": order}
         last = newest and limit is not None and limit <= _MOST
         if limit is not None and limit < 1:
             return []
@@ -220,8 +224,12 @@ class HttpStore:
         rules.check_ids(metrics)
         await self._put("/metrics", metrics)
 
-    async def list_metrics(self, run_id: str) -> list[Metrics]:
-        return await self._pages("/metrics", "metrics", Metrics, run_id=run_id)
+    async def list_metrics(
+        self, run_id: str, *, since: int | None = None, limit: int | None = None
+    ) -> list[Metrics]:
+        if limit is not None and limit < 1:
+            return []
+        return await self._pages("/metrics", "metrics", Metrics, most=limit, run_id=run_id, since=since)
 
     # who plays in a run, and what is wrong with it ----------------------------------------
     async def put_member(self, member: Member) -> None:

@@ -8,17 +8,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from lightning_core.stores import rules
 from lightning_core.stores.notifications import QUEUE, Topic, cancelled_of, finished_of
 from lightning_core.stores.rows import Table
-from lightning_core.types import Attempt, Call, Record, Reward, Rollout, RolloutCount, Status
+from lightning_core.types import Attempt, Call, Metrics, Order, Record, Reward, Rollout, RolloutCount, Status
 
 T = TypeVar("T", bound=Record)
 Held = tuple[Rollout, str | None]
 """A rollout and the worker that holds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Which rollouts of a run are looked for (see `Store.find_rollouts`)."""
+
+    run_id: str
+    wanted: Mapping[str, int | str]
+    """Fields and their values, the most selective first: by that they are looked up."""
+    after: str | None = None
+    before: str | None = None
+    limit: int | None = None
+    newest: bool = False
+    order: Order = "enqueued"
+
+    def first_key(self) -> tuple[str, ...]:
+        """The field by which they are looked up, if there is one. By reward, only a step is."""
+        return tuple(one for one in list(self.wanted)[:1] if self.order == "enqueued" or one == "step")
 
 
 class Transaction(Protocol):
@@ -38,15 +57,8 @@ class Transaction(Protocol):
     def statuses(self, rollout_ids: Iterable[str]) -> dict[str, Status]:
         """The same, without reading them whole."""
 
-    def page(
-        self,
-        run_id: str,
-        wanted: Mapping[str, int | str],
-        after: str | None,
-        limit: int | None,
-        newest: bool,
-    ) -> list[Rollout]:
-        """Rollouts of a run, found by the first thing they are wanted by."""
+    def page(self, page: Page) -> list[Rollout]:
+        """Rollouts of a run."""
 
     def count(self, run_id: str) -> list[RolloutCount]:
         """How many there are of each step, split and status."""
@@ -80,6 +92,9 @@ class Transaction(Protocol):
 
     def select(self, table: Table[T], **wanted: str) -> list[T]:
         """The rows with these values in the first columns of the key, in the order they were added."""
+
+    def metrics(self, run_id: str, since: int | None, limit: int | None) -> list[Metrics]:
+        """By rising step, from one on, so many."""
 
     def of_last_attempts(self, table: Table[T], rollout_ids: Sequence[str]) -> dict[str, list[T]]:
         """What is recorded of the last attempt of each rollout, in the order it was added."""

@@ -25,7 +25,7 @@ from lightning_core.masking import without_password
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 LOST = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.NoScriptError, redis.ReadOnlyError)
 """What another try may mend: the server is gone, starts again, is no longer the first of its replicas, or
 has forgotten the scripts."""

@@ -50,7 +50,7 @@ end
 local function list(kind, run)
   return prefix .. 'of:' .. kind .. ':' .. run
 end
-function own.put(id, status, attempts, changing, worker, seconds)
+function own.put(id, status, attempts, changing, reward, worker, seconds)
   local key, leases = prefix .. 'rollout:' .. id, prefix .. 'leases'
   local run, before, holder, arrived, priority = unpack(redis.call('HMGET', key, 'r', 's', 'w', 'n', 'p'))
   local queues = {prefix .. 'queue', prefix .. 'queue:' .. run}
@@ -70,6 +70,7 @@ function own.put(id, status, attempts, changing, worker, seconds)
   elseif status == 'queued' then
     for _, queue in ipairs(queues) do redis.call('ZADD', queue, priority, arrived .. id) end
   end
+  if reward ~= '' then redis.call('ZADD', list('reward', run), reward, arrived .. id) end
   redis.call('HSET', key, 's', status, 'a', attempts, 'j', changing, 'w', worker)
   redis.call('HINCRBY', key, 'v', 1)
 end

@@ -2,7 +2,8 @@
 
 A rollout is two keys: `rollout:ID` is a small hash of what changes, kept under 64 bytes a field, so that
 Redis stores it in one piece; `body:ID` is the rest, written once. The queue of a run, and that of all, is a
-sorted set by falling priority, and among equals by the place of arrival, with which each member begins. All
+sorted set by falling priority, and among equals by the place of arrival, with which each member begins; and
+so are the rollouts of a run by reward. All
 else is in hashes such as `calls:ID:ATTEMPT`, in which each value begins with its place of arrival.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import redis
@@ -19,10 +20,10 @@ import redis
 from lightning_core.stores import queue, rules
 from lightning_core.stores.notifications import QUEUE, Topic, finished_of
 from lightning_core.stores.packing import dump_json, load_json
-from lightning_core.stores.queue import Held
+from lightning_core.stores.queue import Held, Page
 from lightning_core.stores.redis_connection import Connection, RedisLink, read
-from lightning_core.stores.rows import CALLS, REWARDS, Table
-from lightning_core.types import Call, Record, Reward, Rollout, RolloutCount, Split, Status
+from lightning_core.stores.rows import CALLS, METRICS, REWARDS, Table
+from lightning_core.types import Call, Metrics, Record, Reward, Rollout, RolloutCount, Split, Status
 
 T = TypeVar("T", bound=Record)
 MOST = 1000
@@ -109,32 +110,67 @@ class RedisConnection:
         answers = self.ask([("HGET", self._key("rollout", name), "s") for name in names])
         return {name: Status(one.decode()) for name, one in zip(names, answers, strict=True) if one}
 
-    def page(
-        self,
-        run_id: str,
-        wanted: Mapping[str, int | str],
-        after: str | None,
-        limit: int | None,
-        newest: bool,
-    ) -> list[Rollout]:
-        key = self._key("of", *next(iter(wanted.items()), ("run",)), run_id)
-        low, high = "-inf", "+inf"
-        if after is not None:
-            ((run, place),) = self.ask([("HMGET", self._key("rollout", after), "r", "n")])
-            if run is None or run.decode() != run_id:
-                raise rules.unknown_after(after, run_id)
-            low = "(" + place.decode()
+    def page(self, page: Page) -> list[Rollout]:
+        way = self._by_reward if page.order == "reward" else self._by_arrival
         found: list[Rollout] = []
-        while limit is None or len(found) < limit:
-            most = MOST if limit is None else min(MOST, limit - len(found))
-            way = ("ZREVRANGEBYSCORE", key, high, low) if newest else ("ZRANGEBYSCORE", key, low, high)
-            (names,) = self.ask([(*way, "WITHSCORES", "LIMIT", 0, most)])
-            rollouts = self.find(name.decode() for name in names[::2]).values()
-            found += (one for one in rollouts if all(getattr(one, k) == v for k, v in wanted.items()))
-            if len(names) < 2 * most:
+        for names in way(page):
+            rollouts = self.find(names).values()
+            found += (one for one in rollouts if all(getattr(one, k) == v for k, v in page.wanted.items()))
+            if page.limit is not None and len(found) >= page.limit:
                 break
-            low, high = (low, f"({int(names[-1])}") if newest else (f"({int(names[-1])}", high)
-        return found[::-1] if newest else found
+        found = found[: page.limit]
+        return found[::-1] if page.newest else found
+
+    def _by_arrival(self, page: Page) -> Iterator[list[str]]:
+        """Ids of rollouts as a page has them, the first thing wanted of them looked up."""
+        key = self._key("of", *next(iter(page.wanted.items()), ("run",)), page.run_id)
+        low = "-inf" if page.after is None else "(" + self._arrived(page, page.after)
+        high = "+inf" if page.before is None else "(" + self._arrived(page, page.before)
+        most = min(MOST, page.limit or MOST)
+        while True:
+            way = ("ZREVRANGEBYSCORE", key, high, low) if page.newest else ("ZRANGEBYSCORE", key, low, high)
+            (names,) = self.ask([(*way, "WITHSCORES", "LIMIT", 0, most)])
+            yield [name.decode() for name in names[::2]]
+            if len(names) < 2 * most:
+                return
+            low, high = (low, f"({int(names[-1])}") if page.newest else (f"({int(names[-1])}", high)
+
+    def _by_reward(self, page: Page) -> Iterator[list[str]]:
+        """The same, of a step or of the whole run."""
+        key = self._key("of", "reward", page.run_id)
+        (size,) = self.ask([("ZCARD", key)])
+        first = 0 if page.after is None else self._rank(page, page.after) + 1
+        end = size if page.before is None else self._rank(page, page.before)
+        if "step" in page.wanted:
+            of_step = self._key("of", "step", page.wanted["step"], page.run_id)
+            (names,) = self.ask([("ZRANGE", of_step, 0, -1, "WITHSCORES")])
+            ids = [name.decode() for name in names[::2]]
+            members = (f"{int(at):016d}{name}" for name, at in zip(ids, names[1::2], strict=True))
+            ranks = self.ask([("ZRANK", key, member) for member in members])
+            placed = [(rank, name) for rank, name in zip(ranks, ids, strict=True) if rank is not None]
+            chosen = sorted((one for one in placed if first <= one[0] < end), reverse=page.newest)
+            yield [name for _, name in chosen]
+            return
+        most = min(MOST, page.limit or MOST)
+        while first < end:
+            low, high = (max(first, end - most), end) if page.newest else (first, min(first + most, end))
+            (members,) = self.ask([("ZRANGE", key, low, high - 1)])
+            yield [one[16:].decode() for one in (reversed(members) if page.newest else members)]
+            first, end = (first, low) if page.newest else (high, end)
+
+    def _arrived(self, page: Page, rollout_id: str) -> str:
+        """Its place of arrival."""
+        ((run, place),) = self.ask([("HMGET", self._key("rollout", rollout_id), "r", "n")])
+        if run is None or run.decode() != page.run_id:
+            raise rules.unknown_place(rollout_id, page.run_id, known=False)
+        return str(place.decode())
+
+    def _rank(self, page: Page, rollout_id: str) -> int:
+        member = self._arrived(page, rollout_id) + rollout_id
+        (rank,) = self.ask([("ZRANK", self._key("of", "reward", page.run_id), member)])
+        if rank is None:
+            raise rules.unknown_place(rollout_id, page.run_id, known=True)
+        return int(rank)
 
     def count(self, run_id: str) -> list[RolloutCount]:
         groups: defaultdict[tuple[int, Split, Status], list[float | None]] = defaultdict(list)
@@ -270,6 +306,13 @@ class RedisConnection:
         found = _unpacked(table, filter(None, [packed]) if whole else packed)
         return [one for one in found if all(getattr(one, name) == value for name, value in wanted.items())]
 
+    def metrics(self, run_id: str, since: int | None, limit: int | None) -> list[Metrics]:
+        key = self._key("metrics", run_id)
+        (steps,) = self.ask([("HKEYS", key)])
+        wanted = sorted(step for step in map(int, steps) if since is None or step >= since)[:limit]
+        packed = self.ask([("HMGET", key, *wanted)])[0] if wanted else []
+        return [METRICS.unpack(one.partition(b":")[2]) for one in packed if one is not None]
+
     def upsert(self, table: Table[T], records: Iterable[T]) -> None:
         for one in records:
             self._add(place_of(table, one), table.pack(one))
@@ -323,6 +366,7 @@ def _changing(one: Rollout) -> tuple[Any, ...]:
         one.status.value,
         one.attempts,
         dump_json([one.max_attempts, one.reward, one.error, one.finished_at]),
+        "" if one.reward is None else repr(one.reward),
     )
 
 

@@ -151,9 +151,14 @@ def wanted(step: int | None, status: Status | None, split: str | None) -> dict[s
     return {name: value for name, value in given.items() if value is not None}
 
 
-def unknown_after(after: str, run_id: str) -> NotFoundError:
-    """The error of a page that is to begin after a rollout which the run does not have."""
-    return NotFoundError(f"no rollout {after!r} in run {run_id!r}, after which the page is to begin")
+def unknown_place(rollout_id: str, run_id: str, *, known: bool) -> NotFoundError:
+    """The error of a page that is to begin or end at a rollout which the run does not have, or, if that is
+    known, which has no reward."""
+    if known:
+        return NotFoundError(
+            f"rollout {rollout_id!r} has no reward, so no page by reward begins or ends at it"
+        )
+    return NotFoundError(f"no rollout {rollout_id!r} in run {run_id!r}, where the page is to begin or end")
 
 
 def counted(step: int, split: Split, status: Status, rewards: Sequence[float | None]) -> RolloutCount:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter, itemgetter
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from lightning_core.stores import queue, rules
 from lightning_core.stores.notifications import QUEUE, Topic
-from lightning_core.stores.queue import Held
-from lightning_core.stores.rows import CALLS, COUNT, REWARDS, ROLLOUTS, Row, Table, to_count
-from lightning_core.types import Call, Record, Reward, Rollout, RolloutCount, Status
+from lightning_core.stores.queue import Held, Page
+from lightning_core.stores.rows import CALLS, COUNT, METRICS, REWARDS, ROLLOUTS, Row, Table, to_count
+from lightning_core.types import LARGEST_REWARD, Call, Metrics, Record, Reward, Rollout, RolloutCount, Status
 
 T = TypeVar("T", bound=Record)
 SAVE = (
@@ -36,8 +36,10 @@ PUT_RUNNING = PUT_CALL.format(
     values=f"SELECT {_MARKS} FROM rollouts WHERE id = ? AND attempts = ? AND status = 'running' {{share}}"
 )
 ADD_REWARD = f"{REWARDS.insert} ON CONFLICT (rollout_id, attempt, id) WHERE id IS NOT NULL DO NOTHING"
-ALL = 2**62
+ALL: Final = 2**62
 """More rows than a table can hold, for a LIMIT that is none."""
+FIRST: Final = -(2**63)
+"""No integer that is stored is less."""
 
 
 class SqlTransaction(ABC):
@@ -76,21 +78,17 @@ class SqlTransaction(ABC):
         found = self.rows("SELECT id, status FROM rollouts WHERE id {among}", list(rollout_ids))
         return {row[0]: Status(row[1]) for row in found}
 
-    def page(
-        self,
-        run_id: str,
-        wanted: Mapping[str, int | str],
-        after: str | None,
-        limit: int | None,
-        newest: bool,
-    ) -> list[Rollout]:
-        place = 0 if after is None else self._place(run_id, after)
-        values = list(wanted.values())
-        key, others = [*values[:1], run_id], values[1:]
-        most = ALL if limit is None else limit
-        rows = self.rows(paging(tuple(wanted), newest=newest), *key, place, *key, *others, most)
+    def page(self, page: Page) -> list[Rollout]:
+        low = self._place(page, page.after) if page.after is not None else (-2 * LARGEST_REWARD, 0)
+        high = self._place(page, page.before) if page.before is not None else (2 * LARGEST_REWARD, ALL)
+        part = slice(page.order == "enqueued", None)
+        first = page.first_key()
+        key = [*(page.wanted[one] for one in first), page.run_id]
+        others = [value for one, value in page.wanted.items() if one not in first]
+        most = ALL if page.limit is None else page.limit
+        rows = self.rows(paging(page), *key, *low[part], *key, *high[part], *others, most)
         found = [ROLLOUTS.value(row) for row in rows]
-        return found[::-1] if newest else found
+        return found[::-1] if page.newest else found
 
     def count(self, run_id: str) -> list[RolloutCount]:
         return list(map(to_count, self.rows(COUNT, run_id)))
@@ -124,11 +122,13 @@ class SqlTransaction(ABC):
         rows = self.rows(f"SELECT {ROLLOUTS.columns}, worker FROM {where}", *values)
         return {row[0]: (ROLLOUTS.value(row), row[-1]) for row in rows}
 
-    def _place(self, run_id: str, rollout_id: str) -> int:
-        found = self.rows("SELECT seq FROM rollouts WHERE id = ? AND run_id = ?", rollout_id, run_id)
-        if not found:
-            raise rules.unknown_after(rollout_id, run_id)
-        return int(found[0][0])
+    def _place(self, page: Page, rollout_id: str) -> Row:
+        """(reward, seq)"""
+        query = "SELECT reward, seq FROM rollouts WHERE id = ? AND run_id = ?"
+        found = self.rows(query, rollout_id, page.run_id)
+        if not found or (page.order == "reward" and found[0][0] is None):
+            raise rules.unknown_place(rollout_id, page.run_id, known=bool(found))
+        return found[0]
 
     def _next(self, limit: int, run_id: str | None) -> list[Row]:
         """The next queued rollouts; the last column says whether a lease has run out, whose rollout may come
@@ -188,6 +188,12 @@ class SqlTransaction(ABC):
         query = f"SELECT {table.columns} FROM {table.name}{where} ORDER BY seq"
         return [table.value(row) for row in self.rows(query, *wanted.values())]
 
+    def metrics(self, run_id: str, since: int | None, limit: int | None) -> list[Metrics]:
+        where = "metrics WHERE run_id = ? AND step >= ? ORDER BY run_id, step LIMIT ?"
+        query = f"SELECT {METRICS.columns} FROM {where}"
+        first, most = FIRST if since is None else since, ALL if limit is None else limit
+        return [METRICS.value(row) for row in self.rows(query, run_id, first, most)]
+
     def upsert(self, table: Table[T], records: Iterable[T]) -> None:
         self.run(table.upsert, map(table.row, records))
 
@@ -199,15 +205,18 @@ class SqlTransaction(ABC):
         self.run(f"DELETE FROM {table.name} WHERE {where}", [key])
 
 
-def paging(wanted: Sequence[str], *, newest: bool) -> str:
+def paging(page: Page) -> str:
     """The query of `page`. It compares whole keys of an index and asks for its very order, so no planner has
     a cheaper way, whatever it believes of the table: by equality it might follow `seq` alone, past the
-    rollouts of all runs. Its values: the key, the place, the key, what else is wanted, the limit."""
-    key = [*wanted[:1], "run_id"]
-    marks = ", ".join("?" * len(key))
-    where = f"({', '.join(key)}, seq) > ({marks}, ?) AND ({', '.join(key)}) <= ({marks})"
-    where += "".join(f" AND {column} = ?" for column in wanted[1:])
-    order = ", ".join(f"{column} {'DESC' if newest else 'ASC'}" for column in (*key, "seq"))
+    rollouts of all runs. Its values: the key and the place after which it begins, the key and the place
+    before which it ends, what else is wanted, the limit."""
+    first = page.first_key()
+    key = [*first, "run_id", *(["seq"] if page.order == "enqueued" else ["reward", "seq"])]
+    names, marks = ", ".join(key), ", ".join("?" * len(key))
+    where = f"({names}) > ({marks}) AND ({names}) < ({marks})"
+    where += " AND reward IS NOT NULL" if page.order == "reward" else ""
+    where += "".join(f" AND {column} = ?" for column in page.wanted if column not in first)
+    order = ", ".join(f"{column} {'DESC' if page.newest else 'ASC'}" for column in key)
     return f"SELECT {ROLLOUTS.columns} FROM rollouts WHERE {where} ORDER BY {order} LIMIT ?"
 
 

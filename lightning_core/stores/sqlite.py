@@ -31,7 +31,7 @@ from lightning_core.types import Attempt
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 DIALECT: Dialect = {
     "text": "TEXT",
     "bytes": "BLOB",

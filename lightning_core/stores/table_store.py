@@ -44,6 +44,7 @@ from lightning_core.types import (
     Event,
     Member,
     Metrics,
+    Order,
     Record,
     ResourceVersion,
     Reward,
@@ -253,11 +254,14 @@ class TableStore(ABC):
         split: str | None = None,
         status: Status | None = None,
         after: str | None = None,
+        before: str | None = None,
         limit: int | None = None,
         newest: bool = False,
+        order: Order = "enqueued",
     ) -> list[Rollout]:
         wanted = rules.wanted(step, status, split)
-        return await self._read(lambda of: of.page(run_id, wanted, after, limit, newest))
+        page = queue.Page(run_id, wanted, after, before, limit, newest, order)
+        return await self._read(lambda of: of.page(page))
 
     async def count_rollouts(self, run_id: str) -> list[RolloutCount]:
         return await self._read(lambda of: of.count(run_id))
@@ -320,9 +324,10 @@ class TableStore(ABC):
     async def put_metrics(self, metrics: Metrics) -> None:
         await self._put(METRICS, metrics)
 
-    async def list_metrics(self, run_id: str) -> list[Metrics]:
-        found = await self._read(lambda of: of.select(METRICS, run_id=run_id))
-        return sorted(found, key=lambda one: one.step)
+    async def list_metrics(
+        self, run_id: str, *, since: int | None = None, limit: int | None = None
+    ) -> list[Metrics]:
+        return await self._read(lambda of: of.metrics(run_id, since, limit))
 
     # who plays in a run, and what is wrong with it ----------------------------------------
     async def put_member(self, member: Member) -> None:

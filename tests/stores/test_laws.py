@@ -492,6 +492,44 @@ async def test_a_page_goes_on_after_a_rollout_that_has_changed_and_never_after_a
             await store.find_rollouts("run", after=unknown, limit=3)
 
 
+@pytest.mark.parametrize("wanted", FILTERS, ids=lambda wanted: "-".join(wanted) or "all")
+async def test_pages_go_backwards_and_by_reward(store: Store, wanted: dict[str, Any]) -> None:
+    await enqueue_many(store, 120)
+    await enqueue_many(store, 40, "other")
+    whole = await store.find_rollouts("run", **wanted)
+    rewarded = [one for one in whole if one.reward is not None]
+    ranked = sorted(rewarded, key=lambda one: one.reward or 0.0)
+    for order, expected in (("enqueued", whole), ("reward", ranked)):
+        assert await store.find_rollouts("run", **wanted, order=order) == expected
+        for limit in (1, 3, 1000):
+            pages: list[Rollout] = []
+            while page := await store.find_rollouts(
+                "run",
+                **wanted,
+                before=pages[0].id if pages else None,
+                limit=limit,
+                newest=True,
+                order=order,
+            ):
+                assert len(page) <= limit
+                pages = [*page, *pages]
+            assert pages == expected
+        if expected:
+            ends: dict[str, Any] = {"after": expected[0].id, "before": expected[-1].id, "order": order}
+            assert await store.find_rollouts("run", **wanted, **ends) == expected[1:-1]
+            assert await store.find_rollouts("run", **wanted, **ends, limit=1) == expected[1:-1][:1]
+
+
+async def test_a_page_by_reward_never_begins_at_a_rollout_without_one(store: Store) -> None:
+    await enqueue_many(store, 20)
+    (waiting, *_) = await store.find_rollouts("run", status=Status.QUEUED)
+    for cursor in ({"after": waiting.id}, {"before": waiting.id}):
+        with pytest.raises(NotFoundError, match=f"{waiting.id!r} has no reward"):
+            await store.find_rollouts("run", **cursor, order="reward")
+    with pytest.raises(NotFoundError, match="no rollout 'nobody'"):
+        await store.find_rollouts("run", before="nobody")
+
+
 async def test_rollouts_are_counted_as_they_are_found(store: Store) -> None:
     await enqueue_many(store, 120)
     await enqueue_many(store, 40, "other")
@@ -1029,6 +1067,11 @@ async def test_metrics_are_kept_by_step(store: Store) -> None:
     assert [(one.step, one.values["reward"]) for one in found] == [(1, 0.1), (2, 0.3)]
     assert found[0].values["kl"] == math.inf
     assert await store.list_metrics("nobody") == []
+    for step in (10, 7):
+        await store.put_metrics(Metrics(run_id="run", step=step, values={"reward": 0.5}))
+    assert [one.step for one in await store.list_metrics("run", since=2)] == [2, 7, 10]
+    assert [one.step for one in await store.list_metrics("run", since=3, limit=1)] == [7]
+    assert await store.list_metrics("run", since=11) == []
 
 
 # many threads ---------------------------------------------------------------------------------
