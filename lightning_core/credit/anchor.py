@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_core.credit.base import Comparison, peers_by
+from lightning_core.credit.base import Comparison, parts_of, parts_to_go, peers_by
 from lightning_core.credit.branches import returns_to_go
 from lightning_core.credit.uniform import uniform
 from lightning_core.errors import ConfigError
@@ -45,4 +45,5 @@ class Anchor:
         """One comparison for the group, and one for each trained agent and observation."""
         returns = {k: g for each in group for k, g in returns_to_go(each, self.discount).items()}
         anchors = peers_by(lambda t: (t.agent, t.observation) if t.observation else None, group, returns)
-        return [*uniform(group), *(Comparison(peers, self.weight) for peers in anchors.values())]
+        parts = parts_of(group, lambda trajectory, t: parts_to_go(trajectory, t, self.discount))
+        return [*uniform(group), *(Comparison(peers, self.weight, parts=parts) for peers in anchors.values())]

@@ -32,9 +32,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Final, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Final, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from lightning_core.credit.branches import without_dropped
+from lightning_core.credit.branches import reward_without_call, rewards_ahead, without_dropped
 from lightning_core.types import Key, Trajectory, Transition
 
 EPSILON = 1e-6
@@ -42,6 +42,23 @@ EPSILON = 1e-6
 Peer = Mapping[Key, float]
 """One side of a comparison, as a rule a rollout: the return of each of its transitions. In a baseline it
 counts once, as their mean."""
+
+
+class Part(NamedTuple):
+    """A summand of a return: `factor` times `value`."""
+
+    name: str
+    value: float
+    factor: float = 1.0
+
+
+def add_parts(parts: Iterable[Part]) -> float:
+    """The return that the parts make."""
+    return sum(part.factor * part.value for part in parts)
+
+
+def _no_parts(key: Key) -> tuple[Part, ...]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +75,8 @@ class Comparison:
     deviation is that from 0."""
     targets: Mapping[Key, float] = field(default_factory=dict)
     """What a critic is to learn of these transitions."""
+    parts: Callable[[Key], Sequence[Part]] = _no_parts
+    """What the return of a transition is made of, for people who ask why; () where a method does not say."""
 
 
 Credit = Callable[[Sequence[Trajectory]], Iterable[Comparison]]
@@ -106,6 +125,38 @@ def total_return(trajectory: Trajectory, agent: str) -> float:
     return trajectory.final(agent) + trajectory.intermediate
 
 
+def total_parts(trajectory: Trajectory, agent: str) -> tuple[Part, ...]:
+    """What `total_return` is made of."""
+    return (
+        Part("final reward", trajectory.final(agent)),
+        Part("intermediate rewards of the rollout", trajectory.intermediate),
+    )
+
+
+def parts_to_go(trajectory: Trajectory, transition: Transition, discount: float) -> tuple[Part, ...]:
+    """What `returns_to_go` is made of."""
+    place = [t.key for t in trajectory.transitions].index(transition.key)
+    left, later = rewards_ahead(trajectory, discount)[place]
+    return (
+        Part("final reward", trajectory.final(transition.agent), discount**left),
+        Part("intermediate rewards about no call", reward_without_call(trajectory), discount**left),
+        Part("reward of this call", transition.reward),
+        Part("rewards of later calls of the branch", later),
+    )
+
+
+def parts_of(
+    group: Sequence[Trajectory], parts: Callable[[Trajectory, Transition], Sequence[Part]]
+) -> Callable[[Key], Sequence[Part]]:
+    """The parts of a comparison, from those of a transition."""
+
+    def find(key: Key) -> Sequence[Part]:
+        found = ((each, t) for each in group if each.rollout_id == key[0] for t in each.transitions)
+        return next((parts(each, t) for each, t in found if t.key == key), ())
+
+    return find
+
+
 def group_by_id(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
     """Trajectories under their `group_id`, in the order given."""
     groups: dict[str, list[Trajectory]] = {}
@@ -114,10 +165,22 @@ def group_by_id(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory
     return groups
 
 
-def compare(
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What the returns of a comparison are measured by."""
+
+    peers: Sequence[Peer]
+    """Those with a return."""
+    baselines: Sequence[float]
+    """What is taken off the returns of each peer."""
+    unit: float
+    """What the rest is divided by."""
+
+
+def measure(
     comparison: Comparison, baseline: Baseline = "mean", scale: Scale = "std", finals: Finals | None = None
-) -> dict[Key, float]:
-    """The advantage of each credited transition, without the comparison's weight; empty if all are equal.
+) -> Measure | None:
+    """Baselines and scale of a comparison; None if all returns are equal.
 
     The deviation is the population's, over the peers, each with equal weight, and where `finals` says that
     the peers ended alike no less than `least_unit`. A peer alone has nothing to be compared with, unless the
@@ -136,18 +199,28 @@ def compare(
         if baseline == "leave_one_out" and not flat:
             taken = [(sum(means) - own) / (len(means) - 1) for own in means]
     if flat:
-        return {}
+        return None
     unit = 1.0
     if scale == "std":
         unit = _spread(peers, [fmean(means) if comparison.baseline else 0.0] * len(peers))
         if unit <= EPSILON:
-            return {}
+            return None
         if finals is not None and finals.equal(key for peer in peers for key in peer):
             unit = max(unit, least_unit(len(peers)))
+    return Measure(peers, taken, unit)
+
+
+def compare(
+    comparison: Comparison, baseline: Baseline = "mean", scale: Scale = "std", finals: Finals | None = None
+) -> dict[Key, float]:
+    """The advantage of each credited transition, without the comparison's weight; empty if all are equal."""
+    measured = measure(comparison, baseline, scale, finals)
+    if measured is None:
+        return {}
     credited = comparison.credited
     return {
-        key: (value - off) / unit
-        for peer, off in zip(peers, taken, strict=True)
+        key: (value - off) / measured.unit
+        for peer, off in zip(measured.peers, measured.baselines, strict=True)
         for key, value in peer.items()
         if credited is None or key in credited
     }
@@ -173,6 +246,13 @@ def assign(
 ) -> tuple[list[Trajectory], CreditReport]:
     """The trajectories with their advantages and targets; groups without any are dropped and counted, and so
     are groups with numbers beyond `REACH`."""
+    return _assign(trajectories, credit, baseline, scale)[:2]
+
+
+def _assign(
+    trajectories: Iterable[Trajectory], credit: Credit, baseline: Baseline, scale: Scale
+) -> tuple[list[Trajectory], CreditReport, dict[str, _Compared], _Whitening]:
+    """The same, and what was compared in each group of use."""
     groups = group_by_id(trajectories)
     heard = {
         name: [without_dropped(each) for each in group]
@@ -183,8 +263,10 @@ def assign(
         credit = credit.of_batch(list(heard.values()))
     advantages: dict[Key, float] = {}
     targets: dict[Key, float] = {}
+    compared: dict[str, _Compared] = {}
     for name, group in list(heard.items()):
         comparisons = list(credit(group))
+        compared[name] = group, comparisons
         found = add_up(group, comparisons, baseline, scale) if all(map(_in_reach, comparisons)) else None
         if found is None or not all(abs(advantage) <= REACH for advantage in found.values()):
             del heard[name]
@@ -192,9 +274,11 @@ def assign(
             advantages.update(found)
             for comparison in comparisons:
                 targets.update(comparison.targets)
+    whitening: _Whitening = (0.0, 1.0)
     if scale == "batch":
         batch = [each for group in heard.values() for each in group]
-        advantages = _whiten(advantages, [batch] if baseline == "none" else list(heard.values()))
+        whitening = _whiten(advantages, [batch] if baseline == "none" else list(heard.values()))
+        advantages = {key: (value - whitening[0]) / whitening[1] for key, value in advantages.items()}
         if not targets and not any(advantages.values()):
             advantages = {}
     told = {key[0] for key in advantages}
@@ -202,7 +286,86 @@ def assign(
     credited = [_credited(each, advantages, targets) for group in kept for each in group]
     agents = Counter(t.agent for each in credited for t in each.transitions if t.advantage is not None)
     unusable = tuple(name for name in groups if name not in heard)
-    return credited, CreditReport(len(groups), len(groups) - len(kept) - len(unusable), agents, unusable)
+    report = CreditReport(len(groups), len(groups) - len(kept) - len(unusable), agents, unusable)
+    return credited, report, {name: compared[name] for name in heard}, whitening
+
+
+# why an advantage is what it is ---------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Term:
+    """What one comparison adds to an advantage: weight * (value - baseline) / unit."""
+
+    value: float
+    """The return."""
+    baseline: float
+    unit: float
+    weight: float
+    parts: tuple[Part, ...]
+    """What the return is made of; () if its method does not say."""
+    peers: tuple[Peer, ...]
+    """The returns that were compared."""
+    own: int
+    """Which peer the transition is in."""
+
+    @property
+    def amount(self) -> float:
+        return self.weight * (self.value - self.baseline) / self.unit
+
+    @property
+    def means(self) -> list[float]:
+        """The return of each peer, as it counts in a baseline."""
+        return [fmean(peer.values()) for peer in self.peers]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a transition has its advantage: (sum of the terms - mean) / unit."""
+
+    terms: tuple[Term, ...]
+    mean: float
+    """Of the whole batch; 0 unless the scale is "batch"."""
+    unit: float
+    """The deviation over the batch; 1 unless the scale is "batch", inf if nothing differed in it."""
+    advantage: float
+    """As `assign` gives it."""
+
+    @property
+    def total(self) -> float:
+        return (sum(term.amount for term in self.terms) - self.mean) / self.unit
+
+
+def explain(
+    trajectories: Iterable[Trajectory], credit: Credit, baseline: Baseline = "mean", scale: Scale = "std"
+) -> tuple[list[Trajectory], CreditReport, dict[Key, Explanation]]:
+    """What `assign` gives, and why, for each transition with an advantage."""
+    credited, report, compared, (mean, unit) = _assign(trajectories, credit, baseline, scale)
+    terms: defaultdict[Key, list[Term]] = defaultdict(list)
+    for group, comparisons in compared.values():
+        finals = Finals(group)
+        for comparison in comparisons:
+            for key, term in _terms(comparison, baseline, scale, finals):
+                terms[key].append(term)
+    found = {
+        t.key: Explanation(tuple(terms[t.key]), mean, unit, t.advantage)
+        for each in credited
+        for t in each.transitions
+        if t.advantage is not None
+    }
+    return credited, report, found
+
+
+def _terms(
+    comparison: Comparison, baseline: Baseline, scale: Scale, finals: Finals
+) -> Iterator[tuple[Key, Term]]:
+    measured = measure(comparison, baseline, scale, finals)
+    if measured is None:
+        return
+    peers, credited = tuple(measured.peers), comparison.credited
+    for own, (peer, off) in enumerate(zip(peers, measured.baselines, strict=True)):
+        for key, value in peer.items():
+            if credited is None or key in credited:
+                parts = tuple(comparison.parts(key))
+                yield key, Term(value, off, measured.unit, comparison.weight, parts, peers, own)
 
 
 def _rewards(trajectory: Trajectory) -> Iterator[float]:
@@ -224,9 +387,14 @@ def _spread(peers: Sequence[Peer], taken: Sequence[float]) -> float:
     return math.sqrt(fmean(squares)) if squares else 0.0
 
 
-def _whiten(advantages: Mapping[Key, float], compared: Sequence[Sequence[Trajectory]]) -> dict[Key, float]:
-    """Advantages of mean 0 and deviation 1 over the batch, each rollout with equal weight; 0 if all are
-    equal. Less than deviation 1 if rollouts that were `compared` with one another all ended alike.
+_Compared = tuple[Sequence[Trajectory], Sequence[Comparison]]
+_Whitening = tuple[float, float]
+
+
+def _whiten(advantages: Mapping[Key, float], compared: Sequence[Sequence[Trajectory]]) -> _Whitening:
+    """(mean, unit) that give the advantages mean 0 and deviation 1 over the batch, each rollout with equal
+    weight; the unit is inf if all are equal. Less than deviation 1 if rollouts that were `compared` with one
+    another all ended alike.
 
     What says nothing has advantage 0 in mean and deviation, as in REINFORCE++'s batch; it is not shifted.
     """
@@ -237,14 +405,14 @@ def _whiten(advantages: Mapping[Key, float], compared: Sequence[Sequence[Traject
     ]
     peers = [rollout for rollout in rollouts if rollout]
     if not peers:
-        return {}
+        return 0.0, 1.0
     mean = fmean(fmean(peer.values()) for peer in peers)
     unit = _spread(peers, [mean] * len(peers))
     if unit <= EPSILON:
-        return dict.fromkeys(advantages, 0.0)
+        return mean, math.inf
     if all(_end_alike(part, advantages) for part in compared):
         unit = max(unit, least_unit(len(peers)))
-    return {key: (value - mean) / unit for key, value in advantages.items()}
+    return mean, unit
 
 
 def _end_alike(compared: Sequence[Trajectory], advantages: Mapping[Key, float]) -> bool:
@@ -318,17 +486,23 @@ def peers_by(
     return {named: tuple(peers) for named, peers in sorted_out.items()}
 
 
-def with_others(peers: Sequence[Peer], group: Sequence[Trajectory], agent: str) -> Comparison:
+def with_others(
+    peers: Sequence[Peer],
+    group: Sequence[Trajectory],
+    agent: str,
+    parts: Callable[[Key], Sequence[Part]] = _no_parts,
+) -> Comparison:
     """Compare an agent's peers; a rollout alone is compared with the whole returns of the others."""
     there = [peer for peer in peers if peer]
     if len(there) > 1:
-        return Comparison(tuple(peers))
+        return Comparison(tuple(peers), parts=parts)
     others = [
         {(each.rollout_id, "", 0): total_return(each, agent)}
         for each, peer in zip(group, peers, strict=True)
         if not peer
     ]
-    return Comparison((*there, *others), credited=frozenset(key for peer in there for key in peer))
+    credited = frozenset(key for peer in there for key in peer)
+    return Comparison((*there, *others), credited=credited, parts=parts)
 
 
 def turn_numbers(trajectory: Trajectory) -> dict[Key, int]:

@@ -78,6 +78,16 @@ def returns_to_go(trajectory: Trajectory, discount: float = 1.0) -> dict[Key, fl
     R also holds the intermediate rewards of calls that are no transition. Where branches part, the end is the
     end of the longest.
     """
+    ahead = rewards_ahead(trajectory, discount)
+    unaddressed = reward_without_call(trajectory)
+    return {
+        t.key: discount**left * (trajectory.final(t.agent) + unaddressed) + t.reward + later
+        for t, (left, later) in zip(trajectory.transitions, ahead, strict=True)
+    }
+
+
+def rewards_ahead(trajectory: Trajectory, discount: float) -> list[tuple[int, float]]:
+    """Of each transition (turns to the end, what the intermediate rewards of later turns are worth here)."""
     tree = branches(trajectory)
     left = [0] * len(tree.transitions)
     later = [0.0] * len(tree.transitions)
@@ -85,11 +95,7 @@ def returns_to_go(trajectory: Trajectory, discount: float = 1.0) -> dict[Key, fl
         below = tree.children[place]
         left[place] = 1 + max(left[i] for i in below) if below else 0
         later[place] = discount * (tree.rewards_after(place) + sum(later[i] for i in below))
-    unaddressed = reward_without_call(trajectory)
-    return {
-        t.key: discount ** left[place] * (trajectory.final(t.agent) + unaddressed) + t.reward + later[place]
-        for place, t in enumerate(tree.transitions)
-    }
+    return list(zip(left, later, strict=True))
 
 
 def reward_without_call(trajectory: Trajectory) -> float:

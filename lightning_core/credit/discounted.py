@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_core.credit.base import Comparison, peers_by, turn_numbers, with_others
+from lightning_core.credit.base import Comparison, parts_of, parts_to_go, peers_by, turn_numbers, with_others
 from lightning_core.credit.branches import returns_to_go
 from lightning_core.ranges import check_range
 from lightning_core.types import Trajectory
@@ -38,4 +38,5 @@ class Discounted:
         returns = {k: g for each in group for k, g in returns_to_go(each, self.discount).items()}
         turns = {key: k for each in group for key, k in turn_numbers(each).items()}
         sorted_out = peers_by(lambda t: (t.agent, turns[t.key]), group, returns)
-        return [with_others(peers, group, agent) for (agent, _), peers in sorted_out.items()]
+        parts = parts_of(group, lambda trajectory, t: parts_to_go(trajectory, t, self.discount))
+        return [with_others(peers, group, agent, parts) for (agent, _), peers in sorted_out.items()]

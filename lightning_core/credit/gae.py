@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar
 
-from lightning_core.credit.base import Comparison
+from lightning_core.credit.base import Comparison, Part, add_parts
 from lightning_core.credit.branches import branches, reward_without_call
 from lightning_core.errors import TrainingError
 from lightning_core.ranges import check_range
@@ -44,26 +44,36 @@ class Gae:
 
     def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
         """One comparison without a baseline, and what the critic is to learn."""
-        advantages = [self._advantages(trajectory) for trajectory in group]
+        parts = {key: made for trajectory in group for key, made in self._parts(trajectory).items()}
+        advantages = [
+            {t.key: add_parts(parts[t.key]) for t in each.transitions if t.trained} for each in group
+        ]
         values = {t.key: t.value for each in group for t in each.transitions}
         targets = {key: a + (values[key] or 0.0) for peer in advantages for key, a in peer.items()}
-        return [Comparison(tuple(advantages), baseline=False, targets=targets)]
+        return [Comparison(tuple(advantages), baseline=False, targets=targets, parts=lambda key: parts[key])]
 
-    def _advantages(self, trajectory: Trajectory) -> dict[Key, float]:
-        """Of the trained transitions."""
+    def _parts(self, trajectory: Trajectory) -> dict[Key, tuple[Part, ...]]:
+        """What the advantages are made of."""
         tree = branches(trajectory)
+        parts: dict[Key, tuple[Part, ...]] = {}
         value, advantage = ([0.0] * len(tree.transitions) for _ in range(2))
         unaddressed = reward_without_call(trajectory)
         for place, t in reversed(list(enumerate(tree.transitions))):
             below = tree.children[place]
-            after = self.discount * fmean(value[i] for i in below) if below else 0.0
+            following = fmean(value[i] for i in below) if below else 0.0
             reward = t.reward + (0.0 if below else trajectory.final(t.agent) + unaddressed)
-            value[place] = reward + after if t.value is None else t.value
+            value[place] = reward + self.discount * following if t.value is None else t.value
             later = fmean(advantage[i] for i in below) if below else 0.0
-            advantage[place] = reward + after - value[place] + self.discount * self.lam * later
+            parts[t.key] = (
+                Part("reward", reward),
+                Part("value of the next turn", following, self.discount),
+                Part("value of this turn", value[place], -1.0),
+                Part("advantage of the next turn", later, self.discount * self.lam),
+            )
+            advantage[place] = add_parts(parts[t.key])
             if t.trained and t.value is None:
                 raise TrainingError(
                     f"call {t.call_id!r} of rollout {t.rollout_id!r} has no value: credit 'gae' needs an "
                     "algorithm with a critic, such as PPO"
                 )
-        return {t.key: advantage[place] for place, t in enumerate(tree.transitions) if t.trained}
+        return parts

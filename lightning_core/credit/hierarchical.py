@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_core.credit.base import Comparison, turn_numbers
+from lightning_core.credit.base import Comparison, parts_of, parts_to_go, turn_numbers
 from lightning_core.credit.branches import returns_to_go
 from lightning_core.credit.per_agent import per_agent
 from lightning_core.errors import ConfigError
@@ -49,4 +49,5 @@ class Hierarchical:
         for t in trajectory.transitions:
             if t.trained:
                 agents.setdefault(t.agent, {}).setdefault(turns[t.key], {})[t.key] = returns[t.key]
-        return [Comparison(tuple(calls.values()), self.weight) for calls in agents.values()]
+        parts = parts_of([trajectory], lambda trajectory, t: parts_to_go(trajectory, t, 1.0))
+        return [Comparison(tuple(calls.values()), self.weight, parts=parts) for calls in agents.values()]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_core.credit.base import Comparison, total_return
+from lightning_core.credit.base import Comparison, parts_of, total_parts, total_return
 from lightning_core.types import Trajectory
 
 
@@ -33,7 +33,8 @@ def per_agent(group: Sequence[Trajectory]) -> list[Comparison]:
                     if t.agent == agent and t.trained
                 }
                 for trajectory in group
-            )
+            ),
+            parts=parts_of(group, lambda trajectory, t: total_parts(trajectory, t.agent)),
         )
         for agent in agents
     ]

@@ -40,9 +40,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar, TypeVar
 
-from lightning_core.credit.base import EPSILON, Comparison, Credit
+from lightning_core.credit.base import EPSILON, Comparison, Credit, Part
 from lightning_core.credit.table import State, Table, Turn, Visit
-from lightning_core.credit.tabular import advantage
+from lightning_core.credit.tabular import advantage, of_table
 from lightning_core.ranges import check_range
 from lightning_core.types import Trajectory
 
@@ -83,11 +83,8 @@ class Relevance:
         if len(group) < 2:
             return []
         table = Table(group)
-        advantages = (
-            {visit.transition.key: self._weigh(visit, place, table, known) for visit in found}
-            for place, (found, known) in enumerate(zip(table.visits, self.known(table, others), strict=True))
-        )
-        return [Comparison(tuple(advantages), baseline=False)]
+        known = list(self.known(table, others))
+        return [of_table(table, lambda visit, place: self._weigh(visit, place, table, known[place]))]
 
     def known(self, table: Table, others: Mapping[Turn, Learnt]) -> Iterator[dict[Turn, Learnt]]:
         """For each rollout of a group: what all the other rollouts of the batch tell of each turn."""
@@ -95,10 +92,13 @@ class Relevance:
         for place in range(len(table.visits)):
             yield add_learnt((theirs, learn(table, without=place)))
 
-    def _weigh(self, visit: Visit, place: int, table: Table, known: Mapping[Turn, Learnt]) -> float:
+    def _weigh(
+        self, visit: Visit, place: int, table: Table, known: Mapping[Turn, Learnt]
+    ) -> tuple[Part, ...]:
         learnt = known.get(table.turn(visit, place), Learnt())
         weight = self._raised(learnt.replies.relevance, self.unknown)
-        return weight * advantage(visit, place, table, own=self._raised(learnt.hidden.relevance, 1.0))
+        parts = advantage(visit, place, table, own=self._raised(learnt.hidden.relevance, 1.0))
+        return tuple(part._replace(factor=weight * part.factor) for part in parts)
 
     def _raised(self, relevance: float | None, unknown: float) -> float:
         return unknown if relevance is None else self.floor + (1 - self.floor) * relevance

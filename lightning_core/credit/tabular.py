@@ -18,14 +18,14 @@ Assumes that an observation says what matters of the past. What it hides is stil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_core.credit.base import Comparison
+from lightning_core.credit.base import Comparison, Part, add_parts
 from lightning_core.credit.table import Table, Visit
 from lightning_core.ranges import check_range
-from lightning_core.types import Trajectory
+from lightning_core.types import Key, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +44,40 @@ class Tabular:
         if len(group) < 2:
             return []
         table = Table(group)
-        advantages = (
-            {visit.transition.key: advantage(visit, place, table, self.own) for visit in found}
-            for place, found in enumerate(table.visits)
-        )
-        return [Comparison(tuple(advantages), baseline=False)]
+
+        def parts(visit: Visit, place: int) -> tuple[Part, ...]:
+            return advantage(visit, place, table, self.own)
+
+        return [of_table(table, parts)]
 
 
-def advantage(visit: Visit, place: int, table: Table, own: float) -> float:
-    """Of a visit of the rollout at this place of the table."""
+def of_table(table: Table, parts: Callable[[Visit, int], Sequence[Part]]) -> Comparison:
+    """The comparison in which each visit, of the rollout at a place of the table, is credited with the sum of
+    its parts."""
+    advantages = (
+        {visit.transition.key: add_parts(parts(visit, place)) for visit in found}
+        for place, found in enumerate(table.visits)
+    )
+
+    def find(key: Key) -> Sequence[Part]:
+        places = ((visit, place) for place, found in enumerate(table.visits) for visit in found)
+        return next(parts(visit, place) for visit, place in places if visit.transition.key == key)
+
+    return Comparison(tuple(advantages), baseline=False, parts=find)
+
+
+def advantage(visit: Visit, place: int, table: Table, own: float) -> tuple[Part, ...]:
+    """What the advantage of a visit of the rollout at this place of the table is made of."""
     returned, following = table.returned(visit, place), visit.following
     looked_up: float | None = None
     if following is not None and own < 1:
         looked_up = table.known(following.state, place, visit.transition.agent)
+    expected = Part("mean return of others from this state", table.expected(visit, place), -1.0)
     if following is None or looked_up is None:
-        came_to = returned
-    else:
-        came_to = own * returned + (1 - own) * (visit.earned - following.earned + looked_up)
-    return came_to - table.expected(visit, place)
+        return Part("return from here", returned), expected
+    return (
+        Part("return from here", returned, own),
+        Part("reward until the next state", visit.earned - following.earned, 1 - own),
+        Part("mean return of others from the next state", looked_up, 1 - own),
+        expected,
+    )

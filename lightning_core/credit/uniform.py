@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_core.credit.base import Comparison, total_return
+from lightning_core.credit.base import Comparison, parts_of, total_parts, total_return
 from lightning_core.types import Trajectory
 
 
@@ -23,6 +23,7 @@ def uniform(group: Sequence[Trajectory]) -> list[Comparison]:
             tuple(
                 {t.key: total_return(trajectory, t.agent) for t in trajectory.transitions if t.trained}
                 for trajectory in group
-            )
+            ),
+            parts=parts_of(group, lambda trajectory, t: total_parts(trajectory, t.agent)),
         )
     ]

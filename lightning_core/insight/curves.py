@@ -1,7 +1,7 @@
 """Curves: a run's metrics over its steps, thinned so that a spike is never lost.
 
-A picture has some hundreds of columns, and a run thousands of steps. So several steps in a row share a bucket,
-of which a curve keeps the least, the mean and the most.
+A picture has some hundreds of columns, and a run thousands of steps. So several steps in a row share a
+bucket, of which a curve keeps the least, the mean and the most.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Bucket:
 def curves(metrics: Sequence[Metrics], budget: int = 400) -> dict[str, tuple[Bucket, ...]]:
     """Each metric by its name, in at most `budget` buckets, which are the same steps for all metrics.
 
-    `metrics` by rising step, as a store lists them. A bucket in which a metric has no value is left out. The
-    number of steps in a bucket is a power of two, so a full one stays as it is until the run outgrows `budget`.
+    `metrics` by rising step, as a store lists them. A bucket in which a metric has no value is left out. A
+    bucket has a power of two of steps, so a full one stays as it is until the run outgrows `budget`.
     """
     if budget < 1:
         raise ValueError(f"budget={budget}: a curve has one bucket or more")
