@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from lightning_core.hookspecs import hookimpl as hookimpl
     from lightning_core.judge.judge import Judge as Judge
     from lightning_core.plugins import attach as attach
+    from lightning_core.prompts import Prompt as Prompt
     from lightning_core.runner import FailurePolicy as FailurePolicy
     from lightning_core.runner.command import Command as Command
     from lightning_core.runner.ray_workers import RayWorkers as RayWorkers
     from lightning_core.tracing.environment import environment as environment
     from lightning_core.tracing.rewards import reward as reward
     from lightning_core.tracing.scope import agent as agent
+    from lightning_core.tracing.scope import prompt as prompt
     from lightning_core.trainer.demonstrations import demonstrations as demonstrations
     from lightning_core.trainer.trainer import Trainer as Trainer
     from lightning_core.types import Alert as Alert
@@ -67,6 +69,7 @@ _HOMES = {
     "ReinforcePP": "algorithms.reinforce_pp",
     "PPO": "algorithms.ppo",
     "Phase": "algorithms.base",
+    "Prompt": "prompts",
     "RayWorkers": "runner.ray_workers",
     "Rollout": "types",
     "SFT": "algorithms.sft",
@@ -82,6 +85,7 @@ _HOMES = {
     "demonstrations": "trainer.demonstrations",
     "environment": "tracing.environment",
     "hookimpl": "hookspecs",
+    "prompt": "tracing.scope",
     "reward": "tracing.rewards",
 }
 __all__ = sorted(_HOMES)

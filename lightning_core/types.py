@@ -137,6 +137,8 @@ class Rollout(Record):
     sampling: Sampling = Sampling()
     policy_version: Integer | None = None
     """The version of the weights that is to answer its calls; None: the current one."""
+    prompt_versions: dict[str, Integer] = Field(default_factory=dict)
+    """The version of each prompt that its agents are told, by name; without one the app's own."""
     priority: Integer = 0
     """Higher is leased first."""
     max_attempts: Integer = 1

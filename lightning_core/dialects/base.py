@@ -276,6 +276,23 @@ class Dialect(ABC):
         first: list[Message] = [{"role": "system", "parts": read_parts(content)}] if content else []
         return [*first, *map(cls.message, cls.items(request))]
 
+    @classmethod
+    def with_system(cls, request: Json, swap: Callable[[str], str | None]) -> Json | None:
+        """The request with the first system text for which `swap` has one; None if it has none for any."""
+        if cls.instructions is not None:
+            content = _swapped(request.get(cls.instructions), swap)
+            if content is not None:
+                return {**request, cls.instructions: content}
+        given = request.get(cls.prompt)
+        items = given if isinstance(given, list) else []
+        for place, item in enumerate(items):
+            if isinstance(item, dict) and item.get("role") in ("system", "developer"):
+                content = _swapped(item.get("content"), swap)
+                if content is not None:
+                    changed = {**item, "content": content}
+                    return {**request, cls.prompt: [*items[:place], changed, *items[place + 1 :]]}
+        return None
+
     @staticmethod
     def message(item: Any) -> Message:
         """One item of a request's prompt, as a message of parts."""
@@ -299,3 +316,15 @@ class Dialect(ABC):
     def offered(tool: Mapping[str, Any]) -> tuple[Any, Any]:
         """The name of a function that a request offers, and the schema of its arguments."""
         return tool.get("name"), tool.get("parameters")
+
+
+def _swapped(content: Any, swap: Callable[[str], str | None]) -> str | list[Any] | None:
+    """A message's content with another text; None if `swap` has none."""
+    if isinstance(content, str):
+        return swap(content)
+    for place, block in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(block, dict) and isinstance(block.get("text"), str):
+            text = swap(block["text"])
+            if text is not None:
+                return [*content[:place], {**block, "text": text}, *content[place + 1 :]]
+    return None

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import socket
 import uuid
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from types import MappingProxyType
 from typing import Any, Final
@@ -56,6 +57,8 @@ class Caller:
     """The version of the weights that the rollout is pinned to."""
     seed: int | None = None
     """The rollout's, for trained and other agents."""
+    prompt_versions: Mapping[str, int] = field(default_factory=dict)
+    """Those of the prompts that the rollout's agents are told."""
 
     @property
     def key(self) -> tuple[str | None, int | None, str]:
@@ -109,6 +112,7 @@ class Access:
             sampling=grant.sampling if trained else None,
             policy_version=grant.policy_version,
             seed=grant.sampling.seed,
+            prompt_versions=grant.prompt_versions,
         )
 
     def _check_no_page(self, headers: dict[str, str]) -> None:

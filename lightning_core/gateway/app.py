@@ -24,6 +24,7 @@ from lightning_core.gateway.otlp import Traces
 from lightning_core.gateway.rewards import Rewards
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.gateway.versions import Versioned, version_name
+from lightning_core.prompts import PinnedPrompts
 from lightning_core.stores.base import Store
 from lightning_core.upstream import Upstream
 
@@ -40,7 +41,8 @@ class Gateway:
 
     `agents` are the names or globs of those being trained (None: all). With `anonymous`, requests
     without a token are served too, and recorded as belonging to no rollout; but none of a web page, unless
-    its host, and the name by which it reaches the gateway, are among `hosts`.
+    its host, and the name by which it reaches the gateway, are among `hosts`. `prompts` are those of the run,
+    put in place of what its agents say.
     """
 
     def __init__(
@@ -52,19 +54,21 @@ class Gateway:
         agents: tuple[str, ...] | None,
         anonymous: bool = False,
         hosts: tuple[str, ...] = (),
+        prompts: PinnedPrompts | None = None,
     ) -> None:
         self.instance = uuid.uuid4().hex
         """Tells this gateway from an earlier one at the same address."""
         self._upstream = upstream
         self._access = Access(tokens, agents=agents, anonymous=anonymous, hosts=hosts)
         self._exchanges = Exchanges(store)
+        self._prompts = prompts
         self._traces = Traces(self._access, store)
         self._rewards = Rewards(self._access, store)
 
     def app(self) -> Starlette:
         """The ASGI application."""
         tokens, model = TokenText(self._upstream.decode), self._upstream.model_name
-        parts = self._upstream, self._access, self._exchanges
+        parts = self._upstream, self._access, self._exchanges, self._prompts
         endpoints: dict[str, ASGIApp] = {
             _V1 + dialect.path: Endpoint(dialect(tokens, model), *parts) for dialect in DIALECTS
         }

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import orjson
 from starlette.types import Receive, Scope, Send
 
 from lightning_core.dialects.base import Dialect, ReplyWriter, Request
 from lightning_core.dialects.constraints import in_words
-from lightning_core.errors import ApiError, GatewayError
+from lightning_core.errors import ApiError, ConfigError, GatewayError, NotFoundError
 from lightning_core.gateway.access import Access, Caller
 from lightning_core.gateway.errors import CONTEXT_LENGTH, api_error_of
 from lightning_core.gateway.exchange import Exchange, Exchanges, disconnected, stopped
@@ -27,17 +28,26 @@ from lightning_core.gateway.wire import (
     start_events,
     wait_disconnect,
 )
+from lightning_core.prompts import PinnedPrompts, put_in
 from lightning_core.upstream import Upstream
 
 
 class Endpoint:
     """Serves one dialect, as an ASGI application."""
 
-    def __init__(self, dialect: Dialect, upstream: Upstream, access: Access, exchanges: Exchanges) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        upstream: Upstream,
+        access: Access,
+        exchanges: Exchanges,
+        prompts: PinnedPrompts | None,
+    ) -> None:
         self._dialect = dialect
         self._upstream = upstream
         self._access = access
         self._exchanges = exchanges
+        self._prompts = prompts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -46,6 +56,8 @@ class Endpoint:
             content = await read_body(receive)
             if content is None:
                 return
+            if self._prompts is not None and caller.agent in caller.prompt_versions:
+                content = await self._with_prompt(content, caller, self._prompts)
             request = await read_content(content, lambda content: self._read(content, caller))
             asked = pin(request.chat, caller, request.model, self._upstream.model_name)
         except GatewayError as error:
@@ -74,6 +86,21 @@ class Endpoint:
         if caller.sampling is None or caller.sampling.constrain or request.chat.constraint is None:
             return request
         return replace(request, chat=in_words(request.chat))
+
+    async def _with_prompt(self, content: bytes, caller: Caller, prompts: PinnedPrompts) -> bytes:
+        """The request with the prompt that the caller's rollout is pinned to. What is no JSON object is left
+        to be refused as such."""
+        try:
+            body = orjson.loads(content)
+        except ValueError:
+            return content
+        if not isinstance(body, dict):
+            return content
+        try:
+            pinned = await prompts.find({caller.agent: caller.prompt_versions[caller.agent]})
+            return orjson.dumps(put_in(caller.agent, pinned[caller.agent], type(self._dialect), body))
+        except (ConfigError, NotFoundError) as error:
+            raise ApiError(str(error), code="other_prompt", param=self._dialect.prompt) from error
 
     async def _answer(self, exchange: Exchange, reply: ReplyWriter, send: Send) -> None:
         await exchange.finished()

@@ -11,7 +11,7 @@ import binascii
 import hmac
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
@@ -38,6 +38,8 @@ class Grant:
     """Imposed on the calls of trained agents."""
     policy_version: int | None = None
     """The version of the weights that must answer; None: the current one."""
+    prompt_versions: dict[str, int] = field(default_factory=dict)
+    """Those of the prompts that its agents are told."""
 
 
 def expiry(timeout: float | None) -> float | None:
@@ -55,26 +57,25 @@ class Tokens:
         """A token for that attempt; after `expires_at` (unix seconds) it opens nothing."""
         sampling = rollout.sampling
         drawn = sampling.temperature, sampling.top_p, sampling.seed, sampling.constrain
-        return self._seal.close([rollout.id, attempt, *drawn, rollout.policy_version, expires_at])
+        versions = rollout.policy_version, rollout.prompt_versions
+        return self._seal.close([rollout.id, attempt, *drawn, *versions, expires_at])
 
     def read(self, token: str) -> Grant:
         """What the token grants. Raises AccessError if it was not issued with this secret, or has expired."""
         claims = self._seal.open(token)
         if claims is None:
             raise AccessError("the API key is not a token of this gateway; use the one its rollout was given")
-        rollout_id, attempt, temperature, top_p, seed, constrain, policy_version, expires_at = _unpack(claims)
+        try:
+            rollout_id, attempt, temperature, top_p, seed, constrain, *versions, expires_at = claims
+            policy_version, prompt_versions = versions
+        except (TypeError, ValueError) as error:
+            raise AccessError(
+                "the token comes from another version of this package; issue it again"
+            ) from error
         if expires_at is not None and time.time() > expires_at:
             raise AccessError(f"the token of rollout {rollout_id!r} has expired; start a new attempt")
         sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed, constrain=constrain)
-        return Grant(rollout_id, attempt, sampling, policy_version)
-
-
-def _unpack(claims: Any) -> tuple[str, int, float, float, int | None, bool, int | None, float | None]:
-    try:
-        rollout_id, attempt, temperature, top_p, seed, constrain, policy_version, expires_at = claims
-    except (TypeError, ValueError) as error:
-        raise AccessError("the token comes from another version of this package; issue it again") from error
-    return rollout_id, attempt, temperature, top_p, seed, constrain, policy_version, expires_at
+        return Grant(rollout_id, attempt, sampling, policy_version, prompt_versions)
 
 
 # signatures -------------------------------------------------------------------------------------------

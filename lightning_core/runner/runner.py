@@ -12,10 +12,11 @@ import os
 import socket
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning_core.errors import ConfigError, LeaseLostError, StoreError, UnseenCallsError
+from lightning_core.prompts import PinnedPrompts
 from lightning_core.runner.config import FailurePolicy, may_end_without_reward
 from lightning_core.runner.gateways import GatewayHealth
 from lightning_core.runner.in_process import InProcess
@@ -85,13 +86,15 @@ class Runner:
         judged: bool = False,
         workers: Workers = None,
         gateways: GatewayHealth | None = None,
+        prompts: PinnedPrompts | None = None,
     ) -> None:
         """`timeout`: seconds for one attempt. `workers`: processes that run the attempts, one at a time each;
         None: this process runs up to `concurrency` at once. `lease_seconds`: after which a rollout of a dead
         runner goes to another. `on_finished` gets every rollout that ended here for good; an error that it
         raises ends `serve`. `judged`: training rollouts may end without a final reward, as
         a judge gives them one later. `gateways`: the gateways, where these may come and go: nothing is
-        leased while there is none, and an attempt that failed for want of one is given back."""
+        leased while there is none, and an attempt that failed for want of one is given back. `prompts`: the
+        run's."""
         if concurrency < 1:
             raise ConfigError(f"concurrency={concurrency!r} must be 1 or more")
         if timeout is not None and timeout <= 0:
@@ -111,6 +114,7 @@ class Runner:
         self.on_finished = on_finished
         self.judged = judged
         self.gateways = gateways
+        self.prompts = prompts
         self._slots: dict[asyncio.Task[None], _Slot] = {}
         self._unfinished: list[Attempt] = []
         self._look: asyncio.Future[None] | None = None
@@ -230,6 +234,8 @@ class Runner:
     # one rollout --------------------------------------------------------------------------
     async def _occupy(self, slot: _Slot) -> None:
         scope = self.scope_for(slot.attempt)
+        if self.prompts is not None and slot.attempt.rollout.prompt_versions:
+            scope = replace(scope, prompts=await self.prompts.find(slot.attempt.rollout.prompt_versions))
         outcome = await self._run(slot, scope)
         if outcome is None:
             return

@@ -50,7 +50,7 @@ LOCKED = "55P03"
 """Another transaction has held a lock for too long."""
 IDLE = "25P03"
 """The server has ended our transaction, as we were silent for too long."""
-VERSION = 4
+VERSION = 5
 """Of the schema."""
 DIALECT: Dialect = {
     "text": 'text COLLATE "C"',

@@ -22,6 +22,7 @@ from uuid import uuid4
 
 from lightning_core.dialects import find_dialect
 from lightning_core.errors import InstrumentationError
+from lightning_core.prompts import put_in
 from lightning_core.tracing import caches, headers, observed, spans, threads, unseen
 from lightning_core.tracing.importing import WhenImported
 from lightning_core.tracing.patching import patch
@@ -121,9 +122,12 @@ def _no_place(sdk: Sdk, name: str) -> InstrumentationError:
 
 def _build_request(sdk: Sdk, original: Callable[..., Any], users: list[Puller]) -> Callable[..., Any]:
     def build_request(client: Any, options: Any, **kwargs: Any) -> Any:
-        request = original(client, options, **kwargs)
         scope = current_scope()
-        if users and scope is not None and (served := sdk.served.fullmatch(_path(options.url))):
+        served = sdk.served.fullmatch(_path(options.url)) if users and scope is not None else None
+        if served is not None and scope is not None and scope.prompts:
+            options = _with_prompt(options, scope, name_caller(users), served[1])
+        request = original(client, options, **kwargs)
+        if served is not None and scope is not None:
             if _in_path_form(request, scope):
                 return request
             agent = name_caller(users)
@@ -139,6 +143,15 @@ def _build_request(sdk: Sdk, original: Callable[..., Any], users: list[Puller]) 
         return request
 
     return build_request
+
+
+def _with_prompt(options: Any, scope: Scope, agent: str, path: str) -> Any:
+    """The call with the prompt that the rollout is pinned to. Each try of the SDK comes from its own options,
+    so these are copied. Raises ConfigError for a call of the agent that has another prompt."""
+    pinned, dialect = scope.prompts.get(agent), find_dialect(path)
+    if pinned is None or dialect is None or not isinstance(options.json_data, dict):
+        return options
+    return options.model_copy(update={"json_data": put_in(agent, pinned, dialect, options.json_data)})
 
 
 def _path(url: str) -> str:

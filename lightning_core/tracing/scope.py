@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from lightning_core.errors import ConfigError
+from lightning_core.prompts import Pinned
 from lightning_core.types import Call, Event, Reward, Span, Who
 
 UNSEEN = "unseen call"
@@ -99,6 +101,8 @@ class Scope:
     """The API key of this attempt: it opens this rollout and no other."""
     agents: tuple[str, ...] | None = None
     """Names or globs of the agents being trained; None trains all."""
+    prompts: Mapping[str, Pinned] = field(default_factory=dict)
+    """The prompts that its agents are told, by name."""
     gateway_instance: str = ""
     """Which of the processes that listened at that address, one after the other; "" if that is not asked."""
     seen: list[Call | Event] = field(default_factory=list, compare=False, repr=False)
@@ -236,3 +240,21 @@ def agent(name: str) -> Iterator[None]:
         yield
     finally:
         _agent.reset(token)
+
+
+def prompt(name: str, default: str) -> str:
+    """The version of the prompt that the running rollout is pinned to; outside of one, and where the run
+    declares no prompt of that name, the default.
+
+    Raises ConfigError if the default is another text than the one declared with `Trainer(prompts=...)`.
+    """
+    scope = current_scope()
+    pinned = scope.prompts.get(name) if scope is not None else None
+    if pinned is None:
+        return default
+    if pinned.seed.text != default:
+        raise ConfigError(
+            f"lightning.prompt({name!r}, ...) has another default than prompts={{{name!r}: ...}} declares; "
+            "give both the same text"
+        )
+    return pinned.text

@@ -111,6 +111,7 @@ class Collector:
             version=version,
             seed=self.settings.seed,
             constrain=self.settings.constrain,
+            prompts=self.session.prompt_versions,
         )
 
     # dynamic sampling -------------------------------------------------------------------------

@@ -122,6 +122,7 @@ class Loop:
             version,
             seed=self.settings.seed,
             constrain=self.settings.constrain,
+            prompts=self.session.prompt_versions,
         )
         finished = await self.collector.finish(plan, "evaluation")
         if step == 0:

@@ -90,12 +90,13 @@ def plan_training(
     version: int | None = None,
     seed: int = 0,
     constrain: bool = True,
+    prompts: Mapping[str, int] | None = None,
 ) -> list[Rollout]:
     """`group_size` rollouts of each task, sampled from the policy itself; each `retry` has ids and random
     numbers of its own.
 
     `first` is the place of the first task in the step. Rollouts of earlier steps are run first. `version` is
-    that of the weights that must answer them; None: the current one.
+    that of the weights that must answer them; None: the current one. `prompts` are the versions of prompts.
     """
     name = f"{run_id}-t{step}" + (f"r{retry}" if retry else "")
     return [
@@ -108,6 +109,7 @@ def plan_training(
             split="train",
             sampling=Sampling(seed=_seed(seed, "train", step, retry, place, member), constrain=constrain),
             policy_version=version,
+            prompt_versions=dict(prompts or {}),
             priority=-step,
             max_attempts=max_attempts,
         )
@@ -125,6 +127,7 @@ def plan_evaluation(
     retry: int = 0,
     seed: int = 0,
     constrain: bool = True,
+    prompts: Mapping[str, int] | None = None,
 ) -> list[Rollout]:
     """Each task once sampled and once greedy, by that version of the weights; each `retry` has ids of its
     own."""
@@ -141,6 +144,7 @@ def plan_evaluation(
                 update={"seed": _seed(seed, kind, step, retry, place), "constrain": constrain}
             ),
             policy_version=version,
+            prompt_versions=dict(prompts or {}),
             priority=1,
             max_attempts=max_attempts,
         )

@@ -27,6 +27,7 @@ from pydantic import JsonValue
 from lightning_core.errors import ConfigError
 from lightning_core.masking import mask, masked
 from lightning_core.plugins import PluginInfo
+from lightning_core.prompts import DECLARED, written
 from lightning_core.runner.config import RECORDED
 from lightning_core.trainer.roles.runner import rollout_config
 from lightning_core.trainer.session import Session
@@ -104,6 +105,7 @@ def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -
             for phase in session.phases
             if (given := phase.algorithm.learns_from) is not None
         ],
+        DECLARED: written(trainer.declared_prompts),
         "agents": None if trainer.patterns is None else list(trainer.patterns),
         "algorithm": [_said(phase.algorithm) for phase in session.phases],
         "air": None if session.rulebook is None else _said(session.rulebook.air),

@@ -22,6 +22,7 @@ from lightning_core.gateway.server import GatewayServer
 from lightning_core.heartbeat import Heartbeat, living, make_member
 from lightning_core.masking import without_password
 from lightning_core.plugins import Plugins, load_plugins
+from lightning_core.prompts import PinnedPrompts
 from lightning_core.runner.runner import prepare
 from lightning_core.runner.tagging import tagging
 from lightning_core.stores.base import Store
@@ -41,6 +42,7 @@ from lightning_core.trainer.roles.gateway import EVERY_ADDRESS, make_upstream, p
 from lightning_core.trainer.roles.runner import agents_of, rollout_config, running, tokens_of
 from lightning_core.trainer.settings import Settings
 from lightning_core.types import Role, Rollout, Run, Status, Trajectory
+from lightning_core.versions import find_current, put_prompt
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +79,8 @@ class Session:
         """The runner, if it is here."""
         self._waiter: RemoteWaiter | None = None
         """If other processes play a role."""
+        self.prompt_versions: dict[str, int] = {}
+        """The current version of each declared prompt; rollouts that are asked for are pinned to it."""
 
     async def __aenter__(self) -> Session:
         async with AsyncExitStack() as stack:
@@ -111,6 +115,7 @@ class Session:
         """Play this process's roles in the run, which is in the store by now: from here on, enqueued rollouts
         are run and recorded."""
         store, here = self.store, {"gateway", "runner"} - self.settings.remote_roles
+        await self._pin_prompts(run)
         embedded = f"{run.id}/embedded"
         await store.reclaim(embedded)
         await self._withdraw(run)
@@ -122,6 +127,13 @@ class Session:
             await self._run_rollouts(run, embedded, url)
         if self.settings.remote_roles:
             await self._wait_for_others(run)
+
+    async def _pin_prompts(self, run: Run) -> None:
+        """Know which version of each prompt is the current one; the first is what the app itself sends."""
+        for name, prompt in self.settings.declared_prompts.items():
+            current = find_current(await self.store.list_resources(run.id, name))
+            current = current or await put_prompt(self.store, run.id, name, prompt.text, author="app")
+            self.prompt_versions[name] = current.version
 
     async def _withdraw(self, run: Run) -> None:
         """Take back rollouts that a run with so many updates as the newest checkpoint has may not ask for."""
@@ -137,7 +149,13 @@ class Session:
         name = backend.upstream.model_name
         upstream = make_upstream(self.store, run.id, backend, name=name, embedded=True)
         stack.push_async_callback(upstream.close)
-        gateway = Gateway(upstream, self.store, tokens_of(run), agents=agents_of(run))
+        gateway = Gateway(
+            upstream,
+            self.store,
+            tokens_of(run),
+            agents=agents_of(run),
+            prompts=PinnedPrompts(self.store, run),
+        )
         server = await self._listen(gateway)
         own = urlsplit(server.url)
         folder.write_address((folder.read_address() or {}).get("store"), own.port)

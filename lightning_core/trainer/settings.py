@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -13,11 +13,13 @@ from lightning_core.algorithms.base import Algorithm, Phase
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.errors import ConfigError
 from lightning_core.judge.judge import Judge
+from lightning_core.prompts import Prompt
 from lightning_core.ranges import check_range
 from lightning_core.runner import FailurePolicy
 from lightning_core.runner.ray_workers import Workers, parse_workers
 from lightning_core.trackers.base import Tracker
 from lightning_core.types import Role
+from lightning_core.versions import CHOICES, POLICY
 
 DEFAULT_STEPS = 40
 REMOTE_ROLES: Final[tuple[Role, ...]] = ("gateway", "runner")
@@ -33,6 +35,9 @@ class Settings:
     only writes SQLite for the examples. The local backend takes architectures like Llama's and Qwen's."""
     agents: Sequence[str] | str | None = None
     """Names or globs of the agents to train; None trains all."""
+    prompts: Mapping[str, str | Prompt] = field(default_factory=dict)
+    """The system prompt of each agent whose prompt has versions, as the app sends it; `Prompt` says where the
+    app puts values into it. Rollouts are pinned to a version of each."""
     algorithm: Algorithm | str | Sequence[Phase] = field(default_factory=GRPO)
     """An algorithm with its options, or the name of one with its defaults; several in turn as `Phase`s."""
     backend: Any = "local"
@@ -102,6 +107,7 @@ class Settings:
             if value is not None:
                 check_range(name, value, least=least, whole=True)
         parse_listen(self.listen)
+        assert self.declared_prompts is not None  # raises for those that can't be used
         if isinstance(self.workers, int):
             check_range("workers", self.workers, least=1, whole=True)
         elif isinstance(self.workers, str):
@@ -160,6 +166,17 @@ class Settings:
         if self.agents is None:
             return None
         return (self.agents,) if isinstance(self.agents, str) else tuple(self.agents)
+
+    @property
+    def declared_prompts(self) -> dict[str, Prompt]:
+        """`prompts`, each with its placeholders.
+
+        Raises ConfigError for an empty prompt, and for a name that other versions have.
+        """
+        if taken := [name for name in self.prompts if name == POLICY or name.endswith(CHOICES) or not name]:
+            raise ConfigError(f"prompts={{{taken[0]!r}: ...}}: the name is taken; rename the agent or prompt")
+        given = self.prompts.items()
+        return {name: each if isinstance(each, Prompt) else Prompt(each) for name, each in given}
 
     def _check_remote_gateway(self) -> None:
         """Raise ConfigError for what only a gateway in this process can do."""

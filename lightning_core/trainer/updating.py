@@ -144,6 +144,14 @@ class Updater:
         session, algorithm = self.session, phase.algorithm
         rollouts = await session.store.find_rollouts(session.folder.run_id, step=step, split="train")
         planned = [rollout for rollout in rollouts if is_planned(rollout)]
+        now = session.prompt_versions
+        other = next((each for each in planned if each.prompt_versions != now), None)
+        if other is not None:
+            raise TrainingError(
+                f"replay={algorithm.replay} would train on step {step} again, whose rollouts had prompt "
+                f"versions {other.prompt_versions}; the current ones are {now}: choose those again with "
+                "`agentlightning models --name NAME rollback`, or start a new run"
+            )
         # without the judge: its scores are stored
         lowest = session.settings.on_failure.then == "lowest"
         batch = await read_batch(session.store, session.rulebook, None, planned, lowest=lowest)

@@ -22,6 +22,7 @@ from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.versions import Embedded, VersionedUpstream, VersionRegistry
 from lightning_core.heartbeat import Heartbeat, make_member
 from lightning_core.plugins import Plugins, load_plugins
+from lightning_core.prompts import PinnedPrompts
 from lightning_core.stores.base import Store
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.roles.joining import Joined, Joining, own_name, until_signal
@@ -104,6 +105,7 @@ class GatewayPart:
                 agents=agents_of(run),
                 anonymous=bool(hosting.hosts),
                 hosts=hosting.hosts,
+                prompts=PinnedPrompts(self.store, run),
             )
             server = await stack.enter_async_context(GatewayServer(gateway, hosting.host, hosting.port))
             url = public_address(server.url, hosting.address)

@@ -17,6 +17,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.gateway.tokens import Tokens, expiry
 from lightning_core.heartbeat import Heartbeat, make_member
 from lightning_core.plugins import load_plugins
+from lightning_core.prompts import PinnedPrompts
 from lightning_core.runner import Runner
 from lightning_core.runner.config import RECORDED, RolloutConfig, read_config
 from lightning_core.runner.gateways import Gateways
@@ -102,6 +103,7 @@ async def running(
         if gateways
         else lambda attempt: make_scope(attempt, gateway_url or "", ""),
         gateways=gateways,
+        prompts=PinnedPrompts(store, run),
         concurrency=concurrency,
         workers=workers,
         timeout=config.timeout,

@@ -1,0 +1,155 @@
+"""Prompts under optimisation: what an app declares, and the version that a rollout's agent is told instead.
+
+A declared prompt is the text that the app itself sends: its seed. A rollout is pinned to a version of each,
+as it is to weights. Whoever passes an agent's request on (the SDK's choke point, and the gateway for programs
+in any language) puts that version in place of the seed. A request that holds neither is refused: its rollout
+would be judged under a prompt that it does not have.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from lightning_core.dialects.base import Dialect
+from lightning_core.errors import ConfigError
+from lightning_core.stores.base import Store
+from lightning_core.types import Run
+from lightning_core.versions import get_version
+
+DECLARED = "prompts"
+"""Where in a run's configuration the declared prompts are written."""
+_SHOWN = 80
+"""Characters of a prompt in a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as the app sends it."""
+
+    text: str
+    placeholders: tuple[str, ...] = ()
+    """Parts of the text, such as "{schema}", in whose place the app puts values. Every other version has them
+    too."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for an empty text, and for a placeholder that is not in it."""
+        if not self.text:
+            raise ConfigError("a prompt needs a text: give the one that the app sends")
+        if missing := self.lost(self.text):
+            raise ConfigError(f"placeholders {missing!r} are not in the prompt {_short(self.text)}")
+
+    def lost(self, text: str) -> list[str]:
+        """The placeholders that a text does not have."""
+        return [each for each in self.placeholders if not each or each not in text]
+
+    def read(self, said: str) -> dict[str, str] | None:
+        """The values in place of the placeholders; None if the text differs from the prompt elsewhere."""
+        if not self.placeholders:
+            return {} if said == self.text else None
+        names: dict[str, str] = {}
+        parts = [self._pattern(part, names) for part in self._split(self.text)]
+        found = re.fullmatch("".join(parts), said, re.DOTALL)
+        return None if found is None else {each: found[name] for each, name in names.items()}
+
+    def fill(self, text: str, values: Mapping[str, str]) -> str:
+        """Another version's text with these values; what a value holds is left as it is."""
+        return "".join(values.get(part, part) for part in self._split(text))
+
+    def _split(self, text: str) -> list[str]:
+        if not self.placeholders:
+            return [text]
+        longest_first = sorted(self.placeholders, key=len, reverse=True)
+        return re.split(f"({'|'.join(map(re.escape, longest_first))})", text)
+
+    def _pattern(self, part: str, names: dict[str, str]) -> str:
+        if part not in self.placeholders:
+            return re.escape(part)
+        if part in names:
+            return f"(?P={names[part]})"
+        names[part] = f"value{len(names)}"
+        return f"(?P<{names[part]}>.*?)"
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """The version of a prompt that a rollout is pinned to."""
+
+    seed: Prompt
+    text: str
+
+    def put(self, said: str) -> str | None:
+        """What the model is told in place of what the app says; None if that is neither the seed nor this
+        version."""
+        if (values := self.seed.read(said)) is not None:
+            return self.seed.fill(self.text, values)
+        return said if self.is_in(said) else None
+
+    def is_in(self, said: str) -> bool:
+        """Whether the app says this version already."""
+        return Prompt(self.text, self.seed.placeholders).read(said) is not None
+
+
+def put_in(agent: str, pinned: Pinned, dialect: type[Dialect], request: dict[str, Any]) -> dict[str, Any]:
+    """The agent's request with the version in the seed's place. Raises ConfigError if it has neither."""
+    changed = dialect.with_system(request, pinned.put)
+    if changed is not None:
+        return changed
+    seed = pinned.seed.text
+    said = [
+        str(part.get("content", ""))
+        for message in dialect.messages(request)
+        if message["role"] in ("system", "developer")
+        for part in message["parts"]
+    ]
+    sent = "no system message" if not said else f"the system message {_short(said[0])}"
+    place = (
+        sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(seed, said[0], strict=False)))
+        if said
+        else 0
+    )
+    raise ConfigError(
+        f"agent {agent!r} was declared with the prompt {_short(seed)}, and its call has {sent}"
+        + (f", which differs from character {place + 1} on" if said else "")
+        + f": give the very text as prompts={{{agent!r}: ...}}, or take it in the app from "
+        f"lightning.prompt({agent!r}, default)"
+    )
+
+
+class PinnedPrompts:
+    """The texts of a run's prompt versions, which never change: each is read from the store once."""
+
+    def __init__(self, store: Store, run: Run) -> None:
+        self._store = store
+        self._run_id = run.id
+        self._seeds = read_declared(run)
+        self._known: dict[tuple[str, int], Pinned] = {}
+
+    async def find(self, versions: Mapping[str, int]) -> dict[str, Pinned]:
+        """The prompts of a rollout with these versions, by name. Raises NotFoundError for an unknown one."""
+        return {name: await self._find(name, version) for name, version in versions.items()}
+
+    async def _find(self, name: str, version: int) -> Pinned:
+        if (name, version) not in self._known:
+            found = get_version(await self._store.list_resources(self._run_id, name), version)
+            seed = self._seeds.get(name) or Prompt(str(found.uri))
+            self._known[name, version] = Pinned(seed, str(found.uri))
+        return self._known[name, version]
+
+
+def written(prompts: Mapping[str, Prompt]) -> dict[str, Any]:
+    """Declared prompts as a run's configuration has them."""
+    return {name: [each.text, list(each.placeholders)] for name, each in prompts.items()}
+
+
+def read_declared(run: Run) -> dict[str, Prompt]:
+    """The prompts that a run was begun with."""
+    declared: Any = run.config.get(DECLARED) or {}
+    return {name: Prompt(text, tuple(placeholders)) for name, (text, placeholders) in declared.items()}
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…")
