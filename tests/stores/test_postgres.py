@@ -401,7 +401,7 @@ async def test_a_newer_schema_is_refused(postgres_url: str) -> None:
         pass
     with connected(postgres_url) as other:
         other.execute("INSERT INTO migrations VALUES (99)")
-    with pytest.raises(StoreError, match=r"schema version 99.*this program reads 4"):
+    with pytest.raises(StoreError, match=r"schema version 99.*this program reads 5"):
         async with PostgresStore(postgres_url):
             pass
 
