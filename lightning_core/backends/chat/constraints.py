@@ -183,12 +183,10 @@ class Grammars:
         if constraint.tools is not None:
             wanted = [tool for tool in tools if tool["function"]["name"] in constraint.tools]
             return self._calls(wanted, parallel=constraint.parallel)
-        if constraint.schema is not None:
-            written = _json(constraint.schema)
-        elif constraint.choice is not None:
-            written = " | ".join(map(_literal, constraint.choice))
-        else:
-            written = _regex(constraint.regex or "")
+        if constraint.choice is not None:
+            self._check_text("\n".join(constraint.choice), constraint.kind)
+            return f"start: {' | '.join(map(_literal, constraint.choice))}"
+        written = _regex(constraint.regex or "") if constraint.schema is None else _json(constraint.schema)
         self._check_text(written, constraint.kind)
         return f"start: {written}"
 
@@ -220,7 +218,17 @@ class Grammars:
         return {token.content for token in self._tokenizer.added_tokens_decoder.values()}
 
     def _check_text(self, constraint: str, kind: str) -> None:
-        """Raise UnsupportedError for a text that would become such a token where the grammar forces it."""
+        """Raise UnsupportedError for a text that the grammar may force and the model's tokens can't spell.
+
+        A vocabulary may lack bytes: SmolLM2 has no token for 0xF1, which begins characters such as U+40000.
+        """
+        vocabulary = self._vocabulary()
+        for character in sorted(set(constraint)):
+            if vocabulary.decode_bytes(vocabulary.tokenize_str(character)) != character.encode():
+                raise UnsupportedError(
+                    f"no reply can be held to this {kind}: this model has no tokens for {character!r}; "
+                    "take it out"
+                )
         inside = sorted(token for token in self._tokens if token in constraint)
         if inside:
             raise UnsupportedError(
