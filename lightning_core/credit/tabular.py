@@ -25,7 +25,7 @@ from typing import ClassVar
 from lightning_core.credit.base import Comparison, Part, add_parts
 from lightning_core.credit.table import Table, Visit
 from lightning_core.ranges import check_range
-from lightning_core.types import Key, Trajectory
+from lightning_core.types import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +54,13 @@ class Tabular:
 def of_table(table: Table, parts: Callable[[Visit, int], Sequence[Part]]) -> Comparison:
     """The comparison in which each visit, of the rollout at a place of the table, is credited with the sum of
     its parts."""
-    advantages = (
-        {visit.transition.key: add_parts(parts(visit, place)) for visit in found}
+    made = [
+        {visit.transition.key: tuple(parts(visit, place)) for visit in found}
         for place, found in enumerate(table.visits)
-    )
-
-    def find(key: Key) -> Sequence[Part]:
-        places = ((visit, place) for place, found in enumerate(table.visits) for visit in found)
-        return next(parts(visit, place) for visit, place in places if visit.transition.key == key)
-
-    return Comparison(tuple(advantages), baseline=False, parts=find)
+    ]
+    every = {key: some for peer in made for key, some in peer.items()}
+    advantages = ({key: add_parts(some) for key, some in peer.items()} for peer in made)
+    return Comparison(tuple(advantages), baseline=False, parts=every.__getitem__)
 
 
 def advantage(visit: Visit, place: int, table: Table, own: float) -> tuple[Part, ...]:

@@ -25,6 +25,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from lightning_core.errors import ConfigError
+from lightning_core.insight.why import CREDIT, Method
 from lightning_core.masking import mask, masked
 from lightning_core.plugins import PluginInfo
 from lightning_core.prompts import DECLARED, written
@@ -108,6 +109,10 @@ def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -
         DECLARED: written(trainer.declared_prompts),
         "agents": None if trainer.patterns is None else list(trainer.patterns),
         "algorithm": [_said(phase.algorithm) for phase in session.phases],
+        CREDIT: [
+            Method(phase.credit, phase.algorithm.baseline, phase.algorithm.scale, phase.first).written()
+            for phase in session.phases
+        ],
         "air": None if session.rulebook is None else _said(session.rulebook.air),
         "judge": None if trainer.judge is None else _said(trainer.judge.scoring),
     }

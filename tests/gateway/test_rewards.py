@@ -18,7 +18,7 @@ from lightning_core.runner import Runner
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.scope import Scope
-from lightning_core.trainer.batch import to_trajectory
+from lightning_core.transitions import to_trajectory
 from lightning_core.types import Attempt, Reward, Rollout, Task
 from tests.gateway.conftest import House, open_house
 

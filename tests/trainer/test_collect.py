@@ -6,7 +6,7 @@ from lightning_core.credit.base import total_return
 from lightning_core.errors import TokenIdsError
 from lightning_core.linking import with_final
 from lightning_core.stores.rules import last_final
-from lightning_core.trainer.batch import to_trajectory
+from lightning_core.transitions import to_trajectory
 from lightning_core.types import Call, Choice, Reward, Rollout, Status, Task
 
 

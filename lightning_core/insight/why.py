@@ -1,0 +1,322 @@
+"""Why a call got its advantage, and what it would have got otherwise: from the records of a step.
+
+Nothing is told from memory: the step is read from the store, and credited by the very functions that the
+trainer used, which say what their terms are.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from typing import Any, Final
+
+from pydantic import JsonValue
+
+from lightning_core.air.rulebook import Rulebook, is_automatic
+from lightning_core.credit.base import Baseline, Credit, CreditReport, Explanation, Scale, explain
+from lightning_core.errors import ConfigError
+from lightning_core.linking import with_final
+from lightning_core.stores.base import Store
+from lightning_core.trace import Trace, build
+from lightning_core.transitions import to_trajectory
+from lightning_core.types import (
+    LARGEST_REWARD,
+    REWARD_RANGE,
+    Call,
+    Event,
+    Key,
+    Reward,
+    Rollout,
+    Run,
+    Trajectory,
+    Transition,
+    is_reward,
+)
+
+LATER: Final = (
+    "Only this step is credited again; with other advantages, later weights would have been others."
+)
+"""What a what-if can't know."""
+_OURS: Final = "lightning_core.credit."
+
+
+# what was recorded ----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The finished rollouts of a training step, with all that their last attempts recorded."""
+
+    rollouts: tuple[Rollout, ...]
+    """Each with the final reward that counts."""
+    calls: Mapping[str, Sequence[Call]]
+    """By rollout id, as all that follows."""
+    rewards: Mapping[str, Sequence[Reward]]
+    events: Mapping[str, Sequence[Event]]
+
+    def trajectories(self) -> list[Trajectory]:
+        """Those that the trainer credits: of rollouts with a reward, in groups without one out of range."""
+        bad = {
+            one.group_id
+            for one in self.rollouts
+            if (one.reward is not None and not is_reward(one.reward))
+            or any(not is_reward(reward.value) for reward in self.rewards[one.id])
+        }
+        counted = [one for one in self.rollouts if one.reward is not None and one.group_id not in bad]
+        return [to_trajectory(one, self.calls[one.id], self.rewards[one.id]) for one in counted]
+
+
+async def read_step(store: Store, rollouts: Sequence[Rollout]) -> Step:
+    """The records of the rollouts that a step was made of; one that has not finished is left out."""
+    ended = [one for one in rollouts if one.status.finished]
+    ids = [one.id for one in ended]
+    rewards = await store.get_rewards(ids)
+    calls, events = await store.get_calls(ids), await store.get_events(ids)
+    return Step(tuple(with_final(one, rewards[one.id]) for one in ended), calls, rewards, events)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How a step is credited."""
+
+    credit: Credit
+    baseline: Baseline = "mean"
+    scale: Scale = "std"
+    first: int = 0
+    """The first step that is credited so."""
+
+    def written(self) -> dict[str, JsonValue]:
+        """As a run keeps it."""
+        of: Any = self.credit if hasattr(self.credit, "__qualname__") else type(self.credit)
+        ours = of is not self.credit and of.__module__.startswith(_OURS) and is_dataclass(of)
+        return {
+            "method": f"{of.__module__}:{of.__qualname__}",
+            "options": asdict(self.credit) if ours else None,  # type: ignore[call-overload]
+            "baseline": self.baseline,
+            "scale": self.scale,
+            "first": self.first,
+        }
+
+
+CREDIT: Final = "credit"
+"""Where a run's config keeps how it is credited."""
+
+
+def method_of(run: Run, step: int) -> Method:
+    """How a step of the run was credited.
+
+    Raises ConfigError if the run does not say, or for a method of the user's own, which no record can bring
+    back: then give a `Method`.
+    """
+    kept = run.config.get(CREDIT)
+    entries = [one for one in kept if isinstance(one, dict)] if isinstance(kept, list) else []
+    begun = [one for one in entries if isinstance(first := one.get("first"), int) and first <= step]
+    if not begun:
+        raise ConfigError(f"run {run.id!r} does not say how step {step} was credited; name a credit method")
+    said = begun[-1]
+    module, _, name = str(said["method"]).partition(":")
+    if not module.startswith(_OURS):
+        raise ConfigError(
+            f"run {run.id!r} was credited by {said['method']!r}, a method of its own; name a credit method"
+        )
+    found = getattr(importlib.import_module(module), name)
+    options: Any = said["options"]
+    credit: Credit = found if options is None else found(**options)
+    baseline: Any = said["baseline"]
+    scale: Any = said["scale"]
+    return Method(credit, baseline, scale, int(str(said["first"])))
+
+
+# why ------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a transition has its advantage, or has none."""
+
+    transition: Transition
+    trajectory: Trajectory
+    explanation: Explanation | None
+    """The terms, which add up to the advantage."""
+    silent: str | None
+    """Why it has no advantage; None if it has one."""
+    share: float
+    """Its share of the step's loss, as the sum over its tokens of |advantage|, each token with the weight
+    that the algorithm gave it; 0 to 1."""
+
+    @property
+    def advantage(self) -> float | None:
+        return None if self.explanation is None else self.explanation.advantage
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Why each transition of a step has its advantage, or has none."""
+
+    reasons: Mapping[Key, Reason]
+    """In the order of the rollouts and of their calls."""
+    report: CreditReport
+
+    def of_call(self, rollout_id: str, call_id: str) -> list[Reason]:
+        """Those of the choices of a call; [] for a call that is no transition."""
+        return [one for key, one in self.reasons.items() if key[:2] == (rollout_id, call_id)]
+
+    def returns(self) -> dict[str, dict[str, float]]:
+        """The return of each rollout, by group: final reward plus all intermediate ones."""
+        groups: dict[str, dict[str, float]] = {}
+        for one in self.reasons.values():
+            whole = one.trajectory.reward + one.trajectory.intermediate
+            groups.setdefault(one.trajectory.group_id, {})[one.trajectory.rollout_id] = whole
+        return groups
+
+
+def why(
+    trajectories: Sequence[Trajectory], method: Method, weights: Mapping[Key, float] | None = None
+) -> Answers:
+    """Why each transition has its advantage. `weights`: that of a token of each transition in the loss; by
+    default all tokens weigh the same, as with `aggregation="token"`."""
+    credited, report, explanations = explain(trajectories, method.credit, method.baseline, method.scale)
+    told = {each.rollout_id for each in credited}
+    lengths = {t.key: len(t.completion_ids) for each in trajectories for t in each.transitions}
+    losses = {
+        key: abs(one.advantage) * lengths[key] * (1.0 if weights is None else weights.get(key, 0.0))
+        for key, one in explanations.items()
+    }
+    whole = sum(losses.values()) or 1.0
+    reasons = {
+        t.key: Reason(
+            transition=t,
+            trajectory=each,
+            explanation=explanations.get(t.key),
+            silent=None if t.key in explanations else _silence(t, each, told, report),
+            share=losses.get(t.key, 0.0) / whole,
+        )
+        for each in trajectories
+        for t in each.transitions
+    }
+    return Answers(reasons, report)
+
+
+def _silence(t: Transition, trajectory: Trajectory, told: set[str], report: CreditReport) -> str:
+    if not t.trained:
+        return f"agent {t.agent!r} is not trained"
+    if trajectory.group_id in report.unusable:
+        return "a number of its group is not finite or beyond 1e15, so the whole group was left out"
+    if trajectory.rollout_id not in told:
+        return "all that its group could be compared by was equal, so there was nothing to learn from it"
+    if any(other.call_id == t.call_id and other.choice != t.choice for other in trajectory.transitions):
+        return "the app went on with another choice of this call, or nothing differed where it is compared"
+    return "nothing differed where it is compared, or there was nothing to compare it with"
+
+
+# what if --------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An advantage before and after; None where there is none."""
+
+    key: Key
+    agent: str
+    before: float | None
+    after: float | None
+
+    @property
+    def size(self) -> float:
+        """How far it moves; none counts as 0."""
+        return abs((self.after or 0.0) - (self.before or 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """A step as it was credited, and as it would have been."""
+
+    before: Answers
+    after: Answers
+    changes: tuple[Change, ...]
+    """One for each transition of either, the one that moves most first."""
+    note: str = LATER
+
+
+RewardFunction = Callable[[Trace], float | None]
+"""A final reward from all that was recorded of a rollout; None leaves the one it has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Other:
+    """What is to be different; None leaves it as it was."""
+
+    credit: Credit | None = None
+    baseline: Baseline | None = None
+    scale: Scale | None = None
+    air: Rulebook | None = None
+    """Gives the automatic rewards in place of those that are recorded."""
+    without_air: bool = False
+    """Leave the automatic rewards out."""
+    reward: RewardFunction | None = None
+    """Gives rollouts that succeeded their final reward, that of single agents included."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What the settings are called, for people."""
+
+
+def what_if(step: Step, method: Method, other: Other, weights: Mapping[Key, float] | None = None) -> WhatIf:
+    """The step credited again with other settings; with none of them nothing changes.
+
+    Raises RewardError if a rule of AIR fails, DataError if the reward function gives what is no reward.
+    """
+    changed = replace(
+        method,
+        credit=other.credit or method.credit,
+        baseline=other.baseline or method.baseline,
+        scale=other.scale or method.scale,
+    )
+    trajectories, again = step.trajectories(), rewarded(step, other)
+    before = why(trajectories, method, weights)
+    after = why(trajectories if again is step else again.trajectories(), changed, weights)
+    keys = dict.fromkeys([*before.reasons, *after.reasons])
+    changes = [
+        Change(
+            key,
+            (before.reasons.get(key) or after.reasons[key]).transition.agent,
+            _advantage(before, key),
+            _advantage(after, key),
+        )
+        for key in keys
+    ]
+    return WhatIf(before, after, tuple(sorted(changes, key=lambda one: (-one.size, one.key))))
+
+
+def _advantage(answers: Answers, key: Key) -> float | None:
+    return answers.reasons[key].advantage if key in answers.reasons else None
+
+
+def rewarded(step: Step, other: Other) -> Step:
+    """The step with the rewards that it would have had; the very same if they are not to be different."""
+    if other.air is None and not other.without_air and other.reward is None:
+        return step
+    rewards = {name: list(given) for name, given in step.rewards.items()}
+    if other.air is not None or other.without_air:
+        rewards = {name: [one for one in given if not is_automatic(one)] for name, given in rewards.items()}
+    if other.air is not None:
+        for one in step.rollouts:
+            if one.split == "train" and one.counts:
+                rewards[one.id] += other.air.rewards(one, step.calls[one.id], step.events[one.id])
+    rollouts = step.rollouts
+    if other.reward is not None:
+        values = {one.id: _value(step, one, other.reward) for one in rollouts}
+        rollouts = tuple(
+            one if (value := values[one.id]) is None else one.model_copy(update={"reward": value})
+            for one in rollouts
+        )
+        rewards = {
+            name: given if values[name] is None else [one for one in given if one.kind != "final"]
+            for name, given in rewards.items()
+        }
+    return replace(step, rollouts=rollouts, rewards=rewards)
+
+
+def _value(step: Step, rollout: Rollout, reward: RewardFunction) -> float | None:
+    if rollout.error is not None or rollout.reward is None:
+        return None
+    name = rollout.id
+    value = reward(build(rollout, step.calls[name], step.rewards[name], step.events[name]))
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or not -LARGEST_REWARD <= value <= LARGEST_REWARD:
+        raise ConfigError(f"the reward function gave rollout {name!r} {value!r}; a reward is {REWARD_RANGE}")
+    return float(value)
