@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lightning_core.algorithms.sft import SFT as SFT
     from lightning_core.backends.local import LocalBackend as LocalBackend
     from lightning_core.backends.settings import LoraOptions as LoraOptions
+    from lightning_core.backends.settings import Schedule as Schedule
     from lightning_core.backends.verl.backend import VerlBackend as VerlBackend
     from lightning_core.errors import LightningError as LightningError
     from lightning_core.hookspecs import hookimpl as hookimpl
@@ -74,6 +75,7 @@ _HOMES = {
     "Rollout": "types",
     "SFT": "algorithms.sft",
     "Records": "air.base",
+    "Schedule": "backends.settings",
     "Signal": "air.base",
     "Task": "types",
     "Trainer": "trainer.trainer",

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from statistics import fmean
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lightning_core.credit.base import Baseline, Credit, Scale
+from lightning_core.credit.base import Baseline, Credit, Scale, group_by_id
 from lightning_core.errors import ConfigError
 from lightning_core.ranges import check_range
 from lightning_core.types import Demonstration, Key, Trajectory
@@ -204,6 +205,29 @@ class Phase:
     algorithm: Algorithm | str
     """With its options, or the name of one with its defaults."""
     steps: int
+
+
+def mini_batches(trajectories: Sequence[Trajectory], algorithm: Algorithm) -> list[tuple[Trajectory, ...]]:
+    """The batch cut into what each optimizer step of a pass is made from: so many groups, in their order.
+
+    All in one if the algorithm has no `mini_batch_size`, or None there.
+    """
+    groups = list(group_by_id(trajectories).values())
+    size = getattr(algorithm, "mini_batch_size", None) or max(1, len(groups))
+    parts = (groups[first : first + size] for first in range(0, len(groups), size))
+    return [tuple(each for group in part for each in group) for part in parts]
+
+
+def last_pass(steps: Sequence[dict[str, float]], count: int) -> dict[str, float]:
+    """The metrics of an update of several steps: the means of the last pass, which made `count`.
+
+    How far the recorded log-probabilities are off (`logprob_gap_*`) can be seen only before the first step;
+    the learning rate is that of the last.
+    """
+    last = steps[-count:]
+    means = {name: fmean(each[name] for each in last if name in each) for name in last[-1]}
+    gap = {name: value for name, value in steps[0].items() if name.startswith("logprob_gap")}
+    return {**means, **gap, "learning_rate": last[-1]["learning_rate"]}
 
 
 def check_options(options: Any, **checks: bool) -> None:

@@ -7,16 +7,26 @@ from torch import Tensor
 
 
 def clipped_surrogate(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(min(r A, clip(r) A), 1.0 where the clip was active) with r = exp(logprobs - old_logprobs).
+    """(min(r A, clip(r) A), 1.0 where a clip was active) with r = exp(logprobs - old_logprobs).
 
-    Schulman et al., PPO, arXiv 1707.06347, eq. 7, with separate bounds (clip-higher, arXiv 2503.14476).
+    Schulman et al., PPO, arXiv 1707.06347, eq. 7, with separate bounds (clip-higher, arXiv 2503.14476). With
+    `dual_clip` it is no less than dual_clip * A where A < 0: Ye et al., arXiv 1912.09729, eq. 5.
     """
     ratio = torch.exp(logprobs - old_logprobs)
     plain = ratio * advantages
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
-    return torch.minimum(plain, clipped), (clipped < plain).to(logprobs.dtype)
+    surrogate, active = torch.minimum(plain, clipped), clipped < plain
+    if dual_clip is not None:
+        least = torch.where(advantages < 0, dual_clip * advantages, surrogate)
+        surrogate, active = torch.maximum(surrogate, least), active | (least > surrogate)
+    return surrogate, active.to(logprobs.dtype)
 
 
 def clipped_weight(
@@ -38,18 +48,32 @@ def sequence_anchor(logprobs: Tensor, old_logprobs: Tensor, sequences: Tensor) -
     sg(logprobs - old_logprobs)): GSPO-token, arXiv 2507.18071, eq. 14. All of a sequence must be here.
     """
     gaps = (logprobs - old_logprobs).detach()
-    sums = torch.zeros_like(gaps).index_add_(0, sequences, gaps)  # at most E sequences
-    counts = torch.zeros_like(gaps).index_add_(0, sequences, torch.ones_like(gaps))
-    return logprobs.detach() - (sums / counts)[sequences]
+    mean = sequence_sums(gaps, sequences) / sequence_sums(torch.ones_like(gaps), sequences)
+    return logprobs.detach() - mean
+
+
+def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """Estimate of KL(policy || reference) for a token sampled from the policy; unbiased.
+
+    -d with d = ref_logprobs - logprobs, as in k2 and k3 (Schulman, "Approximating KL divergence", 2020).
+    """
+    return logprobs - ref_logprobs
+
+
+def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """The same by d^2 / 2: biased, but its gradient is that of the divergence, in the mean."""
+    return (logprobs - ref_logprobs) ** 2 / 2
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Estimate of KL(policy || reference) for a token sampled from the policy; never negative.
-
-    exp(d) - d - 1 with d = ref_logprobs - logprobs (Schulman, "Approximating KL divergence", 2020).
-    """
+    """The same by exp(d) - d - 1: unbiased and never negative. Its gradient is that of KL(ref || policy)."""
     difference = ref_logprobs - logprobs
     return torch.exp(difference) - difference - 1
+
+
+def sequence_sums(values: Tensor, sequences: Tensor) -> Tensor:
+    """For each token the sum over its sequence. All of a sequence must be here."""
+    return torch.zeros_like(values).index_add_(0, sequences, values)[sequences]  # at most E sequences
 
 
 def value_loss(

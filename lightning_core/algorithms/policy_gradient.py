@@ -5,9 +5,14 @@ sampled, `q` under the weights when the update began, and advantage A of its tra
 
     ratio   r = exp(p - b)                 b = q with a correction, else o; q = p as long as no step was made
     trust   w = correction(q, o)           1 without one
-    loss    -w * min(r * A, clip(r) * A) + kl * k3          clip(r) within [1 - clip_low, 1 + clip_high]
+    loss    -w * min(r * A, clip(r) * A) + kl * k           clip(r) within [1 - clip_low, 1 + clip_high]
 
-    k3 = exp(s - p) - (s - p) - 1          s under the frozen starting weights
+With `dual_clip` the minimum is no less than dual_clip * A where A < 0. The divergence from the frozen
+starting weights, under which the token has log-probability s, is estimated by k, with d = s - p:
+
+    "k3"   exp(d) - d - 1      in the loss                       GRPO as published
+    "k2"   d^2 / 2             in the loss; its gradient is that of the divergence
+    "k1"   o - s               in the reward: A is less by kl times its sum over the transition; k is 0
 
 `ratio` says what r is a ratio of (sg: without gradient):
 
@@ -28,7 +33,9 @@ AReaL, arXiv 2505.24298): the clip keeps close to q, the correction makes up for
 Sources: Schulman et al., PPO, arXiv 1707.06347 (clip); Shao et al., DeepSeekMath, arXiv 2402.03300 (GRPO, k3
 after Schulman 2020); Yu et al., DAPO, arXiv 2503.14476 (clip-higher, token mean, dynamic sampling); Liu et
 al., Dr. GRPO, arXiv 2503.20783; Zheng et al., GSPO, arXiv 2507.18071; MiniMax-M1, arXiv 2506.13585 (CISPO).
-Left out: the dual clip of PPO, an entropy bonus, and a KL term inside the reward.
+Dual clip: Ye et al., arXiv 1912.09729, eq. 5. Which estimator goes where: Liu et al., arXiv 2510.01555; Shah
+et al., arXiv 2512.21852. Left out: k1 in the loss (its gradient is 0 in the mean), k2 and k3 in the reward
+(theirs is not the divergence's), and an entropy bonus.
 """
 
 from __future__ import annotations
@@ -49,6 +56,7 @@ if TYPE_CHECKING:
 
 Ratio = Literal["token", "sequence", "weight"]
 Aggregation = Literal["token", "sequence", "rollout", "constant"]
+Estimator = Literal["k1", "k2", "k3"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +72,18 @@ class PolicyGradient(RolloutAlgorithm):
     clip_low: float = 0.2
     """At 1 there is no bound below."""
     clip_high: float = 0.28
+    dual_clip: float | None = None
+    """Above 1: where the advantage is negative, a ratio beyond it counts as this. Usual: 3."""
+    mini_batch_size: int | None = None
+    """Tasks of one optimizer step: a pass over the batch makes a step from each so many groups, in order, so
+    that clips act. None: one step from all."""
     aggregation: Aggregation = "token"
     constant: int | None = None
     """What aggregation="constant" divides a rollout by: the tokens of a long one."""
     kl: float = 0.0
     """Weight of the divergence from the starting weights; 0 needs no reference model."""
+    kl_estimator: Estimator = "k3"
+    """How it is estimated: "k2" and "k3" in the loss, "k1" in the reward of each call."""
     correction: Correction | None = Truncated()  # noqa: RUF009
     """Makes up for tokens that other weights have sampled. None trusts the ratio to the recorded ones."""
 
@@ -79,11 +94,16 @@ class PolicyGradient(RolloutAlgorithm):
             scale=self.scale in get_args(Scale),
             ratio=self.ratio in get_args(Ratio),
             aggregation=self.aggregation in get_args(Aggregation),
+            kl_estimator=self.kl_estimator in get_args(Estimator),
         )
         kind = type(self).__name__
         check_range("clip_low", self.clip_low, of=kind, above=0, most=1)
         check_range("clip_high", self.clip_high, of=kind, above=0)
         check_range("kl", self.kl, of=kind, least=0, most=1e9)
+        if self.dual_clip is not None:
+            check_range("dual_clip", self.dual_clip, of=kind, above=1)
+        if self.mini_batch_size is not None:
+            check_range("mini_batch_size", self.mini_batch_size, of=kind, least=1, whole=True)
         if self.constant is not None:
             check_range("constant", self.constant, of=kind, least=1, whole=True)
         self._check_together()
@@ -104,14 +124,21 @@ class PolicyGradient(RolloutAlgorithm):
             )
         if (self.aggregation == "constant") != (self.constant is not None):
             self._refuse("constant", "it goes with aggregation='constant', which needs it")
-        if self.correction is not None and self.epochs == 1:
+        if self.mini_batch_size is not None and self.mini_batch_size >= self.tasks_per_step:
+            self._refuse("mini_batch_size", "that is the whole batch; give less than tasks_per_step")
+        if self.dual_clip is not None and self.ratio == "weight":
+            self._refuse("dual_clip", "with ratio='weight' no token's gradient is cut off; bound the weight")
+        if self.kl_estimator != "k3" and not self.kl:
+            self._refuse("kl_estimator", "there is nothing to estimate; give kl above 0")
+        if self.correction is not None and self.epochs == 1 and self.mini_batch_size is None:
             # the ratio is to the weights that begin the update, and no step is made before the loss is taken
-            for option in ("ratio", "clip_low", "clip_high"):
+            for option in ("ratio", "clip_low", "clip_high", "dual_clip"):
                 if is_changed(self, option):
                     self._refuse(
                         option,
-                        "with a correction and one epoch the ratio is 1 and no clip acts; give epochs=2 or "
-                        "more, or correction=None to clip the ratio to the recorded log-probabilities",
+                        "with a correction and one step the ratio is 1 and no clip acts; give epochs=2 or "
+                        "more, a mini_batch_size, or correction=None to clip the ratio to the recorded "
+                        "log-probabilities",
                     )
 
     def _refuse(self, option: str, why: str) -> NoReturn:
@@ -143,7 +170,7 @@ class PolicyGradient(RolloutAlgorithm):
             "sequence": lambda transition, rollout: 1 / (transitions * max(transition, 1)),
             "rollout": lambda transition, rollout: 1 / (len(rollouts) * rollout),
             "constant": lambda transition, rollout: (
-                1 / (self.group_size * self.tasks_per_step * (self.constant or 1))
+                1 / (self.group_size * (self.mini_batch_size or self.tasks_per_step) * (self.constant or 1))
             ),
         }
         share = shares[self.aggregation]
@@ -171,8 +198,10 @@ class PolicyGradient(RolloutAlgorithm):
             plain = (entries.proximal_logprobs - entries.old_logprobs).exp()
             metrics["bounded_share"] = (trust != plain).to(trust.dtype)
         if entries.ref_logprobs is not None:
-            divergence = losses.k3(entries.logprobs, entries.ref_logprobs)
-            per_token = per_token + self.kl * divergence
+            estimate = {"k1": losses.k1, "k2": losses.k2, "k3": losses.k3}[self.kl_estimator]
+            divergence = estimate(entries.logprobs, entries.ref_logprobs)
+            if self.kl_estimator != "k1":  # that is in the advantage
+                per_token = per_token + self.kl * divergence
             metrics["kl_reference"] = divergence.detach()
         weighted = {name: (entries.weights * value).sum() for name, value in metrics.items()}
         if self.aggregation == "constant":
@@ -189,5 +218,18 @@ class PolicyGradient(RolloutAlgorithm):
             anchor = entries.proximal_logprobs
         if self.ratio == "sequence":
             anchor = losses.sequence_anchor(entries.logprobs, anchor, entries.sequences)
-        form = losses.clipped_weight if self.ratio == "weight" else losses.clipped_surrogate
-        return form(entries.logprobs, anchor, entries.advantages, self.clip_low, self.clip_high)
+        advantages = self._penalised(entries)
+        if self.ratio == "weight":
+            return losses.clipped_weight(entries.logprobs, anchor, advantages, self.clip_low, self.clip_high)
+        return losses.clipped_surrogate(
+            entries.logprobs, anchor, advantages, self.clip_low, self.clip_high, self.dual_clip
+        )
+
+    def _penalised(self, entries: Entries) -> torch.Tensor:
+        """(E,) the advantages, less the divergence in the reward."""
+        from lightning_core.algorithms import losses
+
+        if entries.ref_logprobs is None or self.kl_estimator != "k1":
+            return entries.advantages
+        divergence = losses.k1(entries.old_logprobs, entries.ref_logprobs)
+        return entries.advantages - self.kl * losses.sequence_sums(divergence, entries.sequences)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from lightning_core.errors import ConfigError
 from lightning_core.ranges import check_range
@@ -31,6 +31,33 @@ class LoraOptions:
         check_range("alpha", self.alpha, of="LoraOptions", above=0, most=1e6)
 
 
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How the learning rate falls after warm-up. With x from 0 at its end to 1 at `steps`:
+
+    "linear"   1 - (1 - least) * x
+    "cosine"   least + (1 - least) * (1 + cos(pi * x)) / 2
+    """
+
+    kind: Literal["linear", "cosine"]
+    steps: int
+    """Optimizer steps at which it has fallen to `least`, warm-up included. An update makes one for each epoch
+    and mini-batch."""
+    least: float = 0.0
+    """Share of the learning rate that is left from there on."""
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, ("linear", "cosine"))
+        check_range("steps", self.steps, of="Schedule", least=1, whole=True)
+        check_range("least", self.least, of="Schedule", least=0, most=1)
+
+    def factor(self, step: int, warmup: int) -> float:
+        """Share of the learning rate at an optimizer step after warm-up, counted from 1 at its start."""
+        x = min(1.0, max(0, step - 1 - warmup) / max(1, self.steps - warmup))
+        left = 1 - x if self.kind == "linear" else (1 + math.cos(math.pi * x)) / 2
+        return self.least + (1 - self.least) * left
+
+
 @dataclass(kw_only=True, eq=False)
 class TrainingSettings:
     """AdamW and the size of a forward pass.
@@ -46,6 +73,8 @@ class TrainingSettings:
     weight_decay: float = 0.0
     warmup_steps: int = 3
     """The rate grows in a line over the first so many optimizer steps."""
+    schedule: Schedule | None = None
+    """How the policy's rate falls afterwards; None: it stays. A resumed run goes on where it was."""
     max_grad_norm: float = 1.0
     pack_tokens: int | None = None
     """Tokens of a forward pass, on each GPU; the memory it takes grows with them. None: 2,048 in the local
@@ -64,6 +93,16 @@ class TrainingSettings:
             raise ConfigError(f"betas={betas!r}: give two finite numbers at least 0 and below 1")
         if self.pack_tokens is not None:
             check_range("pack_tokens", self.pack_tokens, least=1, whole=True)
+        if self.schedule is not None and self.schedule.steps <= self.warmup_steps:
+            raise ConfigError(
+                f"schedule={self.schedule!r} ends within warmup_steps={self.warmup_steps!r}; give it more "
+                "steps"
+            )
+
+    def rate_share(self, step: int) -> float:
+        """Share of the learning rate at an optimizer step of the policy, counted from 1."""
+        warm = min(1.0, step / max(1, self.warmup_steps))
+        return warm if self.schedule is None else warm * self.schedule.factor(step, self.warmup_steps)
 
 
 @dataclass(kw_only=True, eq=False)

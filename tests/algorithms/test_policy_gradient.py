@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lightning_core as lightning
-from lightning_core.algorithms.base import Entries
+from lightning_core.algorithms.base import Entries, mini_batches
 from lightning_core.algorithms.policy_gradient import PolicyGradient
 from lightning_core.credit.base import assign
 from lightning_core.credit.gae import Gae
@@ -211,3 +211,106 @@ def test_an_algorithm_is_found_by_its_name(kind):
     from lightning_core.plugins import load_plugins
 
     assert load_plugins([]).part("algorithm", kind().name) is kind
+
+
+# dual clip, estimators of the divergence, mini-batches ---------------------------------------------
+def test_dual_clip_bounds_what_a_token_of_a_bad_reply_may_weigh():
+    # ratios 8, 8 and 2 of bad replies; 8 of a good one
+    given = [-1.0, -1.0, -1.0, -1.0], [-1 - 3 * LN2, -1 - 3 * LN2, -1 - LN2, -1 - 3 * LN2]
+    batch = entries(*given, [-1.0, -2.0, -1.0, 1.0])
+    loss, metrics = lightning.GRPO(dual_clip=3.0, correction=None).loss(batch)
+    # max(-8, -3) = -3, max(-16, -6) = -6, -2 as it is, min(8, 1.28) = 1.28
+    assert loss.item() == pytest.approx((3 + 6 + 2 - 1.28) / 4)
+    assert metrics["clip_share"].item() == pytest.approx(3 / 4)
+    loss.backward()
+    assert batch.logprobs.grad.tolist() == pytest.approx([0, 0, 2 / 4, 0])
+
+
+def with_reference(ref: list[float], **given) -> Entries:
+    batch = entries(**given)
+    return replace(batch, ref_logprobs=torch.tensor(ref, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "divergence", "slope"),
+    [("k2", (LN2**2 + 0) / 4, LN2 / 2), ("k3", (0.5 + LN2 - 1) / 2, (1 - 0.5) / 2)],
+)
+def test_the_divergence_in_the_loss_is_estimated_as_asked_for(estimator, divergence, slope):
+    # the first token is twice as likely as under the reference: d = -ln 2; the second as likely
+    batch = with_reference([-1 - LN2, -2.0], logprobs=[-1.0, -2.0], old=[-1.0, -2.0], advantages=[0.0, 0.0])
+    loss, metrics = lightning.GRPO(kl=0.5, kl_estimator=estimator, correction=None).loss(batch)
+    assert loss.item() == pytest.approx(0.5 * divergence)
+    assert metrics["kl_reference"].item() == pytest.approx(divergence)
+    loss.backward()
+    assert batch.logprobs.grad.tolist() == pytest.approx([0.5 * slope, 0.0])
+
+
+def test_k1_takes_its_sum_over_each_reply_from_the_reward():
+    # sequence 0: o - s = ln 2 and 2 ln 2, sum 3 ln 2; sequence 1: -ln 2
+    batch = with_reference(
+        [-1 - LN2, -2 + LN2, -1 - 2 * LN2],
+        logprobs=[-1.0, -2.0, -1.0],
+        old=[-1.0, -2.0, -1.0],
+        advantages=[1.0, 0.5, 1.0],
+        sequences=[0, 1, 0],
+    )
+    loss, metrics = lightning.GRPO(kl=0.1, kl_estimator="k1", correction=None).loss(batch)
+    first, second = 1 - 0.1 * 3 * LN2, 0.5 + 0.1 * LN2
+    assert loss.item() == pytest.approx(-(first + second + first) / 3)
+    assert metrics["kl_reference"].item() == pytest.approx(2 * LN2 / 3)
+    loss.backward()
+    assert batch.logprobs.grad.tolist() == pytest.approx([-first / 3, -second / 3, -first / 3])
+
+
+def test_on_the_policy_the_gradients_of_k1_and_k2_are_that_of_the_divergence_in_the_mean_and_k3_s_is_not():
+    """Exact over three actions: each weighed by its probability."""
+    logits = torch.tensor([0.3, -0.2, 1.0], dtype=torch.float64, requires_grad=True)
+    ref = torch.log_softmax(torch.tensor([1.0, 0.5, -1.0], dtype=torch.float64), 0)
+    now = torch.log_softmax(logits, 0)
+    (wanted,) = torch.autograd.grad((now.exp() * (now - ref)).sum(), logits)
+    found = {}
+    for estimator in ("k1", "k2", "k3"):
+        now = torch.log_softmax(logits, 0)
+        nothing = torch.zeros(3, dtype=torch.float64)
+        batch = Entries(
+            now, now.detach(), nothing, now.exp().detach(), torch.arange(3), nothing - 1, None, ref
+        )
+        loss, _ = lightning.GRPO(kl=1.0, kl_estimator=estimator, correction=None).loss(batch)
+        (found[estimator],) = torch.autograd.grad(loss, logits)
+    torch.testing.assert_close(found["k1"], wanted)
+    torch.testing.assert_close(found["k2"], wanted)
+    assert not torch.allclose(found["k3"], wanted, rtol=0.1)
+
+
+def test_mini_batches_are_whole_groups_in_their_order_and_a_constant_is_shared_among_theirs():
+    groups = [rollout(n, 1.0, group=f"g{n // 2}") for n in range(10)]
+    algorithm = lightning.GRPO(group_size=2, tasks_per_step=5, mini_batch_size=2, credit="uniform")
+    parts = mini_batches(groups, algorithm)
+    assert [[each.rollout_id for each in part] for part in parts] == [
+        ["r0", "r1", "r2", "r3"],
+        ["r4", "r5", "r6", "r7"],
+        ["r8", "r9"],
+    ]
+    assert mini_batches(groups, lightning.GRPO()) == [tuple(groups)]
+    constant = replace(algorithm, aggregation="constant", constant=10)
+    scored = [replace(t, advantage=1.0) for t in groups[0].transitions]
+    weights = constant.weigh([replace(groups[0], transitions=tuple(scored))])
+    assert list(weights.values()) == [1 / (2 * 2 * 10)]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"dual_clip": 1.0}, "dual_clip"),
+        ({"dual_clip": 3.0}, "no clip acts"),
+        ({"dual_clip": 3.0, "ratio": "weight", "correction": None}, "no token's gradient"),
+        ({"mini_batch_size": 0}, "mini_batch_size"),
+        ({"mini_batch_size": 8}, "whole batch"),
+        ({"kl": 0.1, "kl_estimator": "k4"}, "kl_estimator"),
+        ({"kl_estimator": "k2"}, "kl above 0"),
+    ],
+)
+def test_what_would_do_nothing_or_makes_no_sense_is_refused_by_name(options, said):
+    with pytest.raises(ConfigError, match=said):
+        lightning.GRPO(**options)
+    lightning.GRPO(mini_batch_size=2, dual_clip=3.0, clip_high=0.3)

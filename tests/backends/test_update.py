@@ -21,7 +21,7 @@ from lightning_core.backends.local import LocalBackend
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
-from lightning_core.backends.settings import LoraOptions, TrainingSettings
+from lightning_core.backends.settings import LoraOptions, Schedule, TrainingSettings
 from lightning_core.errors import BackendError, ConfigError, TrainingError, UnsupportedError
 from lightning_core.trajectories import make_packs, trained_transitions
 from lightning_core.types import Trajectory, Transition
@@ -366,6 +366,49 @@ def test_the_learning_rate_warms_up_in_a_line(qwen: Path) -> None:
     _, optimizer = make_optimizer(qwen, learning_rate=0.4, warmup_steps=4, max_grad_norm=1e-9)
     rates = [optimizer.update(interleaved(0, 1, 1), Reinforce())["learning_rate"] for _ in range(5)]
     assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
+
+
+def test_the_rate_falls_by_its_schedule_and_a_resumed_run_goes_on_in_it(qwen: Path) -> None:
+    settings = {"learning_rate": 0.4, "warmup_steps": 2, "max_grad_norm": 1e-9}
+    batch = interleaved(0, 1, 1)
+
+    def rates(optimizer: Optimizer, count: int) -> list[float]:
+        return [optimizer.update(batch, Reinforce())["learning_rate"] for _ in range(count)]
+
+    _, linear = make_optimizer(qwen, schedule=Schedule("linear", steps=6, least=0.5), **settings)
+    assert rates(linear, 3) == pytest.approx([0.2, 0.4, 0.4])
+    moments, steps = linear.descent.moments(), linear.descent.steps
+    _, resumed = make_optimizer(qwen, schedule=Schedule("linear", steps=6, least=0.5), **settings)
+    resumed.descent.load(moments, steps)
+    # x = 1/4, 2/4, 3/4, 1, 1: 1 - x / 2
+    assert rates(resumed, 5) == pytest.approx([0.35, 0.3, 0.25, 0.2, 0.2])
+    _, cosine = make_optimizer(qwen, schedule=Schedule("cosine", steps=4), **settings)
+    assert rates(cosine, 6) == pytest.approx([0.2, 0.4, 0.4, 0.2, 0.0, 0.0], abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_after_warm_up_the_schedules_are_those_of_transformers_a_step_on(kind: str) -> None:
+    from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
+
+    theirs = {"linear": get_linear_schedule_with_warmup, "cosine": get_cosine_schedule_with_warmup}[kind]
+    adamw = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    factor = theirs(adamw, num_warmup_steps=3, num_training_steps=20).lr_lambdas[0]
+    options = TrainingSettings(warmup_steps=3, schedule=Schedule(kind, steps=20))  # type: ignore[arg-type]
+    found = [options.rate_share(step) for step in range(4, 22)]
+    assert found == pytest.approx([factor(step - 1) for step in range(4, 22)])
+
+
+def test_mini_batches_make_a_step_each_and_the_clip_acts_in_the_later_ones(qwen: Path) -> None:
+    batch = tuple(replace(each, group_id=f"g{n}") for n, each in enumerate(interleaved(3)))
+    parted = GRPO(mini_batch_size=1, clip_low=1e-4, clip_high=1e-4)
+    _, optimizer = make_optimizer(qwen, learning_rate=1e-2, warmup_steps=1)
+    metrics = optimizer.update(batch, parted)
+    assert optimizer.descent.steps == len(batch)
+    assert metrics["clip_share"] > 0.2
+    _, other = make_optimizer(qwen, learning_rate=1e-2, warmup_steps=1)
+    first = other.update(batch[:1], GRPO())
+    assert (first["clip_share"], other.descent.steps) == (0, 1)
+    assert metrics["logprob_gap_max"] == first["logprob_gap_max"]  # before any step was made
 
 
 async def test_lora_trains_its_adapters_alone_and_serves_what_they_amount_to(qwen: Path) -> None:

@@ -21,7 +21,7 @@ from verl.workers.config import ActorConfig
 
 from lightning_core.algorithms.corrections import Masked, Truncated
 from lightning_core.algorithms.grpo import GRPO
-from lightning_core.algorithms.losses import k3, value_loss
+from lightning_core.algorithms.losses import k1, k2, k3, value_loss
 from lightning_core.algorithms.policy_gradient import PolicyGradient
 from lightning_core.algorithms.ppo import PPO
 from lightning_core.algorithms.reinforce_pp import ReinforcePP
@@ -50,14 +50,14 @@ def options(aggregation: str) -> dict[str, object]:
 
 
 def actor(algorithm: PolicyGradient) -> ActorConfig:
-    """Their options, without the second clip of dual-clip PPO, which has no counterpart here."""
+    """Their options; the second clip of dual-clip PPO is always there, and far away if not asked for."""
     return ActorConfig(
         strategy="fsdp",
         rollout_n=1,
         ppo_micro_batch_size_per_gpu=1,
         clip_ratio_low=algorithm.clip_low,
         clip_ratio_high=algorithm.clip_high,
-        clip_ratio_c=1e9,
+        clip_ratio_c=algorithm.dual_clip or 1e9,
         global_batch_info={"loss_scale_factor": CONSTANT} if algorithm.aggregation == "constant" else {},
     )
 
@@ -113,11 +113,27 @@ def test_corrections_agree_and_so_does_the_decoupled_loss_they_make(correction, 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_divergence_from_the_reference_agrees(seed):
+@pytest.mark.parametrize("aggregation", MODES)
+def test_dual_clip_agrees(aggregation, seed):
+    batch = make_batch(seed, apart=1.5)
+    algorithm = GRPO(correction=None, dual_clip=1.5, **options(aggregation))
+    assert_same_loss(batch, algorithm, their_loss("vanilla", batch, algorithm, batch.old))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_estimates_of_the_divergence_agree(seed):
     batch = make_batch(seed)
-    theirs = core_algos.kl_penalty(batch.logprobs, batch.reference, "k3")
-    torch.testing.assert_close(k3(batch.logprobs, batch.reference), theirs, rtol=TOLERANCE, atol=1e-12)
-    algorithm = GRPO(kl=0.1, correction=None, **options("token"))
+    for name, ours in (("k1", k1), ("k2", k2), ("k3", k3)):
+        theirs = core_algos.kl_penalty_forward(batch.logprobs, batch.reference, name)
+        torch.testing.assert_close(ours(batch.logprobs, batch.reference), theirs, rtol=TOLERANCE, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", ["k2", "k3"])
+def test_the_divergence_from_the_reference_agrees(name, seed):
+    batch = make_batch(seed)
+    theirs = core_algos.kl_penalty(batch.logprobs, batch.reference, name)
+    algorithm = GRPO(kl=0.1, kl_estimator=name, correction=None, **options("token"))
     penalty = core_algos.agg_loss(theirs, batch.mask, "token-mean")
     assert_same_loss(batch, algorithm, their_loss("vanilla", batch, algorithm, batch.old) + 0.1 * penalty)
 

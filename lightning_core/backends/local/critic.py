@@ -84,7 +84,7 @@ class LocalCritic:
     def _parts(self) -> tuple[ValueNetwork, Descent]:
         if self._made is None:
             network = ValueNetwork(self._policy, bfloat16=self._bfloat16)
-            self._made = network, Descent(list(network.trained().values()), self._options)
+            self._made = network, Descent(list(network.trained().values()), self._options, scheduled=False)
         return self._made
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lightning_core.algorithms.base import Algorithm, Entries
+from lightning_core.algorithms.base import Algorithm, Entries, last_pass, mini_batches
 from lightning_core.backends.chat.constraints import Grammars
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.packing import Tensors, entry_logprobs, to_tensors
@@ -40,9 +40,21 @@ class Snapshot:
 class Descent:
     """Steps down the gradient that stands in the parameters' `grad`."""
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], options: TrainingSettings) -> None:
+    def __init__(
+        self, parameters: Sequence[torch.nn.Parameter], options: TrainingSettings, *, scheduled: bool = True
+    ) -> None:
+        """`scheduled`: whether the settings' schedule is meant; else there is the warm-up alone."""
         self.parameters = list(parameters)
-        self._options = options
+        self._options = (
+            options
+            if scheduled
+            else TrainingSettings(
+                betas=options.betas,
+                weight_decay=options.weight_decay,
+                warmup_steps=options.warmup_steps,
+                max_grad_norm=options.max_grad_norm,
+            )
+        )
         self._adamw = torch.optim.AdamW(
             self.parameters, betas=options.betas, weight_decay=options.weight_decay, fused=True
         )
@@ -62,9 +74,9 @@ class Descent:
         return float(torch.nn.utils.clip_grad_norm_(self.parameters, self._options.max_grad_norm))
 
     def step(self, learning_rate: float) -> float:
-        """One step, after which the gradient is forgotten; returns its rate, less than asked in warm-up."""
+        """One step, after which the gradient is forgotten; returns its rate: the share that is due."""
         self.steps += 1
-        rate = learning_rate * min(1.0, self.steps / max(1, self._options.warmup_steps))
+        rate = learning_rate * self._options.rate_share(self.steps)
         for group in self._adamw.param_groups:
             group["lr"] = rate
         self._adamw.step()
@@ -143,40 +155,44 @@ class Optimizer:
         BackendError if the weights are lost."""
         started = time.monotonic()
         o = self._options
-        packs = make_packs(
-            trajectories,
-            algorithm.weigh(trajectories),
-            pack_tokens=o.pack_tokens or PACK_TOKENS,
-            units=algorithm.units(trajectories),
-            merge=o.prefix_sharing,
+        made = (
+            make_packs(
+                part,
+                algorithm.weigh(part),
+                pack_tokens=o.pack_tokens or PACK_TOKENS,
+                units=algorithm.units(part),
+                merge=o.prefix_sharing,
+            )
+            for part in mini_batches(trajectories, algorithm)
         )
-        if not packs:
+        parts = [packs for packs in made if packs]
+        if not parts:
             raise TrainingError(
                 "the batch holds no trained transition with an advantage; give the groups rollouts whose "
                 "rewards differ, and check `agents`"
             )
-        before = proximal = None
-        if algorithm.epochs > 1:
+        before, proximal = None, list[list[torch.Tensor] | None]([None] * len(parts))
+        if algorithm.epochs * len(parts) > 1:
             before = self.descent.snapshot()
-            proximal = self._logprobs(packs) if algorithm.needs_proximal else None
-        metrics: dict[str, float] = {}
+            if algorithm.needs_proximal:
+                proximal = [self._logprobs(packs) for packs in parts]
+        steps: list[dict[str, float]] = []
         try:
-            for epoch in range(algorithm.epochs):
-                done = self._epoch(packs, algorithm, proximal)
-                # how far the recorded logprobs are off can be seen only before the first step
-                gap = {name: value for name, value in metrics.items() if name.startswith("logprob_gap")}
-                metrics = {**done, **gap} if epoch else done
+            for _ in range(algorithm.epochs):
+                steps += [self._step(packs, algorithm, q) for packs, q in zip(parts, proximal, strict=True)]
         except (TrainingError, BackendError):
             if before is not None:
                 self.descent.restore(before)
             raise
+        packs = [pack for part in parts for pack in part]
         report = report_merge(trajectories, packs)
+        metrics = last_pass(steps, len(parts))
         return {**metrics, **_counts(packs, report), "update_seconds": time.monotonic() - started}
 
-    def _epoch(
+    def _step(
         self, packs: list[Pack], algorithm: Algorithm, proximal: list[torch.Tensor] | None
     ) -> dict[str, float]:
-        """One pass over the batch and one optimizer step."""
+        """One optimizer step from all of a batch, or of a mini-batch."""
         metrics = self.accumulate(packs, algorithm, proximal)
         norm = self.descent.clip()
         if not math.isfinite(norm) or not math.isfinite(metrics["loss"]):

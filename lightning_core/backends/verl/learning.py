@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightning_core.algorithms.base import Algorithm, Critic
+from lightning_core.algorithms.base import Algorithm, Critic, last_pass, mini_batches
 from lightning_core.backends.meter import Meter
 from lightning_core.backends.settings import SMALL
 from lightning_core.backends.verl.batch import Memory, entry_values, to_batch
@@ -73,19 +73,23 @@ class Learner:
         can't, the epochs end there: `epochs_made` says after how many.
         """
         started, self._worker_seconds = time.monotonic(), 0.0
-        rows = make_rows(
-            trajectories,
-            algorithm.weigh(trajectories),
-            units=algorithm.units(trajectories),
-            merge=self._settings.prefix_sharing,
+        made = (
+            make_rows(
+                part,
+                algorithm.weigh(part),
+                units=algorithm.units(part),
+                merge=self._settings.prefix_sharing,
+            )
+            for part in mini_batches(trajectories, algorithm)
         )
-        if not rows:
+        parts = [share(rows, self._cluster.ranks) for rows in made if rows]
+        if not parts:
             raise TrainingError(
                 "the batch holds no trained transition with an advantage; give the groups rollouts whose "
                 "rewards differ, and check `agents`"
             )
-        rows = share(rows, self._cluster.ranks)
-        metrics = self._epochs(rows, algorithm)
+        metrics = self._epochs(parts, algorithm)
+        rows = [row for part in parts for row in part]
         metrics |= self._fit(trajectories, algorithm.critic)
         report = report_rows(trajectories, rows)
         return {
@@ -99,24 +103,26 @@ class Learner:
             "update_seconds": time.monotonic() - started,
         }
 
-    def _epochs(self, rows: list[Row], algorithm: Algorithm) -> dict[str, float]:
-        reference = proximal = None
+    def _epochs(self, parts: list[list[Row]], algorithm: Algorithm) -> dict[str, float]:
+        """All passes over the batch, one step from each of its parts."""
+        reference = proximal = list[Floats | None]([None] * len(parts))
         if algorithm.needs_reference:
-            reference = self._infer(rows, lambda batch: self._cluster.infer_reference(batch, self.reference))
-        if algorithm.needs_proximal and algorithm.epochs > 1:
-            proximal = self._infer(rows, self._cluster.infer)
-        units = any((row.spans["unit"] >= 0).any() for row in rows)
-        metrics: dict[str, float] = {}
-        for epoch in range(algorithm.epochs):
+            reference = [self._infer(rows, self._refer) for rows in parts]
+        if algorithm.needs_proximal and algorithm.epochs * len(parts) > 1:
+            proximal = [self._infer(rows, self._cluster.infer) for rows in parts]
+        steps: list[dict[str, float]] = []
+        for rows, began, referred in [*zip(parts, proximal, reference, strict=True)] * algorithm.epochs:
+            units = any((row.spans["unit"] >= 0).any() for row in rows)
             step = self._by_units if units else self._by_tokens
-            done = step(rows, algorithm, proximal if epoch else None, reference)
+            done = step(rows, algorithm, began if steps else None, referred)
             if not (math.isfinite(done["grad_norm"]) and math.isfinite(done["loss"])):
-                self._refuse(done, epoch)
-                return {**metrics, "epochs_made": float(epoch)}
-            # how far the recorded logprobs are off can be seen only before the first step
-            gap = {name: value for name, value in metrics.items() if name.startswith("logprob_gap")}
-            metrics = {**done, **gap}
-        return metrics
+                self._refuse(done, len(steps))
+                return {**last_pass(steps, len(parts)), "epochs_made": float(len(steps) // len(parts))}
+            steps.append(done)
+        return last_pass(steps, len(parts))
+
+    def _refer(self, batch: Any) -> Any:
+        return self._cluster.infer_reference(batch, self.reference)
 
     def _by_tokens(
         self, rows: list[Row], algorithm: Algorithm, proximal: Floats | None, reference: Floats | None
@@ -151,7 +157,7 @@ class Learner:
             said["gpu_memory_gib"] = _number(reported[memory])
         return said
 
-    def _refuse(self, done: dict[str, float], epoch: int) -> None:
+    def _refuse(self, done: dict[str, float], made: int) -> None:
         """Raise TrainingError if nothing was changed yet: verl makes no step of such a gradient with FSDP.
         Raise BackendError where it did, and the weights are lost."""
         self.steps -= 1
@@ -164,9 +170,9 @@ class Learner:
                 f"the weights may be lost, as Megatron makes its step of any gradient: {told}, and resume "
                 "the run, which goes on from its last checkpoint"
             )
-        if not epoch:
+        if not made:
             raise TrainingError(f"the weights were left as they were: {told}")
-        log.warning("the update ended after %d of its epochs: %s", epoch, told)
+        log.warning("the update ended after %d of its steps: %s", made, told)
 
     def _infer(self, rows: list[Row], infer: Any) -> Floats:
         """(E,) of the entries of the rows."""

@@ -121,7 +121,7 @@ class VerlSettings(BackendSettings):
 
     def rate_at(self, step: int, parameters: int) -> float:
         """The learning rate of an optimizer step, counted from 1."""
-        return self.rate(parameters) * min(1.0, step / max(1, self.warmup_steps))
+        return self.rate(parameters) * self.rate_share(step)
 
 
 def verl_values(settings: VerlSettings, *, folder: Path, context: int, gpus: int) -> dict[str, Any]:
