@@ -14,6 +14,9 @@ starting weights, under which the token has log-probability s, is estimated by k
     "k2"   d^2 / 2             in the loss; its gradient is that of the divergence
     "k1"   o - s               in the reward: A is less by kl times its sum over the transition; k is 0
 
+The entropy bonus adds -entropy * o to the advantage of a token. On the policy, in the mean, its gradient is
+that of the entropy of the distribution which the token was sampled from, E[-(log p + 1) grad log p].
+
 `ratio` says what r is a ratio of (sg: without gradient):
 
     "token"     the token                                            PPO, GRPO, DAPO
@@ -35,7 +38,7 @@ after Schulman 2020); Yu et al., DAPO, arXiv 2503.14476 (clip-higher, token mean
 al., Dr. GRPO, arXiv 2503.20783; Zheng et al., GSPO, arXiv 2507.18071; MiniMax-M1, arXiv 2506.13585 (CISPO).
 Dual clip: Ye et al., arXiv 1912.09729, eq. 5. Which estimator goes where: Liu et al., arXiv 2510.01555; Shah
 et al., arXiv 2512.21852. Left out: k1 in the loss (its gradient is 0 in the mean), k2 and k3 in the reward
-(theirs is not the divergence's), and an entropy bonus.
+(theirs is not the divergence's).
 """
 
 from __future__ import annotations
@@ -84,6 +87,8 @@ class PolicyGradient(RolloutAlgorithm):
     """Weight of the divergence from the starting weights; 0 needs no reference model."""
     kl_estimator: Estimator = "k3"
     """How it is estimated: "k2" and "k3" in the loss, "k1" in the reward of each call."""
+    entropy: float = 0.0
+    """Weight of an entropy bonus; 0.001 to 0.01 where a policy grows sure of one thing too soon."""
     correction: Correction | None = Truncated()  # noqa: RUF009
     """Makes up for tokens that other weights have sampled. None trusts the ratio to the recorded ones."""
 
@@ -100,6 +105,7 @@ class PolicyGradient(RolloutAlgorithm):
         check_range("clip_low", self.clip_low, of=kind, above=0, most=1)
         check_range("clip_high", self.clip_high, of=kind, above=0)
         check_range("kl", self.kl, of=kind, least=0, most=1e9)
+        check_range("entropy", self.entropy, of=kind, least=0, most=1e9)
         if self.dual_clip is not None:
             check_range("dual_clip", self.dual_clip, of=kind, above=1)
         if self.mini_batch_size is not None:
@@ -218,18 +224,21 @@ class PolicyGradient(RolloutAlgorithm):
             anchor = entries.proximal_logprobs
         if self.ratio == "sequence":
             anchor = losses.sequence_anchor(entries.logprobs, anchor, entries.sequences)
-        advantages = self._penalised(entries)
+        advantages = self._shaped(entries)
         if self.ratio == "weight":
             return losses.clipped_weight(entries.logprobs, anchor, advantages, self.clip_low, self.clip_high)
         return losses.clipped_surrogate(
             entries.logprobs, anchor, advantages, self.clip_low, self.clip_high, self.dual_clip
         )
 
-    def _penalised(self, entries: Entries) -> torch.Tensor:
-        """(E,) the advantages, less the divergence in the reward."""
+    def _shaped(self, entries: Entries) -> torch.Tensor:
+        """(E,) the advantages with the entropy bonus, less the divergence in the reward."""
         from lightning_core.algorithms import losses
 
-        if entries.ref_logprobs is None or self.kl_estimator != "k1":
-            return entries.advantages
-        divergence = losses.k1(entries.old_logprobs, entries.ref_logprobs)
-        return entries.advantages - self.kl * losses.sequence_sums(divergence, entries.sequences)
+        advantages = entries.advantages
+        if self.entropy:
+            advantages = advantages - self.entropy * entries.old_logprobs
+        if entries.ref_logprobs is not None and self.kl_estimator == "k1":
+            divergence = losses.k1(entries.old_logprobs, entries.ref_logprobs)
+            advantages = advantages - self.kl * losses.sequence_sums(divergence, entries.sequences)
+        return advantages

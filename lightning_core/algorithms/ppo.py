@@ -6,9 +6,8 @@
 
 Schulman et al., PPO, arXiv 1707.06347; GAE, arXiv 1506.02438. One action is one whole reply, as in Turn-PPO
 (Li et al., arXiv 2512.17008), and so V is read once for each reply, not at every token. As nothing is
-compared within a group, one rollout of a task is enough, and many tasks teach the critic more. Left out: an
-entropy bonus, and weights shared between policy and critic. The loss and the other options stand in
-`policy_gradient`.
+compared within a group, one rollout of a task is enough, and many tasks teach the critic more. Left out:
+weights shared between policy and critic. The loss and the other options stand in `policy_gradient`.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ tasks differ in difficulty or several agents are trained. Groups of equal return
 with 0 in the mean and the deviation, as in the paper's batch. Hu et al., arXiv 2501.03262.
 
 A return is that of the whole rollout, or what the credit method makes of it: a call gets the reward that
-comes after later observations too. Left out: the per-token KL penalty inside the reward; `kl` adds one to
-the loss.
+comes after later observations too. The KL penalty inside the reward: `kl_estimator="k1"`, which is not
+normalised with it.
 """
 
 from __future__ import annotations

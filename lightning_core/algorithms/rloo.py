@@ -6,8 +6,8 @@ A rollout's own return is no part of its baseline, so the gradient is unbiased; 
 n / (n - 1) times that of the group's mean. Ahmadian et al., "Back to basics", arXiv 2402.14740.
 
 The paper sums log-probabilities over a reply. The token mean of `policy_gradient` divides that sum by the
-same number for all tokens of a batch, which keeps its direction. Left out: the KL penalty inside the reward;
-`kl` adds one to the loss.
+same number for all tokens of a batch, which keeps its direction. Its KL penalty
+inside the reward: `kl_estimator="k1"`, without its baseline.
 """
 
 from __future__ import annotations

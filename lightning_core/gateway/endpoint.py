@@ -7,6 +7,7 @@ ask for, is here, once.
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 
 import orjson
@@ -31,6 +32,8 @@ from lightning_core.gateway.wire import (
 from lightning_core.prompts import PinnedPrompts, put_in
 from lightning_core.upstream import Upstream
 
+log = logging.getLogger(__name__)
+
 
 class Endpoint:
     """Serves one dialect, as an ASGI application."""
@@ -48,6 +51,8 @@ class Endpoint:
         self._access = access
         self._exchanges = exchanges
         self._prompts = prompts
+        self._told: set[str] = set()
+        """Agents whose own sampling settings were replaced, which the log says."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -59,6 +64,7 @@ class Endpoint:
             if self._prompts is not None and caller.agent in caller.prompt_versions:
                 content = await self._with_prompt(content, caller, self._prompts)
             request = await read_content(content, lambda content: self._read(content, caller))
+            self._tell_replaced(caller, request)
             asked = pin(request.chat, caller, request.model, self._upstream.model_name)
         except GatewayError as error:
             await self._refuse(api_error_of(error), send)
@@ -101,6 +107,22 @@ class Endpoint:
             return orjson.dumps(put_in(caller.agent, pinned[caller.agent], type(self._dialect), body))
         except (ConfigError, NotFoundError) as error:
             raise ApiError(str(error), code="other_prompt", param=self._dialect.prompt) from error
+
+    def _tell_replaced(self, caller: Caller, request: Request) -> None:
+        """Warn, once for each agent, that the sampling settings which the app gives do not act."""
+        if caller.sampling is None or caller.agent in self._told:
+            return
+        given = {name: request.raw.get(name) for name in ("temperature", "top_p")}
+        own = [f"{n}={v!r}" for n, v in given.items() if v not in (None, getattr(caller.sampling, n))]
+        if own:
+            self._told.add(caller.agent)
+            log.warning(
+                "agent %r is trained and asks for %s, which do not act: the run's own settings do, as an "
+                "update trains on what was sampled (Trainer(temperature=...)); see "
+                "docs/training.md, Sampling and exploration",
+                caller.agent,
+                ", ".join(own),
+            )
 
     async def _answer(self, exchange: Exchange, reply: ReplyWriter, send: Send) -> None:
         await exchange.finished()

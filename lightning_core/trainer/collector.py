@@ -112,6 +112,7 @@ class Collector:
             seed=self.settings.seed,
             constrain=self.settings.constrain,
             prompts=self.session.prompt_versions,
+            temperature=self.settings.temperature,
         )
 
     # dynamic sampling -------------------------------------------------------------------------

@@ -91,8 +91,9 @@ def plan_training(
     seed: int = 0,
     constrain: bool = True,
     prompts: Mapping[str, int] | None = None,
+    temperature: float = 1.0,
 ) -> list[Rollout]:
-    """`group_size` rollouts of each task, sampled from the policy itself; each `retry` has ids and random
+    """`group_size` rollouts of each task, sampled at a temperature; each `retry` has ids and random
     numbers of its own.
 
     `first` is the place of the first task in the step. Rollouts of earlier steps are run first. `version` is
@@ -107,7 +108,11 @@ def plan_training(
             group_id=f"{name}-{place}",
             step=step,
             split="train",
-            sampling=Sampling(seed=_seed(seed, "train", step, retry, place, member), constrain=constrain),
+            sampling=Sampling(
+                temperature=temperature,
+                seed=_seed(seed, "train", step, retry, place, member),
+                constrain=constrain,
+            ),
             policy_version=version,
             prompt_versions=dict(prompts or {}),
             priority=-step,

@@ -69,6 +69,8 @@ class Settings:
     """Worker processes on this machine, which run one rollout at a time each; "ray:8" or `RayWorkers` for
     those of a Ray cluster. None: rollouts run in this process."""
     on_failure: FailurePolicy = field(default_factory=FailurePolicy)
+    temperature: float = 1.0
+    """At which training rollouts are sampled, and trained on. 1 is the policy itself; more explores more."""
     constrain: bool = True
     """Hold replies of trained agents to the form that their requests ask for, such as a JSON Schema. False:
     the prompt asks for it, and AIR's rule `unfit_reply` sees replies that do not fit."""
@@ -118,6 +120,7 @@ class Settings:
             self._check_remote_gateway()
         if self.agents is not None and not self.agents:
             raise ConfigError("agents=[] trains no agent: give names or globs, or None to train all")
+        check_range("temperature", self.temperature, above=0, most=2)
         if self.timeout is not None:
             check_range("timeout", self.timeout, above=0)
 

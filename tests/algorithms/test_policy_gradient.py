@@ -282,6 +282,17 @@ def test_on_the_policy_the_gradients_of_k1_and_k2_are_that_of_the_divergence_in_
     assert not torch.allclose(found["k3"], wanted, rtol=0.1)
 
 
+def test_the_entropy_bonus_has_the_gradient_of_the_entropy_in_the_mean():
+    """Exact over three actions: each weighed by its probability."""
+    logits = torch.tensor([0.3, -0.2, 1.0], dtype=torch.float64, requires_grad=True)
+    now = torch.log_softmax(logits, 0)
+    (wanted,) = torch.autograd.grad(0.1 * (now.exp() * now).sum(), logits)
+    now, nothing = torch.log_softmax(logits, 0), torch.zeros(3, dtype=torch.float64)
+    given = now.detach(), nothing, now.exp().detach(), torch.arange(3), nothing - 1
+    loss, _ = lightning.GRPO(entropy=0.1, correction=None).loss(Entries(now, *given))
+    torch.testing.assert_close(torch.autograd.grad(loss, logits)[0], wanted)
+
+
 def test_mini_batches_are_whole_groups_in_their_order_and_a_constant_is_shared_among_theirs():
     groups = [rollout(n, 1.0, group=f"g{n // 2}") for n in range(10)]
     algorithm = lightning.GRPO(group_size=2, tasks_per_step=5, mini_batch_size=2, credit="uniform")

@@ -27,7 +27,7 @@ from lightning_core.algorithms.ppo import PPO
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
-from lightning_core.backends.settings import TrainingSettings
+from lightning_core.backends.settings import Schedule, TrainingSettings
 from lightning_core.backends.verl.rows import make_rows, share
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.credit.base import assign
@@ -36,16 +36,18 @@ from tests.verl.recorded import arrange, play, recorded_by, score
 
 HERE = Path(__file__).parent
 RATE, WARMUP = 1e-3, 3
+SCHEDULE = Schedule("cosine", steps=10, least=0.2)
 TOLERANCE = 1e-4
 Updates = list[tuple[tuple[Trajectory, ...], Algorithm]]
 
 
 @pytest.fixture
 def updates(qwen: Path) -> Updates:
-    """Six in a row: with a reference, by sequences, in two epochs with a proximal policy, by pairs, of one
-    reply alone, which leaves other ranks nothing but padding, and with a critic."""
+    """Seven in a row: with a reference, by sequences, in two epochs with a proximal policy, by pairs, of one
+    reply alone, which leaves other ranks nothing but padding, in mini-batches with both clips and the
+    divergence in the reward, and with a critic."""
     network = AutoModelForCausalLM.from_pretrained(qwen).eval()
-    batches = [recorded_by(network, play(seed)) for seed in range(6)]
+    batches = [recorded_by(network, play(seed)) for seed in range(7)]
     pairs = DPO()
     batches[3] = tuple(assign(batches[3], pairs.credit, pairs.baseline, pairs.scale)[0])
     one = next(t for t in batches[4][0].transitions if t.trained)
@@ -56,6 +58,7 @@ def updates(qwen: Path) -> Updates:
         GRPO(epochs=2),
         pairs,
         GRPO(),
+        GRPO(mini_batch_size=1, clip_high=0.02, dual_clip=1.05, kl=0.1, kl_estimator="k1"),
         PPO(epochs=1, critic=Critic(epochs=1, learning_rate=1e-4)),
     )
     return list(zip(batches, algorithms, strict=True))
@@ -98,10 +101,10 @@ def by_workers(count: int, job: tuple[VerlSettings, bool, Updates], folder: Path
 def test_updates_through_verls_workers_are_the_local_ones(
     qwen: Path, updates: Updates, tmp_path: Path, count: int, packed: bool
 ) -> None:
-    settings = VerlSettings(qwen, learning_rate=RATE, warmup_steps=WARMUP)
+    settings = VerlSettings(qwen, learning_rate=RATE, warmup_steps=WARMUP, schedule=SCHEDULE)
     found = by_workers(count, (settings, packed, updates), tmp_path)
     policy = Policy(load_model(qwen, device="cpu"), None)
-    options = TrainingSettings(learning_rate=RATE, warmup_steps=WARMUP)
+    options = TrainingSettings(learning_rate=RATE, warmup_steps=WARMUP, schedule=SCHEDULE)
     optimizer = Optimizer(policy, options, source=str(qwen))
     for metrics, (batch, algorithm) in zip(found["metrics"], updates, strict=True):
         wanted = optimizer.update(batch, algorithm)
