@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from lightning_core.alerts.watch import Alerts as Alerts
     from lightning_core.algorithms.base import Critic as Critic
     from lightning_core.algorithms.base import Phase as Phase
+    from lightning_core.algorithms.bootstrap import Bootstrap as Bootstrap
     from lightning_core.algorithms.dpo import DPO as DPO
+    from lightning_core.algorithms.gepa import GEPA as GEPA
     from lightning_core.algorithms.grpo import GRPO as GRPO
     from lightning_core.algorithms.ppo import PPO as PPO
     from lightning_core.algorithms.reinforce_pp import ReinforcePP as ReinforcePP
@@ -55,12 +57,14 @@ _HOMES = {
     "AIR": "air.base",
     "Alert": "types",
     "Alerts": "alerts.watch",
+    "Bootstrap": "algorithms.bootstrap",
     "Call": "types",
     "Command": "runner.command",
     "Critic": "algorithms.base",
     "DPO": "algorithms.dpo",
     "Demonstration": "types",
     "FailurePolicy": "runner",
+    "GEPA": "algorithms.gepa",
     "GRPO": "algorithms.grpo",
     "Judge": "judge.judge",
     "LightningError": "errors",

@@ -51,15 +51,16 @@ class Prompt:
         if not self.placeholders:
             return {} if said == self.text else None
         names: dict[str, str] = {}
-        parts = [self._pattern(part, names) for part in self._split(self.text)]
+        parts = [self._pattern(part, names) for part in self.split(self.text)]
         found = re.fullmatch("".join(parts), said, re.DOTALL)
         return None if found is None else {each: found[name] for each, name in names.items()}
 
     def fill(self, text: str, values: Mapping[str, str]) -> str:
         """Another version's text with these values; what a value holds is left as it is."""
-        return "".join(values.get(part, part) for part in self._split(text))
+        return "".join(values.get(part, part) for part in self.split(text))
 
-    def _split(self, text: str) -> list[str]:
+    def split(self, text: str) -> list[str]:
+        """A text in parts: its placeholders, and what lies between them."""
         if not self.placeholders:
             return [text]
         longest_first = sorted(self.placeholders, key=len, reverse=True)

@@ -22,6 +22,8 @@ from lightning_core.types import Demonstration, Key, Trajectory
 if TYPE_CHECKING:
     import torch
 
+    from lightning_core.algorithms.search import Search
+
 LEAST: Mapping[str, int] = MappingProxyType(
     {
         "group_size": 1,
@@ -200,11 +202,12 @@ class RolloutAlgorithm:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of a run: so many updates by one algorithm."""
+    """A part of a run: so many updates by one algorithm, or a search for better prompts, which is one
+    step."""
 
-    algorithm: Algorithm | str
+    algorithm: Algorithm | Search | str
     """With its options, or the name of one with its defaults."""
-    steps: int
+    steps: int = 1
 
 
 def mini_batches(trajectories: Sequence[Trajectory], algorithm: Algorithm) -> list[tuple[Trajectory, ...]]:

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from lightning_core.backends.hosted import NONE
 from lightning_core.trainer.observers import Observer
 from lightning_core.trainer.report import NO_PLOTS, Evaluation, PhaseSummary, Summary
 from lightning_core.types import Alert, Metrics, Rollout, Run
@@ -108,9 +109,17 @@ class Display(Observer):
             console.print(transcripts)
         if summary.before and summary.after:
             console.print(success_table(summary.before, summary.after))
-        console.print(agent_table(summary))
+        for search in summary.searches:
+            console.print(search.said(), markup=False, highlight=False, soft_wrap=True)
+            console.print(search.differences(), markup=False, highlight=False, soft_wrap=True)
+            console.print(f"tasks won: {', '.join(search.won) or '-'}; lost: {', '.join(search.lost) or '-'}")
+        if summary.agents:
+            console.print(agent_table(summary))
         if len(summary.phases) > 1:
             console.print(phase_line(summary.phases, summary.steps), highlight=False)
+        if summary.model == NONE:
+            console.print(f"summary     {folder / 'summary.json'}", markup=False, highlight=False)
+            return
         picture = folder / "curve.png"
         console.print(
             f"policy      {folder / 'policy'}   (an ordinary transformers folder)\n"

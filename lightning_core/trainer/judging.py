@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import httpx
 
@@ -36,6 +36,7 @@ from lightning_core.types import Call, Reward, Rollout, Status
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T", covariant=True)
 SOURCE = "judge"
 Rewards = dict[str, list[Reward]]
 """By rollout id."""
@@ -166,6 +167,16 @@ def _digest(lines: Dialogue) -> str:
 
 
 # the endpoint ----------------------------------------------------------------------------
+class Asked(Protocol[T]):
+    """A question, and what is read in its answer."""
+
+    def body(self, judge: Judge) -> dict[str, Any]:
+        """The request, as Chat Completions have it."""
+
+    def read(self, text: str) -> T:
+        """Raises ValueError that says what is wrong with the answer."""
+
+
 class JudgeError(Exception):
     """The judge gave no scores; the message says why."""
 
@@ -205,8 +216,11 @@ def key_of(judge: Judge) -> str | None:
 class Endpoint:
     """`async with Endpoint(judge)`: the judge's endpoint, open for questions."""
 
-    def __init__(self, judge: Judge) -> None:
+    def __init__(self, judge: Judge, tries: int = TRIES) -> None:
         self._judge = judge
+        self._tries = tries
+        self.tokens = 0
+        """Read and written so far, as the endpoint says; 0 if it does not."""
         self._url, self._key = address_of(judge), key_of(judge)
         self.shown = str(self._url.copy_with(userinfo=b"", query=None))
         """Its address, as it may be printed."""
@@ -225,12 +239,12 @@ class Endpoint:
     ) -> None:
         await self._client.__aexit__(kind, error, trace)
 
-    async def ask(self, question: Question) -> list[Score]:
-        """The scores, in the order of the question's ids. Raises JudgeError once the tries are used up."""
+    async def ask(self, question: Asked[T]) -> T:
+        """What the question reads in the answer. Raises JudgeError once the tries are used up."""
         body = question.body(self._judge)
         plain = body["messages"]
         async with self._free:
-            for number in range(TRIES):
+            for number in range(self._tries):
                 try:
                     text = await self._post(body)
                 except _Passing as problem:
@@ -242,9 +256,9 @@ class Endpoint:
                         failure, wait = f"its answer can't be used: {problem}", 0.0
                         body["messages"] = [*plain, *_complaint(text, str(problem))]
                 log.info("judge %r, try %d: %s", self._judge.model, number + 1, failure)
-                if number + 1 < TRIES:
+                if number + 1 < self._tries:
                     await asyncio.sleep(_pause(number) if wait is None else wait)
-        raise JudgeError(f"after {TRIES} tries, the last time: {failure}")
+        raise JudgeError(f"after {self._tries} tries, the last time: {failure}")
 
     async def _post(self, body: dict[str, Any]) -> str:
         """The text of the answer. Raises _Passing for what may pass, JudgeError for what will not."""
@@ -260,8 +274,10 @@ class Endpoint:
         if not reply.is_success:
             raise JudgeError(self._refused(reply) + _advice(reply))
         try:
-            return str(reply.json()["choices"][0]["message"]["content"] or "")
-        except (ValueError, LookupError, TypeError) as error:
+            content = reply.json()
+            self.tokens += int((content.get("usage") or {}).get("total_tokens") or 0)
+            return str(content["choices"][0]["message"]["content"] or "")
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             problem = f"its reply is no chat completion: {self._excerpt(reply)}"
             raise _Passing(problem, _asked_to_wait(reply)) from error
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
-from lightning_core.trainer.settings import Settings
+from lightning_core.trainer.settings import TINY, Settings
 
 S = TypeVar("S", bound=Settings)
 _launch: ContextVar[Launch | None] = ContextVar("lightning_launch", default=None)
@@ -49,7 +49,7 @@ class Launch:
         if asked is not None and not isinstance(given, str):
             if getattr(given, "name", None) == asked:
                 del settings["backend"]
-            elif str(trainer.model) == "tiny":
+            elif trainer.model is None or str(trainer.model) == TINY:
                 settings.setdefault("model", given.model)
         changed = replace(trainer, **settings)
         return replace(changed, backend=_with_settings(changed, self.backend)) if self.backend else changed
@@ -67,7 +67,7 @@ def _with_settings(trainer: Settings, given: Mapping[str, Any]) -> Any:
         name = backend if isinstance(backend, str) else getattr(backend, "name", type(backend).__name__)
         raise ConfigError(f"backend {name!r} has no setting {', '.join(map(repr, sorted(unknown)))}")
     if isinstance(backend, str):
-        return part(**{"model": trainer.model, "seed": trainer.seed, **given})
+        return part(**{"model": trainer.served_model or TINY, "seed": trainer.seed, **given})
     return replace(backend, **given)
 
 

@@ -9,6 +9,7 @@ from difflib import SequenceMatcher
 from functools import partial
 
 from lightning_core.air.rulebook import rule_numbers
+from lightning_core.algorithms.search import Search
 from lightning_core.backends.base import Backend, Timed
 from lightning_core.errors import UnknownAgentError
 from lightning_core.tracing.scope import matches
@@ -17,6 +18,7 @@ from lightning_core.trainer.collector import Collector, check_any_reward
 from lightning_core.trainer.parts import ResolvedPhase
 from lightning_core.trainer.plan import plan_evaluation
 from lightning_core.trainer.report import Evaluation, evaluation
+from lightning_core.trainer.searching import SearchBench
 from lightning_core.trainer.session import Session
 from lightning_core.trainer.updating import Updater
 from lightning_core.trainer.versions import Versions
@@ -57,7 +59,7 @@ class Loop:
         """
         total, every = self.settings.total_steps, self.settings.evaluate_every
         self.agent_names.remember(history)
-        if note := await self.versions.begin(first, total):
+        if self.settings.served_model is not None and (note := await self.versions.begin(first, total)):
             self.observers.note(note)
         if first == 0:
             await self.evaluate(0)
@@ -69,7 +71,10 @@ class Loop:
             await self.evaluate(total)
 
     async def step(self, step: int) -> None:
-        """One update: its rollouts, their credit, and what the update measures."""
+        """One update: its rollouts, their credit, and what the update measures; or one search."""
+        if (search := self.settings.searches.get(step)) is not None:
+            await self.search(step, search)
+            return
         phase = self.session.phase(step)
         await self._set_reference(step, phase)
         batch = await self.collector.collect(step, phase)
@@ -92,6 +97,21 @@ class Loop:
         await self.checkpoint(step + 1)
         await self.observers.step_ended(metrics)
 
+    async def search(self, step: int, search: Search) -> None:
+        """Look for better prompts; the policy stays as it is."""
+        session = self.session
+        bench = SearchBench(session, self.collector, step, search, self.collector.tasks, self.validation)
+        await bench.begin()
+        values = await bench.settle(await search.search(bench))
+        metrics = Metrics(run_id=self.run_id, step=step, values={**values, **self._stopwatch.read()})
+        await session.store.put_metrics(metrics)
+        self._stopwatch.start()
+        if self.settings.served_model is None:
+            await session.backend.save(session.folder.checkpoint(step + 1))
+        else:
+            await self.checkpoint(step + 1)
+        await self.observers.step_ended(metrics)
+
     async def _set_reference(self, step: int, phase: ResolvedPhase) -> None:
         """From its first step on, a later phase has the policy that it found as its reference."""
         if not phase.first or not phase.algorithm.needs_reference or self._referenced == phase.first:
@@ -110,8 +130,8 @@ class Loop:
 
     async def evaluate(self, step: int) -> Evaluation | None:
         """The validation tasks under the policy as it is after `step` updates."""
-        if not self.validation:
-            return None
+        if not self.validation or not self.session.phases:
+            return None  # a search reports by itself
         attempts, version = self.settings.on_failure.max_attempts, self.session.pin()
         plan = partial(
             plan_evaluation,

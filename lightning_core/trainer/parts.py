@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from lightning_core.air.base import AIR
 from lightning_core.air.rulebook import Rulebook
 from lightning_core.algorithms.base import Algorithm, Phase, check_credit
+from lightning_core.algorithms.search import Search
 from lightning_core.backends.base import Backend
+from lightning_core.backends.hosted import Hosted
 from lightning_core.credit.base import Credit
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import Plugins
 from lightning_core.stores.base import Store
-from lightning_core.trainer.settings import Settings
+from lightning_core.trainer.settings import TINY, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +30,14 @@ class ResolvedPhase:
 
 
 def resolve_phases(phases: Sequence[Phase], plugins: Plugins) -> list[ResolvedPhase]:
-    """Each phase with its credit method and its place in the run."""
+    """Each phase that trains weights, with its credit method and its place in the run."""
     resolved: list[ResolvedPhase] = []
     first = 0
     for phase in phases:
         named = phase.algorithm
+        if isinstance(named, Search):
+            first += phase.steps
+            continue
         algorithm: Algorithm = plugins.part("algorithm", named)() if isinstance(named, str) else named
         credit = make_credit(algorithm.credit, plugins)
         check_credit(algorithm, credit)
@@ -75,10 +81,15 @@ def make_rulebook(setting: AIR | bool | None, plugins: Plugins) -> Rulebook | No
 def make_backend(settings: Settings, plugins: Plugins) -> Backend:
     """The backend named or given by the settings."""
     if isinstance(settings.backend, str):
-        backend: Backend = plugins.part("backend", settings.backend)(model=settings.model, seed=settings.seed)
+        model = settings.served_model
+        if model is None:
+            if "gateway" in settings.remote_roles:
+                raise ConfigError("a run without a model has no weights for a remote gateway: leave it out")
+            return cast(Backend, Hosted())  # it lacks what only training needs
+        backend: Backend = plugins.part("backend", settings.backend)(model=model, seed=settings.seed)
         return backend
     given: Backend = settings.backend
-    if str(settings.model) not in ("tiny", given.model):
+    if settings.model is not None and str(settings.model) not in (TINY, str(given.model)):
         raise ConfigError(
             f"model={str(settings.model)!r} and a backend object with model {given.model!r}: "
             "give the model to the backend alone"

@@ -158,6 +158,46 @@ def plan_evaluation(
     ]
 
 
+def plan_trials(
+    run_id: str,
+    step: int,
+    trials: Sequence[tuple[str, str, Mapping[str, int], Task]],
+    repeats: int,
+    max_attempts: int,
+    version: int | None = None,
+    retry: int = 0,
+    seed: int = 0,
+    constrain: bool = True,
+) -> list[Rollout]:
+    """`repeats` rollouts of each trial: (its name, the task's place, the prompt versions, the task).
+
+    One is greedy, several are sampled. Random numbers follow from the task and the repeat, so that all
+    candidates have the same.
+    """
+    name = f"{run_id}-s{step}" + (f"r{retry}" if retry else "")
+    return [
+        Rollout(
+            id=f"{name}-{trial}-{repeat}",
+            run_id=run_id,
+            task=task,
+            group_id=f"{name}-{trial}",
+            step=step,
+            split="validation",
+            sampling=Sampling(
+                temperature=1.0 if repeats > 1 else 0.0,
+                seed=_seed(seed, "search", step, place, repeat),
+                constrain=constrain,
+            ),
+            policy_version=version,
+            prompt_versions=dict(prompts),
+            priority=1,
+            max_attempts=max_attempts,
+        )
+        for trial, place, prompts, task in trials
+        for repeat in range(repeats)
+    ]
+
+
 def _seed(*address: int | str) -> int:
     """Of a rollout: from its place in the run and the run's seed, never from names or time."""
     digest = hashlib.blake2b("/".join(map(str, address)).encode(), digest_size=8).digest()

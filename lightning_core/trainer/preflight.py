@@ -17,7 +17,7 @@ from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Backend, check_backend
 from lightning_core.backends.preflight import Check, RunPlan, trial
 from lightning_core.credit.base import Credit
-from lightning_core.errors import LightningError
+from lightning_core.errors import ConfigError, LightningError
 from lightning_core.plugins import load_plugins
 from lightning_core.trainer.judging import check_judge
 from lightning_core.trainer.parts import (
@@ -55,7 +55,13 @@ def plan_run(settings: Settings, train: Sequence[Task], validation: Sequence[Tas
 
 def check_options(settings: Settings, phases: Sequence[ResolvedPhase], backend: Backend) -> None:
     """Raise ConfigError for options that would do nothing, or that the backend can't honour."""
-    check_signals(phases, air=bool(settings.air), judge=settings.judge is not None)
+    if settings.searches and not phases and settings.judge is not None:
+        raise ConfigError(
+            "judge=... compares the rollouts of a group, and a search has none; leave judge out, or add a "
+            "phase with rollouts"
+        )
+    if phases or not settings.searches:
+        check_signals(phases, air=bool(settings.air), judge=settings.judge is not None)
     check_judge(settings.judge, phases)
     for phase in phases:
         check_backend(backend, phase.algorithm, first_phase=phase.first == 0)
@@ -101,6 +107,9 @@ def _facts(
         steps = f"updates {phase.first + 1} to {phase.end}" if len(phases) > 1 else f"{phase.end} updates"
         yield "algorithm", f"{_algorithm(phase.algorithm)}; {steps}"
         yield "a step", _step(phase.algorithm)
+    for step, search in settings.searches.items():
+        said = f"step {step + 1}, {search.name}, at most {search.budget} rollouts, {search.repeats} a trial"
+        yield "search", f"{said}; prompts {', '.join(settings.declared_prompts) or 'none'}"
     passes = sum(
         (phase.end - phase.first) * phase.algorithm.tasks_per_step
         for phase in phases
@@ -108,6 +117,8 @@ def _facts(
     )
     turns = f", each used {passes / len(train):.1f} times" if train else ""
     yield "tasks", f"{len(train)} to train on{turns}; {len(validation)} held out"
+    if not phases:
+        return
     every = settings.evaluate_every
     times = 2 + (max(0, (settings.total_steps - 1) // every) if every else 0)
     each = len(EVALUATIONS) * len(validation)

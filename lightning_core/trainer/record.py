@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +100,21 @@ def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -
         "validation tasks": _digest(validation),
         "group_size": [phase.algorithm.group_size for phase in session.phases],
         "tasks_per_step": [phase.algorithm.tasks_per_step for phase in session.phases],
-        "phases": [[phase.algorithm.name, phase.first] for phase in session.phases],
+        "phases": sorted(
+            [
+                *([phase.algorithm.name, phase.first] for phase in session.phases),
+                *([search.name, step] for step, search in trainer.searches.items()),
+            ],
+            key=lambda each: each[1],
+        ),
+        "searches": [_said(replace(each, budget=1)) for each in trainer.searches.values()],
         "demonstrations": [
             [_digest(given.rows), given.batch_size]
             for phase in session.phases
             if (given := phase.algorithm.learns_from) is not None
         ],
         DECLARED: written(trainer.declared_prompts),
-        "agents": None if trainer.patterns is None else list(trainer.patterns),
+        "agents": _trained(session),
         "algorithm": [_said(phase.algorithm) for phase in session.phases],
         CREDIT: [
             Method(phase.credit, phase.algorithm.baseline, phase.algorithm.scale, phase.first).written()
@@ -116,6 +123,14 @@ def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -
         "air": None if session.rulebook is None else _said(session.rulebook.air),
         "judge": None if trainer.judge is None else _said(trainer.judge.scoring),
     }
+
+
+def _trained(session: Session) -> list[str] | None:
+    """The agents whose calls the policy answers; without a policy none."""
+    patterns = session.settings.patterns
+    if session.settings.served_model is None:
+        return []
+    return None if patterns is None else list(patterns)
 
 
 def _said(settings: object) -> str:

@@ -6,6 +6,7 @@ interrupted, and `agentlightning show` can report on any run again.
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
@@ -21,6 +22,8 @@ from lightning_core.trainer.plan import EVALUATIONS, find_place
 from lightning_core.trainer.settings import Settings
 from lightning_core.types import Call, Metrics, Record, Rollout, Run, Status, is_reward
 
+SEARCHES = "searches/"
+"""How the name begins under which the summary of a step's search is kept."""
 NO_PLOTS = "no curve: pip install 'agent-lightning-core[plots]'"
 """Said in place of a curve where its library is missing."""
 
@@ -74,6 +77,82 @@ class PhaseSummary(Record):
     """Updates made before it."""
 
 
+class SearchSummary(Record):
+    """What a search for better prompts found. In each pair the first is the seed's."""
+
+    step: int
+    search: str
+    rollouts: int
+    candidates: int
+    """The seed among them."""
+    refused: int
+    """Proposals that lost a placeholder, were empty or changed nothing."""
+    reflections: int
+    tokens: int
+    """Read and written by the reflecting model."""
+    tasks: int
+    """Those that report."""
+    choosing: tuple[float, float]
+    """Mean reward on the tasks that chose."""
+    reporting: tuple[float, float]
+    """Mean reward on tasks that no search has seen."""
+    interval: tuple[float, float]
+    """Of the gain on them, 95 %, bootstrapped over tasks."""
+    versions: dict[str, tuple[int, int]]
+    prompts: dict[str, tuple[str, str]]
+    won: list[str]
+    lost: list[str]
+    """Ids of the reporting tasks that got better, and worse."""
+
+    @property
+    def gain(self) -> float:
+        return self.reporting[1] - self.reporting[0]
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        if all(before == after for before, after in self.versions.values()):
+            return "none of its candidates was better than the seed"
+        return "better than the seed" if self.interval[0] > 0 else "no better than the seed"
+
+    def said(self) -> str:
+        """One line."""
+        low, high = self.interval
+        return (
+            f"{self.search}: {self.verdict}: {self.reporting[0]:.2f} to {self.reporting[1]:.2f} on "
+            f"{self.tasks} tasks that report (95 % {low:+.2f} to {high:+.2f}), {self.choosing[0]:.2f} to "
+            f"{self.choosing[1]:.2f} on those that chose; {self.candidates} candidates, {self.rollouts} "
+            "rollouts"
+        )
+
+    def numbers(self) -> dict[str, float]:
+        """As metrics of its step."""
+        found = {
+            **dict(zip(("choosing/seed", "choosing/chosen"), self.choosing, strict=True)),
+            **dict(zip(("reporting/seed", "reporting/chosen"), self.reporting, strict=True)),
+            **dict(zip(("gain/low", "gain/high"), self.interval, strict=True)),
+            **{
+                name: getattr(self, name)
+                for name in ("candidates", "refused", "reflections", "tokens", "gain")
+            },
+        }
+        return {f"search/{name}": float(value) for name, value in found.items()}
+
+    def differences(self) -> str:
+        """How each prompt changed, as a unified diff."""
+        return "\n".join(
+            line
+            for name, (before, after) in self.prompts.items()
+            for line in difflib.unified_diff(
+                before.splitlines(),
+                after.splitlines(),
+                f"{name} {self.versions[name][0]}",
+                f"{name} {self.versions[name][1]}",
+                lineterm="",
+            )
+        )
+
+
 class Summary(Record):
     """The content of `summary.json`."""
 
@@ -100,6 +179,8 @@ class Summary(Record):
     agents: dict[str, AgentSummary]
     phases: list[PhaseSummary] = Field(default_factory=list)
     """In turn; one, if the run has one algorithm."""
+    searches: list[SearchSummary] = Field(default_factory=list)
+    """Of the steps that looked for better prompts."""
     settings: dict[str, JsonValue]
     """As the run was begun; so are the versions of the packages."""
     versions: dict[str, JsonValue]
@@ -189,6 +270,7 @@ async def summarise(store: Store, folder: RunFolder, settings: Settings, model: 
         staleness_max=int(max(_each(metrics, "staleness_max"), default=0)),
         agents=_agents(metrics),
         phases=find_phases(run),
+        searches=await find_searches(store, run_id, [entry.step for entry in metrics]),
         settings=origin.get("settings", {}),
         versions=origin.get("versions", {}),
     )
@@ -198,6 +280,12 @@ def find_phases(run: Run | None) -> list[PhaseSummary]:
     """The phases that a run was opened with."""
     planned: Any = run.config.get("phases", []) if run else []
     return [PhaseSummary(algorithm=name, first=first) for name, first in planned]
+
+
+async def find_searches(store: Store, run_id: str, steps: Iterable[int]) -> list[SearchSummary]:
+    """What was found in those of the steps that were searches."""
+    found = [each for step in steps for each in await store.list_resources(run_id, f"{SEARCHES}{step}")]
+    return [SearchSummary.model_validate_json(str(each.uri)) for each in found]
 
 
 def _each(metrics: Sequence[Metrics], name: str) -> list[float]:

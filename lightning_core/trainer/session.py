@@ -139,6 +139,9 @@ class Session:
         """Take back rollouts that a run with so many updates as the newest checkpoint has may not ask for."""
         checkpoint, total = self.folder.latest_checkpoint(), self.settings.total_steps
         made = checkpoint[0] if checkpoint else 0
+        if made in self.settings.searches:  # its trials are asked for again, under the same ids
+            await withdraw(self.store, run.id, made, made)
+            return
         first = admitted(made, self.phase(made), total).stop if made < total else made
         await withdraw(self.store, run.id, first, made)
 

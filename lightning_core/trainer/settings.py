@@ -11,6 +11,7 @@ from lightning_core.air.base import AIR
 from lightning_core.alerts.watch import Alerts
 from lightning_core.algorithms.base import Algorithm, Phase
 from lightning_core.algorithms.grpo import GRPO
+from lightning_core.algorithms.search import Search
 from lightning_core.errors import ConfigError
 from lightning_core.judge.judge import Judge
 from lightning_core.prompts import Prompt
@@ -22,6 +23,8 @@ from lightning_core.types import Role
 from lightning_core.versions import CHOICES, POLICY
 
 DEFAULT_STEPS = 40
+TINY: Final = "tiny"
+"""The model that the project ships for its examples."""
 REMOTE_ROLES: Final[tuple[Role, ...]] = ("gateway", "runner")
 """Those that other processes can play; the trainer's is here."""
 
@@ -30,16 +33,19 @@ REMOTE_ROLES: Final[tuple[Role, ...]] = ("gateway", "runner")
 class Settings:
     """What `Trainer` was given, checked; the parts of a run read it."""
 
-    model: str | Path = "tiny"
-    """A transformers folder, a name on the hub, "smollm2" (135 M parameters, reads English), or "tiny", which
-    only writes SQLite for the examples. The local backend takes architectures like Llama's and Qwen's."""
+    model: str | Path | None = None
+    """None: "tiny" where weights are trained; none at all where prompts alone are searched, so every agent
+    stays at its own endpoint. Otherwise: a transformers folder, a name on the hub, "smollm2" (135 M
+    parameters, reads English), or "tiny", which only writes SQLite for the examples. The local backend takes
+    architectures like Llama's and Qwen's."""
     agents: Sequence[str] | str | None = None
     """Names or globs of the agents to train; None trains all."""
     prompts: Mapping[str, str | Prompt] = field(default_factory=dict)
     """The system prompt of each agent whose prompt has versions, as the app sends it; `Prompt` says where the
     app puts values into it. Rollouts are pinned to a version of each."""
-    algorithm: Algorithm | str | Sequence[Phase] = field(default_factory=GRPO)
-    """An algorithm with its options, or the name of one with its defaults; several in turn as `Phase`s."""
+    algorithm: Algorithm | Search | str | Sequence[Phase] = field(default_factory=GRPO)
+    """An algorithm with its options, or the name of one with its defaults; or a search for better prompts.
+    Several in turn as `Phase`s."""
     backend: Any = "local"
     """A backend's name, or a backend object, which then has the model instead of `model`."""
     store: str | None = None
@@ -146,6 +152,8 @@ class Settings:
         Raises ConfigError if they have fewer updates than `steps`.
         """
         if not isinstance(self.algorithm, Sequence) or isinstance(self.algorithm, str):
+            if isinstance(self.algorithm, Search):
+                return [Phase(self.algorithm, 1 if self.steps is None else self.steps)]
             return [Phase(self.algorithm, DEFAULT_STEPS if self.steps is None else self.steps)]
         phases = list(self.algorithm)
         if not all(isinstance(phase, Phase) for phase in phases):
@@ -161,7 +169,27 @@ class Settings:
     def asks_for_rollouts(self) -> bool:
         """Whether any update needs tasks, or whether all are made from demonstrations."""
         named = [phase.algorithm for phase in self.phases]
-        return any(isinstance(each, str) or each.learns_from is None for each in named)
+        return any(isinstance(each, str | Search) or each.learns_from is None for each in named)
+
+    @property
+    def searches(self) -> dict[int, Search]:
+        """The searches of the run, by step."""
+        found, first = {}, 0
+        for phase in self.phases:
+            if isinstance(phase.algorithm, Search):
+                if phase.steps > 1:
+                    raise ConfigError(f"{phase.algorithm.name!r} is one step of a run, not {phase.steps}")
+                found[first] = phase.algorithm
+            first += phase.steps
+        return found
+
+    @property
+    def served_model(self) -> str | Path | None:
+        """`model`, or what stands for it; None if the run has none of its own."""
+        if self.model is not None:
+            return self.model
+        searching = all(isinstance(phase.algorithm, Search) for phase in self.phases)
+        return None if searching and self.phases and self.backend == "local" else TINY
 
     @property
     def patterns(self) -> tuple[str, ...] | None:

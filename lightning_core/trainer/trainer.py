@@ -25,6 +25,7 @@ from lightning_core.trainer.record import open_run
 from lightning_core.trainer.report import Summary, terminal_curve, transcripts, write_report
 from lightning_core.trainer.roles.joining import Joining
 from lightning_core.trainer.roles.runner import work
+from lightning_core.trainer.searching import check_search
 from lightning_core.trainer.session import Session, Solve
 from lightning_core.trainer.settings import Settings
 from lightning_core.types import Run, Task
@@ -79,6 +80,8 @@ class Trainer(Settings):
         tasks = make_tasks(train, "train"), make_tasks(validation, "validation")
         if not tasks[0] and self.total_steps and self.asks_for_rollouts:
             raise ConfigError("train is empty: give at least one task")
+        for search in self.searches.values():
+            check_search(search, self.declared_prompts, *tasks)
         if self.group_by is not None and not all(self.group_by in task.input for task in tasks[1]):
             raise ConfigError(f"group_by={self.group_by!r} is not a field of every validation task")
         return tasks
