@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from lightning_core import __version__, telemetry
-from lightning_core.cli import models, runs, serving, training
+from lightning_core.cli import console, models, runs, serving, training
 from lightning_core.errors import LightningError
 
 app = typer.Typer(
@@ -47,6 +47,7 @@ app.command()(serving.api)
 app.command()(serving.token)
 app.command()(runs.runs)
 app.command()(runs.show)
+app.command()(console.console)
 app.command()(runs.alerts)
 app.command()(runs.export)
 app.command()(runs.plugins)

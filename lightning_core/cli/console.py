@@ -1,0 +1,43 @@
+"""`agentlightning console`: the page on what runs have left."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from lightning_core.cli.serving import say
+
+
+def console(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="RUN|STORE", help="A run's folder, a folder of runs, or a store's URL."),
+    ] = "runs",
+    port: Annotated[int, typer.Option(help="Where to listen on this machine; 0 takes a free one.")] = 0,
+) -> None:
+    """Show runs in the browser, while they go on and afterwards: curves, rollouts, replay, and why.
+
+    It listens on this machine alone, reads the store, and opens to whoever has the address that it prints.
+
+        agentlightning console runs/demo
+    """
+    asyncio.run(serve_console(what, port))
+
+
+async def serve_console(what: str, port: int) -> None:
+    """Serve until interrupted. Raises ConfigError if there is no run."""
+    from lightning_core.console.server import Console
+    from lightning_core.console.shelf import Shelf
+    from lightning_core.gateway.server import GatewayServer
+    from lightning_core.plugins import load_plugins
+    from lightning_core.trainer.roles.joining import until_signal
+
+    async with Shelf(what, load_plugins()) as shelf:
+        made = Console(shelf)
+        async with GatewayServer(made, port=port, name="lightning-console") as server:
+            stop = until_signal()
+            say(f"{server.url}/?token={made.token}")
+            say("open it in a browser; it is for you alone (Ctrl-C ends)")
+            await stop.wait()

@@ -1,0 +1,163 @@
+// One run: is it learning, and if not, why? New steps are added every two seconds.
+
+import { ago, dot, fill, h, hue, lasting, num, percent, section, table } from "console/dom.js";
+import { ask } from "console/net.js";
+import { chart, smooth } from "console/charts.js";
+
+/** The charts: title, series as [metric or prefix*, label], and how they are drawn. One without numbers is left out. */
+const CHARTS = [
+  ["Entropy, nats per token", [["entropy", "all tokens"], ["sampled_entropy", "trained tokens"]], { low: 0 }],
+  ["Groups that teach nothing", [["zero_variance_groups", "equal rewards"], ["unusable_groups", "unusable"]], { low: 0 }],
+  ["Failed rollouts", [["failures", "failed"], ["rollouts_without_calls", "without calls"]], { low: 0 }],
+  ["Automatic intermediate rewards", [["air_reward", "mean of a rollout"]], {}],
+  ["Signals by rule", [["air/*", ""]], { low: 0 }],
+  ["Gradient norm", [["grad_norm", "before the clip"], ["value_grad_norm", "critic"]], { low: 0 }],
+  ["Clipped share", [["clip_share", "policy"], ["bounded_share", "off-policy bound"], ["value_clip_share", "critic"]], { low: 0 }],
+  ["Divergence from the start, nats", [["kl_reference", "KL"]], {}],
+  ["Loss", [["loss", "policy"], ["value_loss", "critic"]], {}],
+  ["Engine and training disagree, nats", [["logprob_gap_mean", "mean"], ["logprob_gap_max", "most"]], { low: 0 }],
+  ["Staleness, updates", [["staleness_mean", "mean"], ["staleness_max", "most"]], { low: 0 }],
+  ["Seconds of a step", [["step_seconds", "whole step"], ["collect_seconds", "collecting"], ["update_seconds", "updating"], ["publish_seconds", "publishing"]], { low: 0, unit: " s" }],
+  ["Tokens", [["unmerged_tokens", "prompts and replies"], ["forward_tokens", "computed"], ["tokens", "trained"]], { low: 0 }],
+  ["Calls by agent", [["agent/*/calls", ""]], { low: 0 }],
+  ["Sampled tokens by agent", [["agent/*/completion_tokens", ""]], { low: 0 }],
+];
+
+export async function show(place) {
+  let run = await ask("run", { run: place.run });
+  const top = h("div", {}), grid = h("div.charts", {}), below = h("div", {});
+  const charts = new Map();
+  const onstep = (step) => { location.hash = `#/${encodeURIComponent(place.run)}/rollouts?split=train&step=${step - 1}`; };
+
+  function draw() {
+    fill(top, summary(run));
+    for (const [title, series, given] of pictures(run)) {
+      if (!charts.has(title)) {
+        const made = chart(title, run.steps, series, { ...given, onstep });
+        charts.set(title, made);
+        grid.append(made.element);
+      }
+      charts.get(title).set(run.steps, series);
+    }
+    if (!grid.children.length) fill(grid, h("p.quiet", {}, "No step has ended yet. This page fills by itself."));
+    fill(below, evaluations(run), agents(run), members(run), origin(run));
+  }
+
+  async function tick() {
+    const newer = await ask("run", { run: place.run, since: run.steps.length ? run.steps.at(-1) - 1 : null });
+    const changed = newer.steps.length || JSON.stringify({ ...newer, steps: 0, times: 0, columns: 0, members: 0 }) !==
+      JSON.stringify({ ...run, steps: 0, times: 0, columns: 0, members: 0 });
+    const empty = !run.steps.length && newer.steps.length;
+    run = join(run, newer);
+    if (empty) grid.replaceChildren();
+    if (changed) draw();
+  }
+
+  return { element: h("div", {}, top, grid, below), shown: draw, tick };
+}
+
+/** The run with the steps that are newer. */
+function join(run, newer) {
+  const columns = {};
+  const before = run.steps.length, more = newer.steps.length;
+  for (const name of new Set([...Object.keys(run.columns), ...Object.keys(newer.columns)]))
+    columns[name] = [...(run.columns[name] || Array(before).fill(null)), ...(newer.columns[name] || Array(more).fill(null))];
+  return { ...newer, steps: [...run.steps, ...newer.steps], times: [...run.times, ...newer.times], columns };
+}
+
+function* pictures(run) {
+  const reward = run.columns.reward;
+  const at = new Map(run.evaluations.map((one) => [one.step, one]));
+  if (reward) {
+    const series = [
+      { label: "mean of five steps", colour: "--c1", width: 2.5, values: smooth(reward) },
+      { label: "step", colour: "--faint", values: reward },
+    ];
+    for (const [kind, colour] of [["greedy", "--c2"], ["sampled", "--c3"]])
+      if (at.size) series.push({ label: `held out, ${kind}`, colour, points: true, dash: [4, 4], values: run.steps.map((step, index) =>
+        at.get(step)?.[kind] ?? (index === 0 ? at.get(0)?.[kind] ?? null : null)) });
+    yield ["Reward", series, { height: 260, low: 0, high: 1 }];
+  }
+  for (const [title, wanted, given] of CHARTS) {
+    const series = wanted.flatMap(([name, label]) => find(run.columns, name, label)).map((one, place) =>
+      ({ ...one, colour: `--c${(place % 6) + 1}` }));
+    if (series.some((one) => one.values.some((v) => v !== null && v !== 0))) yield [title, series, given];
+  }
+}
+
+function find(columns, name, label) {
+  if (!name.includes("*")) return columns[name] ? [{ label, values: columns[name] }] : [];
+  const [before, after] = name.split("*");
+  return Object.keys(columns)
+    .filter((key) => key.startsWith(before) && key.endsWith(after) && key.length > before.length + after.length)
+    .filter((key) => columns[key].some((v) => v))
+    .map((key) => ({ label: key.slice(before.length, key.length - after.length), values: columns[key] }));
+}
+
+function summary(run) {
+  const name = encodeURIComponent(run.name);
+  const first = run.evaluations[0], last = run.evaluations.at(-1);
+  const total = run.settings.steps;
+  const rewards = (run.columns.reward || []).filter((v) => v !== null);
+  const seconds = (run.columns.step_seconds || []).reduce((sum, v) => sum + (v || 0), 0);
+  const left = total > run.steps.length && run.steps.length ? (seconds / run.steps.length) * (total - run.steps.length) : null;
+  const tiles = [
+    ["status", h(`span.status.${run.status.replace(" ", "-")}`, {}, run.status)],
+    ["step", h("span", {}, num(run.steps.length), total ? h("small", {}, ` of ${num(total)}`) : "")],
+    ["reward of a step", rewards.length ? `${num(smooth(rewards)[Math.min(4, rewards.length - 1)], 2)} → ${num(smooth(rewards).at(-1), 2)}` : "–"],
+    first && ["held out, greedy", last === first ? num(first.greedy, 2) : `${num(first.greedy, 2)} → ${num(last.greedy, 2)}`],
+    ["rollouts", h("a", { href: `#/${name}/rollouts` }, num(Object.values(run.counts).reduce((a, b) => a + b, 0)))],
+    ["failed", h("a", { href: `#/${name}/rollouts?status=failed` }, num(run.counts.failed || 0))],
+    ["training time", lasting(seconds)],
+    left !== null && run.status === "running" && ["left, about", lasting(left)],
+  ];
+  return [
+    h("h1.hidden", {}, `Run ${run.name}`),
+    run.verdict && h("p.verdict", {}, run.verdict),
+    h("dl.tiles", {}, tiles.filter(Boolean).map(([label, value]) => h("div", {}, h("dt", {}, label), h("dd", {}, value)))),
+    run.alerts.length ? h("ul.alerts", { "aria-label": "Alerts" }, run.alerts.map((alert) =>
+      h(`li.${alert.level}`, {}, h("b", {}, alert.rule.replaceAll("_", " ")), " ",
+        alert.step !== null && h("span.quiet", {}, `step ${alert.step + 1}  `), alert.message))) : null,
+  ];
+}
+
+function evaluations(run) {
+  if (!run.evaluations.length) return null;
+  const first = run.evaluations[0], last = run.evaluations.at(-1);
+  const by = Object.keys(last.detail.greedy.by);
+  const link = (one) => h("a", { href: `#/${encodeURIComponent(run.name)}/rollouts?split=validation&step=${one.step}` }, `after ${one.step}`);
+  return section("Held-out tasks",
+    table("Evaluations", [["updates", ""], ["greedy", "right"], ["sampled", "right"], ["tasks", "right"], ["failed", "right"], ...by.map((name) => [name, "right"])],
+      run.evaluations.map((one) => [link(one), num(one.greedy, 3), num(one.sampled, 3), num(one.detail.greedy.tasks),
+        num(one.detail.greedy.failures + one.detail.sampled.failures),
+        ...by.map((name) => num(one.detail.greedy.by[name], 2))])),
+    first !== last && by.length > 1 && h("p.quiet", {}, `By ${run.settings.group_by}: greedy.`));
+}
+
+function agents(run) {
+  if (!run.agents.length) return null;
+  const names = run.agents.map((one) => one.name);
+  return section("Agents", table("Agents", [["agent", ""], ["", ""], ["calls", "right"], ["tokens", "right"], ["calls with an advantage", "right"]],
+    run.agents.map((one) => [h("span", {}, dot(hue(names, one.name)), h("a", { href: `#/${encodeURIComponent(run.name)}/rollouts?agent=${encodeURIComponent(one.name)}` }, one.name)),
+      one.trained ? "trained" : h("span.quiet", {}, "not trained"), num(one.calls), num(one.tokens), num(one.transitions)])));
+}
+
+function members(run) {
+  if (!run.members.length) return null;
+  return section("At work", table("Members", [["role", ""], ["name", ""], ["host", ""], ["process", "right"], ["address", ""], ["last seen", "right"]],
+    run.members.map((one) => [one.role, one.name, one.host ?? "–", String(one.pid ?? "–"), one.url ?? "–",
+      h(one.alive ? "span" : "span.bad", {}, ago(one.seen_at))])));
+}
+
+function origin(run) {
+  const git = run.git ? `${run.git.commit.slice(0, 10)} (${run.git.branch}${run.git.dirty ? ", changed" : ""})` : null;
+  const lines = {
+    script: run.script, command: run.command.join(" "), commit: git, folder: run.folder,
+    machine: run.machine.host && `${run.machine.host}, ${run.machine.cores} cores, ${run.machine.memory_gb} GB`,
+    versions: Object.entries(run.versions).map(([name, v]) => `${name} ${v}`).join(", "),
+  };
+  const pairs = (of) => Object.entries(of).filter(([, v]) => v !== null && v !== undefined && v !== "").map(([name, value]) =>
+    h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "string" ? value : JSON.stringify(value))));
+  return h("details", {}, h("summary", {}, "Where these numbers come from"), h("dl.facts", {}, pairs(lines)),
+    h("h3", {}, "Settings"), h("dl.facts", {}, pairs(run.settings)));
+}

@@ -1,0 +1,34 @@
+// All runs of the shelf, each with how it stands.
+
+import { ago, fill, h, num, table } from "console/dom.js";
+import { ask } from "console/net.js";
+
+export async function show(place, known) {
+  const element = h("div", {}, rows(known));
+  return { element, tick: async () => fill(element, rows(await ask("runs"))) };
+}
+
+function rows(known) {
+  const picked = new Set();
+  return [
+    h("h1", {}, "Runs"),
+    table("Runs", [["run", ""], ["status", ""], ["reward", ""], ["first → last", "right"], ["steps", "right"], ["rollouts", "right"], ["model", ""], ["begun", "right"]],
+      known.map((one) => [
+        h("a", { href: `#/${encodeURIComponent(one.name)}` }, one.name),
+        h(`span.status.${(one.status || "unread").replace(" ", "-")}`, {}, one.error || one.status || "not read"),
+        one.rewards ? spark(one.rewards) : "",
+        one.rewards && one.rewards.length ? `${num(one.rewards[0], 2)} → ${num(one.rewards.at(-1), 2)}` : "–",
+        num(one.steps), num(one.rollouts), one.model || "–", ago(one.created_at),
+      ])),
+  ];
+}
+
+/** A curve as small as a word. */
+export function spark(values, width = 120, height = 22) {
+  if (values.length < 2) return "";
+  const low = Math.min(...values), span = Math.max(...values) - low || 1;
+  const points = values.map((value, place) =>
+    `${((place / (values.length - 1)) * (width - 2) + 1).toFixed(1)},${(height - 2 - ((value - low) / span) * (height - 4)).toFixed(1)}`);
+  return h("svg.spark", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `from ${num(values[0])} to ${num(values.at(-1))}` },
+    h("path", { d: `M${points.join("L")}` }));
+}

@@ -1,0 +1,47 @@
+"""The versions of a run's weights and prompts, and the choice of the one that is served."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any, Final
+
+from lightning_core.console.asking import Question
+from lightning_core.errors import ConfigError
+from lightning_core.heartbeat import find_living
+from lightning_core.versions import POLICY, choose, find_current, list_choices
+
+AUTHOR: Final = "console"
+"""Who chose, in the list of choices."""
+
+
+async def list_versions(question: Question) -> dict[str, Any]:
+    """The versions of a name, by rising number, and what persons have chosen."""
+    store, found = await question.run()
+    name = question.find("name") or POLICY
+    versions = await store.list_resources(found.run_id, name)
+    current = find_current(versions)
+    return {
+        "versions": [{**each.model_dump(mode="json"), "current": each is current} for each in versions],
+        "choices": [each.model_dump(mode="json") for each in await list_choices(store, found.run_id, name)],
+    }
+
+
+async def choose_version(question: Question) -> dict[str, Any]:
+    """Make a version the current one. Raises ConfigError while the run is trained."""
+    found = await question.shelf.get(question.word("run"))
+    version = question.number("version")
+    if version is None:
+        raise ConfigError("choose which version: add version=...")
+    name = question.find("name") or POLICY
+    store = await question.shelf.write(found)
+    if name == POLICY and await find_living(store, found.run_id, "trainer"):
+        raise ConfigError(
+            f"run {found.run_id!r} is being trained, and its next update would be current again at once: end "
+            "the training first"
+        )
+    chosen = await choose(store, found.run_id, version, author=AUTHOR, name=name)
+    return {"name": name, "version": chosen.version}
+
+
+ANSWERS: Final = MappingProxyType({"models": list_versions})
+VERBS: Final = MappingProxyType({"choose": choose_version})

@@ -1,0 +1,193 @@
+"""The rollouts of a run, a page at a time, and one of them in full."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from types import MappingProxyType
+from typing import Any, Final
+
+from lightning_core import transcript
+from lightning_core.console.asking import Question
+from lightning_core.errors import ConfigError
+from lightning_core.linking import with_final
+from lightning_core.stores.base import Store
+from lightning_core.trace import read_traces
+from lightning_core.types import Call, Event, Reward, Rollout, Span, Status, ToolEvent
+
+PAGE: Final = 50
+"""Rollouts of a page."""
+_BATCH, _MOST = 100, 400
+"""Rollouts that are looked through together, and for one page at most."""
+
+
+async def list_rollouts(question: Question) -> dict[str, Any]:
+    """A page of rollouts, the newest first, as filtered by step, split, status, task, agent, reward and text.
+
+    `next` is where the next page begins; None at the end. `looked` counts what was looked through: a filter
+    that fits little gives a short page, and `next` goes on from there.
+    """
+    store, found = await question.run()
+    wanted = _Filter(question)
+    rows: list[dict[str, Any]] = []
+    cursor, looked = question.find("after"), 0
+    while len(rows) < PAGE and looked < _MOST:
+        page = await store.find_rollouts(found.run_id, after=cursor, limit=_BATCH, **wanted.stored)
+        for row, rollout in zip(await _rows(store, page, wanted), page, strict=True):
+            looked, cursor = looked + 1, rollout.id
+            if row is not None:
+                rows.append(row)
+            if len(rows) == PAGE:
+                break
+        else:
+            if len(page) < _BATCH:
+                cursor = None
+                break
+    return {"rows": rows, "next": cursor, "looked": looked}
+
+
+class _Filter:
+    def __init__(self, question: Question) -> None:
+        status = question.find("status")
+        if status is not None and status not in tuple(Status):
+            raise ConfigError(f"status={status!r} is none of {', '.join(Status)}")
+        self.stored: dict[str, Any] = {
+            "step": question.number("step"),
+            "split": question.find("split"),
+            "status": None if status is None else Status(status),
+        }
+        self.low, self.high = question.figure("low"), question.figure("high")
+        self.task, self.agent = question.find("task"), question.find("agent")
+        self.text = (question.find("text") or "").lower()
+
+    def rollout(self, rollout: Rollout) -> bool:
+        reward = rollout.reward
+        if self.task is not None and not rollout.task.id.startswith(self.task):
+            return False
+        if self.low is not None and (reward is None or reward < self.low):
+            return False
+        return self.high is None or (reward is not None and reward <= self.high)
+
+    def calls(self, calls: Sequence[Call]) -> bool:
+        if self.agent is not None and all(call.agent != self.agent for call in calls):
+            return False
+        return not self.text or any(self.text in _words(call).lower() for call in calls)
+
+
+def _words(call: Call) -> str:
+    return transcript.text([*transcript.prompt(call), *transcript.replies(call)])
+
+
+async def _rows(store: Store, page: Sequence[Rollout], wanted: _Filter) -> list[dict[str, Any] | None]:
+    fit = {rollout.id for rollout in page if wanted.rollout(rollout)}
+    calls, rewards = await store.get_calls(fit), await store.get_rewards(fit)
+    return [
+        summary(with_final(each, rewards[each.id]), calls[each.id], rewards[each.id])
+        if each.id in fit and wanted.calls(calls[each.id])
+        else None
+        for each in page
+    ]
+
+
+def summary(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Reward]) -> dict[str, Any]:
+    """One line of a rollout."""
+    own = [call for call in calls if call.trained and call.status == "completed"]
+    said = [p for call in own for choice in call.choices for p in choice.logprobs or ()]
+    return {
+        "id": rollout.id,
+        "task": rollout.task.id,
+        "shown": readable(rollout.task.input),
+        "step": rollout.step,
+        "split": rollout.split,
+        "greedy": rollout.sampling.temperature == 0.0,
+        "group": rollout.group_id,
+        "status": rollout.status,
+        "attempts": rollout.attempts,
+        "reward": rollout.reward,
+        "intermediate": sum(each.value for each in rewards if each.kind == "intermediate"),
+        "error": rollout.error,
+        "calls": len(calls),
+        "agents": list(dict.fromkeys(call.agent for call in calls)),
+        "tokens": sum(transcript.tokens_written(call) or 0 for call in calls),
+        "surprise": -fmean(said) if said else None,
+        "version": max((call.policy_version or 0 for call in own), default=None),
+        "seconds": calls[-1].ended_at - calls[0].started_at if calls else None,
+        "finished_at": rollout.finished_at,
+    }
+
+
+def readable(task: Mapping[str, Any]) -> str:
+    """The task's first text that reads like a question, else its first text, else all of it."""
+    texts = [value for value in task.values() if isinstance(value, str)]
+    return next((text for text in texts if " " in text), texts[0] if texts else str(dict(task)))
+
+
+async def show_rollout(question: Question) -> dict[str, Any]:
+    """One rollout in full: its records as they are shown, each with the place of the one above it."""
+    store, found = await question.run()
+    (rollout,) = await store.get_rollouts([question.word("id")])
+    if rollout.run_id != found.run_id:
+        raise ConfigError(f"rollout {rollout.id!r} is of run {rollout.run_id!r}")
+    (trace,) = await read_traces(store, [rollout])
+    items = [node.item for node, _ in trace.walk()]
+    places = {id(item): place for place, item in enumerate(items)}
+    nodes = [
+        {
+            **_node(node.item),
+            "under": None if parent is None else places[id(parent.item)],
+        }
+        for node, parent in trace.walk()
+    ]
+    calls = [item for item in items if isinstance(item, Call)]
+    rewards = [item for item in items if isinstance(item, Reward)]
+    group = [
+        {"id": each.id, "reward": each.reward, "status": each.status}
+        for each in await store.find_rollouts(found.run_id, step=rollout.step, split=rollout.split)
+        if each.group_id == rollout.group_id and each.task.id == rollout.task.id
+    ]
+    return {
+        **summary(trace.rollout, calls, rewards),
+        "input": rollout.task.input,
+        "sampling": rollout.sampling.model_dump(mode="json"),
+        "nodes": nodes,
+        "peers": group,
+    }
+
+
+def _node(item: Call | Event | Reward) -> dict[str, Any]:
+    match item:
+        case Call():
+            return {"kind": "call", **_call(item)}
+        case ToolEvent():
+            return item.model_dump(mode="json", exclude={"rollout_id", "attempt"})
+        case Span():
+            return item.model_dump(mode="json", exclude={"rollout_id", "attempt", "trace_id", "parent_id"})
+        case Reward():
+            shown = item.model_dump(mode="json", exclude={"rollout_id", "attempt", "kind"})
+            return {"kind": "reward", "final": item.kind == "final", **shown}
+
+
+def _call(call: Call) -> dict[str, Any]:
+    return {
+        **call.model_dump(mode="json", exclude={"request", "choices", "prompt_ids", "rollout_id", "attempt"}),
+        "prompt": transcript.prompt(call),
+        "tools": _tools(call),
+        "replies": [
+            {
+                **message,
+                "ids": choice.completion_ids,
+                "logprobs": choice.logprobs,
+            }
+            for message, choice in zip(transcript.replies(call), call.choices, strict=True)
+        ],
+        "read": transcript.tokens_read(call),
+        "written": transcript.tokens_written(call),
+    }
+
+
+def _tools(call: Call) -> list[Any]:
+    tools = call.request.get("tools")
+    return tools if isinstance(tools, list) else []
+
+
+ANSWERS: Final = MappingProxyType({"rollouts": list_rollouts, "rollout": show_rollout})

@@ -1,0 +1,178 @@
+"""Which runs there are, and how one stands: its numbers, evaluations, alerts and members."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+from lightning_core.console.asking import Question
+from lightning_core.console.shelf import Found
+from lightning_core.errors import LightningError
+from lightning_core.heartbeat import living
+from lightning_core.stores.base import Store
+from lightning_core.trainer.plan import is_planned
+from lightning_core.trainer.report import evaluation, find_phases
+from lightning_core.types import Member, Metrics, RolloutCount, Run, Status
+
+_VERSIONS: Final = ("python", "agent-lightning-core", "torch", "transformers", "vllm", "verl")
+_LISTED: Final = 50
+"""Runs of which more than the name is read."""
+
+
+async def list_runs(question: Question) -> list[dict[str, Any]]:
+    """All runs, the newest first, each with how it stands; one that can't be read says why."""
+    found = await question.shelf.list()
+    stand = [await _standing(question, one) for one in found[:_LISTED]]
+    return [{"name": one.name, **more} for one, more in zip(found, stand, strict=False)]
+
+
+async def _standing(question: Question, found: Found) -> dict[str, Any]:
+    try:
+        store = await question.shelf.read(found)
+        run = await store.find_run(found.run_id)
+        members = await store.list_members(found.run_id)
+        counts = await store.count_rollouts(found.run_id)
+    except LightningError as error:
+        return {"error": str(error)}
+    rewards = _by_step(counts, "train")
+    return {
+        "status": _status(run, members),
+        "created_at": run.created_at if run else None,
+        "model": _settings(run).get("model"),
+        "script": run.provenance.get("script") if run else None,
+        "steps": len(rewards),
+        "rollouts": sum(one.count for one in counts),
+        "rewards": [reward for _, reward in rewards],
+    }
+
+
+async def show_run(question: Question) -> dict[str, Any]:
+    """One run. With `since` only the numbers of later steps."""
+    store, found = await question.run()
+    since = question.number("since")
+    run = await store.find_run(found.run_id)
+    metrics, counts, members, alerts, versions = await asyncio.gather(
+        store.list_metrics(found.run_id),
+        store.count_rollouts(found.run_id),
+        store.list_members(found.run_id),
+        store.list_alerts(found.run_id),
+        store.list_resources(found.run_id),
+    )
+    return {
+        "name": found.name,
+        "run_id": found.run_id,
+        "folder": str(found.folder) if found.folder else None,
+        "status": _status(run, members),
+        **_origin(run),
+        "phases": [phase.model_dump() for phase in find_phases(run)],
+        **columns([each for each in metrics if since is None or each.step > since]),
+        "agents": _agents(metrics),
+        "counts": Counter(
+            {str(status): sum(one.count for one in counts if one.status is status) for status in Status}
+        ),
+        "evaluations": await _evaluations(store, run, counts),
+        "alerts": [alert.model_dump(mode="json") for alert in alerts],
+        "members": [_member(each, members) for each in members],
+        "version": versions[-1].version if versions else None,
+    }
+
+
+def columns(metrics: Sequence[Metrics]) -> dict[str, Any]:
+    """The numbers as columns: the updates made, when, and for each name its values; null is none."""
+    names = sorted({name for each in metrics for name in each.values})
+    return {
+        "steps": [each.step + 1 for each in metrics],
+        "times": [each.created_at for each in metrics],
+        "columns": {name: [each.values.get(name) for each in metrics] for name in names},
+    }
+
+
+def _status(run: Run | None, members: Sequence[Member]) -> str:
+    """Of a run that says it is running: whether its trainer is alive."""
+    if run is None:
+        return "not begun"
+    alive = any(member.role == "trainer" for member in living(members))
+    return "interrupted" if run.status == "running" and not alive else run.status
+
+
+def _settings(run: Run | None) -> Mapping[str, Any]:
+    settings: Any = run.provenance.get("settings", {}) if run else {}
+    return settings if isinstance(settings, Mapping) else {}
+
+
+def _origin(run: Run | None) -> dict[str, Any]:
+    origin: Mapping[str, Any] = run.provenance if run else {}
+    versions: Mapping[str, str] = origin.get("versions", {})
+    return {
+        "created_at": run.created_at if run else None,
+        "script": origin.get("script"),
+        "command": origin.get("command", []),
+        "git": origin.get("git"),
+        "machine": origin.get("machine", {}),
+        "settings": _settings(run),
+        "versions": {name: versions[name] for name in _VERSIONS if name in versions},
+    }
+
+
+def _agents(metrics: Sequence[Metrics]) -> list[dict[str, Any]]:
+    """What each agent did over all steps."""
+    totals: Counter[tuple[str, str]] = Counter()
+    for entry in metrics:
+        for key, value in entry.values.items():
+            if key.startswith("agent/"):
+                name, _, number = key.removeprefix("agent/").rpartition("/")
+                totals[name, number] += int(value)
+    return [
+        {
+            "name": name,
+            "trained": totals[name, "trained"] > 0,
+            "calls": totals[name, "calls"],
+            "tokens": totals[name, "completion_tokens"],
+            "transitions": totals[name, "transitions"],
+        }
+        for name in sorted({name for name, _ in totals})
+    ]
+
+
+def _by_step(counts: Sequence[RolloutCount], split: str) -> list[tuple[int, float]]:
+    """(step, mean reward) of a split, where any rollout has one."""
+    rewarded, total = Counter[int](), Counter[int]()
+    for one in counts:
+        if one.split == split:
+            rewarded[one.step] += one.rewarded
+            total[one.step] += one.reward  # type: ignore[assignment]
+    return [(step, total[step] / rewarded[step]) for step in sorted(rewarded) if rewarded[step]]
+
+
+async def _evaluations(store: Store, run: Run | None, counts: Sequence[RolloutCount]) -> list[dict[str, Any]]:
+    """What each evaluation that has ended came out at, sampled and greedy."""
+    open_steps = {one.step for one in counts if one.split == "validation" and not one.status.finished}
+    steps = sorted({one.step for one in counts if one.split == "validation"} - open_steps)
+    group_by = _settings(run).get("group_by")
+    if run is None:
+        return []
+    made = []
+    for step in steps:
+        found = await store.find_rollouts(run.id, step=step, split="validation")
+        planned = [each for each in found if is_planned(each) and each.status is not Status.CANCELLED]
+        if {each.sampling.temperature for each in planned} >= {0.0, 1.0}:
+            made.append(evaluation(step, planned, {}, group_by).model_dump(mode="json"))
+    return made
+
+
+def _member(member: Member, members: Sequence[Member]) -> dict[str, Any]:
+    return {
+        "role": member.role,
+        "name": member.name,
+        "host": member.data.get("host"),
+        "pid": member.data.get("pid"),
+        "url": member.url,
+        "seen_at": member.seen_at,
+        "alive": member in living(members),
+    }
+
+
+ANSWERS: Final = MappingProxyType({"runs": list_runs, "run": show_run})

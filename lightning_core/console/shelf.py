@@ -1,0 +1,142 @@
+"""The runs that a console shows: of a run's folder, of a folder of runs, or of a store, opened for reading.
+
+A folder's runs are found at every look, so that one that has just begun is there. A store is opened when a
+run in it is first asked for; of many folders only the last few stay open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from lightning_core.errors import ConfigError, NotFoundError, StoreError
+from lightning_core.plugins import Plugins
+from lightning_core.stores.base import Store
+from lightning_core.trainer.folder import RunFolder
+from lightning_core.trainer.parts import open_store
+
+READS: Final = frozenset(
+    name for name in vars(Store) if name.startswith(("find_", "list_", "get_", "count_", "page_"))
+)
+"""The methods of a store that change nothing."""
+_OPEN: Final = 8
+"""Stores that stay open."""
+_SQLITE: Final = "sqlite:///"
+
+
+class ReadOnly:
+    """A store of which only what reads can be used. Raises StoreError for the rest."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in READS:
+            raise StoreError(f"the console only reads, and {name!r} writes to the store")
+        return getattr(self._store, name)
+
+
+def for_reading(store: Store) -> Store:
+    """The store, as one that refuses to be written to."""
+    return cast(Store, ReadOnly(store))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A run, and where it is kept."""
+
+    name: str
+    """What the console calls it: its folder's name, or its id in a store."""
+    run_id: str
+    store: str
+    """URL."""
+    folder: Path | None = None
+
+
+class Shelf:
+    """The runs under `target`: a run's folder, a folder of runs, or a store's URL. Enter it to use it."""
+
+    def __init__(self, target: str, plugins: Plugins) -> None:
+        """Raises ConfigError if there is no run."""
+        self._target = target
+        self._plugins = plugins
+        self._opened: dict[str, tuple[Store, AsyncExitStack]] = {}
+        self._opening = asyncio.Lock()
+        if "://" not in target and not find_folders(Path(target)):
+            raise ConfigError(
+                f"{target!r} is no run's folder and holds none; `agentlightning runs` lists the runs, and "
+                "`agentlightning train SCRIPT` begins one"
+            )
+        _check_there(target)
+
+    async def __aenter__(self) -> Shelf:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for _, closing in self._opened.values():
+            await closing.aclose()
+        self._opened.clear()
+
+    async def list(self) -> list[Found]:
+        """All runs, the newest first."""
+        if "://" not in self._target:
+            return find_folders(Path(self._target))
+        store = await self._open(self._target)
+        return [Found(run.id, run.id, self._target) for run in await store.list_runs()]
+
+    async def get(self, name: str) -> Found:
+        """The run of that name. Raises NotFoundError."""
+        found = await self.list()
+        for one in found:
+            if one.name == name:
+                return one
+        there = ", ".join(repr(one.name) for one in found[:5]) or "none"
+        raise NotFoundError(f"there is no run {name!r}; there are: {there}")
+
+    async def read(self, found: Found) -> Store:
+        """Its store, for reading."""
+        return for_reading(await self._open(found.store))
+
+    async def write(self, found: Found) -> Store:
+        """Its store, for the verbs that write."""
+        return await self._open(found.store)
+
+    async def _open(self, url: str) -> Store:
+        async with self._opening:
+            if url in self._opened:
+                self._opened[url] = self._opened.pop(url)
+                return self._opened[url][0]
+            _check_there(url)
+            closing = AsyncExitStack()
+            store = await closing.enter_async_context(open_store(url, self._plugins))
+            self._opened[url] = store, closing
+            while len(self._opened) > _OPEN:
+                _, oldest = self._opened.pop(next(iter(self._opened)))
+                await oldest.aclose()
+            return store
+
+
+def find_folders(path: Path) -> list[Found]:
+    """The run of a folder, or the runs in its folders, the newest first."""
+    alone = _find(path)
+    if alone is not None:
+        return [alone]
+    files = sorted(path.glob("*/run.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    return [found for file in files if (found := _find(file.parent)) is not None]
+
+
+def _find(path: Path) -> Found | None:
+    folder = RunFolder(path, resume=True)
+    address = folder.read_address()
+    if address is None:
+        return None
+    return Found(path.resolve().name, address["run"], address["store"] or folder.store_url, path)
+
+
+def _check_there(url: str) -> None:
+    """Raise ConfigError for a SQLite file that is not there: to open it would make it."""
+    if url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists():
+        raise ConfigError(f"there is no store {url!r}; give the URL of one that a run was written to")
