@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +17,10 @@ def console(
         typer.Argument(metavar="RUN|STORE", help="A run's folder, a folder of runs, or a store's URL."),
     ] = "runs",
     port: Annotated[int, typer.Option(help="Where to listen on this machine; 0 takes a free one.")] = 0,
+    export: Annotated[
+        Path | None,
+        typer.Option(help="Write a page that opens from disk to this new folder, and end."),
+    ] = None,
 ) -> None:
     """Show runs in the browser, while they go on and afterwards: curves, rollouts, replay, and why.
 
@@ -23,7 +28,10 @@ def console(
 
         agentlightning console runs/demo
     """
-    asyncio.run(serve_console(what, port))
+    if export is None:
+        asyncio.run(serve_console(what, port))
+    else:
+        export_console(what, export)
 
 
 async def serve_console(what: str, port: int) -> None:
@@ -41,3 +49,11 @@ async def serve_console(what: str, port: int) -> None:
             say(f"{server.url}/?token={made.token}")
             say("open it in a browser; it is for you alone (Ctrl-C ends)")
             await stop.wait()
+
+
+def export_console(what: str, folder: Path) -> None:
+    """Write the console's page with its answers. Raises ConfigError if something is in the folder."""
+    from lightning_core.console.export import export
+    from lightning_core.plugins import load_plugins
+
+    say(f"wrote {export(what, load_plugins(), folder)}; it opens in any browser")

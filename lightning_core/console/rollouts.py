@@ -21,29 +21,46 @@ _BATCH, _MOST = 100, 400
 """Rollouts that are looked through together, and for one page at most."""
 
 
+ORDERS: Final = MappingProxyType(
+    {
+        "newest": {"order": "enqueued", "newest": True},
+        "oldest": {"order": "enqueued", "newest": False},
+        "best": {"order": "reward", "newest": True},
+        "worst": {"order": "reward", "newest": False},
+    }
+)
+"""What rollouts begin with, and how a store is asked for that."""
+
+
 async def list_rollouts(question: Question) -> dict[str, Any]:
     """A page of rollouts, the newest first, as filtered by step, split, status, task, agent, reward and text.
 
-    `next` is where the next page begins; None at the end. `looked` counts what was looked through: a filter
-    that fits little gives a short page, and `next` goes on from there.
+    `order` is newest, oldest, best or worst. `next` is where the next page begins; None at the end. A filter
+    that fits little may give a short page, from which `next` goes on.
     """
     store, found = await question.run()
     wanted = _Filter(question)
     rows: list[dict[str, Any]] = []
     cursor, looked = question.find("after"), 0
     while len(rows) < PAGE and looked < _MOST:
-        page = await store.find_rollouts(found.run_id, after=cursor, limit=_BATCH, **wanted.stored)
+        page = await wanted.page(store, found.run_id, cursor)
         for row, rollout in zip(await _rows(store, page, wanted), page, strict=True):
             looked, cursor = looked + 1, rollout.id
-            if row is not None:
-                rows.append(row)
+            rows += [] if row is None else [row]
             if len(rows) == PAGE:
                 break
         else:
             if len(page) < _BATCH:
                 cursor = None
                 break
-    return {"rows": rows, "next": cursor, "looked": looked}
+    return {"rows": rows, "next": cursor, "agents": await list_agents(store, found.run_id)}
+
+
+async def list_agents(store: Store, run_id: str) -> list[str]:
+    """The agents of a run, as its first step saw them."""
+    first = await store.list_metrics(run_id, limit=1)
+    keys = [key for each in first for key in each.values if key.startswith("agent/")]
+    return sorted({key.removeprefix("agent/").rpartition("/")[0] for key in keys})
 
 
 class _Filter:
@@ -51,7 +68,12 @@ class _Filter:
         status = question.find("status")
         if status is not None and status not in tuple(Status):
             raise ConfigError(f"status={status!r} is none of {', '.join(Status)}")
-        self.stored: dict[str, Any] = {
+        order = question.find("order") or "newest"
+        if order not in ORDERS:
+            raise ConfigError(f"order={order!r} is none of {', '.join(ORDERS)}")
+        self._backwards = ORDERS[order]["newest"]
+        self._stored: dict[str, Any] = {
+            **ORDERS[order],
             "step": question.number("step"),
             "split": question.find("split"),
             "status": None if status is None else Status(status),
@@ -59,6 +81,12 @@ class _Filter:
         self.low, self.high = question.figure("low"), question.figure("high")
         self.task, self.agent = question.find("task"), question.find("agent")
         self.text = (question.find("text") or "").lower()
+
+    async def page(self, store: Store, run_id: str, cursor: str | None) -> list[Rollout]:
+        """The next rollouts from a place on, in the order asked for."""
+        from_there: dict[str, Any] = {"before" if self._backwards else "after": cursor} if cursor else {}
+        found = await store.find_rollouts(run_id, limit=_BATCH, **from_there, **self._stored)
+        return found[::-1] if self._backwards else found
 
     def rollout(self, rollout: Rollout) -> bool:
         reward = rollout.reward
@@ -151,6 +179,7 @@ async def show_rollout(question: Question) -> dict[str, Any]:
         "sampling": rollout.sampling.model_dump(mode="json"),
         "nodes": nodes,
         "peers": group,
+        "run_agents": await list_agents(store, found.run_id),
     }
 
 

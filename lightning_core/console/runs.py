@@ -12,12 +12,15 @@ from lightning_core.console.asking import Question
 from lightning_core.console.shelf import Found
 from lightning_core.errors import LightningError
 from lightning_core.heartbeat import living
+from lightning_core.insight.curves import Bucket, curves, width_of
 from lightning_core.stores.base import Store
 from lightning_core.trainer.plan import is_planned
 from lightning_core.trainer.report import evaluation, find_phases
 from lightning_core.types import Member, Metrics, RolloutCount, Run, Status
 
 _VERSIONS: Final = ("python", "agent-lightning-core", "torch", "transformers", "vllm", "verl")
+_POINTS: Final = 800
+"""Steps that are sent as they are; of more steps, points."""
 _LISTED: Final = 50
 """Runs of which more than the name is read."""
 
@@ -50,12 +53,12 @@ async def _standing(question: Question, found: Found) -> dict[str, Any]:
 
 
 async def show_run(question: Question) -> dict[str, Any]:
-    """One run. With `since` only the numbers of later steps."""
+    """One run. With `since` only the numbers of that step and later ones, by agents too."""
     store, found = await question.run()
     since = question.number("since")
     run = await store.find_run(found.run_id)
     metrics, counts, members, alerts, versions = await asyncio.gather(
-        store.list_metrics(found.run_id),
+        store.list_metrics(found.run_id, since=since),
         store.count_rollouts(found.run_id),
         store.list_members(found.run_id),
         store.list_alerts(found.run_id),
@@ -68,12 +71,12 @@ async def show_run(question: Question) -> dict[str, Any]:
         "status": _status(run, members),
         **_origin(run),
         "phases": [phase.model_dump() for phase in find_phases(run)],
-        **columns([each for each in metrics if since is None or each.step > since]),
+        **columns(metrics),
         "agents": _agents(metrics),
         "counts": Counter(
             {str(status): sum(one.count for one in counts if one.status is status) for status in Status}
         ),
-        "evaluations": await _evaluations(store, run, counts),
+        "evaluations": await _evaluations(question, store, run, counts),
         "alerts": [alert.model_dump(mode="json") for alert in alerts],
         "members": [_member(each, members) for each in members],
         "version": versions[-1].version if versions else None,
@@ -81,13 +84,25 @@ async def show_run(question: Question) -> dict[str, Any]:
 
 
 def columns(metrics: Sequence[Metrics]) -> dict[str, Any]:
-    """The numbers as columns: the updates made, when, and for each name its values; null is none."""
-    names = sorted({name for each in metrics for name in each.values})
-    return {
-        "steps": [each.step + 1 for each in metrics],
-        "times": [each.created_at for each in metrics],
-        "columns": {name: [each.values.get(name) for each in metrics] for name in names},
-    }
+    """The numbers as columns: the updates made, and for each name its values; null is none.
+
+    A long run is thinned: the least and the most of some steps in a row stand at the first and last of them.
+    """
+    if len(metrics) <= _POINTS:
+        names = sorted({name for each in metrics for name in each.values})
+        values = {name: [each.values.get(name) for each in metrics] for name in names}
+        return {"steps": [each.step + 1 for each in metrics], "columns": values}
+    found = curves(metrics, _POINTS // 2)
+    spans = sorted({(each.step, each.last) for each in found["step_seconds"]})
+    width = width_of(metrics[0].step, metrics[-1].step, _POINTS // 2)
+    values = {name: _zigzag(buckets, spans, width) for name, buckets in found.items()}
+    return {"steps": [step + 1 for span in spans for step in span], "columns": values}
+
+
+def _zigzag(buckets: Sequence[Bucket], spans: Sequence[tuple[int, int]], width: int) -> list[float | None]:
+    there = {each.step // width: each for each in buckets}
+    found = [there.get(first // width) for first, _ in spans]
+    return [value for each in found for value in ((each.least, each.most) if each else (None, None))]
 
 
 def _status(run: Run | None, members: Sequence[Member]) -> str:
@@ -118,7 +133,7 @@ def _origin(run: Run | None) -> dict[str, Any]:
 
 
 def _agents(metrics: Sequence[Metrics]) -> list[dict[str, Any]]:
-    """What each agent did over all steps."""
+    """What each agent did over these steps."""
     totals: Counter[tuple[str, str]] = Counter()
     for entry in metrics:
         for key, value in entry.values.items():
@@ -147,20 +162,33 @@ def _by_step(counts: Sequence[RolloutCount], split: str) -> list[tuple[int, floa
     return [(step, total[step] / rewarded[step]) for step in sorted(rewarded) if rewarded[step]]
 
 
-async def _evaluations(store: Store, run: Run | None, counts: Sequence[RolloutCount]) -> list[dict[str, Any]]:
-    """What each evaluation that has ended came out at, sampled and greedy."""
-    open_steps = {one.step for one in counts if one.split == "validation" and not one.status.finished}
-    steps = sorted({one.step for one in counts if one.split == "validation"} - open_steps)
-    group_by = _settings(run).get("group_by")
+async def _evaluations(
+    question: Question, store: Store, run: Run | None, counts: Sequence[RolloutCount]
+) -> list[dict[str, Any]]:
+    """How the evaluations that have ended went, sampled and greedy; each is read once."""
     if run is None:
         return []
+    ended = Counter[int]()
+    for one in counts:
+        if one.split == "validation":
+            ended[one.step] += one.count if one.status.finished else 0
+    still = {one.step for one in counts if one.split == "validation" and not one.status.finished}
     made = []
-    for step in steps:
-        found = await store.find_rollouts(run.id, step=step, split="validation")
-        planned = [each for each in found if is_planned(each) and each.status is not Status.CANCELLED]
-        if {each.sampling.temperature for each in planned} >= {0.0, 1.0}:
-            made.append(evaluation(step, planned, {}, group_by).model_dump(mode="json"))
+    for step in sorted(set(ended) - still):
+        key = run.id, run.created_at, step, ended[step]
+        if key not in question.shelf.evaluated:
+            question.shelf.evaluated[key] = await _evaluation(store, run, step)
+        if (one_evaluation := question.shelf.evaluated[key]) is not None:
+            made.append(one_evaluation)
     return made
+
+
+async def _evaluation(store: Store, run: Run, step: int) -> dict[str, Any] | None:
+    found = await store.find_rollouts(run.id, step=step, split="validation")
+    planned = [each for each in found if is_planned(each) and each.status is not Status.CANCELLED]
+    if not {each.sampling.temperature for each in planned} >= {0.0, 1.0}:
+        return None
+    return evaluation(step, planned, {}, _settings(run).get("group_by")).model_dump(mode="json")
 
 
 def _member(member: Member, members: Sequence[Member]) -> dict[str, Any]:

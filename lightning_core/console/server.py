@@ -37,7 +37,7 @@ VERBS: Final[Mapping[str, Answer]] = models.VERBS
 """What writes: sent by POST, as JSON, which no other site's page may send unasked."""
 _ASSETS: Final = files("lightning_core.console") / "assets"
 _KINDS: Final = MappingProxyType({"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"})
-_START: Final = 'import "console/app.js";'
+START: Final = 'import "console/app.js";'
 _MAP: Final = '{"imports":{"console/":"/assets/"}}'
 POLICY: Final = (
     "default-src 'none'; script-src 'self' {scripts}; style-src 'self'; img-src 'self' data:; "
@@ -55,7 +55,7 @@ class Console:
 
     def app(self) -> Starlette:
         """The ASGI application."""
-        policy = POLICY.format(scripts=" ".join(f"'sha256-{digest(each)}'" for each in (_MAP, _START)))
+        policy = POLICY.format(scripts=" ".join(f"'sha256-{digest(each)}'" for each in (_MAP, START)))
         routes = [
             Route("/", _page),
             Route("/assets/{name}", _asset),

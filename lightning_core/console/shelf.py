@@ -65,6 +65,8 @@ class Shelf:
         self._plugins = plugins
         self._opened: dict[str, tuple[Store, AsyncExitStack]] = {}
         self._opening = asyncio.Lock()
+        self.evaluated: dict[tuple[str, float, int, int], dict[str, Any] | None] = {}
+        """What was made of evaluations that have ended: by run, step and number of rollouts."""
         if "://" not in target and not find_folders(Path(target)):
             raise ConfigError(
                 f"{target!r} is no run's folder and holds none; `agentlightning runs` lists the runs, and "

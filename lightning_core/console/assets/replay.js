@@ -5,7 +5,7 @@ import { ask } from "console/net.js";
 
 export async function show(place) {
   const rollout = await ask("rollout", { run: place.run, id: place.id });
-  const names = [...new Set(rollout.nodes.map((node) => node.agent).filter(Boolean))];
+  const names = [...new Set([...rollout.run_agents, ...rollout.nodes.map((node) => node.agent).filter(Boolean)])];
   const depth = depths(rollout.nodes);
   const times = rollout.nodes.filter((node) => node.started_at);
   const begin = Math.min(...times.map((node) => node.started_at)), end = Math.max(...times.map((node) => node.ended_at));

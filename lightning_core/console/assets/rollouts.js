@@ -7,8 +7,8 @@ const FILTERS = ["split", "status", "agent", "step", "low", "high", "task", "tex
 
 export async function show(place) {
   const asked = Object.fromEntries(FILTERS.map((name) => [name, place.query.get(name)]));
-  const [run, first] = await Promise.all([ask("run", { run: place.run, since: 1e9 }), ask("rollouts", { run: place.run, ...asked })]);
-  const names = run.agents.map((one) => one.name);
+  const first = live ? await ask("rollouts", { run: place.run, ...asked }) : kept(await ask("rollouts", { run: place.run }), asked);
+  const names = first.agents;
   const body = h("tbody", {}), note = h("p.quiet", { role: "status" }), more = h("button", { type: "button" }, "Show more");
   let next = null, count = 0;
 
@@ -33,6 +33,13 @@ export async function show(place) {
       h("table.rollouts", {}, h("caption.hidden", {}, "Rollouts"),
         h("thead", {}, h("tr", {}, headings.map(([name, side]) => h("th", { class: side || null, scope: "col", title: name === "surprise" ? "mean of −log p over the sampled tokens of trained agents, nats" : null }, name)))), body)),
     note, more) };
+}
+
+/** In an exported page: of the rollouts that are in it, those that fit. */
+function kept(page, asked) {
+  const fits = (one) => (!asked.split || one.split === asked.split) && (!asked.status || one.status === asked.status) && (!asked.task || one.task === asked.task)
+    && (!asked.step || String(one.step) === asked.step) && (!asked.agent || one.agents.includes(asked.agent));
+  return { ...page, rows: page.rows.filter(fits) };
 }
 
 function row(run, one, names) {
@@ -62,6 +69,7 @@ function filters(place, asked, names) {
     choice("status", "status", [["", "all"], ...["succeeded", "failed", "running", "queued", "cancelled"].map((s) => [s, s])]),
     choice("agent", "agent", [["", "all"], ...names.map((name) => [name, name])]),
     field("low", "reward from", "number", { step: "any", style: { width: "5em" } }), field("high", "to", "number", { step: "any", style: { width: "5em" } }),
+    choice("order", "first", [["", "newest"], ["oldest", "oldest"], ["best", "best"], ["worst", "worst"]]),
     field("task", "task id", "text", { style: { width: "8em" } }), field("text", "words in prompts and replies", "search"),
     h("button", {}, "Filter"),
     h("button.plain", { type: "button", onclick: () => go({}) }, "Clear"));

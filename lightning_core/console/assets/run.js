@@ -44,9 +44,9 @@ export async function show(place) {
   }
 
   async function tick() {
-    const newer = await ask("run", { run: place.run, since: run.steps.length ? run.steps.at(-1) - 1 : null });
-    const changed = newer.steps.length || JSON.stringify({ ...newer, steps: 0, times: 0, columns: 0, members: 0 }) !==
-      JSON.stringify({ ...run, steps: 0, times: 0, columns: 0, members: 0 });
+    const newer = await ask("run", { run: place.run, since: run.steps.length ? run.steps.at(-1) : null });
+    const rest = (of) => JSON.stringify({ ...of, steps: 0, columns: 0, members: 0, agents: 0 });
+    const changed = newer.steps.length || rest(newer) !== rest(run);
     const empty = !run.steps.length && newer.steps.length;
     run = join(run, newer);
     if (empty) grid.replaceChildren();
@@ -62,7 +62,12 @@ function join(run, newer) {
   const before = run.steps.length, more = newer.steps.length;
   for (const name of new Set([...Object.keys(run.columns), ...Object.keys(newer.columns)]))
     columns[name] = [...(run.columns[name] || Array(before).fill(null)), ...(newer.columns[name] || Array(more).fill(null))];
-  return { ...newer, steps: [...run.steps, ...newer.steps], times: [...run.times, ...newer.times], columns };
+  const agents = new Map(run.agents.map((one) => [one.name, one]));
+  for (const one of newer.agents) {
+    const had = agents.get(one.name) || { calls: 0, tokens: 0, transitions: 0 };
+    agents.set(one.name, { ...one, calls: had.calls + one.calls, tokens: had.tokens + one.tokens, transitions: had.transitions + one.transitions });
+  }
+  return { ...newer, steps: [...run.steps, ...newer.steps], columns, agents: [...agents.values()] };
 }
 
 function* pictures(run) {

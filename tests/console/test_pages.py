@@ -1,0 +1,145 @@
+"""Every page in Chromium, on a finished run: it shows what the store has, at an address of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import pytest
+
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.trace import read_traces
+from lightning_core.types import Call, Rollout
+from tests.console.conftest import STEPS, command, opening
+
+T = TypeVar("T")
+
+
+def read(folder: Path, ask: Callable[[SqliteStore], Awaitable[T]]) -> T:
+    """What the store answers. Playwright's loop runs in this thread."""
+
+    async def asked() -> T:
+        async with SqliteStore(f"sqlite:///{folder}/store.db") as store:
+            return await ask(store)
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(asked())).result()
+
+
+def read_rollouts(folder: Path, **wanted: Any) -> list[Rollout]:
+    return read(folder, lambda store: store.find_rollouts("finished", **wanted))
+
+
+def at(address: str, place: str) -> str:
+    return f"{address}#/{place}"
+
+
+def test_the_run_s_page_has_its_numbers(browser: Any, address: str, finished: Path) -> None:
+    with opening(browser, address) as page:
+        tiles = page.locator(".tiles")
+        tiles.wait_for()
+        shown = dict(
+            zip(tiles.locator("dt").all_inner_texts(), tiles.locator("dd").all_inner_texts(), strict=True)
+        )
+        assert shown["status"] == "finished"
+        assert shown["step"] == f"{STEPS} of {STEPS}"
+        assert shown["rollouts"] == str(len(read_rollouts(finished)))
+        assert page.locator("figure.chart canvas").count() >= 3
+        last = page.locator("figure.chart", has_text="Seconds of a step").locator(".u-legend")
+        assert "collecting" in last.inner_text()
+
+
+def test_rollouts_are_filtered_by_the_address(browser: Any, address: str, finished: Path) -> None:
+    wanted = read_rollouts(finished, step=1, split="train")
+    with opening(browser, at(address, "finished/rollouts?split=train&step=1")) as page:
+        rows = page.locator("table.rollouts tbody tr")
+        rows.first.wait_for()
+        ids = [text.split()[-1] for text in rows.all_inner_texts()]
+        assert ids == [rollout.id for rollout in reversed(wanted)]
+        rewards = [float(text) for text in page.locator("tbody .reward").all_inner_texts()]
+        assert rewards == [rollout.reward for rollout in reversed(wanted)]
+
+
+def test_the_worst_come_first_when_asked_for(browser: Any, address: str, finished: Path) -> None:
+    with opening(browser, at(address, "finished/rollouts")) as page:
+        page.locator("select[name=order]").select_option("worst")
+        page.wait_for_url("**order=worst")
+        page.locator("table.rollouts tbody tr").first.wait_for()
+        rewards = [float(text) for text in page.locator("tbody .reward").all_inner_texts()]
+        assert rewards == sorted(rewards)
+        assert len(rewards) == len(read_rollouts(finished))
+
+
+def test_a_filter_that_fits_nothing_says_so(browser: Any, address: str) -> None:
+    with opening(browser, at(address, "finished/rollouts?text=no+such+words")) as page:
+        page.get_by_text("No rollout fits this filter.").wait_for()
+
+
+def test_a_rollout_is_replayed_by_the_keyboard(browser: Any, address: str, finished: Path) -> None:
+    rollout = read_rollouts(finished, step=0, split="train")[0]
+    calls = calls_of(finished, rollout)
+    with opening(browser, at(address, f"finished/rollout/{quote(rollout.id)}")) as page:
+        steps = page.locator("button.step")
+        steps.first.wait_for()
+        assert [call.agent for call in calls] == ["writer", "critic"]
+        assert page.locator(".step[aria-current] .who").inner_text().strip() == "writer"
+        assert str(calls[0].choices[0].message["content"]).strip() in page.locator(".detail").inner_text()
+        assert page.locator(".token").count() == len(calls[0].choices[0].completion_ids or ())
+        steps.first.focus()
+        page.keyboard.press("ArrowDown")
+        page.locator(".step[aria-current]", has_text="critic").wait_for()
+        assert page.url.endswith("?at=1")
+        assert "not trained" in page.locator(".detail").inner_text()
+
+
+def calls_of(folder: Path, rollout: Rollout) -> list[Call]:
+    (trace,) = read(folder, lambda store: read_traces(store, [rollout]))
+    return [node.item for node, _ in trace.walk() if isinstance(node.item, Call)]
+
+
+def test_every_control_has_a_name(browser: Any, address: str, finished: Path) -> None:
+    rollout = read_rollouts(finished, limit=1)[0].id
+    for place in ("", "finished/rollouts", f"finished/rollout/{rollout}", "finished/models"):
+        with opening(browser, at(address, place)) as page:
+            page.locator("main h1").first.wait_for(state="attached")
+            page.wait_for_timeout(300)
+            unnamed = page.evaluate(
+                """() => [...document.querySelectorAll('a, button, select, input, summary')].filter((one) =>
+                    !(one.innerText || one.textContent || one.ariaLabel || one.labels?.length)
+                ).map((one) => one.outerHTML)"""
+            )
+            assert unnamed == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_is_wider_than_the_screen(
+    browser: Any, address: str, finished: Path, width: int, scheme: str
+) -> None:
+    rollout = read_rollouts(finished, limit=1)[0].id
+    size = {"width": width, "height": 800}
+    for place in ("finished", "finished/rollouts", f"finished/rollout/{rollout}", "finished/models"):
+        with opening(browser, at(address, place), viewport=size, color_scheme=scheme) as page:
+            page.locator("main h1").first.wait_for(state="attached")
+            page.wait_for_timeout(300)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_an_exported_page_opens_from_disk_and_holds_its_rollouts(
+    browser: Any, finished: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "page"
+    subprocess.run(command("console", str(finished), "--export", str(folder)), check=True)
+    rollout = read_rollouts(finished, step=2, split="train")[-1]
+    with opening(browser, (folder / "index.html").as_uri()) as page:
+        page.locator("figure.chart canvas").first.wait_for()
+        page.get_by_role("link", name="Rollouts").click()
+        page.locator("tr", has_text=rollout.id).get_by_role("link").click()
+        page.locator(".score").wait_for()
+        assert float(page.locator(".score .reward").inner_text()) == rollout.reward
+        assert page.locator("button.step").count() >= 3
