@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?= runs/demo
 
-.PHONY: help demo demo-verl environments test test-all test-new test-verl test-workers test-servers peers proof proof-2 proof-3 faults fuzz soak check markers bench house bench-verl results policies dist clean
+.PHONY: help demo demo-verl environments browser test test-all test-new test-verl test-workers test-servers peers proof proof-2 proof-3 faults fuzz soak check markers bench house bench-verl results policies dist clean
 
 help:
 	@echo "make demo      train the SQL agent's writer and rewriter on this machine (minutes)"
@@ -66,8 +66,13 @@ $(VERL)/.ready: requirements-verl.txt requirements-peers.txt pyproject.toml plug
 	$(VERL)/bin/$(PIP) --no-deps --target $(VERL)/peers -r requirements-peers.txt
 	@touch $@
 
+# The console prints its address once the run is there, and stays after it where somebody sits at a terminal.
 demo: $(VENV)/.demo
-	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(BIN)/agentlightning train examples/sql/train.py --folder $(DEMO)-$$(date +%Y%m%d-%H%M%S)
+	@folder=$(DEMO)-$$(date +%Y%m%d-%H%M%S); \
+	(until [ -e $$folder/run.json ]; do sleep 0.2; done; exec $(BIN)/agentlightning console $$folder) & console=$$!; \
+	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(BIN)/agentlightning train examples/sql/train.py --folder $$folder; status=$$?; \
+	if [ $$status = 0 ] && [ -t 0 ]; then echo "the console stays open; Ctrl-C ends it"; wait $$console; \
+	else kill $$console; exit $$status; fi
 
 # Real verl workers, real vLLM servers. `python tests/verl/cpu.py` says to both that there is no GPU.
 ON_CPU := $(VERL)/bin/python tests/verl/cpu.py
@@ -82,6 +87,10 @@ environments: $(READY) $(NEW)/.ready $(VERL)/.ready
 # come first. Three workers keep two cores busy, as tests wait now and then; each has one thread.
 PYTEST  := pytest -n 3 --dist loadfile --no-loadscope-reorder
 test: export OMP_NUM_THREADS := 1
+
+# The console's pages are tested in Chromium; without it those tests are skipped.
+browser:
+	command -v chromium || apt-get install -y -q --no-install-recommends chromium || (apt-get update -q && apt-get install -y -q --no-install-recommends chromium)
 
 test: $(READY)
 	$(BIN)/$(PYTEST)
