@@ -1,7 +1,7 @@
 """Improve the prompt of the SQL agent's writer, while its model stays at an endpoint of its own.
 
-    agentlightning serve tiny --port 8001 &
-    export OPENAI_BASE_URL=http://127.0.0.1:8001/v1 OPENAI_API_KEY=local
+    agentlightning serve tiny &
+    export OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=local
     agentlightning train examples/sql/improve.py
 
 Any other endpoint will do. `--reflection URL#MODEL` after `--` rewrites the prompt with a second model.

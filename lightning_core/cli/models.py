@@ -31,7 +31,7 @@ from lightning_core.versions import POLICY, choose, find_current, get_version, l
 
 _SHOWN: Final = 12
 """Tensors that a comparison lists."""
-_NUMBERS: Final = ("step", "reward", "sampled", "greedy")
+_NUMBERS: Final = ("step", "reward", "sampled", "greedy", "choosing")
 """Metrics that the list has columns for, in this order."""
 _SECONDS: Final = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 

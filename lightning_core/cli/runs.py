@@ -39,6 +39,7 @@ from lightning_core.trainer.display import (
     alert_line,
     describe_staleness,
     phase_line,
+    show_searches,
     success_table,
 )
 from lightning_core.trainer.observers import replay
@@ -183,6 +184,7 @@ async def show_run(path: Path) -> None:
         return
     if summary.before and summary.after:
         console.print(success_table(summary.before, summary.after))
+    show_searches(summary, console)
     console.print(agent_table(summary))
     skipped = f"{summary.zero_variance_groups} groups of equal rewards left out"
     console.print(f"{summary.rollouts} rollouts, {summary.failures} failed, {skipped}")

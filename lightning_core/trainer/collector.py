@@ -46,16 +46,22 @@ class Collector:
             drawn = draw(encoded, step - phase.first, given.batch_size, self.settings.seed)
             return StepBatch([], {}, drawn, time.perf_counter() - began)
         await self._begin(step, phase)
-        batch = await self._read(await self._rollouts(step, phase), began)
+        plan = partial(self._plan, step, phase)
+        rollouts = await self.finish(plan, f"step {step + 1}", again=step not in self._begun)
+        batch = await self._read(rollouts, began)
         check_any_reward(batch.rollouts, f"step {step}; fix the cause and resume")
         return await self._sample_more(step, phase, batch)
 
-    async def finish(self, plan: Plan, what: str) -> list[Rollout]:
-        """The rollouts of `plan(0)`, all finished; those withdrawn are run again under the ids of
-        `plan(n)`."""
-        rollouts = plan(0)
-        self.session.observers.collecting(what, rollouts)
-        return await self._without_cancelled((await self.session.run(rollouts))[0], plan)
+    async def finish(self, plan: Plan, what: str, *, again: bool = False) -> list[Rollout]:
+        """The rollouts of `plan(0)`, all finished; those withdrawn are run again under the ids of `plan(n)`.
+        With `again` so are all, if every one of them had failed in an earlier life."""
+        for retry in itertools.count():
+            rollouts = plan(retry)
+            self.session.observers.collecting(what, rollouts)
+            finished, new = await self.session.run(rollouts)
+            if new or not again or any(rollout.counts for rollout in finished):
+                break
+        return await self._without_cancelled(finished, lambda more: plan(retry + more))
 
     async def _read(self, rollouts: Sequence[Rollout], began: float) -> StepBatch:
         session, lowest = self.session, self.settings.on_failure.then == "lowest"
@@ -66,16 +72,6 @@ class Collector:
         for each in admitted(step, phase, self.settings.total_steps):
             if await self.session.store.enqueue(self._plan(each, phase)):
                 self._begun.add(each)
-
-    async def _rollouts(self, step: int, phase: ResolvedPhase) -> list[Rollout]:
-        """The rollouts of a step, all finished; on resume, again if every one of them had failed before."""
-        for retry in itertools.count():
-            rollouts = self._plan(step, phase, retry)
-            self.session.observers.collecting(f"step {step + 1}", rollouts)
-            finished, new = await self.session.run(rollouts)
-            if new or step in self._begun or any(rollout.status is Status.SUCCEEDED for rollout in finished):
-                break
-        return await self._without_cancelled(finished, lambda more: self._plan(step, phase, retry + more))
 
     async def _without_cancelled(self, finished: list[Rollout], plan: Plan) -> list[Rollout]:
         """The rollouts, with new ones, in the same groups, for those that were withdrawn on resume."""

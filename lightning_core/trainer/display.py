@@ -109,10 +109,7 @@ class Display(Observer):
             console.print(transcripts)
         if summary.before and summary.after:
             console.print(success_table(summary.before, summary.after))
-        for search in summary.searches:
-            console.print(search.said(), markup=False, highlight=False, soft_wrap=True)
-            console.print(search.differences(), markup=False, highlight=False, soft_wrap=True)
-            console.print(f"tasks won: {', '.join(search.won) or '-'}; lost: {', '.join(search.lost) or '-'}")
+        show_searches(summary, console)
         if summary.agents:
             console.print(agent_table(summary))
         if len(summary.phases) > 1:
@@ -168,6 +165,14 @@ def success_table(before: Evaluation, after: Evaluation) -> Table:
         tasks = str(last["sampled"].tasks) if name == "all" else ""
         table.add_row(name, tasks, *(f"{value:.2f}" for value in values))
     return table
+
+
+def show_searches(summary: Summary, console: Console) -> None:
+    """What each search for better prompts found, how the prompts changed, and which tasks with them."""
+    for search in summary.searches:
+        changed = f"tasks won: {', '.join(search.won) or '-'}; lost: {', '.join(search.lost) or '-'}"
+        for text in filter(None, (search.said(), search.differences(), changed)):
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def phase_line(phases: Sequence[PhaseSummary], steps: int) -> str:

@@ -163,7 +163,8 @@ class SearchBench:
                 constrain=settings.constrain,
             )
 
-        finished = await self._collector.finish(plan, f"step {self._step + 1}, trials of prompts")
+        what = f"step {self._step + 1}, trials of prompts"
+        finished = await self._collector.finish(plan, what, again=first)
         self.spent += len(finished)
         self.failures += count_failures(finished)
         if first:

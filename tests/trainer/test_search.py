@@ -318,3 +318,17 @@ def test_halves_hold_each_task_once_and_intervals_hold_the_mean() -> None:
     assert interval([0.5] * 8, 0) == (0.5, 0.5)
     low, high = interval([0.0, 1.0] * 20, 0)
     assert 0.3 < low < 0.5 < high < 0.7
+
+
+def test_a_search_whose_first_trials_all_failed_is_mended_and_resumed(tmp_path: Path, model: Knowing) -> None:
+    async def solve(task: lightning.Task) -> float:
+        if not model.reflected:
+            raise ConnectionError("away")
+        return float(await inner(task))
+
+    inner = app(model.url)
+    with pytest.raises(TrainingError, match="away"):
+        fit(tmp_path / "run", model, lightning.Bootstrap(budget=60), solve)
+    model.reflected.append("it is back")
+    found = fit(tmp_path / "run", model, lightning.Bootstrap(budget=60), solve, resume=True).searches[0]
+    assert found.rollouts <= 60
