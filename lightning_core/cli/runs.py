@@ -185,6 +185,8 @@ async def show_run(path: Path) -> None:
     if summary.before and summary.after:
         console.print(success_table(summary.before, summary.after))
     show_searches(summary, console)
+    if not summary.agents:  # no step has trained
+        return
     console.print(agent_table(summary))
     skipped = f"{summary.zero_variance_groups} groups of equal rewards left out"
     console.print(f"{summary.rollouts} rollouts, {summary.failures} failed, {skipped}")

@@ -7,6 +7,7 @@ wiring alone: no result is made with it.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -332,3 +333,54 @@ def test_a_search_whose_first_trials_all_failed_is_mended_and_resumed(tmp_path: 
     model.reflected.append("it is back")
     found = fit(tmp_path / "run", model, lightning.Bootstrap(budget=60), solve, resume=True).searches[0]
     assert found.rollouts <= 60
+
+
+def joined(folder: Path, phases: Any, **settings: Any) -> Summary:
+    """A search and an algorithm in one run of the local engine; demonstrations are what is rewarded."""
+
+    async def solve(task: lightning.Task) -> float:
+        told = lightning.prompt("writer", SEED)
+        messages: Any = [{"role": "system", "content": told}, {"role": "user", "content": str(task.input)}]
+        async with client(None, "none") as own:
+            with lightning.agent("writer"):
+                await own.chat.completions.create(model="policy", messages=messages, max_completion_tokens=6)
+        if task.split == "validation":
+            return float("Reply:" in told)
+        return float(next(rewards))
+
+    rewards = itertools.count(1)
+    return lightning.Trainer(
+        prompts={"writer": SEED},
+        algorithm=phases,
+        backend=lightning.LocalBackend("tiny", threads=1),
+        folder=folder,
+        progress=False,
+        **settings,
+    ).fit(solve, train=TRAIN[:4], validation=HELD_OUT[:4])
+
+
+@pytest.mark.parametrize("first", ["search", "update"])
+def test_a_search_stands_before_or_after_an_algorithm_in_one_run(tmp_path: Path, first: str) -> None:
+    search = lightning.Phase(lightning.Bootstrap(budget=20))
+    update = lightning.Phase(lightning.GRPO(group_size=2, tasks_per_step=1), 1)
+    phases = [search, update] if first == "search" else [update, search]
+    folder = tmp_path / "run"
+    joined(folder, phases, steps=1)
+    summary = joined(folder, phases, resume=True)
+    assert summary.before is not None
+    assert summary.after is not None
+    assert (summary.before.greedy, summary.after.greedy) == (0.0, 1.0)
+    assert [phase.algorithm for phase in summary.phases] == (
+        ["bootstrap", "grpo"] if first == "search" else ["grpo", "bootstrap"]
+    )
+    (found,) = summary.searches
+    old, new = found.versions["writer"]
+    pinned = {
+        rollout.id.removeprefix("run-")[:2]: rollout.prompt_versions["writer"]
+        for rollout in records(folder).rollouts
+        if "-s" not in rollout.id
+    }
+    after_one = {"e1": new, "t1": new} if first == "search" else {"e1": old, "t0": old}
+    assert pinned == {"e0": old, **after_one, "e2": new}
+    read = records(folder)
+    assert {call.policy_version for part in read.calls.values() for call in part} == {0, 1}
