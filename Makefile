@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?= runs/demo
 
-.PHONY: help demo demo-verl environments browser test test-all test-new test-verl test-workers test-servers peers proof proof-2 proof-3 faults fuzz soak check markers bench house bench-verl results policies dist clean
+.PHONY: help demo demo-verl environments browser test test-all test-new test-verl test-workers test-servers peers proof proof-2 proof-3 faults fuzz soak check markers bench house bench-verl results policies dist docs clean
 
 help:
 	@echo "make demo      train the SQL agent's writer and rewriter on this machine (minutes)"
@@ -27,6 +27,7 @@ help:
 	@echo "make soak      50,000 calls through gateway, SQLite and engine: memory, descriptors, log, latency"
 	@echo "make policies  make the three shipped policies from their recipes"
 	@echo "make dist      build the wheels and source archives of the core and its plugins, and check them"
+	@echo "make docs      build the site of docs/ into build/site, without a network; a dead link fails"
 	@echo "make clean     remove environments, caches and runs"
 
 # Three environments. CrewAI needs openai 2 and newer OpenAI Agents SDKs need openai 3: $(VENV) has everything
@@ -181,6 +182,9 @@ dist: $(READY)
 	rm -rf dist
 	for folder in . $(PLUGINS:%=plugins/%); do $(BIN)/python -m build --no-isolation --outdir dist $$folder || exit 1; done
 	$(BIN)/twine check --strict dist/*
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 clean:
 	rm -rf $(VENV) $(NEW) $(VERL) build dist .data runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -18,7 +18,11 @@ ELSEWHERE = {"write-an-adapter.md", "rest.md"}
 """Pages whose blocks are files of one package, which tests/testing runs as that, or one session with a server
 (tests/api)."""
 BLOCKS = [
-    (page, code) for page in PAGES if page.name not in ELSEWHERE for code in BLOCK.findall(page.read_text())
+    (page, code)
+    for page in PAGES
+    if page.name not in ELSEWHERE
+    for code in BLOCK.findall(page.read_text())
+    if not code.startswith("--8<--")  # a file of ours, which has a test of its own
 ]
 HEAVY = [
     "matplotlib.pyplot",

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from lightning_core import __version__, telemetry
-from lightning_core.cli import console, models, runs, serving, training
+from lightning_core.cli import console, init, models, runs, serving, training
 from lightning_core.errors import LightningError
 
 app = typer.Typer(
@@ -38,6 +38,7 @@ def command(
     """Train the agents you already have."""
 
 
+app.command()(init.init)
 _with_script = app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
 _with_script(training.train)
 _with_script(training.worker)

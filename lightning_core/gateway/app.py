@@ -106,9 +106,9 @@ class Gateway:
     async def _embeddings(self, request: Request) -> Response:
         self._access.admit(request.scope)
         raise ApiError(
-            f"embeddings are not served: {self._upstream.model_name!r} is a language model under training, "
-            "whose weights change at each step, so that vectors of two steps could not be compared; send "
-            "embeddings to an embedding model, with a client whose base_url is that model's server",
+            f"embeddings are not served: {self._upstream.model_name!r} is a language model whose weights may "
+            "change with an update; send embeddings to an embedding model, with a client whose base_url is "
+            "that model's server",
             status=404,
             code="unsupported_endpoint",
         )

@@ -1,0 +1,70 @@
+"""What `agentlightning init` writes runs as it is, in every framework."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lightning_core.cli.app import app
+from lightning_core.cli.init import _MODULES, Framework, read_starter
+from lightning_core.errors import ConfigError
+
+SMALL = """
+from pathlib import Path
+import lightning_core as lightning
+from lightning_core.cli.training import train_script
+from lightning_core.trainer.launch import Launch
+
+small = lightning.GRPO(group_size=2, tasks_per_step=1)
+settings = {"steps": 1, "algorithm": small, "model": "tiny", "folder": "run", "progress": False}
+train_script(Path("train.py"), [], Launch(settings))
+"""
+
+
+@pytest.mark.parametrize("framework", Framework)
+def test_what_is_written_trains_the_agent_that_it_names(framework: Framework, tmp_path: Path) -> None:
+    pytest.importorskip(_MODULES[framework])
+    written = CliRunner().invoke(app, ["init", framework, str(tmp_path / "app")])
+    assert written.exit_code == 0, written.output
+    folder = tmp_path / "app"
+    tasks = (folder / "tasks.jsonl").read_text().splitlines()
+    (folder / "tasks.jsonl").write_text("\n".join([tasks[0], tasks[1], tasks[-1]]))
+    free = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
+    ended = subprocess.run(
+        [sys.executable, "-c", SMALL], cwd=folder, env=free, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    assert list(summary["agents"]) == ["triage"]
+    assert "failed" not in ended.stderr
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("mine")
+    refused = CliRunner().invoke(app, ["init", "plain", str(tmp_path)])
+    assert isinstance(refused.exception, ConfigError)
+    assert "app.py would be overwritten" in str(refused.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["app.py"]
+
+
+def test_the_apps_know_nothing_of_this_project_and_share_one_script() -> None:
+    for framework in Framework:
+        files = read_starter(framework)
+        assert "lightning" not in files["app.py"].lower()
+        assert ('lightning.agent("triage")' in files["train.py"]) == (framework is Framework.PLAIN)
+        compile(files["train.py"], "train.py", "exec")
+
+
+def test_tasks_are_of_each_team_and_none_is_in_both_splits() -> None:
+    rows = [json.loads(line) for line in read_starter(Framework.PLAIN)["tasks.jsonl"].splitlines()]
+    assert len({row["message"] for row in rows}) == len(rows)
+    for split in ("train", "validation"):
+        teams = [row["team"] for row in rows if row["split"] == split]
+        assert {teams.count(team) for team in ("billing", "shipping", "account")} == {len(teams) // 3}
+        assert len(teams) >= 18
