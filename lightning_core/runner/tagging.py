@@ -135,7 +135,7 @@ def _plugins() -> Plugins:
 
 
 def _carried(scope: Scope, users: list[Puller], function: Callable[..., Any], *, tells: bool) -> Carried:
-    bare = replace(scope, seen=[], under_way={}, rewards=[], unseen={})
+    bare = replace(scope, seen=[], under_way={}, rewards=[], unseen={}, taken=set())
     return Carried(bare, name_caller(users), function, tells)
 
 

@@ -103,6 +103,8 @@ class Scope:
     """Names or globs of the agents being trained; None trains all."""
     prompts: Mapping[str, Pinned] = field(default_factory=dict)
     """The prompts that its agents are told, by name."""
+    taken: set[str] = field(default_factory=set, compare=False, repr=False)
+    """Those of them that the app has asked for itself."""
     gateway_instance: str = ""
     """Which of the processes that listened at that address, one after the other; "" if that is not asked."""
     seen: list[Call | Event] = field(default_factory=list, compare=False, repr=False)
@@ -250,11 +252,12 @@ def prompt(name: str, default: str) -> str:
     """
     scope = current_scope()
     pinned = scope.prompts.get(name) if scope is not None else None
-    if pinned is None:
+    if pinned is None or scope is None:
         return default
     if pinned.seed.text != default:
         raise ConfigError(
             f"lightning.prompt({name!r}, ...) has another default than prompts={{{name!r}: ...}} declares; "
             "give both the same text"
         )
+    scope.taken.add(name)
     return pinned.text

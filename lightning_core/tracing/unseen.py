@@ -35,6 +35,8 @@ import orjson
 
 from lightning_core.dialects import find_dialect
 from lightning_core.dialects.base import Dialect
+from lightning_core.errors import ConfigError
+from lightning_core.prompts import put_in
 from lightning_core.tracing import observed, spans
 from lightning_core.tracing.patching import patch
 from lightning_core.tracing.routing import (
@@ -108,6 +110,7 @@ def meet(post: Post, users: Sequence[Puller]) -> Routed | bool:
     agent = name_caller(users)
     spoken = _spoken(at.path, post.body) if post.movable else None
     if spoken is None or not _goes_to_gateway(spoken[0], scope, agent, at.hostname or "", post.headers):
+        _check_prompt(scope, agent, spoken and spoken[2], post.body)
         scope.notice(Unseen(at.netloc, post.library, agent, at.path))
         return True
     sdk, path, _ = spoken
@@ -135,6 +138,7 @@ def meet_httpx(request: Any, users: Sequence[Puller]) -> bool:
         return False
     agent, spoken = name_caller(users), _spoken(path, body)
     if spoken is None:
+        _check_prompt(scope, agent, None, body)
         scope.notice(Unseen(netloc, type(request).__module__.partition(".")[0], agent, path))
         return True
     sdk, served, dialect = spoken
@@ -143,8 +147,24 @@ def meet_httpx(request: Any, users: Sequence[Puller]) -> bool:
         route(sdk, request, scope, agent, call, served)
         observed.keep_token(request)
     else:
+        _check_prompt(scope, agent, dialect, body)
         observed.watch(request, scope, agent, call, dialect)
     return True
+
+
+def _check_prompt(scope: Scope, agent: str, dialect: type[Dialect] | None, body: object) -> None:
+    """Raise ConfigError for a call past the SDKs whose prompt has another version, as that is put in there
+    alone."""
+    pinned = scope.prompts.get(agent)
+    if pinned is None or agent in scope.taken:
+        return
+    request = dict(_read(body))
+    if dialect is None or put_in(agent, pinned, dialect, request) != request:
+        raise ConfigError(
+            f"agent {agent!r} has a prompt with versions, and its call of a model passes by the SDKs of "
+            "OpenAI and Anthropic, where that is put in: take it in the app from "
+            f"lightning.prompt({agent!r}, default)"
+        )
 
 
 def _goes_to_gateway(sdk: Sdk, scope: Scope, agent: str, host: str, given: Mapping[str, str]) -> bool:

@@ -59,7 +59,7 @@ class Collector:
             rollouts = plan(retry)
             self.session.observers.collecting(what, rollouts)
             finished, new = await self.session.run(rollouts)
-            if new or not again or any(rollout.counts for rollout in finished):
+            if new or not again or any(rollout.status is Status.SUCCEEDED for rollout in finished):
                 break
         return await self._without_cancelled(finished, lambda more: plan(retry + more))
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
+import requests
 
 import lightning_core as lightning
 from lightning_core.dialects.anthropic import Anthropic
@@ -163,6 +166,33 @@ def test_an_app_with_another_prompt_stops_with_what_differs(tmp_path: Path, host
     with pytest.raises(TrainingError, match="differs from character 15 on"):
         run(tmp_path / "run", solve)
     assert not hosted.seen
+
+
+@pytest.mark.parametrize("library", ["httpx", "requests"])
+def test_a_call_past_the_sdks_is_refused_unless_it_has_its_version(
+    tmp_path: Path, hosted: GatewayDouble, library: str
+) -> None:
+    posts: Any = {"httpx": httpx.post, "requests": requests.post}[library]
+    asks, rewards = False, itertools.count()
+
+    def solve(task: lightning.Task) -> float:
+        told = lightning.prompt("critic", SEED) if asks else SEED
+        messages: Any = [{"role": "system", "content": SEED}, {"role": "user", "content": "go"}]
+        with lightning.agent("writer"), openai.OpenAI(api_key="none") as client:
+            client.chat.completions.create(model="m", messages=messages, max_tokens=4)
+        with lightning.agent("critic"):
+            body = {"model": "m", "messages": [{"role": "system", "content": told}]}
+            posts(f"{hosted.url}/v1/chat/completions", json=body).raise_for_status()
+        return float(next(rewards))
+
+    folder = tmp_path / "run"
+    run(folder, solve)
+    asyncio.run(improve(folder, "critic", BETTER))
+    with pytest.raises(TrainingError, match=r"passes by the SDKs .* lightning.prompt\('critic', default\)"):
+        run(folder, solve, resume=True, steps=2)
+    asks = True
+    run(folder, solve, resume=True, steps=2)
+    assert [seen.body["messages"][0]["content"] for seen in hosted.seen] == [SEED] * 2 + [BETTER] * 2
 
 
 def test_replay_across_a_change_of_prompt_is_refused(tmp_path: Path, hosted: GatewayDouble):
