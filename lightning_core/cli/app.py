@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -11,6 +13,7 @@ from rich.console import Console
 
 from lightning_core import __version__, telemetry
 from lightning_core.cli import console, init, models, runs, serving, training
+from lightning_core.cli.deploying import deploy
 from lightning_core.errors import LightningError
 
 app = typer.Typer(
@@ -42,6 +45,7 @@ app.command()(init.init)
 _with_script = app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
 _with_script(training.train)
 _with_script(training.worker)
+_with_script(deploy)
 app.command()(serving.serve)
 app.command()(serving.gateway)
 app.command()(serving.api)
@@ -54,8 +58,17 @@ app.command()(runs.export)
 app.command()(runs.plugins)
 
 
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """SIGTERM does what Ctrl-C does. Without this the first process of a container would ignore it."""
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    if not callable(on_interrupt):  # a background job ignores Ctrl-C
+        raise KeyboardInterrupt
+    on_interrupt(number, frame)
+
+
 def main() -> None:
     """Entry point: errors of this package are shown as one message, without a traceback."""
+    signal.signal(signal.SIGTERM, _interrupt)
     telemetry.obey()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:

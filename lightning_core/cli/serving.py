@@ -24,6 +24,7 @@ from lightning_core.trainer.roles.gateway import Hosting, host_gateway, serving_
 from lightning_core.trainer.roles.joining import Joining, until_signal
 from lightning_core.trainer.roles.runner import agents_of, tokens_of
 from lightning_core.trainer.settings import Settings, parse_listen
+from lightning_core.versions import read_number
 
 _ALLOW_HOST = "A host whose clients and web pages may use it without a token; may be given several times."
 _Listen = Annotated[
@@ -39,7 +40,10 @@ def say(text: str) -> None:
 def serve(
     what: Annotated[
         str,
-        typer.Argument(metavar="RUN|MODEL", help="A run's folder, a transformers folder, or a model's name."),
+        typer.Argument(
+            metavar="RUN|MODEL",
+            help="A run's folder or RUN@VERSION, a transformers folder, or a model's name.",
+        ),
     ] = "tiny",
     backend: Annotated[str, typer.Option(help="Backend that serves it.")] = "local",
     store: Annotated[
@@ -51,7 +55,8 @@ def serve(
     """Serve a model, or the current version of a run, behind the recording gateway, without training.
 
     Any OpenAI client can talk to it: set OPENAI_BASE_URL to the address printed. Of a run, the version that
-    is current when a request comes answers it, and NAME@VERSION as the model's name asks for another.
+    is current when a request comes answers it, and NAME@VERSION as the model's name asks for another. RUN@12
+    serves version 12 whichever is current.
 
         agentlightning serve runs/demo
     """
@@ -135,18 +140,25 @@ async def serve_model(
     what: str, backend: str, store: str | None, host: str, port: int, hosts: tuple[str, ...] = ()
 ) -> None:
     """Serve until interrupted; calls without a token are recorded as belonging to no rollout."""
-    folder = Path(what)
+    folder, version = _run_and_version(what)
     if RunFolder(folder, resume=True).read_address() is None:
         making = _of_model(what, backend, store, hosts)
     elif store is not None:
         raise ConfigError(f"run {what!r} has a store of its own; leave --store out")
     else:
-        making = _of_run(folder, backend, hosts)
+        making = _of_run(folder, backend, hosts, version)
     async with making as (gateway, what), GatewayServer(gateway, host, port) as server:
         stop = until_signal()
         variables = f"OPENAI_BASE_URL={server.url}/v1 OPENAI_API_KEY=none"
         Console(stderr=True).print(f"serving {what}; set {variables} (Ctrl-C ends)", soft_wrap=True)
         await stop.wait()
+
+
+def _run_and_version(what: str) -> tuple[Path, int | None]:
+    """A folder and the number after `@`; a folder of that very name is taken as it is."""
+    name, mark, version = what.rpartition("@")
+    number = read_number(version) if mark and not Path(what).exists() else None
+    return (Path(what), None) if number is None else (Path(name), number)
 
 
 @asynccontextmanager
@@ -166,15 +178,18 @@ async def _of_model(
 
 
 @asynccontextmanager
-async def _of_run(folder: Path, backend: str, hosts: tuple[str, ...]) -> AsyncIterator[tuple[Gateway, str]]:
-    """The run's current version, whichever that is when a request comes, and any that is asked for by
-    name."""
+async def _of_run(
+    folder: Path, backend: str, hosts: tuple[str, ...], version: int | None
+) -> AsyncIterator[tuple[Gateway, str]]:
+    """That version of the run; None: the current one, whichever that is when a request comes. Any other that
+    is asked for by name."""
     async with open_run(folder) as (store, run_id):
         run = await store.find_run(run_id)
         if run is None or not run.secret:
             raise ConfigError(f"run {run_id!r} has not begun; train it first")
-        async with serving_run(store, run, load_plugins(), backend=backend) as upstream:
+        async with serving_run(store, run, load_plugins(), backend=backend, version=version) as upstream:
             gateway = Gateway(
                 upstream, store, tokens_of(run), agents=agents_of(run), anonymous=True, hosts=hosts
             )
-            yield gateway, f"the current version of run {run_id!r} as {upstream.model_name!r}"
+            served = "the current version" if version is None else f"version {version}"
+            yield gateway, f"{served} of run {run_id!r} as {upstream.model_name!r}"

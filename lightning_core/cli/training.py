@@ -6,7 +6,7 @@ import json
 import os
 import runpy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -125,9 +125,8 @@ def plan_script(script: Path, arguments: Sequence[str], launch: Launch) -> None:
 
     def plan(trainer: Trainer, solve: object, **tasks: Any) -> None:
         show_plan(trainer.plan(**tasks), Console())
-        raise _Done
 
-    _call_once(script, arguments, Launch(launch.settings, launch.backend, plan))
+    call_once(script, arguments, launch, plan)
 
 
 def work_script(script: Path, arguments: Sequence[str], launch: Launch, joining: Joining) -> None:
@@ -135,14 +134,20 @@ def work_script(script: Path, arguments: Sequence[str], launch: Launch, joining:
 
     def work(trainer: Trainer, solve: Any, **tasks: object) -> None:
         trainer.work(solve, joining)
+
+    call_once(script, arguments, launch, work)
+
+
+def call_once(script: Path, arguments: Sequence[str], launch: Launch, call: Callable[..., None]) -> None:
+    """Run `script` up to its first `fit`, in whose place `call` gets the trainer and the arguments. Raises
+    ConfigError if there is none."""
+
+    def once(*given: Any, **named: Any) -> None:
+        call(*given, **named)
         raise _Done
 
-    _call_once(script, arguments, Launch(launch.settings, launch.backend, work))
-
-
-def _call_once(script: Path, arguments: Sequence[str], launch: Launch) -> None:
     try:
-        run_script(script, arguments, launch)
+        run_script(script, arguments, Launch(launch.settings, launch.backend, once))
     except _Done:
         return
     raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from lightning_core.air.base import AIR
 from lightning_core.alerts.watch import Alerts
@@ -54,8 +54,9 @@ class Settings:
     """Updates to make: by default 40, or as many as the phases have."""
     folder: str | Path | None = None
     """Where the run lies; by default `runs/<date-time>`."""
-    resume: bool = False
-    """Go on with the run in `folder`; if none is given, with the newest in `runs/`."""
+    resume: bool | Literal["auto"] = False
+    """Go on with the run in `folder`; if none is given, with the newest in `runs/`. "auto": if there is one
+    in `folder`, else begin it; for a command that something else starts again, such as a container's."""
     seed: int = 0
     remote: Sequence[str] | str = ()
     """Roles that other processes play: "runner" (`agentlightning worker`), "gateway" (`agentlightning
@@ -116,6 +117,10 @@ class Settings:
                 check_range(name, value, least=least, whole=True)
         parse_listen(self.listen)
         assert self.declared_prompts is not None  # raises for those that can't be used
+        if self.resume not in (True, False, "auto"):
+            raise ConfigError(f"resume={self.resume!r}: give True, False or 'auto'")
+        if self.resume == "auto" and self.folder is None:
+            raise ConfigError("resume='auto' needs the run's folder: give folder=... (--folder)")
         if isinstance(self.workers, int):
             check_range("workers", self.workers, least=1, whole=True)
         elif isinstance(self.workers, str):

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from lightning_core import telemetry
@@ -60,9 +61,10 @@ class Trainer(Settings):
         check_not_loading()
         telemetry.obey()
         tasks = self._make_tasks(train, validation)
-        with RunFolder(choose_folder(self.folder, resume=self.resume), resume=self.resume) as folder:
+        resume = self.resume is True or (self.resume == "auto" and _begun(self.folder))
+        with RunFolder(choose_folder(self.folder, resume=resume), resume=resume) as folder:
             try:
-                return _run(_fit(self, folder, solve, *tasks))
+                return _run(_fit(replace(self, resume=resume), folder, solve, *tasks))
             except KeyboardInterrupt:
                 raise TrainingStopped(folder.path) from None
 
@@ -85,6 +87,11 @@ class Trainer(Settings):
         if self.group_by is not None and not all(self.group_by in task.input for task in tasks[1]):
             raise ConfigError(f"group_by={self.group_by!r} is not a field of every validation task")
         return tasks
+
+
+def _begun(folder: str | Path | None) -> bool:
+    """Whether a trainer has taken the folder: one that was killed at once may have recorded its run."""
+    return folder is not None and (Path(folder) / "lock").exists()
 
 
 async def _fit(
@@ -119,7 +126,7 @@ async def _fit(
 def _add_observers(session: Session) -> None:
     """Trackers and alert rules. Raises ConfigError for what there is not."""
     settings, observers = session.settings, session.observers
-    observers.add(Trackers(settings.trackers, session.plugins, resumed=settings.resume))
+    observers.add(Trackers(settings.trackers, session.plugins, resumed=settings.resume is True))
     if (alerts := to_alerts(settings.alerts)) is not None:
         observers.add(
             AlertObserver(

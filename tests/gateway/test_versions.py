@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from lightning_core.errors import ModelError
+from lightning_core.errors import ApiError, ModelError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
@@ -298,3 +298,15 @@ async def test_a_version_is_named_by_digits_of_ascii_and_anything_else_is_refuse
             assert repr(f"tiny@{asked}") in refused.value.message or asked == "9" * 10
         assert await ask(site.client(agent="critic"), "tiny@3") == "policy-3"
         assert await ask(site.client(agent="critic"), f"other@{asked}") == "policy-3"
+
+
+async def test_a_pinned_registry_gives_its_version_whichever_is_chosen() -> None:
+    store = MemoryStore()
+    for version in (1, 2):
+        await put(store, version)
+    registry = VersionRegistry(store, RUN, pinned=1, look_seconds=0)
+    assert (await registry.current()).version == 1
+    await choose(store, RUN, 2, author="me")
+    assert (await registry.current(("rollout", 1))).version == 1
+    with pytest.raises(ApiError, match="no version 7"):
+        await VersionRegistry(store, RUN, pinned=7).current()

@@ -28,7 +28,7 @@ from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.roles.joining import Joined, Joining, own_name, until_signal
 from lightning_core.trainer.roles.runner import agents_of, tokens_of
 from lightning_core.types import ResourceVersion, Run
-from lightning_core.versions import POLICY, find_current
+from lightning_core.versions import POLICY, find_current, get_version
 
 WEIGHTS_SECONDS = 0.5
 """Between two looks for the weights of a run that has just begun."""
@@ -124,32 +124,34 @@ def public_address(listening: str, address: str | None) -> str:
 
 # the weights ------------------------------------------------------------------------------
 def make_upstream(
-    store: Store, run_id: str, backend: Backend, *, name: str, embedded: bool
+    store: Store, run_id: str, backend: Backend, *, name: str, embedded: bool, pinned: int | None = None
 ) -> VersionedUpstream:
-    """An upstream for the run's weights, called `name`; `embedded`: the backend is started and trains
-    them."""
+    """An upstream for the run's weights, called `name`; `embedded`: the backend is started and trains them;
+    `pinned`: the version that answers in place of the current one."""
 
     async def open_engine(source: str, version: int) -> VersionEngine:
         check_versions(backend, "open_engine")
         return await backend.open_engine(source, version)
 
     own = Embedded(backend.upstream, lambda: backend.policy_version) if embedded else None
-    return VersionedUpstream(name, VersionRegistry(store, run_id), open_engine, embedded=own)
+    return VersionedUpstream(name, VersionRegistry(store, run_id, pinned=pinned), open_engine, embedded=own)
 
 
 @asynccontextmanager
 async def serving_run(
-    store: Store, run: Run, plugins: Plugins, *, backend: str = "local"
+    store: Store, run: Run, plugins: Plugins, *, backend: str = "local", version: int | None = None
 ) -> AsyncIterator[VersionedUpstream]:
-    """An upstream for a run that is not trained in this process. Raises ConfigError for a run without
-    weights, ModelError if they can't be reached from here."""
+    """An upstream for a run that is not trained in this process; `version` answers in place of the current
+    one. Raises ConfigError for a run without weights, NotFoundError for a version that it does not have,
+    ModelError if the weights can't be reached from here."""
     versions = await store.list_resources(run.id, POLICY)
-    current = find_current(versions)
+    current = find_current(versions) if version is None else get_version(versions, version)
     if current is None:
         raise ConfigError(f"run {run.id!r} has no weights yet; wait until its trainer has started")
     _check_reachable(run, current)
     reader = open_reader(run, versions, plugins, backend)
-    upstream = make_upstream(store, run.id, reader, name=_name(base_model(run, versions)), embedded=False)
+    name = _name(base_model(run, versions))
+    upstream = make_upstream(store, run.id, reader, name=name, embedded=False, pinned=version)
     try:
         yield upstream
     finally:

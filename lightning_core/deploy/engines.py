@@ -1,0 +1,253 @@
+"""The engines that run a deployment, and the user's own programs that start and stop them.
+
+Nothing is started in a way of our own: each step is a command that is printed before it runs, and that a
+person could give.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files as package_files
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from lightning_core.deploy.deployment import RUNS, Deployment
+from lightning_core.deploy.docker import make_compose
+from lightning_core.deploy.helm import make_values
+from lightning_core.deploy.lock import write_lock
+from lightning_core.deploy.ray import make_job
+from lightning_core.deploy.sky import make_task
+from lightning_core.errors import ConfigError
+from lightning_core.trainer.folder import write_atomically
+
+Say = Callable[[str], None]
+Command = Sequence[str]
+PATIENCE_SECONDS: Final = 1800.0
+"""For images, machines and the first rollout."""
+LOOK_SECONDS: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One of them: what it reads, and the commands that a person gives. `{name}` and `{files}` stand for the
+    deployment's name and the folder of the files."""
+
+    program: str
+    main: str
+    """The file that must not be there yet."""
+    make: Callable[[Deployment, Path], Mapping[str, Any]]
+    """File names and contents: documents of YAML."""
+    up: tuple[str, ...]
+    down: tuple[str, ...]
+    stays: tuple[str, ...]
+    """Lists what is left by `down`."""
+    remove: str
+    """Takes that away too; for a person to give."""
+    inside: str = ""
+    """Runs a command beside the trainer; "": there is no such place, and its log is followed."""
+    logs: str = ""
+    copied: tuple[str, ...] = ("Dockerfile", "Dockerfile.dockerignore")
+    """Files and folders of this package."""
+    brings_store: bool = False
+    """Whether a PostgreSQL comes with it, where there is no other."""
+    secret: str = ""
+    """Makes the secret of a cluster, where there is none yet."""
+
+
+_IMAGES: Final = ("Dockerfile", "Dockerfile.dockerignore")
+_COMPOSE: Final = "docker compose --file {files}/compose.yaml"
+_CLAIMS: Final = "kubectl get pvc --output name --selector app.kubernetes.io/instance={name}"
+_IN_TRAINER: Final = (
+    "sh -c 'kubectl exec $(kubectl get pod --output name --field-selector status.phase=Running "
+    '--selector app.kubernetes.io/instance={name},app.kubernetes.io/component=trainer) -- "$@"\' sh'
+)
+_SECRET: Final = "kubectl create secret generic {name} --from-env-file {files}/.env"
+ENGINES: Final[Mapping[str, Engine]] = {
+    "docker": Engine(
+        program="docker",
+        brings_store=True,
+        main="compose.yaml",
+        make=lambda deployment, files: {"compose.yaml": make_compose(deployment, files)},
+        up=(f"{_COMPOSE} up --build --detach",),
+        down=(f"{_COMPOSE} --profile serve down --remove-orphans",),
+        stays=("docker volume ls --quiet --filter label=com.docker.compose.project={name}",),
+        remove=f"{_COMPOSE} down --volumes",
+        inside=f"{_COMPOSE} exec -T trainer",
+        logs=f"{_COMPOSE} logs trainer",
+    ),
+    "helm": Engine(
+        program="helm",
+        brings_store=True,
+        main="values.yaml",
+        make=lambda deployment, files: {"values.yaml": make_values(deployment)},
+        copied=(*_IMAGES, "chart"),
+        secret=_SECRET,
+        up=("helm upgrade --install {name} {files}/chart --values {files}/values.yaml",),
+        down=("helm uninstall {name} --wait",),
+        stays=(_CLAIMS,),
+        remove="kubectl delete pvc --selector app.kubernetes.io/instance={name}",
+        inside=_IN_TRAINER,
+        logs="kubectl logs --selector app.kubernetes.io/instance={name},app.kubernetes.io/component=trainer",
+    ),
+    "ray": Engine(
+        program="kubectl",
+        main="rayjob.yaml",
+        make=lambda deployment, files: {"rayjob.yaml": make_job(deployment)},
+        secret=_SECRET,
+        up=("kubectl apply --filename {files}/rayjob.yaml",),
+        down=("kubectl delete rayjob {name}",),
+        stays=(_CLAIMS,),
+        remove="kubectl delete pvc --selector app.kubernetes.io/instance={name}",
+        logs="kubectl logs --follow job/{name}",
+    ),
+    "sky": Engine(
+        program="sky",
+        main="sky.yaml",
+        make=lambda deployment, files: {"sky.yaml": make_task(deployment, files)},
+        copied=(),
+        up=("sky jobs launch --yes --name {name} --secret-file {files}/.env {files}/sky.yaml",),
+        down=("sky jobs cancel --yes --name {name}",),
+        stays=("sky storage ls",),
+        remove="sky storage delete {name}-runs",
+        logs="sky jobs logs --name {name}",
+    ),
+}
+
+
+def write_files(
+    engine: Engine, deployment: Deployment, files: Path, loaded: Sequence[str], title: str
+) -> None:
+    """Write all that the engine reads to the folder. Raises ConfigError if its files are there already: a
+    person may have edited them."""
+    if (files / engine.main).exists():
+        raise ConfigError(
+            f"{str(files / engine.main)!r} is there already, and may have been edited: start it with --up, "
+            "or remove it, or give another folder with --out"
+        )
+    documents = engine.make(deployment, files)
+    (files / "python").mkdir(parents=True, exist_ok=True)
+    (files / ".gitignore").write_text(".env\n")
+    write_lock(files / "python", deployment, loaded)
+    for name in engine.copied:
+        _copy(name, files)
+    for name, document in documents.items():
+        (files / name).write_text(f"# {title}\n{dump(document)}")
+
+
+def dump(document: Any) -> str:
+    """YAML in the order of the document; several documents for a list."""
+    documents = document if isinstance(document, list) else [document]
+    text: str = yaml.safe_dump_all(documents, sort_keys=False, width=110, allow_unicode=True)
+    return text
+
+
+def _copy(name: str, files: Path) -> None:
+    source = package_files("lightning_core.deploy") / "files" / name
+    if source.is_dir():
+        for each in source.iterdir():
+            (files / name).mkdir(parents=True, exist_ok=True)
+            _copy(f"{name}/{each.name}", files)
+    else:
+        (files / name).write_bytes(source.read_bytes())
+
+
+# starting and stopping -------------------------------------------------------------------
+def start(engine: Engine, deployment: Deployment, files: Path, say: Say) -> None:
+    """Start it with the user's program, and follow until a rollout has a reward.
+
+    Raises ConfigError if the program is missing or fails, or if there is no reward for half an hour.
+    """
+    _check_program(engine)
+    _check_secrets(engine, deployment, files, say)
+    if engine.secret and not _ask(["kubectl", "get", "secret", deployment.name, "--output", "name"]):
+        _run(_words(engine.secret, deployment, files), say)
+    for command in engine.up:
+        _run(_words(command, deployment, files), say)
+    if engine.inside:
+        _follow(engine, deployment, files, say)
+    elif engine.logs:
+        _run(_words(engine.logs, deployment, files), say)
+
+
+def stop(engine: Engine, deployment: Deployment, files: Path, say: Say) -> None:
+    """Take everything away but what holds data, and say what that is."""
+    _check_program(engine)
+    for command in engine.down:
+        _run(_words(command, deployment, files), say)
+    left = [line for command in engine.stays for line in _ask(_words(command, deployment, files))]
+    if left:
+        say(f"what stays, as it holds the runs: {', '.join(left)}")
+        say(f"take it away too: {shlex.join(_words(engine.remove, deployment, files))}")
+    else:
+        say("nothing is left")
+
+
+def _words(command: str, deployment: Deployment, files: Path) -> list[str]:
+    return [word.format(name=deployment.name, files=files) for word in shlex.split(command)]
+
+
+def _check_program(engine: Engine) -> None:
+    if shutil.which(engine.program) is None:
+        raise ConfigError(
+            f"{engine.program!r} is not installed here, which starts and stops this; install it, or give the "
+            "files to a machine that has it"
+        )
+
+
+def _check_secrets(engine: Engine, deployment: Deployment, files: Path, say: Say) -> None:
+    """Each has a value in `.env`; a database of our own gets a password there."""
+    file = files / ".env"
+    text = file.read_text() if file.exists() else ""
+    known = {line.partition("=")[0].strip() for line in text.splitlines() if "=" in line}
+    wanted = deployment.variables if engine.brings_store or deployment.store else deployment.secrets
+    missing = [name for name in wanted if name not in known]
+    if not file.exists():
+        write_atomically(file, b"")
+    if deployment.store is None and deployment.password in missing:
+        missing.remove(deployment.password)
+        made = f"{deployment.password}={secrets.token_urlsafe(24)}"
+        write_atomically(file, f"{text.rstrip()}\n{made}\n".lstrip().encode())
+        say(f"made a password for PostgreSQL: {file}, which only you may read; do not commit it")
+    if missing:
+        raise ConfigError(f"{', '.join(missing)} has no value: write NAME=value to {str(file)!r}")
+
+
+def _run(command: Command, say: Say) -> None:
+    say(f"$ {shlex.join(command)}")
+    code = subprocess.run(command).returncode
+    if code:
+        raise ConfigError(
+            f"{command[0]!r} ended with {code}; what it printed says why: {shlex.join(command)}"
+        )
+
+
+def _ask(command: Command) -> list[str]:
+    return subprocess.run(command, capture_output=True, text=True).stdout.split()
+
+
+def _follow(engine: Engine, deployment: Deployment, files: Path, say: Say) -> None:
+    """Ask beside the trainer again and again, as its container may still be on its way."""
+    look = (*_words(engine.inside, deployment, files), *first_reward(f"{RUNS}/{deployment.name}"))
+    logs = shlex.join(_words(engine.logs, deployment, files))
+    say(f"waiting for the first reward; meanwhile: {logs}")
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        done = subprocess.run(look, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if done.returncode == 0:
+            say(done.stdout.strip())
+            return
+        time.sleep(LOOK_SECONDS)
+    raise ConfigError(f"no rollout had a reward for {PATIENCE_SECONDS / 60:.0f} minutes: {logs}")
+
+
+def first_reward(folder: str) -> list[str]:
+    """Prints the first reward of a run, or fails while there is none."""
+    return ["python", "-m", "lightning_core.deploy.first_reward", folder]

@@ -1,0 +1,97 @@
+"""The libraries of an image: what the script had loaded, pinned to what is installed here.
+
+What was installed from a folder, such as this project in a checkout or the user's own package, is built into
+a wheel: no index has it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib.metadata import Distribution, distributions, packages_distributions
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from packaging.requirements import Requirement
+
+from lightning_core.deploy.deployment import Deployment
+from lightning_core.errors import ConfigError
+
+OWN = "agent-lightning-core"
+STORES = {"PGPASSWORD": "postgres", "REDISCLI_AUTH": "redis"}
+"""The store's variable to the extra with its driver."""
+
+
+def write_lock(folder: Path, deployment: Deployment, loaded: Iterable[str]) -> None:
+    """Write `requirements.txt`, `requirements-local.txt`, `constraints.txt` and wheels to `folder`.
+
+    `loaded` are names of modules. Lines of the user's own `requirements.txt` in this folder are added, for
+    what the script loads later. Raises ConfigError if a wheel can't be built.
+    """
+    installed = {_plain(each.metadata["Name"]): each for each in distributions()}
+    tops = {name.partition(".")[0] for name in loaded}
+    owners = packages_distributions()
+    used = {_plain(name) for top in tops for name in owners.get(top, ())} & installed.keys()
+    heavy = _required_by(installed, "local") - _required_by(installed, "")
+    wheels = {name: _build(folder, source) for name, source in _sources(installed, used | {OWN})}
+
+    def line(name: str, extra: str = "") -> str:
+        wheel = wheels.get(name)
+        asked = f"[{extra}]" if extra else ""
+        return f"{name}{asked} @ file:///python/{wheel}" if wheel else f"{name}{asked}"
+
+    store = STORES.get(deployment.password, "")
+    core = [line(OWN, store), *map(line, sorted(used - heavy - {OWN}))]
+    extras = ",".join(filter(None, [store, "local"]))
+    own = Path("requirements.txt")
+    theirs = own.read_text().splitlines() if own.is_file() else []
+    _write(folder / "requirements.txt", [*core, *theirs])
+    _write(folder / "requirements-local.txt", [line(OWN, extras), *sorted(used & heavy)])
+    pins = (f"{name}=={_public(each.version)}" for name, each in sorted(installed.items()))
+    _write(folder / "constraints.txt", [pin for pin in pins if pin.partition("==")[0] not in wheels])
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _public(version: str) -> str:
+    """Without what says for which processor it was built: an index may have it for another."""
+    return version.partition("+")[0]
+
+
+def _required_by(installed: dict[str, Distribution], extra: str) -> set[str]:
+    """This project's own requirements, with an extra."""
+    own = installed.get(OWN)
+    wanted = [Requirement(each) for each in (own.requires or () if own else ())]
+    return {_plain(each.name) for each in wanted if not each.marker or each.marker.evaluate({"extra": extra})}
+
+
+def _sources(installed: dict[str, Distribution], used: Iterable[str]) -> Iterable[tuple[str, Path]]:
+    """Distributions that were installed from a folder of this machine."""
+    for name in sorted(used):
+        each = installed.get(name)
+        said = each.read_text("direct_url.json") if each else None
+        url = urlsplit(json.loads(said)["url"]) if said else None
+        if url is not None and url.scheme == "file" and Path(unquote(url.path)).is_dir():
+            yield name, Path(unquote(url.path))
+
+
+def _build(folder: Path, source: Path) -> str:
+    """The file name of a fresh wheel in `folder`."""
+    before = set(folder.glob("*.whl"))
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    made = set(folder.glob("*.whl")) - before
+    if done.returncode or len(made) != 1:
+        raise ConfigError(
+            f"can't build a wheel of {str(source)!r}, which no index has:\n{done.stderr[-800:]}"
+        )
+    return made.pop().name
+
+
+def _write(file: Path, lines: Iterable[str]) -> None:
+    file.write_text("".join(f"{line}\n" for line in lines))
