@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -293,7 +293,7 @@ def refuse_key(text: str) -> None:
         )
 
 
-def hosts_of(store: str) -> Mapping[str, str]:
+def hosts_of(store: str) -> dict[str, str]:
     """Host, port, user and database of a PostgreSQL URL, and the schema of the store's tables."""
     parts = urlsplit(store)
     schema = re.search(r"(?:^|&)schema=(\w+)", parts.query)

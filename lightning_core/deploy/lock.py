@@ -35,7 +35,8 @@ def write_lock(folder: Path, deployment: Deployment, loaded: Iterable[str]) -> N
     tops = {name.partition(".")[0] for name in loaded}
     owners = packages_distributions()
     used = {_plain(name) for top in tops for name in owners.get(top, ())} & installed.keys()
-    heavy = _required_by(installed, "local") - _required_by(installed, "")
+    heavy = _required_by(installed.get(OWN), "local") - _required_by(installed.get(OWN))
+    follows = {name for each in used for name in _required_by(installed[each])}
     wheels = {name: _build(folder, source) for name, source in _sources(installed, used | {OWN})}
 
     def line(name: str, extra: str = "") -> str:
@@ -44,12 +45,12 @@ def write_lock(folder: Path, deployment: Deployment, loaded: Iterable[str]) -> N
         return f"{name}{asked} @ file:///python/{wheel}" if wheel else f"{name}{asked}"
 
     store = STORES.get(deployment.password, "")
-    core = [line(OWN, store), *map(line, sorted(used - heavy - {OWN}))]
+    core = [line(OWN, store), *map(line, sorted(used - heavy - follows - {OWN}))]
     extras = ",".join(filter(None, [store, "local"]))
     own = Path("requirements.txt")
     theirs = own.read_text().splitlines() if own.is_file() else []
     _write(folder / "requirements.txt", [*core, *theirs])
-    _write(folder / "requirements-local.txt", [line(OWN, extras), *sorted(used & heavy)])
+    _write(folder / "requirements-local.txt", [line(OWN, extras), *sorted((used & heavy) - follows)])
     pins = (f"{name}=={_public(each.version)}" for name, each in sorted(installed.items()))
     _write(folder / "constraints.txt", [pin for pin in pins if pin.partition("==")[0] not in wheels])
 
@@ -63,10 +64,9 @@ def _public(version: str) -> str:
     return version.partition("+")[0]
 
 
-def _required_by(installed: dict[str, Distribution], extra: str) -> set[str]:
-    """This project's own requirements, with an extra."""
-    own = installed.get(OWN)
-    wanted = [Requirement(each) for each in (own.requires or () if own else ())]
+def _required_by(one: Distribution | None, extra: str = "") -> set[str]:
+    """What a distribution requires, with an extra."""
+    wanted = [Requirement(each) for each in (one.requires or () if one else ())]
     return {_plain(each.name) for each in wanted if not each.marker or each.marker.evaluate({"extra": extra})}
 
 
