@@ -17,11 +17,15 @@ import urllib3
 from openai import AsyncOpenAI, OpenAI
 
 from lightning_core.testing.server import serving
+from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import agent
 from tests.proof.http import open_http
 from tests.proof.play import Play, prompt
 
 NAMES = ("planner", "write query", "relecteur-éà", "检查/员")
+PINNED = (*NAMES, "slow", "stays", "leaves")
+"""Agents whose prompts have versions; the app sends the first."""
+PROMPTS = [mark(prompt=version) for version in range(3)]
 LATE_SECONDS = 5.0
 _numbers = itertools.count()
 
@@ -113,7 +117,8 @@ def _early(pool: ThreadPool, client: OpenAI) -> Any:
 
 def _ask(rollout: str, name: str, stream: bool, **marks: object) -> dict[str, Any]:
     nonce = f"bare-{next(_numbers)}"
-    return {"model": "any", "messages": prompt(rollout, name, nonce=nonce, **marks), "stream": stream}
+    messages = [{"role": "system", "content": PROMPTS[0]}, *prompt(rollout, name, nonce=nonce, **marks)]
+    return {"model": "any", "messages": messages, "stream": stream}
 
 
 def _pool(client: OpenAI, stream: bool) -> Any:

@@ -15,6 +15,7 @@ COLUMNS = (
     "wrong rollout",
     "wrong agent",
     "wrong call id",
+    "wrong prompt",
     "missing",
     "surplus",
     "silent",

@@ -16,12 +16,15 @@ from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import load_plugins
+from lightning_core.prompts import DECLARED, PinnedPrompts, Prompt, written
 from lightning_core.runner import Runner
 from lightning_core.runner.tagging import tagging
 from lightning_core.stores.base import Store
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.scope import Scope, read_unseen
-from lightning_core.types import Attempt, Call, Event, Rollout, Status, Task
+from lightning_core.types import Attempt, Call, Event, Rollout, Run, Status, Task
+from lightning_core.versions import put_prompt
+from tests.proof import bare
 from tests.proof.engine import ProofEngine
 from tests.proof.play import Play, read_marks
 
@@ -47,13 +50,21 @@ class Tally:
     wrong_agent: int = 0
     wrong_call: int = 0
     """Calls recorded under more than one id."""
+    wrong_prompt: int = 0
+    """Calls whose model was told another version of the prompt than their rollout is pinned to."""
     missing: int = 0
     surplus: int = 0
     silent: int = 0
     """Calls of which nothing is known: neither recorded nor noticed."""
 
-    def add(self, calls: Sequence[Call], repeats: int, events: Sequence[Event] = ()) -> None:
-        """Count what was recorded and noticed under one rollout."""
+    def add(
+        self,
+        calls: Sequence[Call],
+        repeats: int,
+        events: Sequence[Event] = (),
+        prompts: Mapping[str, int] | None = None,
+    ) -> None:
+        """Count what was recorded and noticed under one rollout, which has these versions of prompts."""
         self.rollouts += 1
         self.calls += len(calls)
         nonces: defaultdict[str, set[str]] = defaultdict(set)
@@ -61,6 +72,8 @@ class Tally:
             truth = read_marks(call)
             self.wrong_rollout += truth["rollout"] != call.rollout_id
             self.wrong_agent += truth["agent"] != call.agent
+            told = (prompts or {}).get(truth["agent"])
+            self.wrong_prompt += told is not None and truth.get("prompt") != str(told)
             if "nonce" in truth:
                 nonces[truth["nonce"]].add(call.id)
         self.wrong_call += sum(len(ids) - 1 for ids in nonces.values())
@@ -80,6 +93,7 @@ class Tally:
             self.wrong_rollout
             + self.wrong_agent
             + self.wrong_call
+            + self.wrong_prompt
             + self.missing
             + self.surplus
             + self.silent
@@ -111,20 +125,32 @@ async def prove(folder: Path, *, calls: int, rollouts: int) -> Proof:
         stack.enter_context(tagging(plugins))
         per_play = math.ceil(rollouts / len(plays))
         of_one_run = sum(sum(play.calls.values()) for play in plays)
+        prompts = await _put_prompts(store)
         stage = Stage(plays, per_play, repeats=math.ceil(calls / (per_play * of_one_run)))
         await store.enqueue(stage.rollouts)
-        async with GatewayServer(Gateway(ProofEngine(), store, tokens, agents=None)) as server:
+        async with GatewayServer(
+            Gateway(ProofEngine(), store, tokens, agents=None, prompts=prompts)
+        ) as server:
 
             def scope_for(attempt: Attempt) -> Scope:
                 key = tokens.issue(attempt.rollout, attempt.number)
                 return Scope(attempt.rollout.id, attempt.number, server.url, key)
 
-            finished = await stage.perform(store, scope_for)
+            finished = await stage.perform(store, scope_for, prompts)
         recorded = await store.get_calls([rollout.id for rollout in finished])
         events = await store.get_events([rollout.id for rollout in finished])
     errors = [f"{r.id}: {r.error}" for r in finished if r.status is not Status.SUCCEEDED]
     errors += [f"plugin {name!r} is broken: {problem}" for name, problem in plugins.broken.items()]
     return Proof(stage.judge(recorded, events), stage.most, errors, _skipped())
+
+
+async def _put_prompts(store: Store) -> PinnedPrompts:
+    """Several versions of the prompt of each agent in the plays of a bare client."""
+    for name in bare.PINNED:
+        for text in bare.PROMPTS:
+            await put_prompt(store, "proof", name, text, author="proof")
+    declared = {name: Prompt(bare.PROMPTS[0]) for name in bare.PINNED}
+    return PinnedPrompts(store, Run(id="proof", config={DECLARED: written(declared)}))
 
 
 async def _open_plays(stack: AsyncExitStack) -> list[Play]:
@@ -151,6 +177,9 @@ class Stage:
                 task=Task(input={"play": index, "rollout": f"{index}-{copy}"}),
                 group_id=str(index),
                 step=0,
+                prompt_versions=dict.fromkeys(bare.PINNED, copy % len(bare.PROMPTS))
+                if play.framework == "bare client"
+                else {},
             )
             for index, play in enumerate(plays)
             for copy in range(per_play)
@@ -161,11 +190,21 @@ class Stage:
         self._all_here = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
-    async def perform(self, store: Store, scope_for: Callable[[Attempt], Scope]) -> list[Rollout]:
+    async def perform(
+        self, store: Store, scope_for: Callable[[Attempt], Scope], prompts: PinnedPrompts
+    ) -> list[Rollout]:
         """Run them all to their end."""
         stop, many = asyncio.Event(), len(self.rollouts)
         runners = [
-            Runner(solve, store, run_id=run_id, scope_for=scope_for, concurrency=many, timeout=1800)
+            Runner(
+                solve,
+                store,
+                run_id=run_id,
+                scope_for=scope_for,
+                concurrency=many,
+                timeout=1800,
+                prompts=prompts,
+            )
             for run_id, solve in (("loop", self._on_loop), ("threads", self._in_thread))
         ]
         serving = [asyncio.create_task(runner.serve(stop)) for runner in runners]
@@ -181,7 +220,7 @@ class Stage:
         tallies = [Tally(play) for play in self.plays]
         for rollout in self.rollouts:
             tally = tallies[int(rollout.group_id)]
-            tally.add(recorded[rollout.id], self.repeats, events[rollout.id])
+            tally.add(recorded[rollout.id], self.repeats, events[rollout.id], rollout.prompt_versions)
         return tallies
 
     async def _on_loop(self, task: Task) -> float:

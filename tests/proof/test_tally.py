@@ -64,6 +64,16 @@ def test_a_wrong_call_is_counted(wrong: Call, counted: dict[str, int]) -> None:
     assert {kind: getattr(judged, kind) for kind in kinds if getattr(judged, kind)} == counted
 
 
+def test_a_call_under_another_version_of_its_prompt_is_counted() -> None:
+    judged = Tally(Play("f", "t", "w", _nothing, {"a": 3}))
+    told = [mark(prompt=1), mark(prompt=2), ""]  # the last one was told none
+    calls = [call(str(place)) for place in range(3)]
+    for one, text in zip(calls, told, strict=True):
+        one.request["input"].insert(0, {"role": "system", "content": text})  # type: ignore[union-attr,arg-type]
+    judged.add(calls, 1, prompts={"a": 1})
+    assert (judged.wrong_prompt, judged.mistakes) == (2, 2)
+
+
 def test_a_call_that_is_not_there_is_missing_and_one_too_many_is_surplus() -> None:
     assert tally(*RIGHT[1:]).missing == 1
     assert tally(*RIGHT, call("8")).surplus == 1
