@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lightning_core.air.base import Records as Records
     from lightning_core.air.base import Signal as Signal
     from lightning_core.alerts.watch import Alerts as Alerts
+    from lightning_core.algorithms.apo import APO as APO
     from lightning_core.algorithms.base import Critic as Critic
     from lightning_core.algorithms.base import Phase as Phase
     from lightning_core.algorithms.bootstrap import Bootstrap as Bootstrap
@@ -55,6 +56,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AIR": "air.base",
+    "APO": "algorithms.apo",
     "Alert": "types",
     "Alerts": "alerts.watch",
     "Bootstrap": "algorithms.bootstrap",

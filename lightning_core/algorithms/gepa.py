@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final, TypeVar
 
-from lightning_core.algorithms.search import Bench, Candidate, Search, Trial, evidence
+from lightning_core.algorithms.search import Bench, Candidate, Reflective, Trial, evidence
 from lightning_core.errors import ConfigError
 from lightning_core.ranges import check_range
 from lightning_core.types import Task
@@ -32,31 +32,18 @@ IDLE: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GEPA(Search):
+class GEPA(Reflective):
     """Reflective prompt evolution."""
 
-    reflection: str | Callable[[str], str]
-    """The model that proposes texts: "http://HOST/v1#MODEL", the name of a model at `OPENAI_BASE_URL` or
-    OpenAI, or a function from a question to an answer."""
     minibatch: int = 4
     """Training tasks on which a child must be better than its parent."""
     at_once: int = 1
     """Children that are proposed and tried together."""
-    tokens: int | None = None
-    """Tokens that the reflecting model may read and write in all; None for no limit but the budget's."""
-    shown: int = 6_000
-    """Tokens of what happened in one question, taken as four characters each."""
 
     def __post_init__(self) -> None:
-        Search.__post_init__(self)
-        for option in ("minibatch", "at_once", "shown"):
+        Reflective.__post_init__(self)
+        for option in ("minibatch", "at_once"):
             check_range(option, getattr(self, option), of="GEPA", least=1, whole=True)
-        if self.tokens is not None:
-            check_range("tokens", self.tokens, of="GEPA", least=1, whole=True)
-        if not self.reflection:
-            raise ConfigError(
-                'GEPA(reflection=""): give "http://HOST/v1#MODEL", a model\'s name or a function'
-            )
         if find_spec("gepa") is None:
             raise ConfigError("GEPA needs the package gepa: pip install 'agent-lightning-core[apo]'")
 
@@ -126,7 +113,7 @@ class _Adapter:
             self.failure is not None
             or self._idle > IDLE
             or bench.left < tried * options.at_once * options.repeats
-            or (options.tokens is not None and bench.tokens >= options.tokens)
+            or options.has_asked_enough(bench)
         )
 
     def evaluate(self, batch: list[Task], candidate: dict[str, str], capture_traces: bool = False) -> Any:

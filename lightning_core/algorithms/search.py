@@ -10,11 +10,12 @@ what is new. That asks one thing of a search: with the same answers it must ask 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Protocol
 
+from lightning_core.errors import ConfigError
 from lightning_core.judge.question import CHARACTERS, Line, dialogue, shorten
 from lightning_core.prompts import Prompt
 from lightning_core.ranges import check_range
@@ -112,14 +113,35 @@ class Search:
     def name(self) -> str:
         return type(self).__name__.lower()
 
-    @property
-    def reflection(self) -> object | None:
-        """The model that proposes texts; None if the search needs none."""
-        return None
-
     async def search(self, bench: Bench) -> Candidate:
         """The best candidate by the tasks that choose; the seed if none is better."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reflective(Search):
+    """The options of searches in which a second model reads what happened."""
+
+    reflection: str | Callable[[str], str]
+    """The model that proposes texts: "http://HOST/v1#MODEL", the name of a model at `OPENAI_BASE_URL` or
+    OpenAI, or a function from a question to an answer."""
+    tokens: int | None = None
+    """Tokens that the reflecting model may read and write in all; None for no limit but the budget's."""
+    shown: int = 6_000
+    """Tokens of what happened in one question, taken as four characters each."""
+
+    def __post_init__(self) -> None:
+        Search.__post_init__(self)
+        kind = type(self).__name__
+        check_range("shown", self.shown, of=kind, least=1, whole=True)
+        if self.tokens is not None:
+            check_range("tokens", self.tokens, of=kind, least=1, whole=True)
+        if not self.reflection:
+            raise ConfigError(f'{kind}(reflection=""): give "http://HOST/v1#MODEL", or a function')
+
+    def has_asked_enough(self, bench: Bench) -> bool:
+        """Whether the reflecting model may read and write no more."""
+        return self.tokens is not None and bench.tokens >= self.tokens
 
 
 def mean(trials: Sequence[Trial]) -> float:

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, Final
 
-from lightning_core.algorithms.search import Candidate, Episode, Search, Trial, mean
+from lightning_core.algorithms.search import Candidate, Episode, Reflective, Search, Trial, mean
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.judge.judge import Judge
 from lightning_core.judge.question import CHARACTERS
@@ -77,6 +77,8 @@ class SearchBench:
         }
         self._trials: dict[tuple[str, str], Trial] = {}
         """By the candidate's digest and the task's place."""
+        self._asking = asyncio.Lock()
+        """Held while an answer is stored: questions may be asked side by side."""
         self._answers: dict[str, list[str]] = {}
         """What the reflecting model has answered in an earlier life, by question."""
 
@@ -221,23 +223,21 @@ class SearchBench:
         if earlier := self._answers.get(question):
             return earlier.pop(0)
         began = time.perf_counter()
-        answer, tokens = await ask(self._search.reflection, question)
-        self.tokens += tokens
-        self.reflections += 1
-        said = {"question": question, "answer": answer}
-        name = f"{REFLECTIONS}{self._step}"
-        run_id, store = self._session.folder.run_id, self._session.store
-        await store.put_resource(
-            ResourceVersion(
-                run_id=run_id,
-                name=name,
-                version=len(await store.list_resources(run_id, name)),
-                kind="prompt",
-                uri=json.dumps(said),
-                author=shown(self._search.reflection),
-                metrics={"tokens": float(tokens), "seconds": time.perf_counter() - began},
+        answer, tokens = await ask(reflection_of(self._search), question)
+        async with self._asking:
+            self.tokens += tokens
+            await self._session.store.put_resource(
+                ResourceVersion(
+                    run_id=self._session.folder.run_id,
+                    name=f"{REFLECTIONS}{self._step}",
+                    version=self.reflections,
+                    kind="prompt",
+                    uri=json.dumps({"question": question, "answer": answer}),
+                    author=shown(reflection_of(self._search)),
+                    metrics={"tokens": float(tokens), "seconds": time.perf_counter() - began},
+                )
             )
-        )
+            self.reflections += 1
         return answer
 
     # the end ------------------------------------------------------------------------------
@@ -320,8 +320,8 @@ def check_search(
             f"{least} rollouts with {len(choosing) + len(reporting)} validation tasks; give more, or fewer "
             "tasks"
         )
-    if isinstance(search.reflection, str):
-        address_of(_judge(search.reflection))
+    if isinstance(found := reflection_of(search), str):
+        address_of(_judge(found))
 
 
 def halves(tasks: Sequence[Task], seed: int) -> tuple[list[Task], list[Task]]:
@@ -384,6 +384,11 @@ async def ask(reflection: object, question: str) -> tuple[str, int]:
             f"the reflecting model {shown(reflection)} gave no answer: {problem}. Every trial and answer so "
             "far is kept: mend the cause, then resume"
         ) from problem
+
+
+def reflection_of(search: Search) -> object | None:
+    """The model that proposes texts; None if the search needs none."""
+    return search.reflection if isinstance(search, Reflective) else None
 
 
 def _judge(reflection: str) -> Judge:

@@ -24,13 +24,17 @@ def test_every_block_of_code_runs() -> None:
 
 
 def test_every_option_has_a_row_with_its_default() -> None:
-    rows = re.findall(r"^\| `(?:(\w+)\()?(\w+)\)?` \| (.*?) \|", PAGE, re.MULTILINE)
-    told = {(of or "both", name): default for of, name, default in rows if name not in ("Bootstrap", "GEPA")}
-    shared = ("budget", "repeats")
+    rows = re.findall(r"^\| `(?:(\w+)\()?(\w+)\)?`(, of APO too)? \| (.*?) \|", PAGE, re.MULTILINE)
+    kinds: Any = (lightning.Bootstrap, lightning.GEPA, lightning.APO)
+    names = [kind.__name__ for kind in kinds]
+    told = {(of or "every", name): default for of, name, _, default in rows if name not in names}
+    told |= {("APO", name): default for _, name, shared, default in rows if shared}
+    defaults = {"reflection": "must be given", "tokens": "none"}
     wanted = {
-        ("both" if each.name in shared else kind.__name__, each.name): str(each.default)
-        for kind in (lightning.Bootstrap, lightning.GEPA)
+        ("every" if each.name in ("budget", "repeats") else kind.__name__, each.name): defaults.get(
+            each.name, str(each.default)
+        )
+        for kind in kinds
         for each in fields(kind)
     }
-    wanted |= {("GEPA", "tokens"): "none", ("GEPA", "reflection"): "must be given"}
     assert told == wanted

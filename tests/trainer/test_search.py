@@ -62,9 +62,20 @@ class Knowing:
         self.reflected.append(question)
         if self.status != 200:
             return JSONResponse({"error": {"message": "no"}}, self.status)
+        if "A reviewer says" in question or "It was used in these runs" in question:
+            return self._review(question)
         before = re.findall(r"```\n(.*?)\n```", question, re.DOTALL)[0]
         missing = re.findall(r"I do not know (fact \d)", question)[:1]
         return _reply(self.answer or "```\n" + " ".join([before, *missing]) + "\n```")
+
+    def _review(self, question: str) -> Response:
+        """APO's two questions: what is missing, and the instruction with it."""
+        before = re.findall(r"^(You know:.*)$", question, re.MULTILINE)[0]
+        missing = re.findall(r"I do not know (fact \d)", question)[:1]
+        told = re.findall(r"it lacks (fact \d)", question)
+        if "A reviewer says" not in question:
+            return _reply(f"it lacks {missing[0]}" if missing else "it lacks nothing")
+        return _reply("```\n" + " ".join([before, *told]) + "\n```")
 
 
 def _reply(text: str) -> Response:
@@ -212,11 +223,23 @@ def killed(folder: Path, model: Knowing, search: Any, after: int) -> None:
     os.waitpid(pid, 0)
 
 
-@pytest.mark.parametrize("kind", ["gepa", "bootstrap"])
+def apo(model: Knowing) -> Any:
+    return lightning.APO(reflection=f"{model.url}#reflecting", budget=110, beam=2, branches=2)
+
+
+def test_apo_improves_a_prompt_by_critique_and_edit(tmp_path: Path, model: Knowing) -> None:
+    found = fit(tmp_path / "run", model, apo(model)).searches[0]
+    assert found.reporting[1] > found.reporting[0] == 0.0
+    assert found.rollouts <= 110
+    assert found.prompts["expert"][1].startswith(f"{SEED} fact ")
+
+
+@pytest.mark.parametrize("kind", ["gepa", "apo", "bootstrap"])
 def test_a_search_that_is_killed_again_and_again_loses_nothing_and_counts_nothing_twice(
     tmp_path: Path, model: Knowing, kind: str
 ) -> None:
-    search = gepa(model) if kind == "gepa" else lightning.Bootstrap(budget=60)
+    searches = {"gepa": gepa(model), "apo": apo(model), "bootstrap": lightning.Bootstrap(budget=60)}
+    search = searches[kind]
     calm = fit(tmp_path / "calm" / "run", model, search)
     asked = len(model.reflected)
     for after in (3, 25):
