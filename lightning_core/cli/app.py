@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+from collections import Counter
 from types import FrameType
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from lightning_core import __version__, telemetry
 from lightning_core.cli import console, init, models, runs, serving, training
 from lightning_core.cli.deploying import deploy
 from lightning_core.errors import LightningError
+from lightning_core.insight.failures import VARIES
 
 app = typer.Typer(
     name="agentlightning",
@@ -66,14 +68,50 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     on_interrupt(number, frame)
 
 
+class Once(logging.Filter):
+    """Shows a warning of another library once, and counts how often it came again.
+
+    Frameworks warn in every call, of which a run makes thousands. Messages that differ in numbers or names
+    alone are one. What this package says, and errors, are all shown.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[tuple[str, str]] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno != logging.WARNING or record.name.startswith("lightning_"):
+            return True
+        said = record.name, VARIES.sub("…", str(record.msg))
+        self.counts[said] += 1
+        return self.counts[said] == 1
+
+    def repeated(self) -> list[str]:
+        """A line for each warning that came again."""
+        return [
+            f"{name} said {count - 1} more times: {message}"
+            for (name, message), count in self.counts.items()
+            if count > 1
+        ]
+
+
 def main() -> None:
     """Entry point: errors of this package are shown as one message, without a traceback."""
     signal.signal(signal.SIGTERM, _interrupt)
     telemetry.obey()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    once = Once()
+    handlers = list(logging.getLogger().handlers)
+    for handler in handlers:
+        handler.addFilter(once)
     try:
         app()
     except LightningError as error:
         Console(stderr=True).print(f"[red]{type(error).__name__}[/red]: ", end="")
         Console(stderr=True).print(str(error), markup=False, highlight=False)
         sys.exit(1)
+    finally:
+        for handler in handlers:
+            handler.removeFilter(once)
+        for line in once.repeated():
+            Console(stderr=True).print(line, markup=False, highlight=False, style="dim", soft_wrap=True)

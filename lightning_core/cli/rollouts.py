@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -13,22 +16,51 @@ from rich.tree import Tree
 
 from lightning_core import transcript
 from lightning_core.errors import ConfigError
+from lightning_core.insight.failures import reason_of
+from lightning_core.insight.verdict import say
 from lightning_core.linking import with_final
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store
 from lightning_core.trace import Item, Node, Trace, read_traces
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.parts import open_store
-from lightning_core.types import Call, Reward, Rollout, Span, ToolEvent
+from lightning_core.trainer.report import task_text
+from lightning_core.types import Call, Reward, Rollout, Span, Status, Task, ToolEvent
 
 LISTED = 8
 """Rollouts that `show` lists."""
+CHOSEN = 40
+"""Rollouts that it lists if it is told which; all with --full."""
 _NAMED = 5
-ROLLOUT = "A rollout: its id, how the id begins or ends, 'best' or 'worst'"
+ROLLOUT = "A rollout: its id, how the id begins or ends, 'best', 'worst' or 'failed'"
 """What the verbs say of a rollout as an option."""
 _WORDS = 60
 """Characters shown of a prompt, a reply, arguments or a result."""
 _BAD = "red"
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """The rollouts that a person wants to see; None: any."""
+
+    task: str | None = None
+    """Its id, or how its id or its text begins."""
+    step: int | None = None
+    """As it is shown: the first update is 1, an evaluation is after so many updates."""
+    split: str | None = None
+    agent: str | None = None
+    """Name or glob of an agent that made a call in it."""
+    status: Status | None = None
+
+    def __post_init__(self) -> None:
+        if self.split not in (None, "train", "validation"):
+            raise ConfigError(f"--split {self.split!r}: give 'train' or 'validation'")
+
+    @property
+    def said(self) -> str:
+        """The filter as options, for a title."""
+        given = {name: getattr(self, name) for name in ("task", "step", "split", "agent", "status")}
+        return " ".join(f"--{name} {value}" for name, value in given.items() if value is not None)
 
 
 @asynccontextmanager
@@ -50,16 +82,48 @@ async def find_rollouts(store: Store, run_id: str, newest: int | None = None) ->
     return [with_final(rollout, rewards[rollout.id]) for rollout in rollouts]
 
 
-async def show_rollouts(path: Path, which: str | None, task: str | None) -> None:
-    """The tree of one rollout; without `which` a list of the task's rollouts."""
+async def show_rollouts(path: Path, which: str | None, wanted: Filter, *, full: bool = False) -> None:
+    """The tree of one rollout; without `which` a list of those wanted, the newest last."""
     console = Console()
     async with open_run(path) as (store, run_id):
-        rollouts = of_task(await find_rollouts(store, run_id), task)
+        rollouts = await _only(store, await find_rollouts(store, run_id), wanted)
         if which is None:
-            console.print(_table(f"rollouts of task {rollouts[0].task.id}", rollouts))
+            listed = rollouts if full else rollouts[-CHOSEN:]
+            title = f"{_count(listed, rollouts)}: {wanted.said or 'all'}"
+            failed = any(rollout.status is Status.FAILED for rollout in listed)
+            console.print(_table(title, listed, why=failed, full=full))
             return
         (trace,) = await read_traces(store, [choose(rollouts, which)])
-    console.print(rollout_tree(trace))
+    console.print(rollout_tree(trace, full=full))
+
+
+def _count(listed: Sequence[Rollout], rollouts: Sequence[Rollout]) -> str:
+    if len(listed) == len(rollouts):
+        return f"{len(rollouts)} rollout{'s' * (len(rollouts) != 1)}"
+    return f"the newest {len(listed)} of {len(rollouts)} rollouts (all with --full)"
+
+
+async def _only(store: Store, rollouts: Sequence[Rollout], wanted: Filter) -> list[Rollout]:
+    """Those that are wanted. ConfigError if there are none."""
+    chosen = [
+        rollout
+        for rollout in of_task(rollouts, wanted.task)
+        if wanted.step in (None, rollout.step_number)
+        and wanted.split in (None, rollout.split)
+        and wanted.status in (None, rollout.status)
+    ]
+    if wanted.agent is not None:
+        calls = await store.get_calls([rollout.id for rollout in chosen])
+        seen = sorted({call.agent for part in calls.values() for call in part})
+        names = {name for name in seen if fnmatchcase(name, wanted.agent)}
+        chosen = [each for each in chosen if any(call.agent in names for call in calls[each.id])]
+        if not names:
+            raise ConfigError(
+                f"no call of {wanted.agent!r} in these rollouts; agents seen: {', '.join(seen)}"
+            )
+    if not chosen:
+        raise ConfigError(f"none of the {len(rollouts)} rollouts fits {wanted.said}; leave an option out")
+    return chosen
 
 
 def show_newest(newest: Sequence[Rollout], total: int, path: Path, console: Console) -> None:
@@ -68,7 +132,7 @@ def show_newest(newest: Sequence[Rollout], total: int, path: Path, console: Cons
         return
     console.print(_table(f"rollouts: the newest {len(newest)} of {total}", newest))
     console.print(
-        f"one of them: agentlightning show {path} --rollout ID (or best, or worst)",
+        f"one of them: agentlightning show {path} --rollout ID (or best, worst, failed)",
         markup=False,
         highlight=False,
         soft_wrap=True,
@@ -76,19 +140,28 @@ def show_newest(newest: Sequence[Rollout], total: int, path: Path, console: Cons
 
 
 def of_task(rollouts: Sequence[Rollout], task: str | None) -> list[Rollout]:
-    """Those of the task whose id is or begins with `task`; None means all. ConfigError if there are none."""
+    """Those of the task that is meant by its id, or by how its id or its text begins; None means all.
+    ConfigError if there are none, or several tasks."""
     if not rollouts:
         raise ConfigError("the run has no rollouts yet")
-    ids = sorted({rollout.task.id for rollout in rollouts})
-    chosen = None if task is None else _find(task, ids, "task")
-    return [rollout for rollout in rollouts if chosen is None or rollout.task.id == chosen]
+    if task is None:
+        return list(rollouts)
+    texts = {rollout.task.id: task_text(rollout.task) for rollout in rollouts}
+    meant = [name for name, text in texts.items() if task and text.startswith(task)]
+    chosen = meant[0] if len(meant) == 1 else _find(task, sorted(texts), "task")
+    return [rollout for rollout in rollouts if rollout.task.id == chosen]
 
 
 def choose(rollouts: Sequence[Rollout], which: str) -> Rollout:
-    """The rollout that is meant by its id, by how the id begins or ends, or by "best" or "worst".
+    """The rollout that is meant by its id, by how the id begins or ends, or by "best", "worst" or "failed".
 
-    Of equal rewards the newest counts. Raises ConfigError if it is none of them, or several.
+    Of equal rewards, and of those that failed, the newest counts. Raises ConfigError if it is none of them,
+    or several.
     """
+    if which == "failed":
+        if failed := [rollout for rollout in rollouts if rollout.status is Status.FAILED]:
+            return failed[-1]
+        raise ConfigError(f"none of these {len(rollouts)} rollouts has failed; give an id, 'best' or 'worst'")
     if which in ("best", "worst"):
         rewarded = [rollout for rollout in reversed(rollouts) if rollout.reward is not None]
         if not rewarded:
@@ -111,67 +184,85 @@ def _find(given: str, ids: Sequence[str], kind: str) -> str:
     raise ConfigError(f"{kind} {given!r} {problem}: {named}{more}; give the whole id")
 
 
-def _table(title: str, rollouts: Sequence[Rollout]) -> Table:
-    table = Table(title=Text(title, "table.title"))
-    for column in ("rollout", "task", "split", "step", "attempts", "status", "reward"):
-        table.add_column(column, justify="right" if column in ("step", "attempts", "reward") else "left")
+def _table(title: str, rollouts: Sequence[Rollout], *, why: bool = False, full: bool = False) -> Table:
+    """One line each, unless `full`: ids are whole at any width, other texts are cut to what is left.
+
+    A task without an id of its own is known by its text. `why` adds why rollouts failed.
+    """
+    table = Table(title=Text(title, "table.title"), box=SIMPLE_HEAD)
+    columns = ["rollout", "task", "split", "step", "status", "reward", *(["why"] if why else [])]
+    for column in columns:
+        numbers = column in ("step", "reward")
+        table.add_column(
+            column, justify="right" if numbers else "left", no_wrap=column not in ("task", "why")
+        )
     for rollout in rollouts:
+        failed = rollout.status is Status.FAILED
         table.add_row(
             Text(rollout.id),  # not markup: "gsm8k[test]/12" is a task as well
-            Text(rollout.task.id),
+            _cell(task_name(rollout.task), full),
             rollout.split,
-            str(rollout.step),
-            str(rollout.attempts),
-            rollout.status,
-            "-" if rollout.reward is None else f"{rollout.reward:.3f}",
+            str(rollout.step_number),
+            Text(rollout.status, _BAD if failed else ""),
+            "-" if rollout.reward is None else say(rollout.reward),
+            *([_cell(reason_of(rollout).text if failed else "", full)] if why else []),
         )
     return table
 
 
+def _cell(text: str, full: bool) -> Text:
+    return Text(text) if full else Text(" ".join(text.split()), no_wrap=True, overflow="ellipsis")
+
+
+def task_name(task: Task) -> str:
+    """The id that its user gave it; else its text."""
+    return task_text(task) if task.id == Task(input=task.input).id else task.id
+
+
 # one rollout as a tree ---------------------------------------------------------------------
-def rollout_tree(trace: Trace) -> Tree:
-    """One line for each record, under what it belongs to."""
+def rollout_tree(trace: Trace, *, full: bool = False) -> Tree:
+    """One line for each record, under what it belongs to; with `full` all of every text."""
     top = Tree(_rollout(trace.rollout))
     branches: dict[int, Tree] = {}
     for node, parent in trace.walk():
         below = top if parent is None else branches[id(parent)]
-        branches[id(node)] = below.add(_line(node))
+        branches[id(node)] = below.add(_line(node, full))
     return top
 
 
-def _line(node: Node) -> Text:
+def _line(node: Node, full: bool) -> Text:
     item: Item = node.item
     match item:
         case Call():
-            return _call(item)
+            return _call(item, full)
         case ToolEvent():
-            return _tool(item)
+            return _tool(item, full)
         case Span():
-            return _span(item)
+            return _span(item, full)
         case Reward():
-            return _reward(item)
+            return _reward(item, full)
 
 
 def _rollout(rollout: Rollout) -> Text:
     reward = "" if rollout.reward is None else f", reward {rollout.reward:+.3f}"
     line = Text.assemble(
         (f"rollout {rollout.id}", "bold"),
-        f"  task {rollout.task.id}, {rollout.split}, step {rollout.step}, "
+        f"  task {_short(task_name(rollout.task), False)}, {rollout.split}, step {rollout.step_number}, "
         f"attempt {rollout.attempts} of {rollout.max_attempts}: {rollout.status}{reward}",
     )
     return line.append(f"\n{rollout.error}", _BAD) if rollout.error else line
 
 
-def _call(call: Call) -> Text:
+def _call(call: Call, full: bool) -> Text:
     line = Text.assemble((call.agent, "bold cyan"), f"  {_tokens(call)}{_seconds(call)}")
     if call.endpoint is not None:
         line.append(f"  seen only, answered by {call.endpoint}", "yellow")
     elif not call.trained:
         line.append("  not trained", "dim")
     if call.status != "completed":
-        line.append(f"  {call.status}: {_short(call.error or '')}", _BAD)
-    line.append(f"\n{_short(transcript.text(transcript.prompt(call)[-1:]))}", "dim")
-    return line.append(f" → {_short(transcript.text(transcript.replies(call)))}")
+        line.append(f"  {call.status}: {_short(call.error or '', full)}", _BAD)
+    line.append(f"\n{_short(transcript.text(transcript.prompt(call)[-1:]), full)}", "dim")
+    return line.append(f" → {_short(transcript.text(transcript.replies(call)), full)}")
 
 
 def _tokens(call: Call) -> str:
@@ -179,31 +270,33 @@ def _tokens(call: Call) -> str:
     return "" if read is None and written is None else f"{read or 0} → {written or 0} tokens, "
 
 
-def _tool(event: ToolEvent) -> Text:
-    line = Text.assemble((event.name, "magenta"), f"({_short(event.arguments)})  {_seconds(event)}")
+def _tool(event: ToolEvent, full: bool) -> Text:
+    line = Text.assemble((event.name, "magenta"), f"({_short(event.arguments, full)})  {_seconds(event)}")
     if event.error is not None:
-        return line.append(f"  {event.error_type or 'failed'}: {_short(event.error)}", _BAD)
-    return line.append(f" → {_short(event.result or '')}")
+        return line.append(f"  {event.error_type or 'failed'}: {_short(event.error, full)}", _BAD)
+    return line.append(f" → {_short(event.result or '', full)}")
 
 
-def _span(span: Span) -> Text:
+def _span(span: Span, full: bool) -> Text:
     agent = f", agent {span.agent}" if span.agent else ""
     line = Text(f"span {span.name}{agent}  {_seconds(span)}", "blue")
-    return line if span.error is None else line.append(f"  failed: {_short(span.error)}", _BAD)
+    return line if span.error is None else line.append(f"  failed: {_short(span.error, full)}", _BAD)
 
 
-def _reward(reward: Reward) -> Text:
+def _reward(reward: Reward, full: bool) -> Text:
     line = Text(f"{reward.kind} reward {reward.value:+.3f}", "green" if reward.value > 0 else "yellow")
     if reward.agent is not None and reward.kind == "final":  # an intermediate one lies under its call
         line.append(f" of {reward.agent}", "bold cyan")
     line.append(f"  by {reward.source}", "dim")
-    return line.append(f": {_short(reward.reason)}") if reward.reason else line
+    return line.append(f": {_short(reward.reason, full)}") if reward.reason else line
 
 
 def _seconds(item: Call | ToolEvent | Span) -> str:
     return f"{item.ended_at - item.started_at:.2f} s"
 
 
-def _short(text: str) -> str:
+def _short(text: str, full: bool) -> str:
+    if full:
+        return text.strip()
     line = " ".join(text.split())
     return line if len(line) <= _WORDS else line[: _WORDS - 1] + "…"

@@ -8,6 +8,7 @@ import logging
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,14 +23,17 @@ from lightning_core.air.rulebook import RuleLine, rule_lines
 from lightning_core.cli.rollouts import (
     LISTED,
     ROLLOUT,
+    Filter,
     choose,
     find_rollouts,
     open_run,
     show_newest,
     show_rollouts,
 )
-from lightning_core.errors import ConfigError, UnsupportedError
+from lightning_core.errors import ConfigError, LightningError, UnsupportedError
 from lightning_core.heartbeat import find_living, living
+from lightning_core.insight.failures import group_failures
+from lightning_core.insight.verdict import say, verdict
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store
 from lightning_core.trace import read_traces
@@ -38,13 +42,23 @@ from lightning_core.trainer.display import (
     agent_table,
     alert_line,
     describe_staleness,
+    failure_lines,
+    held_out_table,
     phase_line,
     show_searches,
-    success_table,
+    verdict_lines,
 )
+from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.observers import replay
-from lightning_core.trainer.report import Summary, find_phases, terminal_curve
-from lightning_core.types import Member, Metrics
+from lightning_core.trainer.report import (
+    Summary,
+    find_evidence,
+    find_phases,
+    reward_curve,
+    running_mean,
+    terminal_curve,
+)
+from lightning_core.types import Member, Metrics, Status
 
 _SHOWN = ("python", "agent-lightning-core", "torch", "transformers", "vllm", "verl")
 _Run = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/20260101-120000.")]
@@ -53,33 +67,38 @@ _Run = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/202601
 def runs(
     folder: Annotated[Path, typer.Argument(help="Folder that holds the runs.")] = Path("runs"),
 ) -> None:
-    """List the runs of a folder, the newest first, with their success."""
-    list_runs(folder)
+    """List the runs of a folder, the newest first: status, steps, reward before and after, script, age."""
+    asyncio.run(list_runs(folder, [path.parent for path in folder.glob("*/run.json")]))
 
 
 def show(
     run: _Run,
     rollout: Annotated[str | None, typer.Option(help=ROLLOUT)] = None,
-    task: Annotated[
-        str | None, typer.Option(help="Only rollouts of this task: its id, or how it begins.")
-    ] = None,
+    task: Annotated[str | None, typer.Option(help="Only this task: how its id or its text begins.")] = None,
+    step: Annotated[int | None, typer.Option(help="Only this step; 1 is the first.")] = None,
+    split: Annotated[str | None, typer.Option(help="Only 'train' or 'validation'.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Only where this agent called; a name or glob.")] = None,
+    status: Annotated[Status | None, typer.Option(help="Only these.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Shorten no text, and list all.")] = False,
     provenance: Annotated[
         bool, typer.Option("--provenance", help="Print where its numbers come from, as JSON.")
     ] = False,
 ) -> None:
-    """Show a run: its curve, held-out success before and after, what each agent did, and its alerts.
+    """Show a run: its curve, held-out reward before and after, what each agent did, failures, and a verdict.
 
     With --rollout it shows that rollout as a tree: calls, the tools they asked for, spans and rewards. With
-    --task alone it lists the rollouts of that task.
+    --task, --step, --split, --agent or --status it lists the rollouts that fit all of them.
 
+        agentlightning show runs/demo --status failed
         agentlightning show runs/demo --rollout worst
     """
+    wanted = Filter(task, step, split, agent, status)
     if provenance:
         asyncio.run(show_provenance(run))
-    elif rollout is None and task is None:
+    elif rollout is None and not wanted.said and not full:
         asyncio.run(show_run(run))
     else:
-        asyncio.run(show_rollouts(run, rollout, task))
+        asyncio.run(show_rollouts(run, rollout, wanted, full=full))
 
 
 def alerts(run: _Run) -> None:
@@ -125,33 +144,82 @@ def plugins() -> None:
 
 
 # what the verbs do ------------------------------------------------------------------------
-def list_runs(folder: Path) -> None:
-    """One line for each run of the folder."""
-    table = Table(title=f"runs in {folder}")
-    for column in ("run", "steps", "seed", "sampled", "greedy", "seconds"):
-        table.add_column(column, justify="left" if column == "run" else "right")
-    found = sorted((path.parent for path in folder.glob("*/run.json")), reverse=True)
-    for path in found:
-        summary = find_summary(path)
-        if summary is None:
-            table.add_row(path.name, "unfinished: resume it with train --resume", "", "", "", "")
-            continue
-        table.add_row(
-            path.name,
-            str(summary.steps),
-            str(summary.seed),
-            *(
-                f"{getattr(summary.before, kind):.2f} → {getattr(summary.after, kind):.2f}"
-                if summary.before and summary.after
-                else "-"
-                for kind in ("sampled", "greedy")
-            ),
-            f"{summary.train_seconds:.0f}",
-        )
+async def list_runs(folder: Path, paths: Sequence[Path]) -> None:
+    """One line for each run at these paths, the newest first."""
     console = Console()
-    console.print(
-        table if found else f"no runs in {str(folder)!r}; start one with: agentlightning train SCRIPT"
+    lines = [await read_line(path) for path in paths]
+    if not lines:
+        console.print(f"no runs in {str(folder)!r}; start one with: agentlightning train SCRIPT")
+        return
+    table = Table(title=f"runs in {folder}")
+    for column in ("run", "status", "steps", "reward", "model", "script", "age"):
+        right = column in ("steps", "age")
+        table.add_column(column, justify="right" if right else "left", no_wrap=True, overflow="fold")
+    for line in sorted(lines, key=lambda line: line.created_at, reverse=True):
+        table.add_row(*map(Text, line.cells), style="red" if line.status in BROKEN else None)
+    console.print(table)
+
+
+BROKEN = ("failed", "killed", "unreadable")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLine:
+    """What the list of runs says of one."""
+
+    name: str
+    created_at: float
+    status: str
+    """Of the run; "killed" if it is not finished and no trainer holds its folder."""
+    steps: int = 0
+    reward: str = "-"
+    """Held out and greedy, before and after; of training, first and last, where no held-out one is known."""
+    model: str = "-"
+    script: str = "-"
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        age = describe_age(time.time() - self.created_at)
+        return self.name, self.status, str(self.steps), self.reward, self.model, self.script, age
+
+
+async def read_line(path: Path) -> RunLine:
+    """The line of a run; one whose store can't be read is "unreadable"."""
+    begun = (path / "run.json").stat().st_mtime
+    try:
+        async with open_run(path) as (store, run_id):
+            run, metrics = await store.find_run(run_id), await store.list_metrics(run_id)
+    except (LightningError, OSError, ValueError):  # such as a server that is away
+        return RunLine(name=path.name, created_at=begun, status="unreadable")
+    if run is None:
+        return RunLine(name=path.name, created_at=begun, status="not begun")
+    killed = run.status == "running" and not RunFolder(path, resume=True).held
+    script = Path(str(run.provenance.get("script") or "-")).name
+    model = str(run.config.get("model", "-"))
+    return RunLine(
+        name=path.name,
+        created_at=run.created_at,
+        status="killed" if killed else run.status,
+        steps=len(metrics),
+        reward=_reward(find_summary(path), metrics),
+        model=Path(model).name if Path(model).is_absolute() else model,
+        script=script,
     )
+
+
+def _reward(summary: Summary | None, metrics: Sequence[Metrics]) -> str:
+    if summary and summary.before and summary.after:
+        return f"{say(summary.before.greedy)} → {say(summary.after.greedy)}"
+    means = running_mean(reward_curve(metrics)[1])
+    return f"{say(means[0])} → {say(means[-1])} (training)" if means else "-"
+
+
+def describe_age(seconds: float) -> str:
+    """Seconds in the unit that a person would take."""
+    for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
 
 
 async def show_run(path: Path) -> None:
@@ -161,7 +229,8 @@ async def show_run(path: Path) -> None:
         run = await store.find_run(run_id)
         metrics = await store.list_metrics(run_id)
         newest = await find_rollouts(store, run_id, LISTED)
-        total = sum(one.count for one in await store.count_rollouts(run_id))
+        counts = await store.count_rollouts(run_id)
+        evidence = await find_evidence(store, run, metrics, counts)
         members = await store.list_members(run_id)
         alerts = await store.list_alerts(run_id)
         rules = await _rules(store, run_id) if _automatic(metrics) else []
@@ -175,15 +244,22 @@ async def show_run(path: Path) -> None:
     console.print(terminal_curve(metrics), markup=False, highlight=False)
     for alert in alerts:
         console.print(alert_line(alert))
-    show_newest(newest, total, path, console)
+    show_newest(newest, sum(each.count for each in counts), path, console)
     if rules:
         console.print(rule_table(rules))
-    summary = find_summary(path)
+    if (summary := find_summary(path)) is not None:
+        show_summary(summary, console)
+    if reasons := group_failures(evidence.failed):
+        console.print(failure_lines(reasons, path), soft_wrap=True)
     if summary is None:
         console.print("not finished: no summary yet")
-        return
+    console.print(verdict_lines(verdict(evidence)), soft_wrap=True)
+
+
+def show_summary(summary: Summary, console: Console) -> None:
+    """What was learnt, by whom, and what was left out."""
     if summary.before and summary.after:
-        console.print(success_table(summary.before, summary.after))
+        console.print(held_out_table(summary.before, summary.after))
     show_searches(summary, console)
     if not summary.agents:  # no step has trained
         return

@@ -6,6 +6,7 @@ import json
 import os
 import runpy
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ import typer
 from rich.console import Console
 
 from lightning_core.cli.serving import say
-from lightning_core.errors import ConfigError, TrainingStopped
+from lightning_core.errors import ConfigError, LightningError, TrainingStopped
 from lightning_core.trainer.launch import Launch, launching
 from lightning_core.trainer.preflight import show_plan
 from lightning_core.trainer.roles.joining import Joining
@@ -108,9 +109,19 @@ class _Done(BaseException):
 
 
 def train_script(script: Path, arguments: Sequence[str], launch: Launch) -> None:
-    """Run `script` as its own main program; every `fit` in it takes the launch's settings over its own."""
+    """Run `script` as its own main program; every `fit` in it takes the launch's settings over its own.
+
+    Raises ConfigError if it ends without a `fit`.
+    """
+    called = False
+
+    def fit(trainer: Trainer, solve: Any, **tasks: Any) -> Any:
+        nonlocal called
+        called = True
+        return Trainer.fit(trainer, solve, **tasks)
+
     try:
-        run_script(script, arguments, launch)
+        run_script(script, arguments, Launch(launch.settings, launch.backend, fit))
     except TrainingStopped as stop:
         Console(stderr=True).print(
             f"stopped; go on with the same settings and --resume --folder {stop.folder}", soft_wrap=True
@@ -118,6 +129,8 @@ def train_script(script: Path, arguments: Sequence[str], launch: Launch) -> None
         raise typer.Exit(130) from None
     except KeyboardInterrupt:  # before a run was begun, or after it
         raise typer.Exit(130) from None
+    if not called:
+        raise _never_fitted(script)
 
 
 def plan_script(script: Path, arguments: Sequence[str], launch: Launch) -> None:
@@ -150,14 +163,19 @@ def call_once(script: Path, arguments: Sequence[str], launch: Launch, call: Call
         run_script(script, arguments, Launch(launch.settings, launch.backend, once))
     except _Done:
         return
-    raise ConfigError(
-        f"{str(script)!r} ended and never called Trainer(...).fit(...); give the script that the training is "
-        "started with"
+    raise _never_fitted(script)
+
+
+def _never_fitted(script: Path) -> ConfigError:
+    return ConfigError(
+        f"{str(script)!r} ended and never called Trainer(...).fit(...): call it in the script, under "
+        '`if __name__ == "__main__":` too, or give another script'
     )
 
 
 def run_script(script: Path, arguments: Sequence[str], launch: Launch) -> None:
-    """Run it as `python SCRIPT` would."""
+    """Run it as `python SCRIPT` would. An error of its own is shown from its first line on, and ends the
+    command."""
     if not script.is_file():
         raise ConfigError(f"there is no script {str(script)!r}; give the path of a Python file")
     sys.argv = [str(script), *arguments]
@@ -165,8 +183,22 @@ def run_script(script: Path, arguments: Sequence[str], launch: Launch) -> None:
     sys.path[:0] = [str(script.parent.resolve()), os.getcwd()]
     for name in ("no_proxy", "NO_PROXY"):  # the gateway is on this machine, whatever proxy leads outside
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
-    with launching(launch):
-        runpy.run_path(str(script), run_name="__main__")
+    try:
+        with launching(launch):
+            runpy.run_path(str(script), run_name="__main__")
+    except LightningError:
+        raise
+    except Exception as error:  # whatever the user's script raises is the user's to read
+        sys.stderr.write(script_traceback(error, str(script)))
+        raise typer.Exit(1) from None
+
+
+def script_traceback(error: Exception, script: str) -> str:
+    """The traceback as `python SCRIPT` shows it: without the frames that lead to the script."""
+    told = traceback.TracebackException.from_exception(error)
+    first = next((place for place, frame in enumerate(told.stack) if frame.filename == script), None)
+    told.stack = traceback.StackSummary.from_list([] if first is None else list(told.stack)[first:])
+    return "".join(told.format())
 
 
 def read_launch(given: Sequence[str], named: Mapping[str, Any]) -> Launch:

@@ -188,6 +188,11 @@ def _allow_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def check_free(host: str, port: int) -> None:
+    """Raise GatewayError if a gateway could not listen there now."""
+    _listen(host, port, "gateway").close()
+
+
 def _listen(host: str, port: int, what: str) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

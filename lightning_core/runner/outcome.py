@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.errors import RewardError
+from lightning_core.insight.failures import is_users
 from lightning_core.tracing.rewards import as_reward
 from lightning_core.types import REWARD_RANGE, Task
 
@@ -17,7 +18,7 @@ Solve = Callable[[Task], Any]
 """Runs the app once on a task and returns (or is awaited for) the reward."""
 
 FRAMES = 4
-"""The innermost frames of the app that are kept: enough to find the line."""
+"""Frames that are kept: the innermost ones, and the innermost of the user's own code."""
 MOST_CHARACTERS = 2000
 NOTE = 1500
 """Characters of one note."""
@@ -117,7 +118,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def describe(error: BaseException) -> str:
-    """`Type: message`, its notes, the parts of a group, and the last frames of the app's own code."""
+    """`Type: message`, its notes, the parts of a group, and its frames, the innermost last."""
     lines = [_summary(error), *_notes(error), *_parts(error), *_frames(error)]
     text = "\n".join(lines).encode("utf-8", "replace").decode()
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
@@ -151,4 +152,8 @@ def _parts(error: BaseException, indent: str = "  ") -> list[str]:
 def _frames(error: BaseException) -> list[str]:
     ours = str(Path(__file__).parent)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
-    return [f"  at {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames[-FRAMES:]]
+    shown = frames[-FRAMES:]
+    if not any(is_users(frame.filename) for frame in shown):
+        own = [frame for frame in frames if is_users(frame.filename)]
+        shown = [*own[-1:], *shown[len(own[-1:]) :]]
+    return [f"  at {frame.filename}:{frame.lineno} in {frame.name}" for frame in shown]

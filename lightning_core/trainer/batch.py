@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -147,14 +147,13 @@ def unusable_groups(rollouts: Sequence[Rollout], rewards: Mapping[str, Sequence[
     return found
 
 
-def step_numbers(batch: StepBatch, report: CreditReport) -> dict[str, float]:
+def step_numbers(batch: StepBatch, credited: Sequence[Trajectory], report: CreditReport) -> dict[str, float]:
     """The step's metrics that follow from its batch and from credit."""
-    agents = _agent_numbers(batch, report.transitions)
+    agents = _agent_numbers(batch, report.transitions) | _credit_numbers(credited)
     if not batch.rollouts:
         return agents | {"demonstrations": report.groups}
-    rewards = [trajectory.reward for trajectory in batch.trajectories]
     return {
-        **({"reward": fmean(rewards)} if rewards else {}),
+        **_reward_numbers([trajectory.reward for trajectory in batch.trajectories]),
         "rollouts": len(batch.rollouts),
         "failures": count_failures(batch.rollouts),
         "failures_counted": sum(r.status is Status.FAILED and r.reward is not None for r in batch.rollouts),
@@ -172,25 +171,48 @@ def step_numbers(batch: StepBatch, report: CreditReport) -> dict[str, float]:
     }
 
 
+def _reward_numbers(rewards: Sequence[float]) -> dict[str, float]:
+    if not rewards:
+        return {}
+    return {"reward": fmean(rewards), "reward_min": min(rewards), "reward_max": max(rewards)}
+
+
 def count_failures(rollouts: Sequence[Rollout]) -> int:
     """How many did not succeed."""
     return sum(rollout.status is not Status.SUCCEEDED for rollout in rollouts)
 
 
 def _agent_numbers(batch: StepBatch, transitions: Mapping[str, int]) -> dict[str, float]:
-    """Calls, sampled tokens, and the `transitions` that carry loss, of each agent."""
-    numbers: Counter[str] = Counter()
+    """Calls, sampled tokens, what failed, AIR, and the `transitions` that carry loss, of each agent."""
+    numbers: defaultdict[str, float] = defaultdict(float)
     for call in (call for part in batch.calls.values() for call in part):
         start = f"agent/{call.agent}"
         numbers[f"{start}/calls"] += 1
         numbers[f"{start}/completion_tokens"] += sum(len(c.completion_ids or ()) for c in call.choices)
         numbers[f"{start}/trained"] = int(call.trained)
         numbers[f"{start}/transitions"] = transitions.get(call.agent, 0)
+        numbers[f"{start}/failed_calls"] += call.status == "failed"
+    for rollout in batch.rollouts:
+        calls = batch.calls.get(rollout.id, ())
+        if rollout.status is Status.FAILED and calls:
+            numbers[f"agent/{calls[-1].agent}/failed_rollouts"] += 1
+        for reward in batch.rewards.get(rollout.id, ()):
+            if is_automatic(reward) and reward.agent is not None:
+                numbers[f"agent/{reward.agent}/air"] += reward.value
     if not batch.rollouts:
         for name, count in transitions.items():
             numbers[f"agent/{name}/trained"] = 1
             numbers[f"agent/{name}/transitions"] = count
     return {name: float(value) for name, value in numbers.items()}
+
+
+def _credit_numbers(credited: Sequence[Trajectory]) -> dict[str, float]:
+    """The sum of each agent's advantages, taken as positive: how much the update heard of it."""
+    numbers: defaultdict[str, float] = defaultdict(float)
+    for transition in (t for each in credited for t in each.transitions):
+        if transition.trained and transition.advantage is not None:
+            numbers[f"agent/{transition.agent}/credit"] += abs(transition.advantage)
+    return dict(numbers)
 
 
 def _entropy(trajectories: Sequence[Trajectory]) -> dict[str, float]:

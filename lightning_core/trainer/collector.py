@@ -49,7 +49,7 @@ class Collector:
         plan = partial(self._plan, step, phase)
         rollouts = await self.finish(plan, f"step {step + 1}", again=step not in self._begun)
         batch = await self._read(rollouts, began)
-        check_any_reward(batch.rollouts, f"step {step}; fix the cause and resume")
+        check_any_reward(batch.rollouts, f"step {step + 1}; fix the cause and resume")
         return await self._sample_more(step, phase, batch)
 
     async def finish(self, plan: Plan, what: str, *, again: bool = False) -> list[Rollout]:

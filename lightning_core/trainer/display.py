@@ -11,9 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 from lightning_core.backends.hosted import NONE
+from lightning_core.insight.failures import Reason, kind_of, reason_of
+from lightning_core.insight.verdict import Verdict, say
 from lightning_core.trainer.observers import Observer
 from lightning_core.trainer.report import NO_PLOTS, Evaluation, PhaseSummary, Summary
-from lightning_core.types import Alert, Metrics, Rollout, Run
+from lightning_core.types import Alert, Metrics, Rollout, Run, Status
+
+KINDS = 3
+"""Kinds of failure whose first one is told at once; the end and `show` have them all."""
+
+LISTED = 5
+"""Reasons of failures that are listed."""
 
 
 class Display(Observer):
@@ -37,6 +45,8 @@ class Display(Observer):
         self._ended: set[str] = set()
         """Rollouts that have ended before they were waited for."""
         self._awaited: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
+        """Kinds of failure that were told of."""
 
     def __enter__(self) -> Display:
         self._progress.start()
@@ -71,10 +81,25 @@ class Display(Observer):
             self._progress.reset(self._phase, total=total, completed=done, description=what, note="rollouts")
 
     def rollout_ended(self, rollout: Rollout) -> None:
+        if rollout.status is Status.FAILED:
+            self._tell_failure(rollout)
         if rollout.id not in self._awaited:
             self._ended.add(rollout.id)
         elif self._phase is not None:
             self._progress.advance(self._phase)
+
+    def _tell_failure(self, rollout: Rollout) -> None:
+        """The first of each kind, with its frames."""
+        kind = kind_of(reason_of(rollout))
+        if kind in self._told or len(self._told) == KINDS:
+            return
+        self._told.add(kind)
+        which = "the first rollout failed" if len(self._told) == 1 else "a rollout failed in another way"
+        self._print(
+            Text.assemble(
+                (f"{which}: {rollout.id}, task {rollout.task.id}\n", "bold red"), (rollout.error or "", "red")
+            )
+        )
 
     def updating(self, step: int) -> None:
         if self._phase is not None:
@@ -85,7 +110,7 @@ class Display(Observer):
         values, note = metrics.values, ""
         if "reward" in values:
             self._recent = [*self._recent[-4:], values["reward"]]
-            note = f"reward {sum(self._recent) / len(self._recent):.2f}  {_rate(values):,.0f} tok/s"
+            note = f"reward {say(sum(self._recent) / len(self._recent))}  {_rate(values):,.0f} tok/s"
         if stale := describe_staleness(values.get("staleness_mean", 0.0), values.get("staleness_max", 0.0)):
             note += f"  {stale}"
         if failures := values.get("failures"):
@@ -96,8 +121,8 @@ class Display(Observer):
     def evaluated(self, result: Evaluation) -> None:
         tasks = result.detail["sampled"].tasks
         self.note(
-            f"after step {result.step}: held-out success {result.sampled:.2f} sampled, "
-            f"{result.greedy:.2f} greedy ({tasks} tasks)"
+            f"after step {result.step}: held-out {result.what} {say(result.sampled)} sampled, "
+            f"{say(result.greedy)} greedy ({tasks} tasks)"
         )
 
     def report(self, summary: Summary, folder: Path, curve: str, transcripts: str) -> None:
@@ -108,25 +133,30 @@ class Display(Observer):
         if transcripts:
             console.print(transcripts)
         if summary.before and summary.after:
-            console.print(success_table(summary.before, summary.after))
+            console.print(held_out_table(summary.before, summary.after))
         show_searches(summary, console)
         if summary.agents:
             console.print(agent_table(summary))
         if len(summary.phases) > 1:
             console.print(phase_line(summary.phases, summary.steps), highlight=False)
-        if summary.model == NONE:
-            console.print(f"summary     {folder / 'summary.json'}", markup=False, highlight=False)
-            return
-        picture = folder / "curve.png"
-        console.print(
-            f"policy      {folder / 'policy'}   (an ordinary transformers folder)\n"
-            f"summary     {folder / 'summary.json'}\n"
-            f"curve       {picture if picture.exists() else NO_PLOTS}\n"
-            f"next        agentlightning show {folder}\n"
-            f"            agentlightning serve {folder / 'policy'}",
-            markup=False,
-            highlight=False,
-        )
+        if summary.reasons:
+            console.print(failure_lines(summary.reasons, folder), soft_wrap=True)
+        console.print(_left(summary, folder), soft_wrap=True)
+        if summary.verdict:
+            console.print(verdict_lines(summary.verdict), soft_wrap=True)
+
+
+def _left(summary: Summary, folder: Path) -> Text:
+    """What the folder holds now, and what to do next; a run without a model has no policy."""
+    picture = folder / "curve.png"
+    lines = [
+        f"policy      {folder / 'policy'}   (an ordinary transformers folder)",
+        f"summary     {folder / 'summary.json'}",
+        f"curve       {picture if picture.exists() else NO_PLOTS}",
+        f"next        agentlightning show {folder}",
+        f"            agentlightning serve {folder / 'policy'}",
+    ]
+    return Text("\n".join(lines[1:2] if summary.model == NONE else lines))
 
 
 def _rate(values: Mapping[str, float]) -> float:
@@ -150,9 +180,30 @@ def alert_line(alert: Alert) -> Text:
     )
 
 
-def success_table(before: Evaluation, after: Evaluation) -> Table:
-    """Held-out success before and after, over all tasks and for each value of the group_by field."""
-    table = Table(title="held-out success")
+COLOURS = {"improved": "green", "flat": "yellow", "untold": "yellow"}
+
+
+def verdict_lines(verdict: Verdict) -> Text:
+    """The verdict, and under it what else there is to say."""
+    lines = Text(verdict.sentence, f"bold {COLOURS.get(verdict.kind, 'red')}")
+    return lines.append("".join(f"\n{also}" for also in verdict.also), "not bold default")
+
+
+def failure_lines(reasons: Sequence[Reason], folder: Path) -> Text:
+    """How often rollouts failed for which reason, and how to look at one."""
+    lines = Text("failed rollouts", "bold red")
+    for reason in reasons[:LISTED]:
+        lines.append(f"\n{reason.count:>6}  {reason.text}", "not bold red")
+    if more := sum(reason.count for reason in reasons[LISTED:]):
+        lines.append(f"\n{more:>6}  for other reasons", "not bold red")
+    return lines.append(f"\n        agentlightning show {folder} --rollout failed", "not bold default")
+
+
+def held_out_table(before: Evaluation, after: Evaluation) -> Table:
+    """Held-out success or reward before and after, over all tasks and for each value of the group_by
+    field."""
+    what = "success" if before.what == after.what == "success" else "reward"
+    table = Table(title=f"held-out {what}")
     for column in ("", "tasks", "sampled before", "after", "greedy before", "after"):
         table.add_column(column, justify="left" if not column else "right")
     first, last = before.detail, after.detail
@@ -163,7 +214,7 @@ def success_table(before: Evaluation, after: Evaluation) -> Table:
     }
     for name, values in rows.items():
         tasks = str(last["sampled"].tasks) if name == "all" else ""
-        table.add_row(name, tasks, *(f"{value:.2f}" for value in values))
+        table.add_row(Text(name), tasks, *map(say, values))
     return table
 
 
@@ -188,14 +239,21 @@ def phase_line(phases: Sequence[PhaseSummary], steps: int) -> str:
 def agent_table(summary: Summary) -> Table:
     """Who was trained, and what each agent did."""
     table = Table(title=f"agents · {summary.steps} steps in {summary.train_seconds:.0f} s")
-    for column in ("agent", "trained", "calls", "tokens", "calls with an advantage"):
+    columns = ["agent", "trained", "calls", "tokens", "calls with an advantage", "credit", "failures"]
+    automatic = any(agent.air for agent in summary.agents.values())
+    for column in (*columns, *(["AIR"] if automatic else [])):
         table.add_column(column, justify="left" if column in ("agent", "trained") else "right")
     for name, agent in summary.agents.items():
+        acted = agent.calls > 0 or agent.transitions_with_advantage > 0
         table.add_row(
-            name,
-            "yes" if agent.trained else "no",
+            Text(name),
+            "no" if not agent.trained else "yes" if acted else "never called",
             f"{agent.calls:,}",
             f"{agent.completion_tokens:,}",
             f"{agent.transitions_with_advantage:,}" if agent.trained else "-",
+            f"{agent.credit:.0%}" if agent.trained else "-",
+            f"{agent.failed_calls + agent.failed_rollouts:,}",
+            *([f"{agent.air:+.2f}"] if automatic else []),
+            style=None if acted else "red",
         )
     return table

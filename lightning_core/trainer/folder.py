@@ -81,6 +81,18 @@ class RunFolder:
             self._lock.close()
 
     @property
+    def held(self) -> bool:
+        """Whether a trainer on this machine has the folder open."""
+        try:
+            with open(self.path / "lock") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    @property
     def run_id(self) -> str:
         """The id the run was begun with; for a new run, the folder's name."""
         address = self.read_address()

@@ -84,7 +84,7 @@ class Loop:
         credited, report = await self.updater.credit(step, phase, batch.trajectories)
         measured = await self.updater.update(step, phase, credited)
         values = {
-            **step_numbers(batch, report),
+            **step_numbers(batch, credited, report),
             **self._air_numbers(batch),
             **measured,
             "collect_seconds": batch.seconds,

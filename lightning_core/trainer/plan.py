@@ -10,6 +10,7 @@ import hashlib
 import json
 import random
 import re
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,24 @@ def make_tasks(rows: Iterable[Task | Mapping[str, Any]], split: Split) -> list[T
         except ValidationError as problem:
             raise TaskError(f"{split} task {index} can't be used: {problem}") from None
     return tasks
+
+
+def check_ids(tasks: Iterable[Task]) -> None:
+    """Raise TaskError for an id that two tasks with different inputs have: they would be taken for one."""
+    known: dict[str, Task] = {}
+    for task in tasks:
+        if known.setdefault(task.id, task).input != task.input:
+            raise TaskError(
+                f"two {task.split} tasks have the id {task.id!r} and different inputs, "
+                f"{reprlib.repr(known[task.id].input)} and {reprlib.repr(task.input)}; give each its own id, "
+                "or none"
+            )
+
+
+def count_shared(train: Iterable[Task], validation: Iterable[Task]) -> int:
+    """How many validation tasks have the input of a training task."""
+    known = {json.dumps(task.input, sort_keys=True) for task in train}
+    return sum(json.dumps(task.input, sort_keys=True) in known for task in validation)
 
 
 def tasks_of_step(tasks: Sequence[Task], step: int, count: int, seed: int) -> list[Task]:

@@ -16,14 +16,27 @@ from typing import Any, BinaryIO
 
 from pydantic import Field, JsonValue
 
+from lightning_core.insight.failures import Reason, group_failures
+from lightning_core.insight.verdict import (
+    Evidence,
+    Verdict,
+    missing_agents,
+    reward_of,
+    say,
+    verdict,
+)
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder, write_atomically
 from lightning_core.trainer.plan import EVALUATIONS, find_place
 from lightning_core.trainer.settings import Settings
-from lightning_core.types import Call, Metrics, Record, Rollout, Run, Status, is_reward
+from lightning_core.types import Call, Metrics, Record, Rollout, RolloutCount, Run, Status, Task
 
 SEARCHES = "searches/"
 """How the name begins under which the summary of a step's search is kept."""
+FLAT = 1e-6
+"""Difference of rewards, as a part of them, that is rounding."""
+TICKS = 4
+"""Steps that the terminal's curve names, beside the first."""
 NO_PLOTS = "no curve: pip install 'agent-lightning-core[plots]'"
 """Said in place of a curve where its library is missing."""
 
@@ -45,6 +58,8 @@ class Score(Record):
     """Mean final reward."""
     tasks: int
     failures: int
+    binary: bool = True
+    """Whether every reward is 0 or 1, so that the mean is a rate of success."""
     by: dict[str, float] = Field(default_factory=dict)
     """Mean final reward for each value of the `group_by` field."""
     agents: dict[str, AgentScore] = Field(default_factory=dict)
@@ -59,14 +74,27 @@ class Evaluation(Record):
     detail: dict[str, Score]
     """"sampled" and "greedy" in full."""
 
+    @property
+    def what(self) -> str:
+        """What its means are called: "success" where each reward is 0 or 1, else "reward"."""
+        return "success" if all(score.binary for score in self.detail.values()) else "reward"
+
 
 class AgentSummary(Record):
     """One agent over the whole training, evaluations left out."""
 
     trained: bool
     calls: int
+    """0 for a name or glob in `agents` that no call came from."""
     completion_tokens: int
     transitions_with_advantage: int = 0
+    credit: float = 0.0
+    """Its share of all advantages, taken as positive: how much of what the updates heard was about it."""
+    air: float = 0.0
+    """Sum of the automatic intermediate rewards for its calls."""
+    failed_calls: int = 0
+    failed_rollouts: int = 0
+    """Rollouts that failed after its call was the last."""
 
 
 class PhaseSummary(Record):
@@ -170,6 +198,10 @@ class Summary(Record):
     """Wall time of all steps as last made: collecting, updating, saving; evaluations left out."""
     rollouts: int
     failures: int
+    verdict: Verdict | None = None
+    """What the run has shown, in a sentence. None in a summary of an older version."""
+    reasons: list[Reason] = Field(default_factory=list)
+    """Why rollouts failed, those of evaluations too; the most frequent first."""
     zero_variance_groups: int
     skipped_updates: int
     staleness_mean: float = 0.0
@@ -188,12 +220,7 @@ class Summary(Record):
 
 def score(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], group_by: str | None) -> Score:
     """How well the rollouts of one evaluation did."""
-    rewards = {
-        r.id: r.reward
-        if r.reward is not None and is_reward(r.reward) and r.status is Status.SUCCEEDED
-        else 0.0
-        for r in rollouts
-    }
+    rewards = {rollout.id: reward_of(rollout) for rollout in rollouts}
     parts: defaultdict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
         if group_by is not None:
@@ -206,6 +233,7 @@ def score(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], grou
         success=fmean(rewards.values()),
         tasks=len(rollouts),
         failures=sum(rollout.status is not Status.SUCCEEDED for rollout in rollouts),
+        binary=all(reward in (0, 1) for reward in rewards.values()),
         by={name: fmean(values) for name, values in sorted(parts.items())},
         agents={
             agent: AgentScore(
@@ -235,8 +263,8 @@ def evaluation(
 # from the store --------------------------------------------------------------------------
 async def find_evaluation(store: Store, run_id: str, step: int, group_by: str | None) -> Evaluation | None:
     """The evaluation made after `step` updates, if every rollout of it is finished and none withdrawn."""
-    rollouts = await _evaluated(store, run_id, step)
-    if not rollouts or not all(r.status.finished and r.status is not Status.CANCELLED for r in rollouts):
+    rollouts = await find_whole_evaluation(store, run_id, step)
+    if not rollouts:
         return None
     calls = await store.get_calls([rollout.id for rollout in rollouts])
     return evaluation(step, rollouts, calls, group_by)
@@ -252,6 +280,7 @@ async def summarise(store: Store, folder: RunFolder, settings: Settings, model: 
         totals.update(entry.values)
     every = range(settings.evaluate_every or total, total, settings.evaluate_every or 1)
     between = [await find_evaluation(store, run_id, step, settings.group_by) for step in every]
+    evidence = await find_evidence(store, run, metrics, await store.count_rollouts(run_id))
     return Summary(
         run=run_id,
         folder=str(folder.path),
@@ -264,15 +293,36 @@ async def summarise(store: Store, folder: RunFolder, settings: Settings, model: 
         train_seconds=totals["step_seconds"],
         rollouts=int(totals["rollouts"]),
         failures=int(totals["failures"]),
+        verdict=verdict(evidence),
+        reasons=group_failures(evidence.failed),
         zero_variance_groups=int(totals["zero_variance_groups"]),
         skipped_updates=int(totals["skipped_updates"]),
         staleness_mean=fmean(_each(metrics, "staleness_mean") or [0.0]),
         staleness_max=int(max(_each(metrics, "staleness_max"), default=0)),
-        agents=_agents(metrics),
+        agents=_agents(metrics, evidence.agents),
         phases=find_phases(run),
         searches=await find_searches(store, run_id, [entry.step for entry in metrics]),
         settings=origin.get("settings", {}),
         versions=origin.get("versions", {}),
+    )
+
+
+async def find_evidence(
+    store: Store, run: Run | None, metrics: Sequence[Metrics], counts: Sequence[RolloutCount]
+) -> Evidence:
+    """What the verdict on a run, finished or not, is made of."""
+    if run is None:
+        return Evidence()
+    steps = sorted({each.step for each in counts if each.split == "validation"}, reverse=True)
+    evaluations = {step: await find_whole_evaluation(store, run.id, step) for step in steps[:2]}
+    named: Any = run.config.get("agents") or ()
+    return Evidence(
+        metrics=metrics,
+        counts=counts,
+        failed=await store.find_rollouts(run.id, status=Status.FAILED),
+        before=await find_whole_evaluation(store, run.id, 0),
+        after=next((found for step, found in evaluations.items() if step and found), ()),
+        agents=named,
     )
 
 
@@ -293,23 +343,32 @@ def _each(metrics: Sequence[Metrics], name: str) -> list[float]:
     return [entry.values[name] for entry in metrics if name in entry.values]
 
 
-def _agents(metrics: Sequence[Metrics]) -> dict[str, AgentSummary]:
-    totals: Counter[tuple[str, str]] = Counter()
+def _agents(metrics: Sequence[Metrics], named: Sequence[str]) -> dict[str, AgentSummary]:
+    """Those that were seen, and the names that no call came from."""
+    totals: defaultdict[tuple[str, str], float] = defaultdict(float)
     for entry in metrics:
         for key, value in entry.values.items():
             if key.startswith("agent/"):
                 _, rest = key.split("/", 1)
                 name, _, number = rest.rpartition("/")
-                totals[name, number] += int(value)
-    return {
+                totals[name, number] += value
+    seen = sorted({name for name, _ in totals})
+    credit = sum(totals[name, "credit"] for name in seen)
+    agents = {
         name: AgentSummary(
             trained=totals[name, "trained"] > 0,
-            calls=totals[name, "calls"],
-            completion_tokens=totals[name, "completion_tokens"],
-            transitions_with_advantage=totals[name, "transitions"],
+            calls=int(totals[name, "calls"]),
+            completion_tokens=int(totals[name, "completion_tokens"]),
+            transitions_with_advantage=int(totals[name, "transitions"]),
+            credit=totals[name, "credit"] / credit if credit else 0.0,
+            air=totals[name, "air"],
+            failed_calls=int(totals[name, "failed_calls"]),
+            failed_rollouts=int(totals[name, "failed_rollouts"]),
         )
-        for name in sorted({name for name, _ in totals})
+        for name in seen
     }
+    missing = missing_agents(named, seen) if seen else []
+    return agents | {name: AgentSummary(trained=True, calls=0, completion_tokens=0) for name in missing}
 
 
 def plot_curve(metrics: Sequence[Metrics], summary: Summary, file: BinaryIO) -> None:
@@ -340,7 +399,10 @@ def plot_curve(metrics: Sequence[Metrics], summary: Summary, file: BinaryIO) -> 
 
 
 def terminal_curve(metrics: Sequence[Metrics]) -> str:
-    """The running mean of the reward as text, for a terminal; without plotext, what to install."""
+    """The running mean of the reward as text, for a terminal; without plotext, what to install.
+
+    A reward that never changes is said in words: an axis would make a slope of rounding.
+    """
     try:
         import plotext
     except ModuleNotFoundError:
@@ -348,12 +410,15 @@ def terminal_curve(metrics: Sequence[Metrics]) -> str:
     steps, rewards = reward_curve(metrics)
     if len(steps) < 2:
         return ""
+    if max(rewards) - min(rewards) <= FLAT * max(1.0, abs(rewards[0])):
+        return f"reward: {say(rewards[0])} in each of {len(steps)} steps"
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plot_size(72, 14)
     plotext.plot(steps, running_mean(rewards), marker="braille")
     plotext.title("reward (mean of five steps)")
     plotext.xlabel("step")
+    plotext.xticks(sorted({steps[place * (len(steps) - 1) // TICKS] for place in range(TICKS + 1)}))
     return str(plotext.uncolorize(plotext.build()))
 
 
@@ -370,27 +435,33 @@ def running_mean(values: Sequence[float], width: int = 5) -> list[float]:
 
 
 async def transcripts(store: Store, run_id: str, last: int) -> str:
-    """One held-out task, greedy, before and after: the first that went from failure to success."""
+    """One held-out task, greedy, before and after: the first of those that gained most."""
     before = {r.task.id: r for r in await _greedy(store, run_id, 0)}
-    for after in await _greedy(store, run_id, last):
-        first = before.get(after.task.id)
-        if first is not None and solved(after) and not solved(first):
-            calls = await store.get_calls([first.id, after.id])
-            parts = [
-                f"[bold]{name}[/bold] (reward {r.reward or 0:.0f})\n" + "\n".join(map(_line, calls[r.id]))
-                for name, r in (("before", first), ("after", after))
-            ]
-            return f"[bold]one task[/bold] {_escape(_shown(after))}\n" + "\n".join(parts)
-    return ""
+    pairs = [(before[r.task.id], r) for r in await _greedy(store, run_id, last) if r.task.id in before]
+    first, after = max(pairs, key=_gain, default=(None, None))
+    if first is None or after is None or _gain((first, after)) <= 0:
+        return ""
+    calls = await store.get_calls([first.id, after.id])
+    parts = [
+        f"[bold]{name}[/bold] (reward {say(reward_of(r))})\n" + "\n".join(map(_line, calls[r.id]))
+        for name, r in (("before", first), ("after", after))
+    ]
+    return f"[bold]one task[/bold] {_escape(task_text(after.task))}\n" + "\n".join(parts)
 
 
-def solved(rollout: Rollout) -> bool:
-    """Whether it succeeded with a reward above 0."""
-    return rollout.status is Status.SUCCEEDED and (rollout.reward or 0.0) > 0
+def _gain(pair: tuple[Rollout, Rollout]) -> float:
+    return reward_of(pair[1]) - reward_of(pair[0])
 
 
 async def _greedy(store: Store, run_id: str, step: int) -> list[Rollout]:
     return [each for each in await _evaluated(store, run_id, step) if each.sampling.temperature == 0]
+
+
+async def find_whole_evaluation(store: Store, run_id: str, step: int) -> list[Rollout]:
+    """The rollouts of an evaluation, if every one is finished and none withdrawn; else none."""
+    rollouts = await _evaluated(store, run_id, step)
+    whole = all(each.status.finished and each.status is not Status.CANCELLED for each in rollouts)
+    return rollouts if whole else []
 
 
 async def _evaluated(store: Store, run_id: str, step: int) -> list[Rollout]:
@@ -404,10 +475,10 @@ async def _evaluated(store: Store, run_id: str, step: int) -> list[Rollout]:
     return list(places.values())
 
 
-def _shown(rollout: Rollout) -> str:
+def task_text(task: Task) -> str:
     """The task's first text field that reads like a question, else all of it."""
-    texts = [value for value in rollout.task.input.values() if isinstance(value, str) and " " in value]
-    return texts[0] if texts else str(rollout.task.input)
+    texts = [value for value in task.input.values() if isinstance(value, str) and " " in value]
+    return texts[0] if texts else str(task.input)
 
 
 def _line(call: Call) -> str:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from lightning_core.backends.base import Backend
 from lightning_core.errors import ConfigError, GatewayError, TrainingError
 from lightning_core.gateway.app import Gateway
-from lightning_core.gateway.server import GatewayServer
+from lightning_core.gateway.server import GatewayServer, check_free
 from lightning_core.heartbeat import Heartbeat, living, make_member
 from lightning_core.masking import without_password
 from lightning_core.plugins import Plugins, load_plugins
@@ -100,6 +100,8 @@ class Session:
         self.rulebook = make_rulebook(settings.air, self.plugins)
         self.backend = make_backend(settings, self.plugins)
         check_options(settings, self.phases, self.backend)
+        if settings.port is not None and "gateway" not in settings.remote_roles:
+            check_free(settings.host, settings.port)
         self.store = await stack.enter_async_context(open_store(self._store_url(), self.plugins))
         stack.push_async_callback(self.backend.close)
         await self.backend.start()
@@ -259,8 +261,9 @@ class Session:
         for mine, stored in zip(asked, known, strict=True):
             if (stored.run_id, stored.step, stored.task) != (mine.run_id, mine.step, mine.task):
                 raise TrainingError(
-                    f"rollout {mine.id!r} of run {mine.run_id!r} is in the store already, for another "
-                    f"task or run ({stored.run_id!r}, step {stored.step}); give this one another folder name"
+                    f"rollout {mine.id!r} of run {mine.run_id!r} is in the store already, for another task "
+                    f"or run ({stored.run_id!r}, step {stored.step_number}); give this one another folder "
+                    "name"
                 )
 
     async def _wait(self, rollout_ids: Sequence[str]) -> list[Rollout]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,7 +21,7 @@ from lightning_core.trainer.folder import RunFolder, choose_folder
 from lightning_core.trainer.launch import current_launch, launching
 from lightning_core.trainer.loop import Loop
 from lightning_core.trainer.observers import AlertObserver, Observers, Trackers, to_alerts
-from lightning_core.trainer.plan import make_tasks
+from lightning_core.trainer.plan import check_ids, count_shared, make_tasks
 from lightning_core.trainer.preflight import plan_run
 from lightning_core.trainer.record import open_run
 from lightning_core.trainer.report import Summary, terminal_curve, transcripts, write_report
@@ -30,6 +31,8 @@ from lightning_core.trainer.searching import check_search
 from lightning_core.trainer.session import Session, Solve
 from lightning_core.trainer.settings import Settings
 from lightning_core.types import Run, Task
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Tasks = Iterable[Task | Mapping[str, Any]]
@@ -80,6 +83,12 @@ class Trainer(Settings):
 
     def _make_tasks(self, train: Tasks, validation: Tasks) -> tuple[list[Task], list[Task]]:
         tasks = make_tasks(train, "train"), make_tasks(validation, "validation")
+        for part in tasks:
+            check_ids(part)
+        if not self.total_steps and not tasks[1]:
+            raise ConfigError(
+                "steps=0 trains nothing, and there are no validation tasks to evaluate: give steps=1 or more"
+            )
         if not tasks[0] and self.total_steps and self.asks_for_rollouts:
             raise ConfigError("train is empty: give at least one task")
         for search in self.searches.values():
@@ -100,6 +109,15 @@ async def _fit(
     with Display(enabled=trainer.progress, steps=trainer.total_steps) as display:
         observers = Observers(display)
         observers.note(f"run {folder.run_id} in {folder.path}")
+        if shared := count_shared(train, validation):
+            log.warning(
+                "%d of %d validation tasks are training tasks too: the held-out reward then says nothing "
+                "about new tasks; leave them out of one of the two",
+                shared,
+                len(validation),
+            )
+        if not trainer.total_steps:
+            observers.note("steps=0: the policy is evaluated, and not trained")
         async with Session(trainer, folder, solve, observers) as session:
             _add_observers(session)
             run = await open_run(session, train, validation)

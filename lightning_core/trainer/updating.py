@@ -58,7 +58,7 @@ class Updater:
             log.warning(
                 "step %d: credit=%r gave groups %s numbers that are not finite or beyond 1e15, so they are "
                 "left out",
-                step,
+                step + 1,
                 algorithm.credit,
                 ", ".join(report.unusable),
             )
@@ -98,7 +98,7 @@ class Updater:
             metrics = await self.session.backend.update(Batch(step, tuple(credited)), algorithm)
         except TrainingError as problem:
             self._failed += 1
-            log.warning("step %d: update skipped: %s", step, problem)
+            log.warning("step %d: update skipped: %s", step + 1, problem)
             if self._failed >= MOST_SKIPPED:
                 raise
             return {"skipped_updates": 1.0, "failed_updates": 1.0}
@@ -116,7 +116,7 @@ class Updater:
                 metrics.append(await self.session.backend.update(Batch(step, tuple(batch)), algorithm))
                 made.append(batch)
             except TrainingError as problem:
-                log.warning("step %d: a batch was not replayed: %s", step, problem)
+                log.warning("step %d: a batch was not replayed: %s", step + 1, problem)
         numbers = {
             f"replay/{name}": fmean(each[name] for each in metrics) for name in next(iter(metrics), ())
         }

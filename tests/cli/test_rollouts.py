@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +37,11 @@ async def fill(store: SqliteStore) -> None:
     rewards = {"small-t0-0-0": 0.5, "small-t0-0-1": -1.0, "small-t0-1-0": 1.0}
     rollouts = [
         Rollout(
-            id=name, run_id="small", task=Task(id=f"task-{name[9]}[test]", input={}), group_id="g", step=0
+            id=name,
+            run_id="small",
+            task=Task(id=f"task-{name[9]}[test]", input={}),
+            group_id="g",
+            step=int(name[7]),
         )
         for name in [*rewards, "small-t1-0-0"]
     ]
@@ -110,7 +115,7 @@ def test_a_rollout_is_shown_as_a_tree(run: Path, command: Command) -> None:
     shown = command("show", run, "--rollout", "small-t0-0-0")
     lines = [line.rstrip() for line in shown.splitlines() if line.strip()]
     assert lines[0].startswith(
-        "rollout small-t0-0-0  task task-0[test], train, step 0, attempt 1 of 1: succeeded, reward +0.500"
+        "rollout small-t0-0-0  task task-0[test], train, step 1, attempt 1 of 1: succeeded, reward +0.500"
     )
     marks = [
         "writer  3 → 0 tokens, 0.50 s",
@@ -147,7 +152,8 @@ def test_a_rollout_is_found_by_words_and_by_part_of_its_id(
 
 def test_the_rollouts_of_a_task_are_listed_and_the_best_of_them_shown(run: Path, command: Command) -> None:
     listed = command("show", run, "--task", "task-0")
-    assert "rollouts of task task-0[test]" in listed
+    assert "3 rollouts: --task task-0" in listed
+    assert " task-0[test] " in listed
     assert "small-t0-0-1" in listed
     assert "small-t0-1-0" not in listed
     assert command("show", run, "--task", "task-0", "--rollout", "best").startswith("rollout small-t0-0-0 ")
@@ -180,8 +186,8 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_judge_s_score_is_shown_as_the_rollout_s_reward(judged: Path, command: Command) -> None:
     listed = command("show", judged)
-    assert "│  0.250 │" in listed
-    assert "│  0.750 │" in listed
+    assert " 0.25 " in listed
+    assert " 0.75 " in listed
     shown = command("show", judged, "--rollout", "best")
     assert shown.startswith("rollout judged-t0-0-1 ")
     assert "succeeded, reward +0.750" in shown
@@ -189,10 +195,42 @@ def test_a_judge_s_score_is_shown_as_the_rollout_s_reward(judged: Path, command:
     assert "final reward +0.750  by judge: well said" in shown
 
 
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (["--step", "2"], ["small-t1-0-0"]),
+        (["--step", "1", "--task", "task-1"], ["small-t0-1-0"]),
+        (["--status", "queued"], ["small-t1-0-0"]),
+        (["--agent", "jud*", "--split", "train"], ["small-t0-0-0", "small-t0-0-1", "small-t0-1-0"]),
+    ],
+)
+def test_rollouts_are_listed_by_step_split_agent_and_status(
+    run: Path, command: Command, options: list[str], found: list[str]
+) -> None:
+    listed = command("show", run, *options)
+    assert [line.split()[0] for line in listed.splitlines() if line.strip().startswith("small-")] == found
+
+
+def test_full_shortens_nothing(
+    run: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = shutil.copytree(run, tmp_path / "small")
+
+    async def write() -> None:
+        async with SqliteStore(RunFolder(run, resume=True).store_url) as store:
+            await store.add_call(call("small-t0-1-0", "c9", "long " * 40, 9.0))
+
+    asyncio.run(write())
+    assert "…" in command("show", run, "--rollout", "best")
+    assert "…" not in command("show", run, "--rollout", "best", "--full")
+    monkeypatch.setenv("COLUMNS", "60")
+    assert "small-t0-0-1" in command("show", run, "--full"), "ids are whole on a narrow terminal"
+
+
 def test_show_says_which_rollouts_there_are(run: Path, command: Command) -> None:
     shown = command("show", run)
     assert "the newest 4 of 4" in shown
-    assert "│ task-1[test] │" in shown
+    assert " task-1[test] " in shown
     assert "small-t0-0-1" in shown
     assert f"agentlightning show {run} --rollout ID" in shown
 
@@ -203,6 +241,10 @@ def test_show_says_which_rollouts_there_are(run: Path, command: Command) -> None
         (["--rollout", "small-t0"], "fits several: 'small-t0-0-0', 'small-t0-0-1', 'small-t0-1-0'"),
         (["--rollout", "nothing"], "rollout 'nothing' fits none"),
         (["--rollout", ""], "fits none"),
+        (["--agent", "nobody"], "no call of 'nobody' in these rollouts; agents seen: judge, writer"),
+        (["--step", "1", "--status", "queued"], "none of the 4 rollouts fits --step 1 --status queued"),
+        (["--rollout", "failed"], "none of these 4 rollouts has failed"),
+        (["--split", "test"], "give 'train' or 'validation'"),
         (["--task", "other"], "task 'other' fits none: 'task-0[test]', 'task-1[test]'"),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_run_is_opened_with_its_origin_and_resumed_with_the_change(tmp_path):
         trainer = lightning.Trainer(
             backend=backend, steps=0, folder=tmp_path / "run", progress=False, **settings
         )
-        trainer.fit(solve, train=[{"question": "?"}])
+        trainer.fit(solve, train=[{"question": "?"}], validation=[{"question": "!"}])
 
         async def read() -> Any:
             async with SqliteStore(f"sqlite:///{tmp_path / 'run' / 'store.db'}") as store:

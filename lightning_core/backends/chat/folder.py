@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import HfApi, constants, try_to_load_from_cache
+from huggingface_hub.errors import HTTPError, RepositoryNotFoundError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -16,6 +18,8 @@ from lightning_core.backends.folders import recover
 from lightning_core.errors import ModelError
 
 TINY = "tiny"
+HUB_SECONDS = 10.0
+"""That the hub may take to say whether it has a model."""
 _MARK = "\u2423mark\u2423"
 
 
@@ -53,6 +57,8 @@ def find_source(model: str | Path) -> tuple[str, str]:
 
 def load_part(kind: Any, source: str, part: str, **options: Any) -> Any:
     """What `kind` loads from the source. Raises ModelError, naming the source and the part."""
+    if not Path(source).exists():
+        check_hub(source)
     try:
         with _quiet():
             return kind.from_pretrained(source, **options)
@@ -60,6 +66,29 @@ def load_part(kind: Any, source: str, part: str, **options: Any) -> Any:
         raise ModelError(
             f"can't read the {part} of model {source!r}: {error}; check that the folder is complete "
             "(config.json, model.safetensors, tokenizer.json)"
+        ) from error
+
+
+def check_hub(name: str) -> None:
+    """Raise ModelError for a model that is neither in this machine's cache nor to be had from the hub.
+
+    Asked once, before anything is loaded: loading itself tries again for most of a minute.
+    """
+    if constants.HF_HUB_OFFLINE or isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    hub = constants.ENDPOINT
+    try:
+        HfApi(endpoint=hub).model_info(name, timeout=HUB_SECONDS)
+    except RepositoryNotFoundError as error:
+        raise ModelError(
+            f"the hub {hub} has no model {name!r} that you may read: check the name, and log in with "
+            "`hf auth login` if it is private"
+        ) from error
+    except (HTTPError, OSError) as error:
+        raise ModelError(
+            f"model {name!r} is not on this machine, and the hub {hub} can't be reached ({error}): check "
+            f"network and proxy, or run `hf download {name} --local-dir FOLDER` where there is a network and "
+            "give model=FOLDER"
         ) from error
 
 

@@ -1,0 +1,66 @@
+"""Why rollouts failed: their errors grouped by kind and by the line of the user's code.
+
+A stored error is text: `Type: message`, notes, then frames as `  at FILE:LINE in FUNCTION`, the innermost
+last. It may come from another machine, so what is the user's code follows from the file's name alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from lightning_core.types import Record, Rollout, Status
+
+_FRAME = re.compile(r"^  at (.+:\d+ in .+)$", re.MULTILINE)
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lightning_core/", "<")
+VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+(\.\d+)?")
+"""What differs between messages of one kind: names, values and numbers."""
+
+
+class Reason(Record):
+    """Failures of one kind."""
+
+    error: str
+    """Type and message of the first of them."""
+    place: str | None = None
+    """The innermost line of the user's code, as FILE:LINE in FUNCTION; None if the error names none."""
+    count: int = 1
+    rollout: str
+    """Id of the newest of them."""
+
+    @property
+    def text(self) -> str:
+        """Error and place on one line."""
+        return self.error if self.place is None else f"{self.error} (at {self.place})"
+
+
+def is_users(filename: str) -> bool:
+    """Whether code in this file is the user's: not of a library, of Python or of this package."""
+    name = filename.replace("\\", "/")
+    return not any(part in name for part in _LIBRARIES)
+
+
+def reason_of(rollout: Rollout) -> Reason:
+    """Why one rollout failed."""
+    text = rollout.error or "no error was stored"
+    places = [place for place in _FRAME.findall(text) if is_users(place)]
+    return Reason(error=text.partition("\n")[0], place=places[-1] if places else None, rollout=rollout.id)
+
+
+def kind_of(reason: Reason) -> tuple[str, str]:
+    """Equal for failures that have one cause: type and place, or the message without names and numbers."""
+    if reason.place is not None:
+        return reason.error.partition(":")[0], reason.place
+    return VARIES.sub("…", reason.error), ""
+
+
+def group_failures(rollouts: Iterable[Rollout]) -> list[Reason]:
+    """The reasons of the failed rollouts among these, the most frequent first."""
+    groups: dict[tuple[str, str], Reason] = {}
+    for rollout in rollouts:
+        if rollout.status is Status.FAILED:
+            reason = reason_of(rollout)
+            kind = kind_of(reason)
+            count = groups[kind].count + 1 if kind in groups else 1
+            groups[kind] = groups.get(kind, reason).model_copy(update={"count": count, "rollout": rollout.id})
+    return sorted(groups.values(), key=lambda reason: -reason.count)

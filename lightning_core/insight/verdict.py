@@ -1,0 +1,269 @@
+"""The verdict on a run: one sentence with its numbers, a pure function of the run's records.
+
+Held-out tasks are compared in pairs, before and after, as the policy answers them without chance (greedy).
+Without them, or with fewer than three, the first steps' rewards are compared with the last steps'. The
+interval is Student's: of the mean difference of pairs, or Welch's of two means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from statistics import NormalDist, fmean, variance
+from typing import Literal
+
+from pydantic import Field
+
+from lightning_core.alerts.rules import RewardCollapse
+from lightning_core.alerts.watch import Scene
+from lightning_core.insight.failures import group_failures
+from lightning_core.types import Metrics, Record, Rollout, RolloutCount, Status, is_reward
+
+Kind = Literal[
+    "failed", "never_called", "never_earned", "all_equal", "collapsed", "improved", "worse", "flat", "untold"
+]
+LEAST = 3
+"""Pairs, or steps on each side, below which no difference is told."""
+MOSTLY = 0.5
+"""Share of failed rollouts from which on the failures are the verdict."""
+
+
+class Verdict(Record):
+    """What a run has shown."""
+
+    kind: Kind
+    sentence: str
+    also: tuple[str, ...] = ()
+    """What else a person should know, such as fewer failures than would be the verdict."""
+    numbers: dict[str, float] = Field(default_factory=dict)
+    """Those of the sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """The records that a verdict is made of."""
+
+    metrics: Sequence[Metrics] = ()
+    counts: Sequence[RolloutCount] = ()
+    failed: Sequence[Rollout] = ()
+    before: Sequence[Rollout] = ()
+    """The held-out rollouts before the first update."""
+    after: Sequence[Rollout] = ()
+    """Those of the newest evaluation after an update."""
+    agents: Sequence[str] = ()
+    """Names or globs of the agents to train; none: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    kind: Kind
+    sentence: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+def verdict(evidence: Evidence) -> Verdict:
+    """The gravest finding as the verdict; the others are said beside it."""
+    first, *others = _findings(evidence)
+    also = tuple(other.sentence for other in others if other.kind != "untold")
+    return Verdict(kind=first.kind, sentence=first.sentence, also=also, numbers=dict(first.numbers))
+
+
+def _findings(evidence: Evidence) -> Iterator[_Finding]:
+    failures = list(_failures(evidence))
+    mostly = [each for each in failures if each.numbers["share"] >= MOSTLY]
+    yield from mostly
+    yield from _never_called(evidence)
+    equal = list(_equal_rewards(evidence))
+    yield from equal
+    yield from _collapsed(evidence)
+    if not equal:
+        yield _change(evidence)
+    yield from () if mostly else failures
+
+
+# what went wrong ------------------------------------------------------------------------------
+def _failures(evidence: Evidence) -> Iterator[_Finding]:
+    ended = _count(evidence, Status.SUCCEEDED, Status.FAILED)
+    failed = _count(evidence, Status.FAILED)
+    if reasons := group_failures(evidence.failed):
+        top = reasons[0]
+        which = "" if top.count == failed else f"{top.count} of them with "
+        yield _Finding(
+            "failed",
+            f"{failed} of {ended} rollouts failed: {which}{top.text}",
+            {"failed": failed, "rollouts": ended, "share": failed / max(1, ended), "top": top.count},
+        )
+
+
+def _never_called(evidence: Evidence) -> Iterator[_Finding]:
+    seen = seen_agents(evidence.metrics)
+    for pattern in missing_agents(evidence.agents, seen) if seen else ():
+        rollouts = int(sum(each.values.get("rollouts", 0.0) for each in evidence.metrics))
+        yield _Finding(
+            "never_called",
+            f"Agent {pattern!r} never called a model in {rollouts} rollouts, so it learnt nothing; "
+            f"agents that did: {', '.join(map(repr, seen))}",
+            {"rollouts": rollouts},
+        )
+
+
+def seen_agents(metrics: Sequence[Metrics]) -> list[str]:
+    """The agents that made calls in training."""
+    called = {name for each in metrics for name, value in each.values.items() if value and _is_calls(name)}
+    return sorted(name.removeprefix("agent/").removesuffix("/calls") for name in called)
+
+
+def missing_agents(patterns: Sequence[str], seen: Sequence[str]) -> list[str]:
+    """The names and globs that none of the agents seen matches."""
+    return [each for each in patterns if not any(fnmatchcase(name, each) for name in seen)]
+
+
+def _is_calls(name: str) -> bool:
+    return name.startswith("agent/") and name.endswith("/calls")
+
+
+def _equal_rewards(evidence: Evidence) -> Iterator[_Finding]:
+    held_out = [reward_of(rollout) for rollout in (*evidence.before, *evidence.after)]
+    low = [each.values["reward_min"] for each in evidence.metrics if "reward_min" in each.values]
+    high = [each.values["reward_max"] for each in evidence.metrics if "reward_max" in each.values]
+    if not low or min(*low, *held_out, low[0]) != max(*high, *held_out, high[0]):
+        return
+    rollouts, reward = _count(evidence, Status.SUCCEEDED), low[0]
+    if reward == 0:
+        yield _Finding(
+            "never_earned",
+            f"None of {rollouts} rollouts earned anything: the model can't do this task yet; give easier "
+            "tasks, a reward for part of the way, demonstrations (SFT) or a larger model",
+            {"rollouts": rollouts, "reward": reward},
+        )
+    else:
+        yield _Finding(
+            "all_equal",
+            f"All {rollouts} rollouts got the same reward, {say(reward)}, so there was nothing to learn; "
+            "give harder tasks or a finer reward",
+            {"rollouts": rollouts, "reward": reward},
+        )
+
+
+def _collapsed(evidence: Evidence) -> Iterator[_Finding]:
+    for finding in RewardCollapse()(Scene(history=evidence.metrics)):
+        yield _Finding("collapsed", f"Collapsed: {finding.message}")
+
+
+def _count(evidence: Evidence, *statuses: Status) -> int:
+    return sum(each.count for each in evidence.counts if each.status in statuses)
+
+
+# what was learnt ------------------------------------------------------------------------------
+def _change(evidence: Evidence) -> _Finding:
+    return _held_out_change(evidence) or _training_change(evidence.metrics) or _untold(evidence)
+
+
+def _held_out_change(evidence: Evidence) -> _Finding | None:
+    before, after = _greedy(evidence.before), _greedy(evidence.after)
+    pairs = [(before[key], after[key]) for key in before.keys() & after.keys()]
+    if len(pairs) < LEAST:
+        return None
+    old, new = (fmean(side) for side in zip(*pairs, strict=True))
+    low, high = mean_interval([last - first for first, last in pairs])
+    what = "success" if all(value in (0, 1) for pair in pairs for value in pair) else "reward"
+    return _told(f"held-out {what}", old, new, low, high, f"{len(pairs)} tasks, greedy", len(pairs))
+
+
+def _training_change(metrics: Sequence[Metrics]) -> _Finding | None:
+    rewards = [each.values["reward"] for each in metrics if "reward" in each.values]
+    steps = max(LEAST, len(rewards) // 4)
+    if len(rewards) < 2 * steps:
+        return None
+    first, last = rewards[:steps], rewards[-steps:]
+    low, high = difference_interval(first, last)
+    basis = f"first and last {steps} steps, no held-out tasks to compare"
+    return _told("training reward", fmean(first), fmean(last), low, high, basis, steps)
+
+
+def _told(what: str, old: float, new: float, low: float, high: float, basis: str, number: int) -> _Finding:
+    kind: Kind = "improved" if low > 0 else "worse" if high < 0 else "flat"
+    start = {"improved": "Improved", "worse": "Got worse", "flat": "Flat"}[kind]
+    more = "; more steps or more held-out tasks may show a difference" if kind == "flat" else ""
+    return _Finding(
+        kind,
+        f"{start}: {what} {say(old)} before, {say(new)} after, {new - old:+.3g} "
+        f"(95 % interval {low:+.2g} to {high:+.2g}; {basis}){more}",
+        {"before": old, "after": new, "low": low, "high": high, "compared": number},
+    )
+
+
+def _untold(evidence: Evidence) -> _Finding:
+    rewards = list(_greedy(evidence.before).values())
+    steps, tasks = len(evidence.metrics), len(rewards)
+    if rewards and not steps:
+        return _Finding(
+            "untold",
+            f"No update was made: held-out reward {say(fmean(rewards))} (greedy, {tasks} tasks)",
+            {"steps": 0, "tasks": tasks, "before": fmean(rewards)},
+        )
+    return _Finding(
+        "untold",
+        f"Too little to tell: {steps} step{'s' * (steps != 1)} and {tasks} held-out "
+        f"task{'s' * (tasks != 1)}; a verdict needs {2 * LEAST} steps with rewards, or {LEAST} held-out "
+        "tasks before and after",
+        {"steps": steps, "tasks": tasks},
+    )
+
+
+def reward_of(rollout: Rollout) -> float:
+    """As an evaluation counts it: 0 for a rollout that failed or whose reward can't be used."""
+    usable = rollout.reward is not None and is_reward(rollout.reward)
+    return rollout.reward or 0.0 if usable and rollout.status is Status.SUCCEEDED else 0.0
+
+
+def _greedy(rollouts: Sequence[Rollout]) -> dict[tuple[str, int], float]:
+    """The reward of each task, by its id and, of tasks given several times, its turn."""
+    turns: Counter[str] = Counter()
+    rewards = {}
+    for rollout in rollouts:
+        if rollout.sampling.temperature == 0:
+            rewards[rollout.task.id, turns[rollout.task.id]] = reward_of(rollout)
+            turns[rollout.task.id] += 1
+    return rewards
+
+
+def say(value: float) -> str:
+    """A number for a person: three decimals at most, two digits of a small one, none of a whole one."""
+    if value and abs(value) < 0.01:
+        return f"{value:.2g}"
+    return f"{value:,.3f}".rstrip("0").rstrip(".")
+
+
+# intervals ------------------------------------------------------------------------------------
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Student's interval of a mean, of two values or more: mean ± t(n - 1) s / sqrt(n)."""
+    mean, wide = fmean(values), student(len(values) - 1) * math.sqrt(variance(values) / len(values))
+    return mean - wide, mean + wide
+
+
+def difference_interval(first: Sequence[float], last: Sequence[float]) -> tuple[float, float]:
+    """Welch's interval of mean(last) - mean(first) ("The generalization of Student's problem", 1947)."""
+    parts = [variance(side) / len(side) for side in (first, last)]
+    squares = sum(part**2 / (len(side) - 1) for part, side in zip(parts, (first, last), strict=True))
+    difference = fmean(last) - fmean(first)
+    wide = student(sum(parts) ** 2 / squares) * math.sqrt(sum(parts)) if squares else 0.0
+    return difference - wide, difference + wide
+
+
+def student(freedom: float) -> float:
+    """The quantile of Student's t for a two-sided interval of 95 %: Abramowitz & Stegun, 26.7.5.
+
+    Within 0.8 % for two degrees of freedom, 0.03 % from four on.
+    """
+    z = NormalDist().inv_cdf(0.975)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))

@@ -1,0 +1,92 @@
+"""An app that fails in most of its rollouts: what the terminal, the summary and `show` say of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from lightning_core.cli import main
+
+APP = """\
+import itertools
+
+import openai
+
+import lightning_core as lightning
+
+TURNS = itertools.count()
+
+
+def to_number(text):
+    return int(text)
+
+
+async def solve(task):
+    async with openai.AsyncOpenAI(api_key="none") as client:
+        with lightning.agent("writer"):
+            reply = await client.chat.completions.create(
+                model="policy",
+                messages=[{"role": "user", "content": task.input["question"]}],
+                max_completion_tokens=4,
+            )
+    text = reply.choices[0].message.content or ""
+    return to_number("no: " + text) if task.input["broken"] else 0.5 * (next(TURNS) % 3)
+
+
+tasks = [{"question": f"List the boats above {n}.", "broken": n > 0} for n in range(6)]
+lightning.Trainer(
+    agents=["writer", "zealot"],
+    algorithm=lightning.GRPO(group_size=4, tasks_per_step=6),
+    steps=1,
+    on_failure=lightning.FailurePolicy(retries=0),
+).fit(solve, train=tasks)
+"""
+
+
+@pytest.fixture(scope="module")
+def command() -> Callable[..., tuple[int, str, str]]:
+    """The command in this process: its exit code, and what it wrote to standard output and error."""
+
+    def command(*arguments: object, capture: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "path", [*sys.path])
+            patch.setattr(sys, "argv", ["agentlightning", *map(str, arguments)])
+            patch.setenv("COLUMNS", "120")
+            with pytest.raises(SystemExit) as ended:
+                main()
+        said = capture.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return command
+
+
+def test_failures_are_told_at_once_grouped_and_found_again(tmp_path, command, capsys):
+    script, folder = tmp_path / "app.py", tmp_path / "run"
+    script.write_text(APP)
+    code, _, told = command("train", script, "--folder", folder, capture=capsys)
+    assert code == 0, told
+    place = f"{script}:11 in to_number"
+    assert told.count("the first rollout failed: run-t0-") == 1
+    assert told.index("the first rollout failed") < told.index("agents ·")
+    assert f"  at {place}" in told
+    assert "    20  ValueError: invalid literal for int()" in told
+    assert "20 of 24 rollouts failed: ValueError: invalid literal" in told
+    assert "'zealot' never called a model in 24 rollouts" in told
+    assert any("zealot" in line and "never called" in line and "│" in line for line in told.splitlines())
+
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["verdict"]["kind"] == "failed"
+    assert [(each["count"], each["place"]) for each in summary["reasons"]] == [(20, place)]
+    assert (summary["agents"]["writer"]["calls"], summary["agents"]["writer"]["failed_rollouts"]) == (24, 20)
+    assert summary["agents"]["writer"]["credit"] == 1.0
+    assert summary["agents"]["zealot"]["calls"] == 0
+
+    _, shown, _ = command("show", folder, capture=capsys)
+    assert "20 of 24 rollouts failed: ValueError" in shown
+    assert f"    20  {summary['reasons'][0]['error']} (at {place})" in shown
+    _, shown, _ = command("show", folder, "--rollout", "failed", capture=capsys)
+    assert ": failed" in shown
+    assert f"  at {place}" in shown

@@ -1,0 +1,211 @@
+"""The verdict on a run, and why its rollouts failed: against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from lightning_core.insight.failures import group_failures, is_users
+from lightning_core.insight.verdict import (
+    Evidence,
+    difference_interval,
+    mean_interval,
+    say,
+    student,
+    verdict,
+)
+from lightning_core.types import Metrics, Rollout, RolloutCount, Sampling, Status, Task
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def evaluated(rewards: Sequence[float]) -> list[Rollout]:
+    """One greedy rollout for each reward, of a task of its own."""
+    return [
+        Rollout(
+            id=f"e{n}",
+            run_id="r",
+            task=Task(id=f"task-{n}", input={}),
+            group_id="g",
+            step=0,
+            split="validation",
+            sampling=GREEDY,
+            status=Status.SUCCEEDED,
+            reward=reward,
+        )
+        for n, reward in enumerate(rewards)
+    ]
+
+
+def failed(*errors: str) -> list[Rollout]:
+    return [
+        Rollout(
+            id=f"t{n}",
+            run_id="r",
+            task=Task(id="task", input={}),
+            group_id="g",
+            step=0,
+            status=Status.FAILED,
+            error=error,
+        )
+        for n, error in enumerate(errors)
+    ]
+
+
+def steps(rewards: Sequence[float], **more: float) -> list[Metrics]:
+    """Steps of eight rollouts, all of which got the step's reward, by the agent `writer`."""
+    return [
+        Metrics(
+            run_id="r",
+            step=n,
+            values={
+                "reward": reward,
+                "reward_min": reward,
+                "reward_max": reward,
+                "rollouts": 8.0,
+                "agent/writer/calls": 8.0,
+                **more,
+            },
+        )
+        for n, reward in enumerate(rewards)
+    ]
+
+
+def counted(succeeded: int, failures: int = 0) -> list[RolloutCount]:
+    both = ((Status.SUCCEEDED, succeeded), (Status.FAILED, failures))
+    return [
+        RolloutCount(step=0, split="train", status=status, count=count, rewarded=0, reward=0.0)
+        for status, count in both
+    ]
+
+
+@pytest.mark.parametrize(("freedom", "table"), [(2, 4.3027), (4, 2.7764), (10, 2.2281), (1e9, 1.95996)])
+def test_the_quantiles_are_those_of_the_printed_tables(freedom, table):
+    assert student(freedom) == pytest.approx(table, rel=0.008)
+
+
+def test_an_interval_is_the_one_worked_out_by_hand():
+    # mean 2, s = 1, n = 3: 2 ± 4.3027 / sqrt(3) = 2 ± 2.4842
+    assert mean_interval([1.0, 2.0, 3.0]) == pytest.approx((-0.4842, 4.4842), abs=0.02)
+    # variances 1 and 1 of three each: s = sqrt(2/3), four degrees of freedom: 3 ± 2.7764 * 0.8165
+    assert difference_interval([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]) == pytest.approx((0.7331, 5.2669), abs=1e-3)
+
+
+def test_held_out_tasks_are_compared_in_pairs():
+    # differences 0, 1, 1, 1: mean 0.75, s = 0.5, 0.75 ± 3.1824 * 0.25
+    told = verdict(Evidence(before=evaluated([1, 0, 0, 0]), after=evaluated([1, 1, 1, 1])))
+    assert told.kind == "flat"
+    assert told.numbers["low"] == pytest.approx(0.75 - 0.7956, abs=1e-3)
+    more = Evidence(before=evaluated([1] + [0] * 7), after=evaluated([1] * 8))
+    assert verdict(more).kind == "improved"
+    assert verdict(more).sentence.startswith(
+        "Improved: held-out success 0.125 before, 1 after, +0.875 (95 % interval +0.58 to +1.2; 8 tasks"
+    )
+    back = Evidence(before=more.after, after=more.before)
+    assert verdict(back).kind == "worse"
+
+
+def test_what_is_no_success_rate_is_called_reward():
+    told = verdict(Evidence(before=evaluated([0.5, 1.5, 1]), after=evaluated([0.5, 1.5, 1])))
+    assert (told.kind, told.numbers["low"], told.numbers["high"]) == ("flat", 0.0, 0.0)
+    assert "held-out reward 1 before, 1 after" in told.sentence
+
+
+def test_without_held_out_tasks_first_and_last_steps_are_compared():
+    told = verdict(Evidence(metrics=steps([0.0, 0.1, 0.2, 0.8, 0.9, 1.0])))
+    assert told.kind == "improved"
+    assert "training reward 0.1 before, 0.9 after" in told.sentence
+    assert "first and last 3 steps" in told.sentence
+
+
+def test_too_little_is_said_to_be_too_little():
+    told = verdict(Evidence(metrics=steps([0.0, 1.0]), before=evaluated([1.0])))
+    assert told.kind == "untold"
+    assert "2 steps and 1 held-out task;" in told.sentence
+
+
+def test_a_run_without_updates_says_what_it_measured():
+    told = verdict(Evidence(before=evaluated([1.0, 0.5])))
+    assert told.sentence == "No update was made: held-out reward 0.75 (greedy, 2 tasks)"
+
+
+def test_a_model_that_never_earns_anything_is_told_what_to_do():
+    told = verdict(Evidence(metrics=steps([0.0] * 9), counts=counted(72)))
+    assert told.kind == "never_earned"
+    assert told.sentence.startswith("None of 72 rollouts earned anything")
+    assert verdict(Evidence(metrics=steps([0.0] * 9), after=evaluated([1.0] * 3))).kind != "never_earned"
+
+
+def test_equal_rewards_that_are_not_0_teach_nothing_either():
+    told = verdict(Evidence(metrics=steps([1.0] * 9), counts=counted(72)))
+    assert told.kind == "all_equal"
+    assert "the same reward, 1," in told.sentence
+
+
+def test_a_named_agent_that_never_called_comes_before_what_was_learnt():
+    told = verdict(Evidence(metrics=steps([0.0, 0.1, 0.2, 0.8, 0.9, 1.0]), agents=["writ*", "planner"]))
+    assert told.kind == "never_called"
+    assert "'planner' never called a model in 48 rollouts" in told.sentence
+    assert "'writer'" in told.sentence
+    assert told.also[0].startswith("Improved")
+
+
+def test_a_lost_reward_is_a_collapse():
+    told = verdict(Evidence(metrics=steps([0.0] * 5 + [0.9, 1.0] * 10 + [0.0] * 5)))
+    assert told.kind == "collapsed"
+
+
+def test_most_rollouts_failing_is_the_verdict_and_few_are_said_beside_it():
+    errors = [f"ValueError: no {n}\n  at /home/me/app.py:31 in solve" for n in range(19)]
+    rewards = steps([0.0, 0.1, 0.2, 0.8, 0.9, 1.0])
+    many = verdict(Evidence(metrics=rewards, counts=counted(5, 19), failed=failed(*errors)))
+    assert many.kind == "failed"
+    assert many.sentence == "19 of 24 rollouts failed: ValueError: no 0 (at /home/me/app.py:31 in solve)"
+    few = verdict(Evidence(metrics=rewards, counts=counted(90, 2), failed=failed(errors[0], "OSError: x")))
+    assert few.kind == "improved"
+    assert few.also == (
+        "2 of 92 rollouts failed: 1 of them with ValueError: no 0 (at /home/me/app.py:31 in solve)",
+    )
+
+
+def test_failures_are_grouped_by_kind_and_by_the_users_line():
+    library = "\n  at /usr/lib/python3.11/json/decoder.py:355 in raw_decode"
+    found = group_failures(
+        failed(
+            "TimeoutError: task 'a' took longer than 5 s and was cancelled",
+            f"ValueError: bad 1\n  at app.py:7 in parse{library}",
+            f"ValueError: bad 2\n  at app.py:7 in parse{library}",
+            "ValueError: bad 3\n  at app.py:9 in other",
+            "TimeoutError: task 'b' took longer than 5 s and was cancelled",
+            f"ValueError: bad 4\n  at app.py:7 in parse{library}",
+        )
+    )
+    assert [(reason.count, reason.place, reason.rollout) for reason in found] == [
+        (3, "app.py:7 in parse", "t5"),
+        (2, None, "t4"),
+        (1, "app.py:9 in other", "t3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("filename", "users"),
+    [
+        ("/home/me/app.py", True),
+        ("app.py", True),
+        ("C:\\work\\app.py", True),
+        ("/opt/venv/lib/python3.12/site-packages/openai/_client.py", False),
+        ("/usr/lib/python3.11/json/decoder.py", False),
+        ("<frozen runpy>", False),
+    ],
+)
+def test_the_users_code_is_told_by_its_file(filename, users):
+    assert is_users(filename) is users
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(1.5, "1.5"), (2.0, "2"), (0.3333, "0.333"), (0.0012, "0.0012"), (0.0, "0"), (-12.5, "-12.5")],
+)
+def test_a_reward_is_not_rounded_to_a_whole_number(value, said):
+    assert say(value) == said
