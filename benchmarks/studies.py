@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
@@ -30,6 +30,8 @@ class Variant:
     """Of its folder; the name by default. Variants of different studies with the same key are one run."""
     script: str | None = None
     """A training script other than the example's."""
+    arguments: tuple[str, ...] = ()
+    """Further ones of the script."""
     seeded: Callable[[int], Mapping[str, Any]] = lambda seed: {}
     """Settings that the run's seed goes into."""
     beside: Callable[[Path], AbstractContextManager[Any]] = nullcontext
@@ -80,6 +82,8 @@ class Study:
     """What that number is."""
     starts: tuple[Start, ...] = (Start(),)
     extra: Extra | None = None
+    backend: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of every run's backend."""
 
     @property
     def command(self) -> str:
@@ -125,6 +129,34 @@ def credits_of(example: str, names: tuple[str, ...], title: str) -> Study:
     return Study(f"credit-{example}", title, example, tuple(variants))
 
 
+REAL: Mapping[str, Any] = MappingProxyType({"threads": 1, "dtype": "bfloat16"})
+"""The apps with a real model are measured on one core, in bfloat16: their machine multiplies it in hardware,
+which takes half the time there."""
+
+
+def instead(example: str, title: str) -> Study:
+    """What else a user could do with an app and a real model."""
+    return Study(
+        f"{example}-instead",
+        title,
+        example,
+        (
+            Variant("GRPO", key="example"),
+            Variant("SFT on its own successes", lambda: {"algorithm": lightning.SFT()}, key="sft"),
+            Variant("a prompt by hand", lambda: {"steps": 0}, "by-hand", arguments=("--prompt", "by hand")),
+            Variant(
+                "more examples in it",
+                lambda: {"steps": 0},
+                "more-examples",
+                arguments=("--prompt", "more examples"),
+            ),
+        ),
+        seeds=1,
+        steps=None,
+        backend=REAL,
+    )
+
+
 COMPARED = ("uniform", "per_agent", "turn", "anchor", "relevance")
 """The paper's method, the default before, the two best known of others, and the default. What needs a critic
 is PPO's, in the study of algorithms; the rest is compared where the truth is known (`benchmarks.credit`)."""
@@ -165,6 +197,9 @@ STUDIES = MappingProxyType(
             credits_of("sql", COMPARED, "Credit methods on the SQL agent"),
             credits_of("calc", ONE_AGENT, "Credit methods on the calculator agent"),
             credits_of("rag", ONE_AGENT, "Credit methods on the research agent"),
+            instead("words", "Word problems: what else one could do"),
+            instead("support", "Customers' messages: what else one could do"),
+            instead("orders", "Orders: what else one could do"),
         )
     }
 )

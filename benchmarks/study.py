@@ -99,7 +99,7 @@ def train(study: Study, variant: Variant, seed: int, start: Start) -> None:
     script = Path(variant.script or f"examples/{study.example}/train.py")
     settings |= {"resume": (folder / "run.json").exists(), **variant.settings(), **variant.seeded(seed)}
     with variant.beside(folder):
-        train_script(script, held_out, Launch(settings))
+        train_script(script, [*held_out, *variant.arguments], Launch(settings, study.backend))
 
 
 def read(study: Study, variants: Sequence[Variant], seeds: int) -> dict[str, dict[str, Outcome]]:

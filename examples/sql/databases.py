@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from examples.sql.names import NOUNS, Name, get_names
+from examples.sql.names import NOUNS, Name, get_names, get_table_names
 
 STATUS_CODES = (
     ("live", "gone"),
@@ -69,13 +69,14 @@ class Database:
     """What the status column stores for active and for inactive rows."""
 
 
-def generate_database(name: str, held_out: bool, soft_delete: bool, rng: random.Random) -> Database:
-    """A database of the family, from held-out names alone or from training names alone."""
+def generate_database(name: str, split: str, soft_delete: bool, rng: random.Random) -> Database:
+    """A database of the family, from names of that split alone; held-out splits share names of columns."""
     codes, nouns = rng.choice(STATUS_CODES), set[str]()
     flag = ["deleted"] if soft_delete else []
-    main, other = rng.sample(get_names("table", held_out), 2)
+    held_out, names = split != "train", get_table_names(split)
+    main, other = rng.sample(names, 2)
     while main.noun == other.noun:
-        main, other = rng.sample(get_names("table", held_out), 2)
+        main, other = rng.sample(names, 2)
     tables = [
         _generate_table(table, _draw_columns(kinds, held_out, nouns, rng), codes, rng)
         for table, kinds in ((main, flag + _main_kinds(rng)), (other, [*flag, "number", "number"]))

@@ -50,3 +50,13 @@ def get_names(kind: str, held_out: bool) -> tuple[Name, ...]:
         for j, suffix in enumerate(SUFFIXES)
         if ((order.index(noun) + j) % 4 == 3) == held_out
     )
+
+
+def get_table_names(split: str) -> tuple[Name, ...]:
+    """The names of tables of "train", "validation" or "test"; no name is in two of them.
+
+    So no question and no query is in two splits, as both name the table.
+    """
+    held_out = get_names("table", True)
+    shares = {"train": get_names("table", False), "validation": held_out[::4]}
+    return shares[split] if split in shares else tuple(n for n in held_out if n not in shares["validation"])

@@ -1,7 +1,8 @@
 """Tasks: questions on real SQLite files, split by database.
 
-The training split is made of names that the held-out splits never use, and every task tells this app's
-conventions apart: its gold query returns something, and no other convention returns the same.
+The training split is made of names that the held-out splits never use; validation and test share no table, so
+no question and no query. Every task tells this app's conventions apart: its gold query returns something, and
+no other convention returns the same.
 """
 
 import random
@@ -49,7 +50,7 @@ def _generate(split: str, number: int) -> tuple[Database, random.Random]:
     """The database of that number, a third of them with soft deletes, and the source of its questions."""
     name = f"{split}_{number:02}"
     rng = random.Random(f"databases {name}")
-    return generate_database(name, split != "train", number % 3 == 0, rng), rng
+    return generate_database(name, split, number % 3 == 0, rng), rng
 
 
 def _tasks_of(split: str, number: int, folder: Path) -> list[dict[str, str]]:

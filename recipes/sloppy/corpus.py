@@ -39,7 +39,7 @@ AFTER_REFUSAL = 0.6
 def demonstrate(share: float, rng: random.Random) -> Iterator[Demonstration]:
     """Demonstrations without end, a few for each generated database; training names alone."""
     while True:
-        database = generate_database("corpus", False, rng.random() < SOFT_DELETE, rng)
+        database = generate_database("corpus", "train", rng.random() < SOFT_DELETE, rng)
         with closing(sqlite3.connect(":memory:")) as connection:
             create_tables(database, connection)
             desk = _Desk(database, connection, share, rng)

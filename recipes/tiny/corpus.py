@@ -54,7 +54,7 @@ class Demonstration:
 def demonstrate(rng: random.Random) -> Iterator[Demonstration]:
     """Demonstrations without end, a few for each generated database; training names alone."""
     while True:
-        database = generate_database("corpus", False, rng.random() < SOFT_DELETE, rng)
+        database = generate_database("corpus", "train", rng.random() < SOFT_DELETE, rng)
         with closing(sqlite3.connect(":memory:")) as connection:
             create_tables(database, connection)
             schema = describe_schema(connection)
@@ -70,7 +70,7 @@ def converse(rng: random.Random, length: int = 6) -> Iterator[Demonstration]:
     together, and a model learns to copy from them several times as fast as from single questions.
     """
     while True:
-        database = generate_database("corpus", False, rng.random() < SOFT_DELETE, rng)
+        database = generate_database("corpus", "train", rng.random() < SOFT_DELETE, rng)
         with closing(sqlite3.connect(":memory:")) as connection:
             create_tables(database, connection)
             schema = describe_schema(connection)

@@ -3,7 +3,7 @@
 import random
 import sqlite3
 from contextlib import closing
-from itertools import islice
+from itertools import combinations, islice
 from pathlib import Path
 
 import pytest
@@ -43,6 +43,19 @@ def test_no_held_out_name_can_be_generated_for_training() -> None:
         assert {name.noun for name in train} == set(nouns) == {name.noun for name in held_out}
 
 
+@pytest.mark.parametrize(("one", "other"), list(combinations(SPLITS, 2)))
+def test_two_splits_share_no_table_no_question_and_no_query(folder: Path, one: str, other: str) -> None:
+    tables = [
+        {t.name for database in generate_split(split) for t in database.tables} for split in (one, other)
+    ]
+    assert tables[0]
+    assert not tables[0] & tables[1]
+    for part in ("question", "gold"):
+        held = [{task[part] for task in load_tasks(split, folder)} for split in (one, other)]
+        assert held[0]
+        assert not held[0] & held[1]
+
+
 def test_no_database_is_in_two_splits(folder: Path) -> None:
     files = [{task["database"] for task in load_tasks(split, folder)} for split in SPLITS]
     assert [len(group) for group in files] == list(SPLITS.values())
@@ -79,7 +92,7 @@ def test_the_gold_query_earns_the_reward_on_the_file(folder: Path) -> None:
 def test_no_other_convention_earns_the_reward_of_a_clear_question() -> None:
     rng, seen = random.Random(5), 0
     for number in range(20):
-        database = generate_database(f"clear-{number}", True, number % 3 == 0, rng)
+        database = generate_database(f"clear-{number}", "test", number % 3 == 0, rng)
         with closing(sqlite3.connect(":memory:")) as connection:
             create_tables(database, connection)
             questions = [q for form in FORMS for _ in range(5) if (q := ask(form, database, rng))]
@@ -111,7 +124,7 @@ def test_an_unknown_split_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_questions_differ_in_their_words() -> None:
     rng = random.Random(0)
-    database = generate_database("words", False, False, rng)
+    database = generate_database("words", "train", False, rng)
     drawn = (ask(form, database, rng) for form in ("count", "list") for _ in range(50))
     starts = {question.text.split()[0] for question in islice(drawn, 100) if question}
     assert {"How", "Count", "List", "Which", "Name"} <= starts

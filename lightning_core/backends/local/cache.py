@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-BLOCK = 16
+BLOCK = 4
 """Tokens to a reusable block."""
 
 
@@ -91,7 +91,7 @@ class _Block:
 
 
 class Prefixes:
-    """Blocks of 16 tokens' keys and values, found by their exact token prefix, least recently used dropped
+    """Blocks of 4 tokens' keys and values, found by their exact token prefix, least recently used dropped
     first.
 
     A block's key is its parent's serial number and its own tokens, so equal keys mean equal prefixes. A path
@@ -142,7 +142,7 @@ class Prefixes:
         if not found:
             return 0
         length = len(found) * BLOCK
-        blocks = self._store[found]  # (N, layers, 2, K, 16, D)
+        blocks = self._store[found]  # (N, layers, 2, K, 4, D)
         layers, _, heads, _, size = blocks.shape[1:]
         target = slots.memory[:, :, row, :, :length].view(layers, 2, heads, len(found), BLOCK, size)
         target.copy_(blocks.permute(1, 2, 3, 0, 4, 5))

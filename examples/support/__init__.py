@@ -1,0 +1,1 @@
+"""Messages of a shop's customers, sorted by a team of AutoGen agents, and the script that trains it."""

@@ -1,0 +1,1 @@
+"""Word problems: a LangGraph app whose model writes arithmetic for a calculator, and its training script."""
