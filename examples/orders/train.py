@@ -29,7 +29,7 @@ def main() -> None:
         order = await read_order(str(task.input["text"]), agent)
         form: Any = task.input["form"]
         right = [order is not None and getattr(order, name) == value for name, value in form.items()]
-        return sum(right) / len(right)
+        return float(sum(right) / len(right))
 
     trainer = lightning.Trainer(
         model="smollm2",
