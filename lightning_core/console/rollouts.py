@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any, Final
 
 from lightning_core import transcript
 from lightning_core.console.asking import Question
+from lightning_core.console.reasons import readable, reasons_of
 from lightning_core.errors import ConfigError
 from lightning_core.linking import with_final
 from lightning_core.stores.base import Store
@@ -144,12 +145,6 @@ def summary(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Reward]) 
     }
 
 
-def readable(task: Mapping[str, Any]) -> str:
-    """The task's first text that reads like a question, else its first text, else all of it."""
-    texts = [value for value in task.values() if isinstance(value, str)]
-    return next((text for text in texts if " " in text), texts[0] if texts else str(dict(task)))
-
-
 async def show_rollout(question: Question) -> dict[str, Any]:
     """One rollout in full: its records as they are shown, each with the place of the one above it."""
     store, found = await question.run()
@@ -180,6 +175,7 @@ async def show_rollout(question: Question) -> dict[str, Any]:
         "nodes": nodes,
         "peers": group,
         "run_agents": await list_agents(store, found.run_id),
+        "reasons": await reasons_of(question, store, found, rollout),
     }
 
 

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lightning_core.console import models, rollouts, runs
+from lightning_core.console import models, reasons, rollouts, runs, times
 from lightning_core.console.access import ANSWERS as BASE
 from lightning_core.console.access import Guard
 from lightning_core.console.asking import Question
@@ -30,7 +30,7 @@ from lightning_core.errors import AccessError, ConfigError, LightningError, NotF
 
 Answer = Callable[[Question], Awaitable[Any]]
 ANSWERS: Final[Mapping[str, Answer]] = MappingProxyType(
-    {**runs.ANSWERS, **rollouts.ANSWERS, **models.ANSWERS}
+    {**runs.ANSWERS, **rollouts.ANSWERS, **models.ANSWERS, **reasons.ANSWERS, **times.ANSWERS}
 )
 """What is read, by the last part of its address."""
 VERBS: Final[Mapping[str, Answer]] = models.VERBS

@@ -62,7 +62,7 @@ class Shelf:
     def __init__(self, target: str, plugins: Plugins) -> None:
         """Raises ConfigError if there is no run."""
         self._target = target
-        self._plugins = plugins
+        self.plugins = plugins
         self._opened: dict[str, tuple[Store, AsyncExitStack]] = {}
         self._opening = asyncio.Lock()
         self.evaluated: dict[tuple[str, float, int, int], dict[str, Any] | None] = {}
@@ -113,7 +113,7 @@ class Shelf:
                 return self._opened[url][0]
             _check_there(url)
             closing = AsyncExitStack()
-            store = await closing.enter_async_context(open_store(url, self._plugins))
+            store = await closing.enter_async_context(open_store(url, self.plugins))
             self._opened[url] = store, closing
             while len(self._opened) > _OPEN:
                 _, oldest = self._opened.pop(next(iter(self._opened)))

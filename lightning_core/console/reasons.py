@@ -1,0 +1,195 @@
+"""Why calls got their advantages, and what they would have got under other settings.
+
+A step is read from the store and credited again by the functions that the trainer used (`insight.why`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean, pstdev
+from types import MappingProxyType
+from typing import Any, Final, get_args
+
+from lightning_core.air.base import AIR
+from lightning_core.console.asking import Question
+from lightning_core.console.shelf import Found
+from lightning_core.credit.base import Baseline, Explanation, Scale
+from lightning_core.errors import ConfigError, NotFoundError
+from lightning_core.insight.why import (
+    Answers,
+    Method,
+    Other,
+    Reason,
+    Step,
+    WhatIf,
+    method_of,
+    read_step,
+    what_if,
+    why,
+)
+from lightning_core.stores.base import Store
+from lightning_core.trainer.parts import make_credit, make_rulebook
+from lightning_core.types import Rollout
+
+_CHANGES: Final = 100
+"""Transitions that a what-if lists, those that move most."""
+OWN: Final = "own"
+"""A setting as the run has it."""
+
+
+async def show_step(question: Question) -> dict[str, Any]:
+    """The groups of a step with the returns of their rollouts, and how the step was credited."""
+    store, found = await question.run()
+    number = question.number("step") or 0
+    step, method = await _read(question, store, found, number)
+    answers = why(step.trajectories(), method)
+    return {
+        "step": number,
+        "steps": sorted(
+            {one.step for one in await store.count_rollouts(found.run_id) if one.split == "train"}
+        ),
+        "method": method.written(),
+        "groups": _groups(step, answers),
+        "credits": question.shelf.plugins.names("credit"),
+        "baselines": get_args(Baseline),
+        "scales": get_args(Scale),
+    }
+
+
+def _groups(step: Step, answers: Answers) -> list[dict[str, Any]]:
+    rollouts = {one.id: one for one in step.rollouts}
+    advantages: dict[str, list[float]] = {}
+    for key, reason in answers.reasons.items():
+        if reason.advantage is not None:
+            advantages.setdefault(key[0], []).append(reason.advantage)
+    return [
+        {
+            "id": group_id,
+            "task": rollouts[next(iter(returns))].task.id,
+            "shown": readable(rollouts[next(iter(returns))].task.input),
+            "mean": fmean(returns.values()),
+            "deviation": pstdev(returns.values()),
+            "rollouts": [
+                {"id": name, "return": value, "advantages": advantages.get(name, [])}
+                for name, value in returns.items()
+            ],
+        }
+        for group_id, returns in answers.returns().items()
+    ]
+
+
+def readable(task: Mapping[str, Any]) -> str:
+    """The task's first text that reads like a question, else its first text, else all of it."""
+    texts = [value for value in task.values() if isinstance(value, str)]
+    return next((text for text in texts if " " in text), texts[0] if texts else str(dict(task)))
+
+
+async def reasons_of(question: Question, store: Store, found: Found, rollout: Rollout) -> dict[str, Any]:
+    """Why each call of a training rollout has its advantage, by call id; or the problem with that."""
+    if rollout.split != "train" or not rollout.status.finished:
+        return {"calls": {}, "problem": None}
+    try:
+        step, method = await _read(question, store, found, rollout.step)
+    except ConfigError as error:
+        return {"calls": {}, "problem": str(error)}
+    calls: dict[str, list[dict[str, Any]]] = {}
+    for (rollout_id, call_id, _), reason in why(step.trajectories(), method).reasons.items():
+        if rollout_id == rollout.id:
+            calls.setdefault(call_id, []).append(_reason(reason))
+    return {"calls": calls, "problem": None}
+
+
+def _reason(reason: Reason) -> dict[str, Any]:
+    return {
+        "choice": reason.transition.choice,
+        "advantage": reason.advantage,
+        "silent": reason.silent,
+        "share": reason.share,
+        **(_explanation(reason.explanation) if reason.explanation else {}),
+    }
+
+
+def _explanation(explanation: Explanation) -> dict[str, Any]:
+    return {
+        "mean": explanation.mean,
+        "unit": explanation.unit,
+        "total": explanation.total,
+        "terms": [
+            {
+                "value": term.value,
+                "baseline": term.baseline,
+                "unit": term.unit,
+                "weight": term.weight,
+                "amount": term.amount,
+                "parts": [part._asdict() for part in term.parts],
+                "means": term.means,
+                "own": term.own,
+            }
+            for term in explanation.terms
+        ],
+    }
+
+
+async def show_what_if(question: Question) -> dict[str, Any]:
+    """A step credited by another method, baseline, scale or table of AIR: what moves most comes first."""
+    store, found = await question.run()
+    step, method = await _read(question, store, found, question.number("step") or 0)
+    given = {name: question.find(name) for name in ("credit", "baseline", "scale", "air")}
+    other = _other(question, {name: value for name, value in given.items() if value not in (None, OWN)})
+    return _difference(what_if(step, method, other))
+
+
+def _other(question: Question, given: Mapping[str, Any]) -> Other:
+    for name, known in (
+        ("baseline", get_args(Baseline)),
+        ("scale", get_args(Scale)),
+        ("air", ("none", "default")),
+    ):
+        if name in given and given[name] not in known:
+            raise ConfigError(f"{name}={given[name]!r} is none of {', '.join(known)}")
+    plugins = question.shelf.plugins
+    return Other(
+        credit=make_credit(given["credit"], plugins) if "credit" in given else None,
+        baseline=given.get("baseline"),
+        scale=given.get("scale"),
+        air=make_rulebook(AIR(), plugins) if given.get("air") == "default" else None,
+        without_air=given.get("air") == "none",
+    )
+
+
+def _difference(made: WhatIf) -> dict[str, Any]:
+    moved = [change for change in made.changes if change.size > 1e-9]
+    return {
+        "of": len(made.changes),
+        "moved": len(moved),
+        "credited": [_credited(made.before), _credited(made.after)],
+        "note": made.note,
+        "changes": [
+            {
+                "rollout": change.key[0],
+                "call": change.key[1],
+                "agent": change.agent,
+                "before": change.before,
+                "after": change.after,
+            }
+            for change in moved[:_CHANGES]
+        ],
+    }
+
+
+def _credited(answers: Answers) -> int:
+    return sum(reason.advantage is not None for reason in answers.reasons.values())
+
+
+async def _read(question: Question, store: Store, found: Found, number: int) -> tuple[Step, Method]:
+    """A training step and how it was credited. Raises ConfigError if the run does not say how."""
+    run = await store.find_run(found.run_id)
+    if run is None:
+        raise NotFoundError(f"run {found.run_id!r} has not begun")
+    rollouts = await store.find_rollouts(run.id, step=number, split="train")
+    named = question.find("method")
+    method = method_of(run, number) if named is None else Method(make_credit(named, question.shelf.plugins))
+    return await read_step(store, rollouts), method
+
+
+ANSWERS: Final = MappingProxyType({"step": show_step, "whatif": show_what_if})
