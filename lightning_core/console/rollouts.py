@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from functools import lru_cache, partial
+from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any, Final
@@ -10,7 +13,9 @@ from typing import Any, Final
 from lightning_core import transcript
 from lightning_core.console.asking import Question
 from lightning_core.console.reasons import readable, reasons_of
+from lightning_core.console.shelf import Found
 from lightning_core.errors import ConfigError
+from lightning_core.insight.tokens import Decode, tokens
 from lightning_core.linking import with_final
 from lightning_core.stores.base import Store
 from lightning_core.trace import read_traces
@@ -154,9 +159,10 @@ async def show_rollout(question: Question) -> dict[str, Any]:
     (trace,) = await read_traces(store, [rollout])
     items = [node.item for node, _ in trace.walk()]
     places = {id(item): place for place, item in enumerate(items)}
+    decode = await find_decode(store, found)
     nodes = [
         {
-            **_node(node.item),
+            **_node(node.item, decode),
             "under": None if parent is None else places[id(parent.item)],
         }
         for node, parent in trace.walk()
@@ -179,10 +185,10 @@ async def show_rollout(question: Question) -> dict[str, Any]:
     }
 
 
-def _node(item: Call | Event | Reward) -> dict[str, Any]:
+def _node(item: Call | Event | Reward, decode: Decode | None) -> dict[str, Any]:
     match item:
         case Call():
-            return {"kind": "call", **_call(item)}
+            return {"kind": "call", **_call(item, decode)}
         case ToolEvent():
             return item.model_dump(mode="json", exclude={"rollout_id", "attempt"})
         case Span():
@@ -192,7 +198,8 @@ def _node(item: Call | Event | Reward) -> dict[str, Any]:
             return {"kind": "reward", "final": item.kind == "final", **shown}
 
 
-def _call(call: Call) -> dict[str, Any]:
+def _call(call: Call, decode: Decode | None) -> dict[str, Any]:
+    read = tokens(call, decode).choices if decode is not None else [()] * len(call.choices)
     return {
         **call.model_dump(mode="json", exclude={"request", "choices", "prompt_ids", "rollout_id", "attempt"}),
         "prompt": transcript.prompt(call),
@@ -202,12 +209,35 @@ def _call(call: Call) -> dict[str, Any]:
                 **message,
                 "ids": choice.completion_ids,
                 "logprobs": choice.logprobs,
+                "pieces": [token.text for token in pieces],
             }
-            for message, choice in zip(transcript.replies(call), call.choices, strict=True)
+            for message, choice, pieces in zip(transcript.replies(call), call.choices, read, strict=True)
         ],
         "read": transcript.tokens_read(call),
         "written": transcript.tokens_written(call),
     }
+
+
+async def find_decode(store: Store, found: Found) -> Decode | None:
+    """By the tokenizer beside the run's weights; None where there is none at hand."""
+    versions = await store.list_resources(found.run_id)
+    folders = [found.folder / "policy"] if found.folder else []
+    for version in reversed(versions):
+        if version.uri and version.kind == "weights":
+            folders += [Path(version.uri), Path(version.uri) / "model"]
+    for folder in folders:
+        if os.path.isfile(folder / "tokenizer.json"):
+            return _read_tokenizer(str(folder / "tokenizer.json"))
+    return None
+
+
+@lru_cache(4)
+def _read_tokenizer(file: str) -> Decode | None:
+    try:
+        from tokenizers import Tokenizer
+    except ModuleNotFoundError:
+        return None
+    return partial(Tokenizer.from_file(file).decode, skip_special_tokens=False)
 
 
 def _tools(call: Call) -> list[Any]:

@@ -6,10 +6,13 @@ import * as runs from "console/runs.js";
 import * as run from "console/run.js";
 import * as rollouts from "console/rollouts.js";
 import * as replay from "console/replay.js";
+import * as why from "console/why.js";
+import * as time from "console/time.js";
+import * as compare from "console/compare.js";
 import * as models from "console/models.js";
 
-const PAGES = { runs, run, rollouts, rollout: replay, models };
-const TABS = [["run", "Run"], ["rollouts", "Rollouts"], ["models", "Models"]];
+const PAGES = { runs, run, rollouts, rollout: replay, why, time, compare, models };
+const TABS = [["run", "Run"], ["rollouts", "Rollouts"], ["why", "Why"], ["time", "Time"], ["compare", "Compare"], ["models", "Models"]];
 const TICK = 2000;
 const main = document.getElementById("main");
 const bar = document.getElementById("bar");

@@ -1,10 +1,15 @@
 // One rollout step by step: who was called, with what, what came back, and what it earned.
 
-import { dot, fill, h, hue, lasting, num, reward, section, short, signed } from "console/dom.js";
+import { dot, fill, h, hue, lasting, num, percent, reward, short, signed } from "console/dom.js";
 import { ask } from "console/net.js";
 
 export async function show(place) {
   const rollout = await ask("rollout", { run: place.run, id: place.id });
+  for (const node of rollout.nodes) {
+    if (node.kind !== "call") continue;
+    node.reasons = rollout.reasons.calls[node.id] || [];
+    node.credit = node.reasons.find((one) => one.advantage !== null)?.advantage ?? null;
+  }
   const names = [...new Set([...rollout.run_agents, ...rollout.nodes.map((node) => node.agent).filter(Boolean)])];
   const depth = depths(rollout.nodes);
   const times = rollout.nodes.filter((node) => node.started_at);
@@ -81,7 +86,7 @@ function line(node, names) {
     const mark = node.endpoint ? "hosted" : node.trained ? null : "not trained";
     return [h("span.who", {}, dot(hue(names, node.agent)), h("b", {}, node.agent), mark && h("i.tag", {}, mark), node.status !== "completed" && h("i.tag.bad", {}, node.status)),
       h("span.what", {}, short(node.replies.map(words).join(" │ ") || node.error || "", 80)),
-      h("span.fig", {}, node.credit ? credit(node.credit) : "", h("span.quiet", {}, ` ${num(node.written)} tok`))];
+      h("span.fig", {}, node.credit !== null ? credit(node.credit) : "", h("span.quiet", {}, ` ${num(node.written)} tok`))];
   }
   if (node.kind === "tool")
     return [h("span.who", {}, h("span.icon", {}, "⚙"), h("b", {}, node.name), node.error && h("i.tag.bad", {}, node.error_type || "failed")),
@@ -134,6 +139,7 @@ function call(rollout, node, names, place) {
     h("p.quiet", {}, facts.filter(Boolean).join(" · "), " · ", h("span.mono", {}, node.id)),
     node.error && h("pre.error", {}, node.error),
     h("div.reply", {}, node.replies.map((one, index) => [node.replies.length > 1 && h("h3", {}, `choice ${index}`), message(one), surprise(one)])),
+    reasons(rollout, node, place),
     h("h3.divide", {}, "Prompt"),
     node.prompt.slice().reverse().map((one, index) => fold(one, index > 2)),
     node.tools.length ? h("details", {}, h("summary", {}, `${node.tools.length} tools offered`), h("pre", {}, JSON.stringify(node.tools, null, 2))) : null,
@@ -153,10 +159,40 @@ function message(one) {
   }));
 }
 
+/** Why the call has its advantage: each term, and what its return was compared with. */
+function reasons(rollout, node, place) {
+  if (rollout.split !== "train") return null;
+  if (rollout.reasons.problem) return h("p.quiet", {}, rollout.reasons.problem);
+  return node.reasons.map((one) => h("section.why", { "aria-label": "Why this advantage" },
+    h("p.sum", {}, "advantage ", one.advantage === null ? h("b", {}, "none") : credit(one.advantage),
+      node.reasons.length > 1 && h("span.quiet", {}, ` of choice ${one.choice}`),
+      one.advantage !== null && h("span.quiet", {}, ` · ${percent(one.share)} of the step's loss`)),
+    one.silent && h("p", {}, `No advantage: ${one.silent}.`),
+    (one.terms || []).map((term) => [
+      h("p.equation", {}, `${term.weight === 1 ? "" : `${num(term.weight)} × `}( return ${num(term.value)} − baseline ${num(term.baseline)} ) ÷ scale ${num(term.unit)}  =  `, credit(term.amount)),
+      term.parts.length > 0 && h("p.small", {}, "return = ", term.parts.map((part, index) => [index ? " + " : "", part.factor === 1 ? "" : `${num(part.factor)} × `, `${num(part.value)} `, h("span.quiet", {}, part.name)])),
+      strip(term.means, term.own, `returns of the ${term.means.length} it was compared with`),
+    ]),
+    one.terms && one.unit !== 1 && h("p.equation", {}, `( sum of the terms − mean of the batch ${num(one.mean)} ) ÷ ${num(one.unit)}  =  `, credit(one.total)),
+    h("p.small", {}, h("a", { href: `#/${encodeURIComponent(place.run)}/why?step=${rollout.step}` }, "all groups of this step, and what if"))));
+}
+
+/** Numbers as dots on a line, one's own filled. */
+export function strip(values, own, label) {
+  const low = Math.min(...values), span = Math.max(...values) - low || 1;
+  const width = 260, at = (value) => 8 + ((value - low) / span) * (width - 16);
+  const mean = values.reduce((sum, v) => sum + v, 0) / values.length;
+  return h("div.strip", {}, h("svg", { viewBox: `0 0 ${width} 22`, width, height: 22, role: "img", "aria-label": `${label}: ${values.map((v) => num(v)).join(", ")}` },
+    h("line", { x1: 8, x2: width - 8, y1: 11, y2: 11, class: "axis" }), h("line", { x1: at(mean), x2: at(mean), y1: 3, y2: 19, class: "mean" }),
+    values.map((value, index) => index === own ? null : h("circle", { cx: at(value), cy: 11, r: 4 })),
+    own === null || own === undefined ? null : h("circle.own", { cx: at(values[own]), cy: 11, r: 5 })),
+    h("span.quiet.small", {}, label));
+}
+
 /** Each sampled token, the darker the less the policy expected it. */
 function surprise(one) {
   if (!one.logprobs || !one.logprobs.length) return null;
-  const pieces = one.pieces || one.ids.map((id) => `⟨${id}⟩`);
+  const pieces = one.pieces.length ? one.pieces : one.ids.map((id) => `⟨${id}⟩`);
   const total = one.logprobs.reduce((sum, value) => sum - value, 0);
   return h("div.tokens", {}, h("h3", {}, "tokens by surprise ", h("span.quiet", {}, `mean ${num(total / one.logprobs.length)}, most ${num(-Math.min(...one.logprobs))} nats`)),
     h("p", {}, one.logprobs.map((value, index) => h("span.token", {
