@@ -14,7 +14,7 @@ from lightning_core.air.base import AIR
 from lightning_core.console.asking import Question
 from lightning_core.console.shelf import Found
 from lightning_core.credit.base import Baseline, Explanation, Scale
-from lightning_core.errors import ConfigError, NotFoundError
+from lightning_core.errors import ConfigError, LightningError, NotFoundError
 from lightning_core.insight.why import (
     Answers,
     Method,
@@ -90,10 +90,11 @@ async def reasons_of(question: Question, store: Store, found: Found, rollout: Ro
         return {"calls": {}, "problem": None}
     try:
         step, method = await _read(question, store, found, rollout.step)
-    except ConfigError as error:
+        answers = why(step.trajectories(), method)
+    except LightningError as error:  # the rollout is shown all the same
         return {"calls": {}, "problem": str(error)}
     calls: dict[str, list[dict[str, Any]]] = {}
-    for (rollout_id, call_id, _), reason in why(step.trajectories(), method).reasons.items():
+    for (rollout_id, call_id, _), reason in answers.reasons.items():
         if rollout_id == rollout.id:
             calls.setdefault(call_id, []).append(_reason(reason))
     return {"calls": calls, "problem": None}

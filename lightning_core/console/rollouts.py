@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from lightning_core.stores.base import Store
 from lightning_core.trace import read_traces
 from lightning_core.types import Call, Event, Reward, Rollout, Span, Status, ToolEvent
 
+TOKENIZER: Final = "tokenizer.json"
 PAGE: Final = 50
 """Rollouts of a page."""
 _BATCH, _MOST = 100, 400
@@ -221,23 +221,23 @@ def _call(call: Call, decode: Decode | None) -> dict[str, Any]:
 async def find_decode(store: Store, found: Found) -> Decode | None:
     """By the tokenizer beside the run's weights; None where there is none at hand."""
     versions = await store.list_resources(found.run_id)
-    folders = [found.folder / "policy"] if found.folder else []
-    for version in reversed(versions):
-        if version.uri and version.kind == "weights":
-            folders += [Path(version.uri), Path(version.uri) / "model"]
-    for folder in folders:
-        if os.path.isfile(folder / "tokenizer.json"):
-            return _read_tokenizer(str(folder / "tokenizer.json"))
-    return None
+    weights = [Path(each.uri) for each in reversed(versions) if each.uri and each.kind == "weights"]
+    kept = [found.folder / "policy"] if found.folder else []
+    return _find_tokenizer((*kept, *(path for folder in weights for path in (folder, folder / "model"))))
+
+
+@lru_cache(16)
+def _find_tokenizer(folders: tuple[Path, ...]) -> Decode | None:
+    return next((_read_tokenizer(folder) for folder in folders if (folder / TOKENIZER).is_file()), None)
 
 
 @lru_cache(4)
-def _read_tokenizer(file: str) -> Decode | None:
+def _read_tokenizer(folder: Path) -> Decode | None:
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError:
         return None
-    return partial(Tokenizer.from_file(file).decode, skip_special_tokens=False)
+    return partial(Tokenizer.from_file(str(folder / TOKENIZER)).decode, skip_special_tokens=False)
 
 
 def _tools(call: Call) -> list[Any]:
