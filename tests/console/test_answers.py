@@ -1,0 +1,98 @@
+"""What the pages are told is what the store and the credit methods say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from lightning_core.stores.sqlite import SqliteStore
+from tests.console.conftest import STEPS
+
+Ask = Any
+
+
+@pytest.fixture(scope="module")
+def ask(address: str) -> Iterator[Ask]:
+    parts = urlsplit(address)
+    with httpx.Client(base_url=f"{parts.scheme}://{parts.netloc}", trust_env=False, timeout=60.0) as client:
+        client.get(address)
+
+        def answer(name: str, **given: Any) -> Any:
+            reply = client.get(f"/api/{name}", params={"run": "finished", **given})
+            assert reply.status_code == 200, reply.text
+            return reply.json()
+
+        yield answer
+
+
+async def test_curves_are_the_stored_metrics(ask: Ask, finished: Path) -> None:
+    async with SqliteStore(f"sqlite:///{finished}/store.db") as store:
+        metrics = await store.list_metrics("finished")
+    run = ask("run")
+    assert run["steps"] == [each.step + 1 for each in metrics] == list(range(1, STEPS + 1))
+    assert run["columns"]["reward"] == [each.values["reward"] for each in metrics]
+    newer = ask("run", since=STEPS - 1)
+    assert newer["steps"] == [STEPS]
+    assert newer["evaluations"] == run["evaluations"]
+
+
+def test_the_terms_add_up_to_the_advantage_of_each_call(ask: Ask) -> None:
+    credited = 0
+    for step in range(STEPS):
+        for row in ask("rollouts", step=step, split="train")["rows"]:
+            told = ask("rollout", id=row["id"])["reasons"]
+            assert told["problem"] is None
+            for reason in (one for call in told["calls"].values() for one in call):
+                if reason["advantage"] is None:
+                    assert reason["silent"]
+                    continue
+                credited += 1
+                terms = sum(term["amount"] for term in reason["terms"])
+                assert (terms - reason["mean"]) / reason["unit"] == pytest.approx(
+                    reason["advantage"], abs=1e-6
+                )
+                for term in reason["terms"]:
+                    worth = sum(part["factor"] * part["value"] for part in term["parts"])
+                    assert not term["parts"] or worth == pytest.approx(term["value"], abs=1e-6)
+    assert credited == sum(ask("run")["columns"]["agent/writer/transitions"])
+
+
+def test_with_the_run_s_own_settings_nothing_changes(ask: Ask) -> None:
+    for step in range(STEPS):
+        assert ask("whatif", step=step)["moved"] == 0
+        own = ask("whatif", step=step, credit="own", baseline="own", scale="own", air="own")
+        assert own["changes"] == []
+
+
+def test_another_scale_moves_what_it_scales(ask: Ask) -> None:
+    step = next(s for s in range(STEPS) if any(g["deviation"] for g in ask("step", step=s)["groups"]))
+    made = ask("whatif", step=step, scale="none")
+    assert made["moved"] > 0
+    sizes = [abs((one["after"] or 0) - (one["before"] or 0)) for one in made["changes"]]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_each_sampled_token_is_read(ask: Ask) -> None:
+    row = ask("rollouts", split="train")["rows"][0]
+    for node in ask("rollout", id=row["id"])["nodes"]:
+        for reply in node.get("replies", ()):
+            assert len(reply["pieces"]) == len(reply["ids"]) == len(reply["logprobs"])
+            said = "".join(part["content"] for part in reply["parts"])
+            assert said.strip() in "".join(reply["pieces"])
+
+
+def test_the_parts_of_the_time_are_the_steps(ask: Ask) -> None:
+    time = ask("time")
+    assert sum(part["seconds"] for part in time["parts"]) == pytest.approx(time["seconds"])
+    assert {agent["name"] for agent in time["agents"]} == {"writer", "critic"}
+
+
+def test_a_run_equals_itself(ask: Ask) -> None:
+    made = ask("compare", **{"with": ["finished", "finished"]})
+    assert made["settings"] == {}
+    assert made["tasks"] == []
