@@ -16,6 +16,8 @@ import pytest
 JOB = Path(__file__).parent.parent / "cli" / "small_job.py"
 CHROMIUM = which("chromium")
 STEPS = 3
+WAITED = 120_000.0
+"""Milliseconds that a browser may take on a busy machine; a test asserts no time."""
 
 
 def command(*given: str) -> list[str]:
@@ -65,6 +67,7 @@ def opening(browser: Any, address: str, **given: Any) -> Iterator[Any]:
     """A page at an address. Afterwards nothing has been asked of another host, and no script has failed."""
     with browser.new_context(**given) as context:
         page = context.new_page()
+        page.set_default_timeout(WAITED)
         asked: list[str] = []
         problems: list[str] = []
         context.on("request", lambda request: asked.append(request.url))

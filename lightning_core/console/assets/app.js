@@ -18,6 +18,7 @@ const main = document.getElementById("main");
 const bar = document.getElementById("bar");
 let shown = null; // {place, tick}
 let known = [];
+let latest = 0; // which opening counts: a slow one that was overtaken shows nothing
 
 /** #/RUN/PAGE/ID?query as {run, page, id, query}. */
 export function here() {
@@ -45,6 +46,7 @@ function say(text, kind) {
 }
 
 async function open() {
+  const mine = ++latest;
   const place = here();
   if (!known.length || place.page === "runs") known = await ask("runs");
   if (place.page === "runs" && known.length === 1) { location.replace(`#/${encodeURIComponent(known[0].name)}`); return; }
@@ -52,8 +54,9 @@ async function open() {
   if (!part) throw new Error(`There is no page "${place.page}".`);
   head(place);
   document.title = [place.id, place.page, place.run, "agentlightning"].filter(Boolean).join(" · ");
-  const made = await part.show(place, known);
-  if (location.hash !== "" && here().page !== place.page) return;
+  fill(main, h("p.quiet", {}, "Reading…"));
+  const made = await part.show(place, known).catch((error) => { if (mine === latest) throw error; });
+  if (mine !== latest) return;
   fill(main, made.element);
   if (made.shown) made.shown();
   shown = { place, tick: made.tick };

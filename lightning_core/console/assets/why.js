@@ -48,7 +48,7 @@ function groups(found, run) {
 
 function changes(made, run) {
   return [
-    h("p", { role: "status" }, made.moved ? `${made.moved} of ${made.of} calls would have another advantage (${percent(made.moved / made.of)}). With one: ${made.credited[0]} before, ${made.credited[1]} after.` : "Nothing changes.", " ",
+    h("p", { role: "status" }, made.moved ? `${made.moved} of ${made.of} calls would have another advantage (${percent(made.moved / made.of)}). Calls with an advantage: ${made.credited[0]} before, ${made.credited[1]} after.` : "Nothing changes.", " ",
       h("span.quiet", {}, made.note)),
     made.changes.length ? table("Changes", [["agent", ""], ["before", "right"], ["after", "right"], ["moved by", "right"], ["rollout", ""]],
       made.changes.map((one) => [one.agent, one.before === null ? "none" : credit(one.before), one.after === null ? "none" : credit(one.after),
