@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-JOB = Path(__file__).parent.parent / "cli" / "small_job.py"
+JOB = Path(__file__).parent / "job.py"
 CHROMIUM = which("chromium")
 STEPS = 3
 WAITED = 120_000.0

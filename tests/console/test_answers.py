@@ -59,6 +59,7 @@ def test_the_terms_add_up_to_the_advantage_of_each_call(ask: Ask) -> None:
                 for term in reason["terms"]:
                     worth = sum(part["factor"] * part["value"] for part in term["parts"])
                     assert not term["parts"] or worth == pytest.approx(term["value"], abs=1e-6)
+    assert credited > 0
     assert credited == sum(ask("run")["columns"]["agent/writer/transitions"])
 
 
