@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import signal
 import sys
@@ -58,6 +59,16 @@ app.command()(console.console)
 app.command()(runs.alerts)
 app.command()(runs.export)
 app.command()(runs.plugins)
+
+
+def flow(text: str) -> str:
+    """A docstring whose paragraphs are one line each, for any width of a terminal; what is indented stays."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(each if each.startswith(" ") else " ".join(each.split()) for each in paragraphs)
+
+
+for verb in (*app.registered_commands, *models.app.registered_commands):
+    verb.help = flow((verb.callback and verb.callback.__doc__) or "")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
