@@ -10,7 +10,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import Distribution, distributions, packages_distributions
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -36,7 +36,6 @@ def write_lock(folder: Path, deployment: Deployment, loaded: Iterable[str]) -> N
     owners = packages_distributions()
     used = {_plain(name) for top in tops for name in owners.get(top, ())} & installed.keys()
     heavy = _required_by(installed.get(OWN), "local") - _required_by(installed.get(OWN))
-    follows = {name for each in used for name in _required_by(installed[each])}
     wheels = {name: _build(folder, source) for name, source in _sources(installed, used | {OWN})}
 
     def line(name: str, extra: str = "") -> str:
@@ -45,12 +44,12 @@ def write_lock(folder: Path, deployment: Deployment, loaded: Iterable[str]) -> N
         return f"{name}{asked} @ file:///python/{wheel}" if wheel else f"{name}{asked}"
 
     store = STORES.get(deployment.password, "")
-    core = [line(OWN, store), *map(line, sorted(used - heavy - follows - {OWN}))]
+    core = [line(OWN, store), *map(line, _roots((used - heavy) | {OWN}, installed))]
     extras = ",".join(filter(None, [store, "local"]))
     own = Path("requirements.txt")
     theirs = own.read_text().splitlines() if own.is_file() else []
     _write(folder / "requirements.txt", [*core, *theirs])
-    _write(folder / "requirements-local.txt", [line(OWN, extras), *sorted((used & heavy) - follows)])
+    _write(folder / "requirements-local.txt", [line(OWN, extras), *_roots(used & heavy, installed)])
     pins = (f"{name}=={_public(each.version)}" for name, each in sorted(installed.items()))
     _write(folder / "constraints.txt", [pin for pin in pins if pin.partition("==")[0] not in wheels])
 
@@ -62,6 +61,16 @@ def _plain(name: str) -> str:
 def _public(version: str) -> str:
     """Without what says for which processor it was built: an index may have it for another."""
     return version.partition("+")[0]
+
+
+def _roots(names: set[str], installed: Mapping[str, Distribution]) -> list[str]:
+    """Those that none of the others requires, or that require one another; without this project's own."""
+    needs = {name: _required_by(installed.get(name)) for name in names}
+    return [
+        name
+        for name in sorted(names - {OWN})
+        if not any(name in needs[other] and other not in needs[name] for other in names - {name})
+    ]
 
 
 def _required_by(one: Distribution | None, extra: str = "") -> set[str]:
