@@ -52,7 +52,7 @@ class Engine:
     remove: str
     """Takes that away too; for a person to give."""
     inside: str = ""
-    """Runs a command beside the trainer; "": there is no such place, and its log is followed."""
+    """Runs Python beside the trainer; "": there is no such place, and its log is followed."""
     logs: str = ""
     copied: tuple[str, ...] = ("Dockerfile", "Dockerfile.dockerignore")
     """Files and folders of this package."""
@@ -67,7 +67,11 @@ _COMPOSE: Final = "docker compose --file {files}/compose.yaml"
 _CLAIMS: Final = "kubectl get pvc --output name --selector app.kubernetes.io/instance={name}"
 _IN_TRAINER: Final = (
     "sh -c 'kubectl exec $(kubectl get pod --output name --field-selector status.phase=Running "
-    '--selector app.kubernetes.io/instance={name},app.kubernetes.io/component=trainer) -- "$@"\' sh'
+    '--selector app.kubernetes.io/instance={name},app.kubernetes.io/component=trainer) -- python "$@"\' sh'
+)
+_SECRETS: Final = "kubectl get secret {name} --output name --ignore-not-found"
+_REMOVE: Final = (
+    "kubectl delete secret {name}; kubectl delete pvc --selector app.kubernetes.io/instance={name}"
 )
 _SECRET: Final = "kubectl create secret generic {name} --from-env-file {files}/.env"
 ENGINES: Final[Mapping[str, Engine]] = {
@@ -80,7 +84,7 @@ ENGINES: Final[Mapping[str, Engine]] = {
         down=(f"{_COMPOSE} --profile serve down --remove-orphans",),
         stays=("docker volume ls --quiet --filter label=com.docker.compose.project={name}",),
         remove=f"{_COMPOSE} down --volumes",
-        inside=f"{_COMPOSE} exec -T trainer",
+        inside=f"{_COMPOSE} run --rm --no-deps -T --entrypoint python trainer",
         logs=f"{_COMPOSE} logs trainer",
     ),
     "helm": Engine(
@@ -92,8 +96,8 @@ ENGINES: Final[Mapping[str, Engine]] = {
         secret=_SECRET,
         up=("helm upgrade --install {name} {files}/chart --values {files}/values.yaml",),
         down=("helm uninstall {name} --wait",),
-        stays=(_CLAIMS,),
-        remove="kubectl delete pvc --selector app.kubernetes.io/instance={name}",
+        stays=(_CLAIMS, _SECRETS),
+        remove=_REMOVE,
         inside=_IN_TRAINER,
         logs="kubectl logs --selector app.kubernetes.io/instance={name},app.kubernetes.io/component=trainer",
     ),
@@ -104,8 +108,8 @@ ENGINES: Final[Mapping[str, Engine]] = {
         secret=_SECRET,
         up=("kubectl apply --filename {files}/rayjob.yaml",),
         down=("kubectl delete rayjob {name}",),
-        stays=(_CLAIMS,),
-        remove="kubectl delete pvc --selector app.kubernetes.io/instance={name}",
+        stays=(_CLAIMS, _SECRETS),
+        remove=_REMOVE,
         logs="kubectl logs --follow job/{name}",
     ),
     "sky": Engine(
@@ -115,7 +119,7 @@ ENGINES: Final[Mapping[str, Engine]] = {
         copied=(),
         up=("sky jobs launch --yes --name {name} --secret-file {files}/.env {files}/sky.yaml",),
         down=("sky jobs cancel --yes --name {name}",),
-        stays=("sky storage ls",),
+        stays=("sh -c 'sky storage ls | grep --only-matching --word-regexp {name}-runs'",),
         remove="sky storage delete {name}-runs",
         logs="sky jobs logs --name {name}",
     ),
@@ -185,7 +189,7 @@ def stop(engine: Engine, deployment: Deployment, files: Path, say: Say) -> None:
     left = [line for command in engine.stays for line in _ask(_words(command, deployment, files))]
     if left:
         say(f"what stays, as it holds the runs: {', '.join(left)}")
-        say(f"take it away too: {shlex.join(_words(engine.remove, deployment, files))}")
+        say(f"take it away too: {engine.remove.format(name=deployment.name, files=files)}")
     else:
         say("nothing is left")
 
@@ -230,7 +234,7 @@ def _run(command: Command, say: Say) -> None:
 
 
 def _ask(command: Command) -> list[str]:
-    return subprocess.run(command, capture_output=True, text=True).stdout.split()
+    return subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
 
 
 def _follow(engine: Engine, deployment: Deployment, files: Path, say: Say) -> None:
@@ -249,5 +253,5 @@ def _follow(engine: Engine, deployment: Deployment, files: Path, say: Say) -> No
 
 
 def first_reward(folder: str) -> list[str]:
-    """Prints the first reward of a run, or fails while there is none."""
-    return ["python", "-m", "lightning_core.deploy.first_reward", folder]
+    """Arguments of Python that print the first reward of a run, or fail while there is none."""
+    return ["-m", "lightning_core.deploy.first_reward", folder]

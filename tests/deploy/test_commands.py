@@ -134,7 +134,7 @@ def test_what_the_chart_starts_trains_to_the_end_though_trainer_and_worker_are_e
         trainer, two = run.start("trainer", "trainer-0"), run.start("worker", "worker-b")
         run.until(lambda: steps() >= 1, trainer, gateway, one, two)
         assert waiting() >= 0
-        look = [sys.executable, *first_reward(str(folder))[1:]]
+        look = [sys.executable, *first_reward(str(folder))]
         assert "first reward" in subprocess.run(look, capture_output=True, text=True, check=True).stdout
         one.kill()
         two.send_signal(signal.SIGTERM)

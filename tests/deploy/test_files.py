@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
 
 from lightning_core.deploy.deployment import Deployment, Gpu
-from lightning_core.deploy.engines import ENGINES, write_files
+from lightning_core.deploy.engines import ENGINES, start, stop, write_files
 from lightning_core.errors import ConfigError
 from tests.deploy.cases import FILES, GOLDEN, PAIRS, SCRIPTS, in_folder, read, read_case, render
 
@@ -97,3 +99,51 @@ def test_ray_is_for_verl_alone() -> None:
 def test_a_spot_machine_must_not_take_the_store_with_it() -> None:
     with pytest.raises(ConfigError, match="taken away with its disk"):
         ENGINES["sky"].make(read(SCRIPTS / "plain.py", spot=True), FILES)
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a program in docker's place was asked; docker itself wants a daemon."""
+    asked = tmp_path / "asked"
+    program = tmp_path / "bin/docker"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" >> {asked}\necho "what docker says"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    return asked
+
+
+def test_up_makes_a_password_that_only_the_user_may_read_and_asks_docker(
+    docker: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    with in_folder(tmp_path):
+        FILES.mkdir()
+        start(ENGINES["docker"], read_case("plain"), FILES, said.append)
+        password = (FILES / ".env").read_text()
+        assert re.fullmatch(r"PGPASSWORD=\S{32}\n", password)
+        assert (FILES / ".env").stat().st_mode & 0o777 == 0o600
+        assert password.strip().partition("=")[2] not in "".join(said) + docker.read_text()
+        stop(ENGINES["docker"], read_case("plain"), FILES, said.append)
+        assert (FILES / ".env").read_text() == password
+    up, look, down, left = docker.read_text().splitlines()
+    assert up == "compose --file deploy/compose.yaml up --build --detach"
+    assert look.endswith("trainer -m lightning_core.deploy.first_reward /runs/plain")
+    assert down == "compose --file deploy/compose.yaml --profile serve down --remove-orphans"
+    assert left == "volume ls --quiet --filter label=com.docker.compose.project=plain"
+    assert "what stays, as it holds the runs: what docker says" in said
+    assert said[-1] == "take it away too: docker compose --file deploy/compose.yaml down --volumes"
+
+
+def test_a_secret_without_a_value_is_told_before_anything_is_started(docker: Path, tmp_path: Path) -> None:
+    with in_folder(tmp_path):
+        FILES.mkdir()
+        with pytest.raises(ConfigError, match=r"PGPASSWORD, OPENAI_API_KEY has no value: write NAME=value"):
+            start(ENGINES["docker"], read_case("own-store"), FILES, print)
+    assert not docker.exists()
+
+
+def test_a_program_that_is_missing_is_told_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="'helm' is not installed here"):
+        start(ENGINES["helm"], read_case("plain"), FILES, print)
