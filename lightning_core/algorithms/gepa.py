@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -53,7 +54,7 @@ class GEPA(Reflective):
         try:
             best: Candidate = await asyncio.shield(work)
         except asyncio.CancelledError as stopped:
-            adapter.failure = stopped
+            adapter.stop(stopped)
             await asyncio.wait({work})
             raise
         except Exception:
@@ -102,6 +103,14 @@ class _Adapter:
         self._loop = loop
         self._left = bench.left
         self._idle = 0
+        self._awaited: Future[Any] | None = None
+        """What gepa's thread waits for."""
+
+    def stop(self, why: BaseException) -> None:
+        """End the search, whatever is waited for."""
+        self.failure = why
+        if self._awaited is not None:
+            self._awaited.cancel()
 
     def is_over(self, state: object) -> bool:
         """Whether another round might go beyond the budget, or would find nothing new."""
@@ -169,7 +178,9 @@ class _Adapter:
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+            self._awaited = asyncio.run_coroutine_threadsafe(work, self._loop)
+            result: T = self._awaited.result()
+            return result
         except BaseException as error:
             self.failure = self.failure or error
             raise

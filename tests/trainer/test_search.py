@@ -27,7 +27,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import lightning_core as lightning
-from lightning_core.errors import ConfigError, TrainingError
+from lightning_core.errors import ConfigError, TrainingError, TrainingStopped
 from lightning_core.gateway.server import ServerThread
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.report import Summary
@@ -249,6 +249,20 @@ def test_a_search_that_is_killed_again_and_again_loses_nothing_and_counts_nothin
     ids = [[each.id for each in records(tmp_path / name / "run").rollouts] for name in ("calm", "killed")]
     assert sorted(ids[0]) == sorted(ids[1])
     assert len(model.reflected) <= 2 * asked + 3  # one may be killed on its way
+
+
+def test_ctrl_c_ends_a_search_at_once_and_it_can_be_resumed(tmp_path: Path, model: Knowing) -> None:
+    begun, inner = itertools.count(1), app(model.url)
+
+    async def solve(task: lightning.Task) -> float:
+        if next(begun) == 40:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(3600)
+        return float(await inner(task))
+
+    with pytest.raises(TrainingStopped):
+        fit(tmp_path / "run", model, gepa(model), solve)
+    assert fit(tmp_path / "run", model, gepa(model), solve, resume=True).searches[0].gain > 0
 
 
 @pytest.mark.parametrize(
