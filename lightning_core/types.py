@@ -330,6 +330,21 @@ Event = Annotated[ToolEvent | Span, Field(discriminator="kind")]
 """What happened in a rollout beside its calls and rewards."""
 
 
+class Credited(Record):
+    """What a transition was given when its step was credited, for people who ask why."""
+
+    rollout_id: str
+    attempt: Integer
+    call_id: str
+    choice: Integer = 0
+    advantage: float | None = None
+    """None: it carried no loss."""
+    value: float | None = None
+    """The critic's estimate of the return from here, if the algorithm has a critic."""
+    weight: float = 0.0
+    """The weight of one of its tokens in the loss of its step."""
+
+
 # runs -----------------------------------------------------------------------------------------------
 Role = Literal["trainer", "gateway", "runner"]
 

@@ -10,12 +10,12 @@ from fastapi import APIRouter, Query
 from pydantic import Field, JsonValue
 from starlette.responses import Response
 
-from lightning_core.api.access import Client, Worker
+from lightning_core.api.access import Admin, Client, Worker
 from lightning_core.api.fields import KEY_EXAMPLE, FieldError, Keys, Some, answer, example
 from lightning_core.api.routing import JsonRoute, reply
 from lightning_core.errors import ScopeError
 from lightning_core.stores.base import Store
-from lightning_core.types import Call, Event, Record, Reward
+from lightning_core.types import Call, Credited, Event, Record, Reward
 
 router = APIRouter(tags=["records"], route_class=JsonRoute)
 MOST_IDS: Final = 1_000
@@ -84,6 +84,13 @@ class AddCalls(Record):
     """As for rewards."""
 
 
+class AddCredited(Record):
+    """What transitions were given, all or none."""
+
+    model_config = example(credited=[{**_AT, "call_id": "c1", "advantage": 0.5, "weight": 0.001}])
+    credited: Some[Credited]
+
+
 Stored = answer(
     "Stored",
     "Records that were added.",
@@ -92,6 +99,7 @@ Stored = answer(
 CallsOf = answer("CallsOf", "Calls.", calls=(dict[str, list[Call]], _LAST))
 RewardsOf = answer("RewardsOf", "Rewards.", rewards=(dict[str, list[Reward]], _LAST))
 EventsOf = answer("EventsOf", "Events.", events=(dict[str, list[Event]], _LAST))
+CreditedOf = answer("CreditedOf", "What was given.", credited=(dict[str, list[Credited]], _LAST))
 
 
 # routes ---------------------------------------------------------------------------------------------
@@ -126,6 +134,22 @@ async def get_events(rollout_id: RolloutId, caller: Client, skip_unknown: bool =
     """The tool runs and spans of rollouts, by the time they started."""
     ids = await caller.known(rollout_id, skip_unknown=skip_unknown)
     return reply({"events": await caller.store.get_events(ids)})
+
+
+@router.post("/credited", response_model=Stored)
+async def add_credited(body: AddCredited, caller: Admin) -> Response:
+    """Record which advantages a trainer gave the transitions of a step. One under a known rollout, attempt,
+    call and choice takes the place of the earlier."""
+    await caller.check_addresses(((one.rollout_id, one.attempt) for one in body.credited), [])
+    await caller.store.add_credited(body.credited)
+    return reply({"stored": len(body.credited)})
+
+
+@router.get("/credited", response_model=CreditedOf)
+async def get_credited(rollout_id: RolloutId, caller: Client, skip_unknown: bool = False) -> Response:
+    """Advantage, value and weight in the loss of the transitions of rollouts, by call and choice."""
+    ids = await caller.known(rollout_id, skip_unknown=skip_unknown)
+    return reply({"credited": await caller.store.get_credited(ids)})
 
 
 @router.post("/calls", response_model=Stored)

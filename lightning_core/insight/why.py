@@ -7,14 +7,14 @@ trainer used, which say what their terms are.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any, Final
 
 from pydantic import JsonValue
 
 from lightning_core.air.rulebook import Rulebook, is_automatic
-from lightning_core.credit.base import Baseline, Credit, CreditReport, Explanation, Scale, explain
+from lightning_core.credit.base import Baseline, Credit, CreditReport, Explanation, Scale, Term, explain
 from lightning_core.errors import ConfigError
 from lightning_core.linking import with_final
 from lightning_core.stores.base import Store
@@ -24,6 +24,7 @@ from lightning_core.types import (
     LARGEST_REWARD,
     REWARD_RANGE,
     Call,
+    Credited,
     Event,
     Key,
     Reward,
@@ -39,6 +40,8 @@ LATER: Final = (
 )
 """What a what-if can't know."""
 _OURS: Final = "lightning_core.credit."
+_SHOWN: Final = 8
+"""Returns that a sentence lists."""
 
 
 # what was recorded ----------------------------------------------------------------------------------
@@ -52,6 +55,8 @@ class Step:
     """By rollout id, as all that follows."""
     rewards: Mapping[str, Sequence[Reward]]
     events: Mapping[str, Sequence[Event]]
+    credited: Mapping[str, Sequence[Credited]] = field(default_factory=dict)
+    """What the trainer gave; empty for a step that it has not credited yet."""
 
     def trajectories(self) -> list[Trajectory]:
         """Those that the trainer credits: of rollouts with a reward, in groups without one out of range."""
@@ -62,7 +67,23 @@ class Step:
             or any(not is_reward(reward.value) for reward in self.rewards[one.id])
         }
         counted = [one for one in self.rollouts if one.reward is not None and one.group_id not in bad]
-        return [to_trajectory(one, self.calls[one.id], self.rewards[one.id]) for one in counted]
+        made = [to_trajectory(one, self.calls[one.id], self.rewards[one.id]) for one in counted]
+        values = {key: one.value for key, one in self.given().items() if one.value is not None}
+        if not values:
+            return made
+        return [
+            replace(each, transitions=tuple(replace(t, value=values.get(t.key)) for t in each.transitions))
+            for each in made
+        ]
+
+    def given(self) -> dict[Key, Credited]:
+        """What the trainer gave each transition."""
+        every = (one for some in self.credited.values() for one in some)
+        return {(one.rollout_id, one.call_id, one.choice): one for one in every}
+
+    def weights(self) -> dict[Key, float] | None:
+        """The weight of a token of each transition in the loss; None if the trainer has not credited it."""
+        return {key: one.weight for key, one in self.given().items()} or None
 
 
 async def read_step(store: Store, rollouts: Sequence[Rollout]) -> Step:
@@ -71,7 +92,8 @@ async def read_step(store: Store, rollouts: Sequence[Rollout]) -> Step:
     ids = [one.id for one in ended]
     rewards = await store.get_rewards(ids)
     calls, events = await store.get_calls(ids), await store.get_events(ids)
-    return Step(tuple(with_final(one, rewards[one.id]) for one in ended), calls, rewards, events)
+    credited = await store.get_credited(ids)
+    return Step(tuple(with_final(one, rewards[one.id]) for one in ended), calls, rewards, events, credited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +167,34 @@ class Reason:
     def advantage(self) -> float | None:
         return None if self.explanation is None else self.explanation.advantage
 
+    def lines(self) -> list[str]:
+        """The same in words: the advantage, and under it how each term comes about."""
+        if self.explanation is None:
+            return [f"no advantage: {self.silent}"]
+        why = self.explanation
+        said = [f"advantage {why.advantage:+.3f}, {self.share:.1%} of the loss of its step"]
+        for term in why.terms:
+            said += _lines(term)
+        if (why.mean, why.unit) != (0.0, 1.0):
+            said.append(
+                f"over the whole batch: less the mean {why.mean:+.3f}, by the deviation {why.unit:.3f}"
+            )
+        return said
+
+
+def _lines(term: Term) -> Iterator[str]:
+    made = " + ".join(
+        (f"{part.factor:.3g} × " if part.factor != 1 else "") + f"{part.name} ({part.value:+.3f})"
+        for part in term.parts
+    )
+    yield f"return {term.value:+.3f}" + (f" = {made}" if made else "")
+    if term.baseline or len(term.peers) > 1:
+        means = ", ".join(f"{mean:+.3f}" for mean in sorted(term.means, reverse=True)[:_SHOWN])
+        more = f" and {len(term.peers) - _SHOWN} more" if len(term.peers) > _SHOWN else ""
+        yield f"baseline {term.baseline:+.3f}, scale {term.unit:.3f}; compared were {means}{more}"
+    compared = f"({term.value:+.3f} - {term.baseline:+.3f}) / {term.unit:.3f}"
+    yield f"{term.weight:g} × {compared} = {term.amount:+.3f}"
+
 
 @dataclass(frozen=True, slots=True)
 class Answers:
@@ -192,6 +242,21 @@ def why(
         for t in each.transitions
     }
     return Answers(reasons, report)
+
+
+def differing(answers: Answers, step: Step, tolerance: float = 1e-6) -> list[Key]:
+    """The transitions that the trainer gave another advantage than the records explain: as when they were
+    changed afterwards. [] for a step that it has not credited yet."""
+    given = step.given()
+    found = []
+    for key, reason in answers.reasons.items() if given else ():
+        stored = given[key].advantage if key in given else None
+        same = stored is reason.advantage is None
+        if not same and (
+            stored is None or reason.advantage is None or abs(stored - reason.advantage) > tolerance
+        ):
+            found.append(key)
+    return found
 
 
 def _silence(t: Transition, trajectory: Trajectory, told: set[str], report: CreditReport) -> str:
@@ -254,7 +319,7 @@ class Other:
     """What the settings are called, for people."""
 
 
-def what_if(step: Step, method: Method, other: Other, weights: Mapping[Key, float] | None = None) -> WhatIf:
+def what_if(step: Step, method: Method, other: Other) -> WhatIf:
     """The step credited again with other settings; with none of them nothing changes.
 
     Raises RewardError if a rule of AIR fails, DataError if the reward function gives what is no reward.
@@ -266,8 +331,8 @@ def what_if(step: Step, method: Method, other: Other, weights: Mapping[Key, floa
         scale=other.scale or method.scale,
     )
     trajectories, again = step.trajectories(), rewarded(step, other)
-    before = why(trajectories, method, weights)
-    after = why(trajectories if again is step else again.trajectories(), changed, weights)
+    before = why(trajectories, method)
+    after = why(trajectories if again is step else again.trajectories(), changed)
     keys = dict.fromkeys([*before.reasons, *after.reasons])
     changes = [
         Change(

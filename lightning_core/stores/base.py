@@ -15,6 +15,7 @@ from lightning_core.types import (
     Alert,
     Attempt,
     Call,
+    Credited,
     Event,
     Member,
     Metrics,
@@ -166,6 +167,14 @@ class Store(Protocol):
 
     async def get_events(self, rollout_ids: Iterable[str]) -> dict[str, list[Event]]:
         """Events of the last attempt of each rollout, by the time they started. Every id is a key."""
+
+    async def add_credited(self, credited: Sequence[Credited]) -> None:
+        """Record what transitions were given, all or none; one under a known (rollout, attempt, call, choice)
+        replaces the earlier."""
+
+    async def get_credited(self, rollout_ids: Iterable[str]) -> dict[str, list[Credited]]:
+        """What the transitions of the last attempt of each rollout were given, by call and choice. Every id
+        is a key."""
 
     # what is learnt -----------------------------------------------------------------------
     async def put_resource(self, version: ResourceVersion) -> None:

@@ -21,6 +21,7 @@ from lightning_core.types import (
     Alert,
     Attempt,
     Call,
+    Credited,
     Event,
     Member,
     Metrics,
@@ -46,6 +47,7 @@ _WAIT_SECONDS: Final = 60.0
 _CALLS: Final = TypeAdapter(dict[str, list[Call]])
 _REWARDS: Final = TypeAdapter(dict[str, list[Reward]])
 _EVENTS: Final = TypeAdapter(dict[str, list[Event]])
+_CREDITED: Final = TypeAdapter(dict[str, list[Credited]])
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
@@ -201,6 +203,14 @@ class HttpStore:
 
     async def get_events(self, rollout_ids: Iterable[str]) -> dict[str, list[Event]]:
         return await self._of_rollouts("events", rollout_ids, _EVENTS)
+
+    async def add_credited(self, credited: Sequence[Credited]) -> None:
+        rules.check_ids(*credited)
+        for part in _parts(credited):
+            await self._post("/credited", {"credited": part})
+
+    async def get_credited(self, rollout_ids: Iterable[str]) -> dict[str, list[Credited]]:
+        return await self._of_rollouts("credited", rollout_ids, _CREDITED)
 
     async def _of_rollouts(
         self, name: str, rollout_ids: Iterable[str], kind: TypeAdapter[dict[str, list[T]]]

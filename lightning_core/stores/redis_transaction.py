@@ -392,6 +392,8 @@ def place_of(table: Table[Any], record: Any) -> Place:
     if table is REWARDS:
         own = f"#{secrets.token_hex(8)}" if record.id is None else f"={record.id}"
         return f"rewards:{record.rollout_id}:{record.attempt}", own
+    if table.name == "credited":
+        return f"credited:{record.rollout_id}:{record.attempt}", f"{record.call_id}\0{record.choice}"
     if table.name == "events":
         own = f"{record.kind}:{rules.event_id(record)}"
         return f"events:{record.rollout_id}:{record.attempt}", own

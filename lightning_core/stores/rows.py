@@ -26,6 +26,7 @@ from lightning_core.stores.rules import event_id
 from lightning_core.types import (
     Alert,
     Call,
+    Credited,
     Event,
     Member,
     Metrics,
@@ -237,8 +238,14 @@ EVENTS = _Events(
     "rollout_id text, attempt int, kind text, id text, started_at float, body bytes",
     "rollout_id, attempt, kind, id",
 )
+CREDITED = Table(
+    "credited",
+    Credited,
+    "rollout_id text, attempt int, call_id text, choice int, advantage float?, value float?, weight float",
+    "rollout_id, attempt, call_id, choice",
+)
 TABLES: tuple[Table[Any], ...] = (
-    *(RUNS, ROLLOUTS, CALLS, REWARDS, EVENTS),
+    *(RUNS, ROLLOUTS, CALLS, REWARDS, EVENTS, CREDITED),
     *(RESOURCES, METRICS, MEMBERS, ALERTS),
 )
 SCHEMA = (

@@ -28,6 +28,7 @@ from lightning_core.stores.queue import Transaction
 from lightning_core.stores.rows import (
     ALERTS,
     CALLS,
+    CREDITED,
     EVENTS,
     MEMBERS,
     METRICS,
@@ -41,6 +42,7 @@ from lightning_core.types import (
     Alert,
     Attempt,
     Call,
+    Credited,
     Event,
     Member,
     Metrics,
@@ -312,6 +314,15 @@ class TableStore(ABC):
     async def get_events(self, rollout_ids: Iterable[str]) -> dict[str, list[Event]]:
         found = await self._of_last_attempts(EVENTS, rollout_ids)
         return {name: sorted(some, key=lambda event: event.started_at) for name, some in found.items()}
+
+    async def add_credited(self, credited: Sequence[Credited]) -> None:
+        rules.check_ids(*credited)
+        if credited:
+            await self._write(lambda to: to.upsert(CREDITED, credited))
+
+    async def get_credited(self, rollout_ids: Iterable[str]) -> dict[str, list[Credited]]:
+        found = await self._of_last_attempts(CREDITED, rollout_ids)
+        return {name: sorted(some, key=lambda one: (one.call_id, one.choice)) for name, some in found.items()}
 
     # what is learnt -----------------------------------------------------------------------
     async def put_resource(self, version: ResourceVersion) -> None:

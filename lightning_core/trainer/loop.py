@@ -81,7 +81,7 @@ class Loop:
         if phase.algorithm.learns_from is None:
             self.agent_names.see(batch.calls)
             self.agent_names.check(last=step + 1 == self.settings.total_steps)
-        credited, report = await self.updater.credit(step, phase, batch.trajectories)
+        credited, report = await self.updater.credit(step, phase, batch)
         measured = await self.updater.update(step, phase, credited)
         values = {
             **step_numbers(batch, credited, report),

@@ -37,6 +37,8 @@ OPENED: list[tuple[str, str, Any, set[str]]] = [
     ("GET", "/events?rollout_id=a", None, {"client"}),
     ("GET", "/calls?rollout_id=a", None, {"client"}),
     ("POST", "/rewards", REWARD, set()),
+    ("GET", "/credited?rollout_id=a", None, {"client"}),
+    ("POST", "/credited", {"credited": [{"rollout_id": "a", "attempt": 1, "call_id": "c"}]}, set()),
     ("GET", "/runs", None, {"client"}),
     ("GET", "/runs/run", None, {"client"}),
     ("PUT", "/runs", {"id": "run"}, set()),

@@ -12,6 +12,7 @@ from lightning_core.types import (
     Alert,
     Call,
     Choice,
+    Credited,
     Member,
     Metrics,
     ResourceVersion,
@@ -83,6 +84,7 @@ async def play(on: Store) -> list[object]:
     named = first.model_copy(update={"id": "one", "value": 1.0, "reason": "ok"})
     await on.add_rewards([first, named])
     await on.add_rewards([named])
+    await on.add_credited([Credited(rollout_id="b", attempt=1, call_id="call", advantage=-0.5, weight=0.01)])
     said.append([one.rollout.id for one in await on.heartbeat([a, b, c], LONG)])
     said.append((await on.finish(a, error="broke")).status)
     said.append((await on.finish(b, reward=0.5)).reward)
@@ -122,6 +124,7 @@ async def snapshot(store: Store) -> list[object]:
         rewards,
         await store.get_calls(ids),
         await store.get_events(ids),
+        await store.get_credited(ids),
         [await store.list_resources("run", name) for name in ("policy", "hint")],
         [(one.step, repr(one.values), one.created_at) for one in await store.list_metrics("run")],
         await store.list_members("run"),

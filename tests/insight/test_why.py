@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,12 @@ from lightning_core.credit.tabular import Tabular
 from lightning_core.credit.turn import turn
 from lightning_core.credit.uniform import uniform
 from lightning_core.errors import ConfigError, TrainingError
-from lightning_core.insight.why import Method, Other, Step, method_of, read_step, what_if, why
+from lightning_core.insight.why import Method, Other, Step, differing, method_of, read_step, what_if, why
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.parts import make_rulebook
 from lightning_core.trainer.plan import is_planned
-from lightning_core.types import Run, Status
+from lightning_core.types import Credited, Run, Status
 from tests.insight.records import call, reward, rollout, step
 from tests.trainer.watching import Watched, fit, grpo
 
@@ -141,11 +142,32 @@ def test_who_has_no_advantage_is_told_why():
     assert found.returns() == {"g": {"r0": 1.0, "r1": 0.0}}
 
 
+def test_a_reason_is_said_in_words():
+    of = step([1.0, 0.0], given=[reward(0, -0.25, 0)])
+    (reason,) = why(of.trajectories(), PLAIN).of_call("r0", "c0")
+    assert reason.lines() == [
+        "advantage +0.375, 50.0% of the loss of its step",
+        "return +0.750 = final reward (+1.000) + intermediate rewards of the rollout (-0.250)",
+        "baseline +0.375, scale 1.000; compared were +0.750, +0.000",
+        "1 × (+0.750 - +0.375) / 1.000 = +0.375",
+    ]
+    (silent, *_) = why(step([1.0, 1.0]).trajectories(), PLAIN).of_call("r0", "c0")
+    assert silent.lines()[0].startswith("no advantage: all that its group could be compared by was equal")
+
+
 def test_shares_of_the_loss_add_up_to_1():
     found = why(step([1.0, 0.0, 0.0], calls=2).trajectories(), Method(uniform))
     shares = [one.share for one in found.reasons.values()]
     assert sum(shares) == pytest.approx(1.0)
     assert found.of_call("r0", "c0")[0].share == pytest.approx(0.25)  # 2 of 4 thirds, over two calls
+
+
+def test_an_advantage_that_the_records_do_not_explain_is_named():
+    of = step([1.0, 0.0])
+    given = [Credited(rollout_id=f"r{n}", attempt=1, call_id="c0", advantage=0.5) for n in range(2)]
+    of = replace(of, credited={one.rollout_id: [one] for one in given})
+    assert differing(why(of.trajectories(), PLAIN), of) == [("r1", "c0", 0)]
+    assert of.weights() == {("r0", "c0", 0): 0.0, ("r1", "c0", 0): 0.0}
 
 
 METHODS = [
@@ -172,7 +194,7 @@ async def read(folder: Path) -> tuple[Run, dict[int, Step]]:
         run = await store.find_run(folder.name)
         assert run is not None
         steps = {}
-        for number in range(len(METHODS) + 1):
+        for number in range(len(METHODS) + 2):
             rollouts = await store.find_rollouts(folder.name, step=number, split="train")
             steps[number] = await read_step(store, [one for one in rollouts if is_planned(one)])
         return run, steps
@@ -183,6 +205,7 @@ def test_of_a_real_run_the_terms_add_up_to_what_its_updates_used_and_nothing_els
     backend = Watched()
     phases = [lightning.Phase(grpo(credit=name), 1) for name in METHODS]
     phases.append(lightning.Phase(lightning.ReinforcePP(group_size=4, tasks_per_step=2), 1))
+    phases.append(lightning.Phase(lightning.PPO(group_size=4, tasks_per_step=2, aggregation="sequence"), 1))
     fit(tmp_path / "run", phases, backend=backend, steps=None, air=air)
     run, steps = asyncio.run(read(tmp_path / "run"))
     rulebook = make_rulebook(air, load_plugins([]))
@@ -202,6 +225,8 @@ def test_of_a_real_run_the_terms_add_up_to_what_its_updates_used_and_nothing_els
             assert explanation is not None
             assert explanation.total == pytest.approx(advantage, abs=1e-6)
             assert explanation.advantage == advantage
+        assert differing(found, of) == []
+        assert {key for key, one in of.given().items() if one.advantage is not None} == used.keys()
         assert {one.size for one in what_if(of, method, Other()).changes} == {0.0}
         assert max(one.size for one in what_if(of, method, Other(air=rulebook)).changes) < 1e-12
         assert max(one.size for one in what_if(of, method, Other(without_air=True)).changes) > 0.01

@@ -19,6 +19,7 @@ from lightning_core.types import (
     Attempt,
     Call,
     Choice,
+    Credited,
     Member,
     Metrics,
     ResourceVersion,
@@ -951,6 +952,35 @@ async def test_spans_of_equal_ids_in_two_traces_are_two(store: Store) -> None:
     await store.add_events([span("1", "late")])
     found = (await store.get_events(["a"]))["a"]
     assert sorted(event.name for event in found) == ["late", "other"]
+
+
+async def test_what_was_credited_is_replaced_and_only_the_last_attempt_counts(store: Store) -> None:
+    def credited(attempt: int, call_id: str, choice: int, advantage: float | None) -> Credited:
+        return Credited(
+            rollout_id="a",
+            attempt=attempt,
+            call_id=call_id,
+            choice=choice,
+            advantage=advantage,
+            value=0.1,
+            weight=1 / 3,
+        )
+
+    await store.enqueue([rollout("a", max_attempts=2), rollout("b")])
+    first = await lease_one(store)
+    await store.add_credited([credited(1, "c", 0, 0.5)])
+    await store.finish(first, error="broke")
+    (again, _) = await store.lease("w", 2, LONG)
+    assert again.number == 2
+    assert await store.get_credited(["a", "b"]) == {"a": [], "b": []}
+    await store.add_credited(
+        [credited(2, "d", 0, -0.25), credited(2, "c", 1, 1.0), credited(2, "c", 0, 0.75)]
+    )
+    await store.add_credited([credited(2, "c", 1, None)])
+    await store.add_credited([])
+    assert await store.get_credited(["a"]) == {
+        "a": [credited(2, "c", 0, 0.75), credited(2, "c", 1, None), credited(2, "d", 0, -0.25)]
+    }
 
 
 async def test_nothing_in_a_text_or_number_is_lost(store: Store) -> None:
