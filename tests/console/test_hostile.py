@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ async def fill(url: str) -> None:
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     file: Path = tmp_path_factory.mktemp("hostile") / "store.db"
-    asyncio.run(fill(f"sqlite:///{file}"))
+    with ThreadPoolExecutor(1) as pool:  # Playwright's loop may run in this thread
+        pool.submit(lambda: asyncio.run(fill(f"sqlite:///{file}"))).result()
     with serving(f"sqlite:///{file}") as printed:
         yield printed
 
