@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from benchmarks.outcomes import Outcome
 from benchmarks.rewriting import Rewriting
-from benchmarks.studies import Start, Study, Variant
+from benchmarks.studies import REAL, Start, Study, Variant
 from benchmarks.tables import example_tables
 
 AS_IT_IS = (Variant("as it is", key="example"),)
@@ -71,6 +71,33 @@ EXAMPLES = MappingProxyType(
             Example("rag", "The research agent, with the OpenAI Agents SDK", "rag", AS_IT_IS),
             Example("plain", "A program without a framework", "plain", AS_IT_IS, extra=Rewriting("rewriter")),
             Example("crew", "The crew, with CrewAI", "crew", AS_IT_IS),
+            Example(
+                "words",
+                "A real model: word problems, with LangGraph",
+                "words",
+                AS_IT_IS,
+                tasks=60,
+                backend=REAL,
+                parts="kind of problem",
+            ),
+            Example(
+                "orders",
+                "A real model: orders into a form, with the OpenAI Agents SDK",
+                "orders",
+                AS_IT_IS,
+                tasks=60,
+                backend=REAL,
+            ),
+            Example(
+                "support",
+                "A real model: customers' messages, with AutoGen",
+                "support",
+                AS_IT_IS,
+                seeds=1,
+                tasks=90,
+                backend=REAL,
+                parts="action",
+            ),
         )
     }
 )
