@@ -13,9 +13,10 @@ from lightning_core.console.shelf import Found
 from lightning_core.errors import LightningError
 from lightning_core.heartbeat import living
 from lightning_core.insight.curves import Bucket, curves, width_of
+from lightning_core.insight.verdict import verdict
 from lightning_core.stores.base import Store
 from lightning_core.trainer.plan import is_planned
-from lightning_core.trainer.report import evaluation, find_phases
+from lightning_core.trainer.report import evaluation, find_evidence, find_phases
 from lightning_core.types import Member, Metrics, RolloutCount, Run, Status
 
 _VERSIONS: Final = ("python", "agent-lightning-core", "torch", "transformers", "vllm", "verl")
@@ -77,6 +78,7 @@ async def show_run(question: Question) -> dict[str, Any]:
             {str(status): sum(one.count for one in counts if one.status is status) for status in Status}
         ),
         "evaluations": await _evaluations(question, store, run, counts),
+        "verdict": await _verdict(question, store, run, counts),
         "alerts": [alert.model_dump(mode="json") for alert in alerts],
         "members": [_member(each, members) for each in members],
         "version": versions[-1].version if versions else None,
@@ -189,6 +191,22 @@ async def _evaluation(store: Store, run: Run, step: int) -> dict[str, Any] | Non
     if not {each.sampling.temperature for each in planned} >= {0.0, 1.0}:
         return None
     return evaluation(step, planned, {}, _settings(run).get("group_by")).model_dump(mode="json")
+
+
+async def _verdict(
+    question: Question, store: Store, run: Run | None, counts: Sequence[RolloutCount]
+) -> dict[str, Any] | None:
+    """The verdict on a run that has begun; made when more rollouts have ended than at the last look."""
+    ended = sum(one.count for one in counts if one.status.finished)
+    if run is None or not ended:
+        return None
+    key = run.id, run.created_at
+    known, found = question.shelf.verdicts.get(key, (0, None))
+    if known != ended:
+        metrics = await store.list_metrics(run.id)
+        found = verdict(await find_evidence(store, run, metrics, counts)).model_dump(mode="json")
+        question.shelf.verdicts[key] = ended, found
+    return found
 
 
 def _member(member: Member, members: Sequence[Member]) -> dict[str, Any]:

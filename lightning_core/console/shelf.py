@@ -67,6 +67,8 @@ class Shelf:
         self._opening = asyncio.Lock()
         self.evaluated: dict[tuple[str, float, int, int], dict[str, Any] | None] = {}
         """What was made of evaluations that have ended: by run, step and number of rollouts."""
+        self.verdicts: dict[tuple[str, float], tuple[int, dict[str, Any] | None]] = {}
+        """By run: how many rollouts had ended, and the verdict on them."""
         if "://" not in target and not find_folders(Path(target)):
             raise ConfigError(
                 f"{target!r} is no run's folder and holds none; `agentlightning runs` lists the runs, and "

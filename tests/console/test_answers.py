@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,16 @@ async def test_curves_are_the_stored_metrics(ask: Ask, finished: Path) -> None:
     newer = ask("run", since=STEPS - 1)
     assert newer["steps"] == [STEPS]
     assert newer["evaluations"] == run["evaluations"]
+
+
+def test_the_verdict_is_that_of_the_run(ask: Ask, finished: Path) -> None:
+    told = ask("run")["verdict"]
+    assert told["sentence"]
+    assert (
+        told
+        == ask("run", since=STEPS)["verdict"]
+        == json.loads((finished / "summary.json").read_text())["verdict"]
+    )
 
 
 def test_the_terms_add_up_to_the_advantage_of_each_call(ask: Ask) -> None:

@@ -118,7 +118,8 @@ function summary(run) {
   ];
   return [
     h("h1.hidden", {}, `Run ${run.name}`),
-    run.verdict && h("p.verdict", {}, run.verdict),
+    run.verdict && h("p.verdict", {}, run.verdict.sentence),
+    run.verdict?.also.length ? h("ul.quiet", { "aria-label": "Also" }, run.verdict.also.map((one) => h("li", {}, one))) : null,
     h("dl.tiles", {}, tiles.filter(Boolean).map(([label, value]) => h("div", {}, h("dt", {}, label), h("dd", {}, value)))),
     run.alerts.length ? h("ul.alerts", { "aria-label": "Alerts" }, run.alerts.map((alert) =>
       h(`li.${alert.level}`, {}, h("b", {}, alert.rule.replaceAll("_", " ")), " ",
