@@ -22,7 +22,10 @@ from lightning_core.trainer.roles.joining import Joining
 from lightning_core.trainer.trainer import Trainer
 
 _BACKEND = "backend."
-_MODEL = "A transformers folder, a name on the hub, or 'tiny'; a Llama- or Qwen-like model."
+_MODEL = (
+    "A transformers folder, a name on the hub, 'smollm2', or 'tiny', which knows only the examples' SQL; "
+    "a Llama- or Qwen-like model."
+)
 _SET = "Another setting of the trainer or of its backend; may be given several times."
 _OWN = "A setting of the worker, such as concurrency=8 or workers=ray:8; may be given several times."
 

@@ -171,9 +171,7 @@ async def _train(session: Session, run: Run, train: Sequence[Task], validation: 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:
     """Run to the end; inside a running loop (a notebook) in a thread with a loop of its own."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _in_loop():
         return asyncio.run(main)
     running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
     outcome: Future[T] = Future()
@@ -199,3 +197,12 @@ def _run(main: Coroutine[Any, Any, T]) -> T:
         thread.join()
         raise
     return outcome.result()
+
+
+def _in_loop() -> bool:
+    """Whether this thread runs an event loop; asked apart, so that errors of the run don't name the answer."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

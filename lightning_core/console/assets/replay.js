@@ -140,7 +140,7 @@ function call(rollout, node, names, place) {
     node.error && h("pre.error", {}, node.error),
     h("div.reply", {}, node.replies.map((one, index) => [node.replies.length > 1 && h("h3", {}, `choice ${index}`), message(one), surprise(one)])),
     reasons(rollout, node, place),
-    h("h3.divide", {}, "Prompt"),
+    h("h3.divide", {}, node.prompt.length > 1 ? "Prompt, last message first" : "Prompt"),
     node.prompt.slice().reverse().map((one, index) => fold(one, index > 2)),
     node.tools.length ? h("details", {}, h("summary", {}, `${node.tools.length} tools offered`), h("pre", {}, JSON.stringify(node.tools, null, 2))) : null,
   ];
