@@ -200,7 +200,7 @@ def _run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def _in_loop() -> bool:
-    """Whether this thread runs an event loop; asked apart, so that errors of the run don't name the answer."""
+    """Whether this thread runs an event loop; asked apart, so that no error of a run hangs on that one's."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
