@@ -103,9 +103,12 @@ def ratios(truth: Truth, methods: Sequence[Method], batches: int, seed: int = 0)
     logs: dict[str, list[Floats]] = {method.name: [] for method in methods}
     for logits in policies(truth):
         exact, base = truth.gradient(softmax(logits)).ravel(), np.zeros(len(draws))
-        played = play(truth, methods[0].algorithm, logits, batches, seed)  # the same for all methods
+        played: dict[tuple[int, int], list[Batch]] = {}  # the same for all methods with batches of one size
         for place, method in enumerate(methods):
-            found = estimates(truth, method, logits, played)
+            size = method.algorithm.tasks_per_step, method.algorithm.group_size
+            if size not in played:
+                played[size] = play(truth, method.algorithm, logits, batches, seed)
+            found = estimates(truth, method, logits, played[size])
             own = np.log([cost(found[draw], exact) for draw in draws])
             base = base if place else own
             logs[method.name].append(own - base)

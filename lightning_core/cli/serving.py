@@ -147,11 +147,12 @@ async def serve_model(
         raise ConfigError(f"run {what!r} has a store of its own; leave --store out")
     else:
         making = _of_run(folder, backend, hosts, version)
-    async with making as (gateway, what), GatewayServer(gateway, host, port) as server:
-        stop = until_signal()
-        variables = f"OPENAI_BASE_URL={server.url}/v1 OPENAI_API_KEY=none"
-        Console(stderr=True).print(f"serving {what}; set {variables} (Ctrl-C ends)", soft_wrap=True)
-        await stop.wait()
+    async with making as (gateway, what):
+        stop = until_signal()  # before the first request can be answered
+        async with GatewayServer(gateway, host, port) as server:
+            variables = f"OPENAI_BASE_URL={server.url}/v1 OPENAI_API_KEY=none"
+            Console(stderr=True).print(f"serving {what}; set {variables} (Ctrl-C ends)", soft_wrap=True)
+            await stop.wait()
 
 
 def _run_and_version(what: str) -> tuple[Path, int | None]:

@@ -49,9 +49,12 @@ def address(finished: Path) -> Iterator[str]:
         yield printed
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium. Without it these tests are skipped, except where it must be (`REQUIRE_CHROMIUM=1`)."""
+    """Chromium. Without it these tests are skipped, except where it must be (`REQUIRE_CHROMIUM=1`).
+
+    For one file: while Playwright is there its event loop runs in this thread, and no test can run another.
+    """
     playwright = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
         assert not os.environ.get("REQUIRE_CHROMIUM"), "no chromium: apt-get install chromium"

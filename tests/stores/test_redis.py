@@ -495,7 +495,7 @@ async def test_many_may_make_the_same_store_at_once(redis_url: str) -> None:
 async def test_a_newer_schema_is_refused(redis_url: str, redis_server: str) -> None:
     with redis.Redis.from_url(redis_server) as client:
         client.set(f"{redis_url.partition('prefix=')[2]}schema", 99)
-    assert "schema version 99, this program reads 4" in await refusal(redis_url)
+    assert "schema version 99, this program reads 5" in await refusal(redis_url)
 
 
 async def test_no_key_is_outside_the_prefix(store: RedisStore, redis_url: str, redis_server: str) -> None:

@@ -19,7 +19,7 @@ async def solve(task: lightning.Task) -> float:
 
 def fit(folder: Path, *, steps: int = 0, **settings: object) -> None:
     options: dict[str, object] = {"folder": folder, "steps": steps, "progress": False, **settings}
-    lightning.Trainer(**options).fit(solve, train=[{"question": "?"}])  # type: ignore[arg-type]
+    lightning.Trainer(**options).fit(solve, train=[{"question": "?"}], validation=[{"question": "!"}])  # type: ignore[arg-type]
 
 
 def test_a_run_that_is_resumed_without_naming_its_store_stays_there(tmp_path: Path) -> None:

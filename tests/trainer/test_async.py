@@ -212,7 +212,7 @@ def test_a_step_that_failed_as_a_whole_while_it_ran_ahead_ends_the_run_and_is_ma
         return broken(await solve(task))
 
     settings = {"on_failure": lightning.FailurePolicy(retries=0), "concurrency": 1}
-    with pytest.raises(TrainingError, match="step 2; fix the cause and resume"):
+    with pytest.raises(TrainingError, match="step 3; fix the cause and resume"):
         fit(tmp_path / "run", grpo(staleness=1), app, **settings)
     assert fit(tmp_path / "run", grpo(staleness=1), resume=True, **settings).steps == 5
     solved = [r.step for r in records(tmp_path / "run").rollouts if r.status is Status.SUCCEEDED]

@@ -72,7 +72,7 @@ def test_evaluations_between_steps_are_in_the_summary(finished):
         ({"validation": TASKS[5:]}, "validation tasks"),
         ({"algorithm": lightning.GRPO(group_size=4, tasks_per_step=2)}, "group_size"),
         ({"algorithm": lightning.GRPO(group_size=3, tasks_per_step=2, kl=0.1)}, "another algorithm;"),
-        ({"algorithm": lightning.RLOO(group_size=3, tasks_per_step=2)}, "another algorithm, phases"),
+        ({"algorithm": lightning.RLOO(group_size=3, tasks_per_step=2)}, "another algorithm, credit, phases"),
         ({"air": True}, "another air;"),
         ({"judge": lightning.Judge(model="m", base_url="http://localhost:1/v1")}, "another judge;"),
         ({"steps": 1}, "steps=2 or more"),
@@ -124,7 +124,7 @@ def test_a_step_that_failed_as_a_whole_is_made_anew_on_resume(tmp_path):
     app = App()
     fit(tmp_path / "run", app, steps=1)
     app.broken = True
-    with pytest.raises(TrainingError, match="step 1; fix the cause and resume"):
+    with pytest.raises(TrainingError, match="step 2; fix the cause and resume"):
         fit(tmp_path / "run", app, resume=True, steps=2)
     app.broken = False
     summary = fit(tmp_path / "run", app, resume=True, steps=2)
