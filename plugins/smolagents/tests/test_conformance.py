@@ -7,6 +7,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from threading import Lock
 from typing import Any, ClassVar
 
 import pytest
@@ -17,6 +18,9 @@ from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
 from lightning_core.testing.conformance import *  # noqa: F403
 from lightning_core.testing.conformance import Ability, Framework, Member
 from lightning_core.testing.truth import find_marks, mark
+
+PARSING = Lock()
+"""`tool` parses a source, and Python 3.11 counts the depth of `ast.parse` for all threads together."""
 
 
 class Smolagents(Framework):
@@ -63,8 +67,10 @@ class Smolagents(Framework):
 
     def _agent(self, model: OpenAIModel, member: Member) -> ToolCallingAgent:
         steps = [step for step in (find_marks(member.instructions).get("calls"), self.answer_tool) if step]
+        with PARSING:
+            tools = [tool(_plain(one)) for one in member.tools]
         return ToolCallingAgent(
-            [tool(_plain(one)) for one in member.tools],
+            tools,
             model,
             name=member.name,
             instructions=member.instructions + mark(calls=",".join(steps), aloud=1),
