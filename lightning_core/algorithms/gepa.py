@@ -1,7 +1,7 @@
 """GEPA: prompts rewritten by a model that is shown what went wrong (Agrawal et al., arXiv 2507.19457).
 
 A parent is drawn from the front of candidates that are best on some task. It runs a few training tasks, the
-reflecting model reads what happened and proposes one prompt anew, and a child that is better on the same
+reflecting model reads what happened and rewrites one prompt, and a child that is better on the same
 tasks is tried on all tasks that choose. The search is the package `gepa`; here is what joins it to a bench.
 
 The package swallows what its proposer raises and goes on spending. So the first failure is kept here, stops

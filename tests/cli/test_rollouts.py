@@ -241,7 +241,7 @@ def test_show_says_which_rollouts_there_are(run: Path, command: Command) -> None
         (["--rollout", "small-t0"], "fits several: 'small-t0-0-0', 'small-t0-0-1', 'small-t0-1-0'"),
         (["--rollout", "nothing"], "rollout 'nothing' fits none"),
         (["--rollout", ""], "fits none"),
-        (["--agent", "nobody"], "no call of 'nobody' in these rollouts; agents seen: judge, writer"),
+        (["--agent", "stranger"], "no call of 'stranger' in these rollouts; agents seen: judge, writer"),
         (["--step", "1", "--status", "queued"], "none of the 4 rollouts fits --step 1 --status queued"),
         (["--rollout", "failed"], "none of these 4 rollouts has failed"),
         (["--split", "test"], "give 'train' or 'validation'"),

@@ -527,8 +527,8 @@ async def test_a_page_by_reward_never_begins_at_a_rollout_without_one(store: Sto
     for cursor in ({"after": waiting.id}, {"before": waiting.id}):
         with pytest.raises(NotFoundError, match=f"{waiting.id!r} has no reward"):
             await store.find_rollouts("run", **cursor, order="reward")
-    with pytest.raises(NotFoundError, match="no rollout 'nobody'"):
-        await store.find_rollouts("run", before="nobody")
+    with pytest.raises(NotFoundError, match="no rollout 'missing'"):
+        await store.find_rollouts("run", before="missing")
 
 
 async def test_rollouts_are_counted_as_they_are_found(store: Store) -> None:
