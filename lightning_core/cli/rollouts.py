@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -18,6 +18,7 @@ from lightning_core import transcript
 from lightning_core.errors import ConfigError
 from lightning_core.insight.failures import reason_of
 from lightning_core.insight.verdict import say
+from lightning_core.insight.why import Reason, reasons_of
 from lightning_core.linking import with_final
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store
@@ -94,7 +95,10 @@ async def show_rollouts(path: Path, which: str | None, wanted: Filter, *, full: 
             console.print(_table(title, listed, why=failed, full=full))
             return
         (trace,) = await read_traces(store, [choose(rollouts, which)])
-    console.print(rollout_tree(trace, full=full))
+        reasons, problem = await reasons_of(store, trace.rollout) if full else ({}, None)
+    console.print(rollout_tree(trace, reasons, full=full))
+    if problem is not None:
+        console.print(Text(f"why: {problem}", "yellow"))
 
 
 def _count(listed: Sequence[Rollout], rollouts: Sequence[Rollout]) -> str:
@@ -220,13 +224,16 @@ def task_name(task: Task) -> str:
 
 
 # one rollout as a tree ---------------------------------------------------------------------
-def rollout_tree(trace: Trace, *, full: bool = False) -> Tree:
-    """One line for each record, under what it belongs to; with `full` all of every text."""
+def rollout_tree(trace: Trace, reasons: Mapping[str, Sequence[Reason]], *, full: bool = False) -> Tree:
+    """One line for each record, under what it belongs to; with `full` all of every text. Under a call stands
+    why it has its advantage, as `reasons` has it by call id."""
     top = Tree(_rollout(trace.rollout))
     branches: dict[int, Tree] = {}
     for node, parent in trace.walk():
         below = top if parent is None else branches[id(parent)]
-        branches[id(node)] = below.add(_line(node, full))
+        branches[id(node)] = branch = below.add(_line(node, full))
+        for reason in reasons.get(node.item.id, ()) if isinstance(node.item, Call) else ():
+            branch.add(Text("\n".join(reason.lines()), "cyan"))
     return top
 
 

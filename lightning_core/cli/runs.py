@@ -51,6 +51,7 @@ from lightning_core.trainer.display import (
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.observers import replay
 from lightning_core.trainer.report import (
+    NAMED_VERSIONS,
     Summary,
     find_evidence,
     find_phases,
@@ -60,7 +61,6 @@ from lightning_core.trainer.report import (
 )
 from lightning_core.types import Member, Metrics, Status
 
-_SHOWN = ("python", "agent-lightning-core", "torch", "transformers", "vllm", "verl")
 _Run = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/20260101-120000.")]
 
 
@@ -79,18 +79,19 @@ def show(
     split: Annotated[str | None, typer.Option(help="Only 'train' or 'validation'.")] = None,
     agent: Annotated[str | None, typer.Option(help="Only where this agent called; a name or glob.")] = None,
     status: Annotated[Status | None, typer.Option(help="Only these.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Shorten no text, and list all.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Shorten no text, list all, and say why.")] = False,
     provenance: Annotated[
         bool, typer.Option("--provenance", help="Print where its numbers come from, as JSON.")
     ] = False,
 ) -> None:
     """Show a run: its curve, held-out reward before and after, what each agent did, failures, and a verdict.
 
-    With --rollout it shows that rollout as a tree: calls, the tools they asked for, spans and rewards. With
-    --task, --step, --split, --agent or --status it lists the rollouts that fit all of them.
+    With --rollout it shows that rollout as a tree: calls, the tools they asked for, spans and rewards; with
+    --full also why each call has its advantage. With --task, --step, --split, --agent or --status it lists
+    the rollouts that fit all of them.
 
         agentlightning show runs/demo --status failed
-        agentlightning show runs/demo --rollout worst
+        agentlightning show runs/demo --rollout worst --full
     """
     wanted = Filter(task, step, split, agent, status)
     if provenance:
@@ -345,7 +346,9 @@ def origin_lines(origin: Mapping[str, Any]) -> Text:
         "script": f"{origin.get('script') or 'none'}{_commit(origin.get('git'))}",
         "command": shlex.join(origin.get("command", [])),
         "machine": _machine(origin.get("machine", {})),
-        "versions": ", ".join(f"{n} {v}" for n, v in origin.get("versions", {}).items() if n in _SHOWN),
+        "versions": ", ".join(
+            f"{n} {v}" for n, v in origin.get("versions", {}).items() if n in NAMED_VERSIONS
+        ),
         "seed": f"{origin.get('seed')}{times}",
     }
     return Text("\n".join(f"  {name:<9} {said}" for name, said in lines.items()), "dim")

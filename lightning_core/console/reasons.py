@@ -12,24 +12,19 @@ from typing import Any, Final, get_args
 
 from lightning_core.air.base import AIR
 from lightning_core.console.asking import Question
-from lightning_core.console.shelf import Found
 from lightning_core.credit.base import Baseline, Explanation, Scale
-from lightning_core.errors import ConfigError, LightningError, NotFoundError
+from lightning_core.errors import ConfigError
 from lightning_core.insight.why import (
     Answers,
-    Method,
     Other,
     Reason,
     Step,
     WhatIf,
-    method_of,
-    read_step,
+    read_why,
     what_if,
-    why,
 )
-from lightning_core.stores.base import Store
 from lightning_core.trainer.parts import make_credit, make_rulebook
-from lightning_core.types import Rollout
+from lightning_core.trainer.report import task_text
 
 _CHANGES: Final = 100
 """Transitions that a what-if lists, those that move most."""
@@ -41,8 +36,7 @@ async def show_step(question: Question) -> dict[str, Any]:
     """The groups of a step with the returns of their rollouts, and how the step was credited."""
     store, found = await question.run()
     number = question.number("step") or 0
-    step, method = await _read(question, store, found, number)
-    answers = why(step.trajectories(), method)
+    step, method, answers = await read_why(store, found.run_id, number)
     return {
         "step": number,
         "steps": sorted(
@@ -66,7 +60,7 @@ def _groups(step: Step, answers: Answers) -> list[dict[str, Any]]:
         {
             "id": group_id,
             "task": rollouts[next(iter(returns))].task.id,
-            "shown": readable(rollouts[next(iter(returns))].task.input),
+            "shown": task_text(rollouts[next(iter(returns))].task),
             "mean": fmean(returns.values()),
             "deviation": pstdev(returns.values()),
             "rollouts": [
@@ -78,29 +72,8 @@ def _groups(step: Step, answers: Answers) -> list[dict[str, Any]]:
     ]
 
 
-def readable(task: Mapping[str, Any]) -> str:
-    """The task's first text that reads like a question, else its first text, else all of it."""
-    texts = [value for value in task.values() if isinstance(value, str)]
-    return next((text for text in texts if " " in text), texts[0] if texts else str(dict(task)))
-
-
-async def reasons_of(question: Question, store: Store, found: Found, rollout: Rollout) -> dict[str, Any]:
-    """Why each call of a training rollout has its advantage, by call id; or the problem with that."""
-    if rollout.split != "train" or not rollout.status.finished:
-        return {"calls": {}, "problem": None}
-    try:
-        step, method = await _read(question, store, found, rollout.step)
-        answers = why(step.trajectories(), method)
-    except LightningError as error:  # the rollout is shown all the same
-        return {"calls": {}, "problem": str(error)}
-    calls: dict[str, list[dict[str, Any]]] = {}
-    for (rollout_id, call_id, _), reason in answers.reasons.items():
-        if rollout_id == rollout.id:
-            calls.setdefault(call_id, []).append(_reason(reason))
-    return {"calls": calls, "problem": None}
-
-
-def _reason(reason: Reason) -> dict[str, Any]:
+def to_shown(reason: Reason) -> dict[str, Any]:
+    """Why a choice of a call has its advantage, term by term."""
     return {
         "choice": reason.transition.choice,
         "advantage": reason.advantage,
@@ -134,7 +107,7 @@ def _explanation(explanation: Explanation) -> dict[str, Any]:
 async def show_what_if(question: Question) -> dict[str, Any]:
     """A step credited by another method, baseline, scale or table of AIR: what moves most comes first."""
     store, found = await question.run()
-    step, method = await _read(question, store, found, question.number("step") or 0)
+    step, method, _ = await read_why(store, found.run_id, question.number("step") or 0)
     given = {name: question.find(name) for name in ("credit", "baseline", "scale", "air")}
     other = _other(question, {name: value for name, value in given.items() if value not in (None, OWN)})
     return _difference(what_if(step, method, other))
@@ -180,17 +153,6 @@ def _difference(made: WhatIf) -> dict[str, Any]:
 
 def _credited(answers: Answers) -> int:
     return sum(reason.advantage is not None for reason in answers.reasons.values())
-
-
-async def _read(question: Question, store: Store, found: Found, number: int) -> tuple[Step, Method]:
-    """A training step and how it was credited. Raises ConfigError if the run does not say how."""
-    run = await store.find_run(found.run_id)
-    if run is None:
-        raise NotFoundError(f"run {found.run_id!r} has not begun")
-    rollouts = await store.find_rollouts(run.id, step=number, split="train")
-    named = question.find("method")
-    method = method_of(run, number) if named is None else Method(make_credit(named, question.shelf.plugins))
-    return await read_step(store, rollouts), method
 
 
 ANSWERS: Final = MappingProxyType({"step": show_step, "whatif": show_what_if})

@@ -11,13 +11,15 @@ from typing import Any, Final
 
 from lightning_core import transcript
 from lightning_core.console.asking import Question
-from lightning_core.console.reasons import readable, reasons_of
+from lightning_core.console.reasons import to_shown
 from lightning_core.console.shelf import Found
 from lightning_core.errors import ConfigError
-from lightning_core.insight.tokens import Decode, tokens
+from lightning_core.insight.tokens import Decode, pieces
+from lightning_core.insight.why import reasons_of
 from lightning_core.linking import with_final
 from lightning_core.stores.base import Store
 from lightning_core.trace import read_traces
+from lightning_core.trainer.report import task_text
 from lightning_core.types import Call, Event, Reward, Rollout, Span, Status, ToolEvent
 
 TOKENIZER: Final = "tokenizer.json"
@@ -130,7 +132,7 @@ def summary(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Reward]) 
     return {
         "id": rollout.id,
         "task": rollout.task.id,
-        "shown": readable(rollout.task.input),
+        "shown": task_text(rollout.task),
         "step": rollout.step,
         "split": rollout.split,
         "greedy": rollout.sampling.temperature == 0.0,
@@ -174,6 +176,7 @@ async def show_rollout(question: Question) -> dict[str, Any]:
         for each in await store.find_rollouts(found.run_id, step=rollout.step, split=rollout.split)
         if each.group_id == rollout.group_id and each.task.id == rollout.task.id
     ]
+    reasons, problem = await reasons_of(store, rollout)
     return {
         **summary(trace.rollout, calls, rewards),
         "input": rollout.task.input,
@@ -181,7 +184,10 @@ async def show_rollout(question: Question) -> dict[str, Any]:
         "nodes": nodes,
         "peers": group,
         "run_agents": await list_agents(store, found.run_id),
-        "reasons": await reasons_of(question, store, found, rollout),
+        "reasons": {
+            "calls": {call_id: list(map(to_shown, some)) for call_id, some in reasons.items()},
+            "problem": problem,
+        },
     }
 
 
@@ -199,7 +205,6 @@ def _node(item: Call | Event | Reward, decode: Decode | None) -> dict[str, Any]:
 
 
 def _call(call: Call, decode: Decode | None) -> dict[str, Any]:
-    read = tokens(call, decode).choices if decode is not None else [()] * len(call.choices)
     return {
         **call.model_dump(mode="json", exclude={"request", "choices", "prompt_ids", "rollout_id", "attempt"}),
         "prompt": transcript.prompt(call),
@@ -209,9 +214,9 @@ def _call(call: Call, decode: Decode | None) -> dict[str, Any]:
                 **message,
                 "ids": choice.completion_ids,
                 "logprobs": choice.logprobs,
-                "pieces": [token.text for token in pieces],
+                "pieces": [] if decode is None else list(pieces(choice.completion_ids or (), decode)),
             }
-            for message, choice, pieces in zip(transcript.replies(call), call.choices, read, strict=True)
+            for message, choice in zip(transcript.replies(call), call.choices, strict=True)
         ],
         "read": transcript.tokens_read(call),
         "written": transcript.tokens_written(call),

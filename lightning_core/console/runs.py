@@ -16,10 +16,15 @@ from lightning_core.insight.curves import Bucket, curves, width_of
 from lightning_core.insight.verdict import verdict
 from lightning_core.stores.base import Store
 from lightning_core.trainer.plan import is_planned
-from lightning_core.trainer.report import evaluation, find_evidence, find_phases
+from lightning_core.trainer.report import (
+    NAMED_VERSIONS,
+    agent_summaries,
+    evaluation,
+    find_evidence,
+    find_phases,
+)
 from lightning_core.types import Member, Metrics, RolloutCount, Run, Status
 
-_VERSIONS: Final = ("python", "agent-lightning-core", "torch", "transformers", "vllm", "verl")
 _POINTS: Final = 800
 """Steps that are sent as they are; of more steps, points."""
 _LISTED: Final = 50
@@ -73,7 +78,7 @@ async def show_run(question: Question) -> dict[str, Any]:
         **_origin(run),
         "phases": [phase.model_dump() for phase in find_phases(run)],
         **columns(metrics),
-        "agents": _agents(metrics),
+        "agents": [{"name": name, **each.model_dump()} for name, each in agent_summaries(metrics).items()],
         "counts": Counter(
             {str(status): sum(one.count for one in counts if one.status is status) for status in Status}
         ),
@@ -130,28 +135,8 @@ def _origin(run: Run | None) -> dict[str, Any]:
         "git": origin.get("git"),
         "machine": origin.get("machine", {}),
         "settings": _settings(run),
-        "versions": {name: versions[name] for name in _VERSIONS if name in versions},
+        "versions": {name: versions[name] for name in NAMED_VERSIONS if name in versions},
     }
-
-
-def _agents(metrics: Sequence[Metrics]) -> list[dict[str, Any]]:
-    """What each agent did over these steps."""
-    totals: Counter[tuple[str, str]] = Counter()
-    for entry in metrics:
-        for key, value in entry.values.items():
-            if key.startswith("agent/"):
-                name, _, number = key.removeprefix("agent/").rpartition("/")
-                totals[name, number] += int(value)
-    return [
-        {
-            "name": name,
-            "trained": totals[name, "trained"] > 0,
-            "calls": totals[name, "calls"],
-            "tokens": totals[name, "completion_tokens"],
-            "transitions": totals[name, "transitions"],
-        }
-        for name in sorted({name for name, _ in totals})
-    ]
 
 
 def _by_step(counts: Sequence[RolloutCount], split: str) -> list[tuple[int, float]]:

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from lightning_core.air.rulebook import Rulebook, is_automatic
 from lightning_core.credit.base import Baseline, Credit, CreditReport, Explanation, Scale, Term, explain
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, LightningError, NotFoundError
 from lightning_core.linking import with_final
 from lightning_core.stores.base import Store
 from lightning_core.trace import Trace, build
@@ -39,6 +39,7 @@ LATER: Final = (
     "Only this step is credited again; with other advantages, later weights would have been others."
 )
 """What a what-if can't know."""
+CHANGED: Final = "the trainer gave other advantages: the records were changed after its update"
 _OURS: Final = "lightning_core.credit."
 _SHOWN: Final = 8
 """Returns that a sentence lists."""
@@ -204,10 +205,6 @@ class Answers:
     """In the order of the rollouts and of their calls."""
     report: CreditReport
 
-    def of_call(self, rollout_id: str, call_id: str) -> list[Reason]:
-        """Those of the choices of a call; [] for a call that is no transition."""
-        return [one for key, one in self.reasons.items() if key[:2] == (rollout_id, call_id)]
-
     def returns(self) -> dict[str, dict[str, float]]:
         """The return of each rollout, by group: final reward plus all intermediate ones."""
         groups: dict[str, dict[str, float]] = {}
@@ -242,6 +239,36 @@ def why(
         for t in each.transitions
     }
     return Answers(reasons, report)
+
+
+async def read_why(store: Store, run_id: str, number: int) -> tuple[Step, Method, Answers]:
+    """A training step of a run, from 0, how it was credited, and why each transition has its advantage.
+
+    Raises NotFoundError for a run that has not begun, and ConfigError as `method_of` does.
+    """
+    run = await store.find_run(run_id)
+    if run is None:
+        raise NotFoundError(f"run {run_id!r} has not begun")
+    method = method_of(run, number)
+    step = await read_step(store, await store.find_rollouts(run_id, step=number, split="train"))
+    return step, method, why(step.trajectories(), method, step.weights())
+
+
+async def reasons_of(store: Store, rollout: Rollout) -> tuple[dict[str, list[Reason]], str | None]:
+    """Why the choices of each call of a training rollout have their advantages, by call id; and the problem
+    with that, None if there is none."""
+    if rollout.split != "train" or not rollout.status.finished:
+        return {}, None
+    try:
+        step, _, answers = await read_why(store, rollout.run_id, rollout.step)
+    except LightningError as error:  # the rollout is shown all the same
+        return {}, str(error)
+    found: dict[str, list[Reason]] = {}
+    for (rollout_id, call_id, _), reason in answers.reasons.items():
+        if rollout_id == rollout.id:
+            found.setdefault(call_id, []).append(reason)
+    changed = any(key[0] == rollout.id for key in differing(answers, step))
+    return found, CHANGED if changed else None
 
 
 def differing(answers: Answers, step: Step, tolerance: float = 1e-6) -> list[Key]:

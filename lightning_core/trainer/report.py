@@ -31,6 +31,8 @@ from lightning_core.trainer.plan import EVALUATIONS, find_place
 from lightning_core.trainer.settings import Settings
 from lightning_core.types import Call, Metrics, Record, Rollout, RolloutCount, Run, Status, Task
 
+NAMED_VERSIONS = ("python", "agent-lightning-core", "torch", "transformers", "vllm", "verl")
+"""Packages whose versions a person is told first."""
 SEARCHES = "searches/"
 """How the name begins under which the summary of a step's search is kept."""
 FLAT = 1e-6
@@ -299,7 +301,7 @@ async def summarise(store: Store, folder: RunFolder, settings: Settings, model: 
         skipped_updates=int(totals["skipped_updates"]),
         staleness_mean=fmean(_each(metrics, "staleness_mean") or [0.0]),
         staleness_max=int(max(_each(metrics, "staleness_max"), default=0)),
-        agents=_agents(metrics, evidence.agents),
+        agents=agent_summaries(metrics, evidence.agents),
         phases=find_phases(run),
         searches=await find_searches(store, run_id, [entry.step for entry in metrics]),
         settings=origin.get("settings", {}),
@@ -343,7 +345,7 @@ def _each(metrics: Sequence[Metrics], name: str) -> list[float]:
     return [entry.values[name] for entry in metrics if name in entry.values]
 
 
-def _agents(metrics: Sequence[Metrics], named: Sequence[str]) -> dict[str, AgentSummary]:
+def agent_summaries(metrics: Sequence[Metrics], named: Sequence[str] = ()) -> dict[str, AgentSummary]:
     """Those that were seen, and the names that no call came from."""
     totals: defaultdict[tuple[str, str], float] = defaultdict(float)
     for entry in metrics:

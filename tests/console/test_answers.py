@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from lightning_core.insight.why import CHANGED, reasons_of
 from lightning_core.stores.sqlite import SqliteStore
-from tests.console.conftest import STEPS
+from lightning_core.types import Reward
+from tests.console.conftest import STEPS, command
 
 Ask = Any
 
@@ -72,6 +77,34 @@ def test_the_terms_add_up_to_the_advantage_of_each_call(ask: Ask) -> None:
                     assert not term["parts"] or worth == pytest.approx(term["value"], abs=1e-6)
     assert credited > 0
     assert credited == sum(ask("run")["columns"]["agent/writer/transitions"])
+
+
+def test_the_terminal_says_why_too(ask: Ask, finished: Path) -> None:
+    group = next(g for s in range(STEPS) for g in ask("step", step=s)["groups"] if g["deviation"])
+    rollout = group["rollouts"][0]["id"]
+    shown = subprocess.run(
+        command("show", str(finished), "--rollout", rollout, "--full"), capture_output=True, text=True
+    ).stdout
+    (reason,) = next(iter(ask("rollout", id=rollout)["reasons"]["calls"].values()))
+    assert f"advantage {reason['advantage']:+.3f}, {reason['share']:.1%} of the loss of its step" in shown
+    assert "agent 'critic' is not trained" in shown
+
+
+def test_records_that_were_changed_after_the_update_are_named(ask: Ask, finished: Path, tmp_path: Path):
+    copy = shutil.copytree(finished, tmp_path / "finished")
+    group = next(g for s in range(STEPS) for g in ask("step", step=s)["groups"] if g["deviation"])
+    first, last = sorted(group["rollouts"], key=lambda one: one["return"])[:: len(group["rollouts"]) - 1]
+
+    async def swap() -> list[tuple[str | None, str | None]]:
+        async with SqliteStore(f"sqlite:///{copy}/store.db") as store:
+            rollouts = await store.get_rollouts([first["id"], last["id"]])
+            told = [(await reasons_of(store, one))[1] for one in rollouts]
+            await store.add_rewards(
+                [Reward(rollout_id=last["id"], attempt=1, value=-5.0, kind="final", source="me")]
+            )
+            return [(old, (await reasons_of(store, one))[1]) for old, one in zip(told, rollouts, strict=True)]
+
+    assert asyncio.run(swap()) == [(None, CHANGED), (None, CHANGED)]
 
 
 def test_with_the_run_s_own_settings_nothing_changes(ask: Ask) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from lightning_core.insight.tokens import pieces, surprise, tokens
-from lightning_core.types import Choice
-from tests.insight.records import call
+from lightning_core.insight.tokens import pieces
 
 TEXTS = ("the boats sail, and the boats sail home", "Größe: 12 µm \n é 漢字 🚤!", " ", "a")
 
@@ -47,14 +44,3 @@ def test_a_character_of_several_tokens_stands_at_the_last_of_them():
         [], trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
     )
     assert list(pieces(tokenizer.encode("a🚤").ids, tokenizer.decode)) == ["a", "", "", "", "🚤"]
-
-
-def test_tokens_of_a_call_bear_their_surprise():
-    choice = Choice(completion_ids=[7, 8], logprobs=[math.log(0.5), 0.0])
-    found = tokens(call(0, 0, choices=[choice, Choice()]), lambda ids: "".join(f"<{one}>" for one in ids))
-    assert [(one.text, one.logprob) for one in found.prompt] == [("<1>", None), ("<2>", None), ("<10>", None)]
-    assert [one.text for one in found.choices[0]] == ["<7>", "<8>"]
-    assert [one.surprise for one in found.choices[0]] == [pytest.approx(math.log(2)), 0.0]
-    assert found.choices[1] == ()
-    assert surprise(call(0, 0, choices=[choice])) == pytest.approx(math.log(2) / 2)
-    assert surprise(call(0, 0, choices=[])) is None

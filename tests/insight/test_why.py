@@ -137,21 +137,21 @@ def test_who_has_no_advantage_is_told_why():
     of = step([1.0, 0.0])
     calls = {**of.calls, "r0": [call(0, 0), call(0, 1, "judge", trained=False)]}
     found = why(Step(of.rollouts, calls, of.rewards, of.events).trajectories(), PLAIN)
-    (reason,) = found.of_call("r0", "c1")
+    reason = found.reasons["r0", "c1", 0]
     assert (reason.silent, reason.advantage, reason.share) == ("agent 'judge' is not trained", None, 0.0)
     assert found.returns() == {"g": {"r0": 1.0, "r1": 0.0}}
 
 
 def test_a_reason_is_said_in_words():
     of = step([1.0, 0.0], given=[reward(0, -0.25, 0)])
-    (reason,) = why(of.trajectories(), PLAIN).of_call("r0", "c0")
+    reason = why(of.trajectories(), PLAIN).reasons["r0", "c0", 0]
     assert reason.lines() == [
         "advantage +0.375, 50.0% of the loss of its step",
         "return +0.750 = final reward (+1.000) + intermediate rewards of the rollout (-0.250)",
         "baseline +0.375, scale 1.000; compared were +0.750, +0.000",
         "1 × (+0.750 - +0.375) / 1.000 = +0.375",
     ]
-    (silent, *_) = why(step([1.0, 1.0]).trajectories(), PLAIN).of_call("r0", "c0")
+    silent = why(step([1.0, 1.0]).trajectories(), PLAIN).reasons["r0", "c0", 0]
     assert silent.lines()[0].startswith("no advantage: all that its group could be compared by was equal")
 
 
@@ -159,7 +159,7 @@ def test_shares_of_the_loss_add_up_to_1():
     found = why(step([1.0, 0.0, 0.0], calls=2).trajectories(), Method(uniform))
     shares = [one.share for one in found.reasons.values()]
     assert sum(shares) == pytest.approx(1.0)
-    assert found.of_call("r0", "c0")[0].share == pytest.approx(0.25)  # 2 of 4 thirds, over two calls
+    assert found.reasons["r0", "c0", 0].share == pytest.approx(0.25)  # 2 of 4 thirds, over two calls
 
 
 def test_an_advantage_that_the_records_do_not_explain_is_named():

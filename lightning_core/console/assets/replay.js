@@ -162,8 +162,7 @@ function message(one) {
 /** Why the call has its advantage: each term, and what its return was compared with. */
 function reasons(rollout, node, place) {
   if (rollout.split !== "train") return null;
-  if (rollout.reasons.problem) return h("p.quiet", {}, rollout.reasons.problem);
-  return node.reasons.map((one) => h("section.why", { "aria-label": "Why this advantage" },
+  return [rollout.reasons.problem && h("p.quiet", {}, rollout.reasons.problem), node.reasons.map((one) => h("section.why", { "aria-label": "Why this advantage" },
     h("p.sum", {}, "advantage ", one.advantage === null ? h("b", {}, "none") : credit(one.advantage),
       node.reasons.length > 1 && h("span.quiet", {}, ` of choice ${one.choice}`),
       one.advantage !== null && h("span.quiet", {}, ` · ${percent(one.share)} of the step's loss`)),
@@ -174,7 +173,7 @@ function reasons(rollout, node, place) {
       strip(term.means, term.own, `returns of the ${term.means.length} it was compared with`),
     ]),
     one.terms && one.unit !== 1 && h("p.equation", {}, `( sum of the terms − mean of the batch ${num(one.mean)} ) ÷ ${num(one.unit)}  =  `, credit(one.total)),
-    h("p.small", {}, h("a", { href: `#/${encodeURIComponent(place.run)}/why?step=${rollout.step}` }, "all groups of this step, and what if"))));
+    h("p.small", {}, h("a", { href: `#/${encodeURIComponent(place.run)}/why?step=${rollout.step}` }, "all groups of this step, and what if"))))];
 }
 
 /** Numbers as dots on a line, one's own filled. */

@@ -23,6 +23,9 @@ const CHARTS = [
   ["Sampled tokens by agent", [["agent/*/completion_tokens", ""]], { low: 0 }],
 ];
 
+/** Numbers of an agent that newer steps add to. */
+const SUMS = ["calls", "completion_tokens", "transitions_with_advantage"];
+
 export async function show(place) {
   let run = await ask("run", { run: place.run });
   const top = h("div", {}), grid = h("div.charts", {}), below = h("div", {});
@@ -64,8 +67,8 @@ function join(run, newer) {
     columns[name] = [...(run.columns[name] || Array(before).fill(null)), ...(newer.columns[name] || Array(more).fill(null))];
   const agents = new Map(run.agents.map((one) => [one.name, one]));
   for (const one of newer.agents) {
-    const had = agents.get(one.name) || { calls: 0, tokens: 0, transitions: 0 };
-    agents.set(one.name, { ...one, calls: had.calls + one.calls, tokens: had.tokens + one.tokens, transitions: had.transitions + one.transitions });
+    const had = agents.get(one.name) || {};
+    agents.set(one.name, { ...one, ...Object.fromEntries(SUMS.map((key) => [key, (had[key] || 0) + one[key]])) });
   }
   return { ...newer, steps: [...run.steps, ...newer.steps], columns, agents: [...agents.values()] };
 }
@@ -145,7 +148,7 @@ function agents(run) {
   const names = run.agents.map((one) => one.name);
   return section("Agents", table("Agents", [["agent", ""], ["", ""], ["calls", "right"], ["tokens", "right"], ["calls with an advantage", "right"]],
     run.agents.map((one) => [h("span", {}, dot(hue(names, one.name)), h("a", { href: `#/${encodeURIComponent(run.name)}/rollouts?agent=${encodeURIComponent(one.name)}` }, one.name)),
-      one.trained ? "trained" : h("span.quiet", {}, "not trained"), num(one.calls), num(one.tokens), num(one.transitions)])));
+      one.trained ? "trained" : h("span.quiet", {}, "not trained"), num(one.calls), num(one.completion_tokens), num(one.transitions_with_advantage)])));
 }
 
 function members(run) {
