@@ -139,11 +139,16 @@ class SearchSummary(Record):
         return self.reporting[1] - self.reporting[0]
 
     @property
+    def is_better(self) -> bool:
+        """Whether what was chosen became current: its gain can be told from 0."""
+        return self.interval[0] > 0
+
+    @property
     def verdict(self) -> str:
         """In words."""
         if all(before == after for before, after in self.versions.values()):
             return "none of its candidates was better than the seed"
-        return "better than the seed" if self.interval[0] > 0 else "no better than the seed"
+        return "better than the seed" if self.is_better else "no better than the seed, which stays current"
 
     def said(self) -> str:
         """One line."""

@@ -242,7 +242,10 @@ class SearchBench:
 
     # the end ------------------------------------------------------------------------------
     async def settle(self, chosen: Candidate) -> dict[str, float]:
-        """Report on tasks that no search has seen, make the chosen versions current; the step's metrics."""
+        """Report on tasks that no search has seen; the step's metrics.
+
+        The chosen versions become current if they are better on those tasks, and the seed otherwise.
+        """
         pairs = [(self.seed, self.choosing), (chosen, self.choosing)]
         choosing = [mean(trials) for trials in await self.evaluate(pairs)]
         before, after = await self.evaluate([(self.seed, self.reporting), (chosen, self.reporting)])
@@ -267,7 +270,7 @@ class SearchBench:
             lost=[task.task.id for task, gain in zip(after, gains, strict=True) if gain < 0],
         )
         await self._record_scores()
-        for name, version in self.versions(chosen).items():
+        for name, version in self.versions(chosen if summary.is_better else self.seed).items():
             versions = await store.list_resources(run_id, name)
             if version != self._session.prompt_versions[name]:
                 await make_current(store, next(v for v in versions if v.version == version), versions)

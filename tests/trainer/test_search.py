@@ -323,6 +323,27 @@ def test_bootstrap_finds_demonstrations_that_help(tmp_path: Path, model: Knowing
     assert found.prompts["expert"][1].startswith(f"{SEED}\n\nExamples:\n\nInput:\nfact ")
 
 
+def test_a_winner_whose_gain_may_be_luck_does_not_become_current(tmp_path: Path, model: Knowing) -> None:
+    """Demonstrations help on the tasks that choose, and on one of six that report."""
+    tasks = [Task(input=each, split="validation") for each in HELD_OUT]
+    choosing, reporting = halves(tasks, 0)
+    helped = {task.id for task in [*choosing, reporting[0]]}
+    inner = app(model.url)
+
+    async def solve(task: lightning.Task) -> float:
+        told = lightning.prompt("expert", SEED)
+        await inner(task)
+        return float(task.split == "train" or ("Reply:" in told and task.id in helped))
+
+    (found,) = fit(tmp_path / "run", model, lightning.Bootstrap(budget=60), solve, seed=0).searches
+    assert (found.choosing, found.reporting) == ((0.0, 1.0), (0.0, pytest.approx(1 / 6)))
+    assert found.verdict == "no better than the seed, which stays current"
+    seed, winner = found.versions["expert"]
+    assert winner != seed
+    current = max(records(tmp_path / "run").prompts, key=lambda each: each.chosen_at or 0.0)
+    assert current.version == seed
+
+
 def test_what_can_not_be_searched_is_refused_at_start(tmp_path: Path, model: Knowing) -> None:
     with pytest.raises(ConfigError, match="nothing to improve"):
         fit(tmp_path / "a", model, gepa(model), prompts={})
