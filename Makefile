@@ -25,6 +25,7 @@ help:
 	@echo "make results   make the tables of docs/results.md (all, or EXAMPLE=sql, calc, rag, plain, crew)"
 	@echo "make proof     count wrong and missing tags over thousands of calls of all frameworks at once"
 	@echo "make faults    kill trainer, gateway, workers and database again and again, and compare with a calm run"
+	@echo "make containers build the images, train in containers, kill some of them, and compare with a run in peace"
 	@echo "make fuzz      send the gateway 20,000 requests that are almost right, beside rollouts that go on"
 	@echo "make soak      50,000 calls through gateway, SQLite and engine: memory, descriptors, log, latency"
 	@echo "make policies  make the three shipped policies from their recipes"
@@ -88,7 +89,7 @@ demo demo-tiny: $(VENV)/.demo
 ON_CPU := $(VERL)/bin/python tests/verl/cpu.py
 
 demo-verl: $(VERL)/.ready
-	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(ON_CPU) agentlightning train examples/sql/train.py --backend verl --steps 24 --folder $(DEMO)-verl-$$(date +%Y%m%d-%H%M%S)
+	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(ON_CPU) agentlightning train examples/sql/train.py --set backend=verl --steps 24 --folder $(DEMO)-verl-$$(date +%Y%m%d-%H%M%S)
 
 # `make -j3 environments` makes them side by side.
 environments: $(READY) $(NEW)/.ready $(VERL)/.ready
@@ -107,12 +108,12 @@ test: $(READY)
 
 test-all: export OMP_NUM_THREADS := 1
 
+# Beside one another goes what waits for servers and for those it killed.
 test-all: environments
 	$(BIN)/$(PYTEST) --all --durations 30
-	$(MAKE) test-new peers test-sky
+	$(MAKE) test-new
 	$(MAKE) -j2 --output-sync test-verl
-	$(MAKE) -j2 proof
-	$(MAKE) faults
+	$(MAKE) -j2 --output-sync faults proof peers test-sky
 
 peers: $(VERL)/.ready
 	PYTHONPATH=$(VERL)/peers $(VERL)/bin/pytest tests/peers
@@ -123,7 +124,6 @@ SDKS := $(patsubst %,tests/gateway/test_%.py,anthropic_sdk chat completions resp
 test-new: $(NEW)/.ready
 	$(NEW)/bin/$(PYTEST) tests/tracing tests/apps $(SDKS) $(NEW_PLUGINS:%=plugins/%)
 
-# Clusters and servers take their time to start, in which others may be tested: `make -j2 test-verl`.
 test-verl: test-workers test-servers
 
 test-workers: $(VERL)/.ready
@@ -163,6 +163,11 @@ faults: $(READY)
 
 # The seed is printed: with it a case can be sent again.
 CASES ?= 20000
+
+# Builds the images, which takes some minutes and 4 GB; wants root, podman, catatonit, runc, iptables and debootstrap.
+.PHONY: containers
+containers: $(READY)
+	$(BIN)/python -m tests.deploy.containers
 
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --cases $(CASES)

@@ -84,7 +84,7 @@ def run(engine: Engine, load: Load, grammars: Grammars, grammar: str | None) -> 
 
 def starting(tokenizer: PreTrainedTokenizerBase, vocabulary: int, stop: int) -> dict[str, float]:
     """Milliseconds until a new grammar is ready, the vocabulary being read already."""
-    grammars = Grammars(tokenizer, vocabulary, [stop])
+    grammars = Grammars(tokenizer, vocabulary)
     grammars.start('start: "a"')
     found = {}
     for name, request in ASKED.items():
@@ -101,7 +101,7 @@ def measure(model: str, repeats: int, count: int) -> tuple[Row, dict[str, float]
     network = random_qwen3(vocabulary=len(tokenizer))
     use_plans(network)
     stop = tokenizer.convert_tokens_to_ids(tokenizer.eos_token)
-    grammars = Grammars(tokenizer, len(tokenizer), [stop])
+    grammars = Grammars(tokenizer, len(tokenizer))
     decoder = LlamaDecoder(network, torch.float32, CONTEXT)
     speeds: dict[str, list[float]] = {name: [] for name in ASKED}
     for repeat in range(repeats):

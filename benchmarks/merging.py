@@ -19,7 +19,8 @@ from benchmarks.shapes import VOCABULARY, random_qwen3
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.backends.local.attention import use_plans
 from lightning_core.backends.local.model import Model
-from lightning_core.backends.local.optimizer import PACK_TOKENS, Optimizer
+from lightning_core.backends.local.optimizer import Optimizer
+from lightning_core.backends.local.packing import PACK_TOKENS
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.settings import TrainingSettings
 from lightning_core.types import Trajectory, Transition
@@ -67,7 +68,9 @@ def make_optimizer(*, merge: bool, pack_tokens: int) -> Optimizer:
     network = random_qwen3()
     use_plans(network)
     policy = Policy(Model("random", network, None, 4096, frozenset()), None)
-    return Optimizer(policy, TrainingSettings(prefix_sharing=merge, pack_tokens=pack_tokens), source="random")
+    settings = TrainingSettings(pack_tokens=pack_tokens)
+    settings.prefix_sharing = merge
+    return Optimizer(policy, settings, source="random")
 
 
 def measure(turns: int, rollouts: int, repeats: int, pack_tokens: int, cpu: bool) -> tuple[Row, float]:

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from benchmarks.page import PAGE, RECORDS, insert
 from benchmarks.stores.sites import postgres
-from lightning_core.trainer.report import Summary
+from lightning_core.trainer.summary import Summary
 
 SCRIPT = "examples/sql/train.py"
 RUNS = Path("runs/places")
@@ -64,7 +64,7 @@ def apart(run: str) -> Iterator[Sequence[str]]:
         ]
         started = [subprocess.Popen(command) for command in others]
         try:
-            yield ("--store", site.url, "--remote", "runner,gateway")
+            yield ("--store", site.url, "--set", "remote=runner,gateway")
             for process in started:
                 if process.wait(ENDING_SECONDS):
                     raise SystemExit(f"{process.args!r} ended with {process.returncode}")
@@ -90,7 +90,7 @@ def make(place: str, seed: int, steps: int) -> Summary:
     name = f"{place.replace(' ', '-')}-{steps}-seed{seed}"
     folder = RUNS / name
     if not (folder / "summary.json").exists():
-        settings = ("--folder", str(folder), "--steps", str(steps), "--seed", str(seed))
+        settings = ("--folder", str(folder), "--steps", str(steps), "--set", f"seed={seed}")
         held_out = ("--", "--held-out", "test", "--held-out-tasks", str(TASKS))
         with PLACES[place](name) as where:
             subprocess.run(cli("train", SCRIPT, *settings, *where, *held_out), check=True)

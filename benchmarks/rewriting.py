@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.tables import spread
 from lightning_core.stores.base import Store
-from lightning_core.trainer.report import Summary
+from lightning_core.trainer.summary import Summary
 
 Shares = dict[str, float]
 

@@ -16,7 +16,7 @@ from benchmarks.invalid_queries import invalid_queries
 from benchmarks.outcomes import Outcome
 from benchmarks.tables import study_table
 from lightning_core.stores.base import Store
-from lightning_core.trainer.report import Summary
+from lightning_core.trainer.summary import Summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,6 @@ class Variant:
     """A training script other than the example's."""
     arguments: tuple[str, ...] = ()
     """Further ones of the script."""
-    seeded: Callable[[int], Mapping[str, Any]] = lambda seed: {}
-    """Settings that the run's seed goes into."""
     beside: Callable[[Path], AbstractContextManager[Any]] = nullcontext
     """What goes on beside each run, in its process, given its folder."""
 
@@ -129,7 +127,7 @@ def credits_of(example: str, names: tuple[str, ...], title: str) -> Study:
     return Study(f"credit-{example}", title, example, tuple(variants))
 
 
-REAL: Mapping[str, Any] = MappingProxyType({"threads": 1, "dtype": "bfloat16"})
+REAL: Mapping[str, Any] = MappingProxyType({"dtype": "bfloat16"})
 """The apps with a real model are measured on one core, in bfloat16: their machine multiplies it in hardware,
 which takes half the time there."""
 

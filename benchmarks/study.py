@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -86,7 +87,9 @@ def make_run(study: Study, variant: Variant, seed: int, start: Start, module: st
         return
     command = [sys.executable, "-m", module, study.name, "--tasks", str(study.tasks)]
     command += ["--steps", str(study.steps)] if study.steps is not None else []
-    subprocess.run([*command, "--one", variant.name, str(seed), start.name], check=True)
+    one_core = {"OMP_NUM_THREADS": "1"} if study.backend else {}
+    environment = {**os.environ, **one_core}
+    subprocess.run([*command, "--one", variant.name, str(seed), start.name], check=True, env=environment)
 
 
 def train(study: Study, variant: Variant, seed: int, start: Start) -> None:
@@ -97,7 +100,7 @@ def train(study: Study, variant: Variant, seed: int, start: Start) -> None:
     settings |= {"model": start.model()} if start.model is not None else {}
     held_out = ["--held-out", "test", "--held-out-tasks", str(study.tasks)]
     script = Path(variant.script or f"examples/{study.example}/train.py")
-    settings |= {"resume": (folder / "run.json").exists(), **variant.settings(), **variant.seeded(seed)}
+    settings |= {"resume": (folder / "run.json").exists(), **variant.settings()}
     with variant.beside(folder):
         train_script(script, [*held_out, *variant.arguments], Launch(settings, study.backend))
 

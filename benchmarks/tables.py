@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from benchmarks.intervals import mean_of, ratio_of
 from benchmarks.outcomes import Outcome
-from lightning_core.trainer.report import Evaluation, Score, Summary
+from lightning_core.trainer.summary import Evaluation, Score, Summary
 
 if TYPE_CHECKING:
     from benchmarks.examples import Example

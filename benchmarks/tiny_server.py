@@ -111,8 +111,9 @@ async def serve(folder: Path) -> None:
     from lightning_core.trainer.parts import open_store
     from lightning_core.trainer.roles.gateway import make_upstream
 
-    # measured at start by default; here equal requests must get equal replies on any machine
-    backend = LocalBackend("tiny", threads=1, dtype="float32")
+    # threads are measured otherwise; here equal requests must get equal replies on any machine
+    os.environ["OMP_NUM_THREADS"] = "1"
+    backend = LocalBackend("tiny", dtype="float32")
     await backend.start()
     fill(backend.upstream.prompts.encoder)
     try:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from lightning_core.judge.judge import Judge as Judge
     from lightning_core.plugins import attach as attach
     from lightning_core.prompts import Prompt as Prompt
-    from lightning_core.runner import FailurePolicy as FailurePolicy
     from lightning_core.runner.command import Command as Command
+    from lightning_core.runner.config import FailurePolicy as FailurePolicy
     from lightning_core.runner.ray_workers import RayWorkers as RayWorkers
     from lightning_core.tracing.environment import environment as environment
     from lightning_core.tracing.rewards import reward as reward
@@ -65,7 +65,7 @@ _HOMES = {
     "Critic": "algorithms.base",
     "DPO": "algorithms.dpo",
     "Demonstration": "types",
-    "FailurePolicy": "runner",
+    "FailurePolicy": "runner.config",
     "GEPA": "algorithms.gepa",
     "GRPO": "algorithms.grpo",
     "Judge": "judge.judge",

@@ -45,7 +45,7 @@ def read_json(content: bytes, *, parts: int = PARTS, exact: bool = False) -> Any
     if len(content) > parts and sum(map(content.count, (b"[", b"{", b":"))) > parts:
         raise JsonError(f"it has more than {parts} brackets and colons; send less at once")
     try:
-        value = _parse_exact(content) if exact else _parse(content)
+        value = load_json(content) if exact else _parse(content)
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
@@ -88,7 +88,8 @@ def _parse(content: bytes) -> Any:
         return orjson.loads(mended)
 
 
-def _parse_exact(content: bytes) -> Any:
+def load_json(content: bytes) -> Any:
+    """What Python's `json` reads, faster. Raises ValueError."""
     try:
         return from_json(content)
     except ValueError:

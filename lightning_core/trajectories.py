@@ -101,6 +101,15 @@ class MergeReport:
     def reasons(self) -> dict[str, int]:
         return dict(Counter(u.reason for u in self.unmerged))
 
+    def metrics(self) -> dict[str, float]:
+        """As metrics of an update."""
+        return {
+            "forward_tokens": float(self.tokens_after),
+            "unmerged_tokens": float(self.tokens_before),
+            "merge_ratio": self.ratio,
+            "unmerged_calls": float(len(self.unmerged)),
+        }
+
 
 def trained_transitions(trajectories: Iterable[Trajectory]) -> list[Transition]:
     """Those that carry loss: of a trained agent, with an advantage, with at least one sampled token."""

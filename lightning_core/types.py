@@ -98,8 +98,8 @@ class Sampling(Record):
     """1.0 samples from the policy itself, 0.0 is greedy."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     seed: int | None = Field(default=None, ge=0, lt=2**63)
-    """What the random numbers of all calls of the rollout follow from, with attempt, agent and prompt; None:
-    from chance."""
+    """What the random numbers of all calls of the rollout follow from, with agent and prompt; None: from
+    chance. An attempt after one that failed draws others."""
     constrain: bool = True
     """Whether replies are held to the form that their requests ask for; else the prompt asks for it."""
 

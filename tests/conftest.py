@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Generator
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
 
 FIRST = (
     "tests/tracing/test_anthropic.py",  # compares headers byte by byte: no other test ran in its process
+    "tests/packaging/test_first_hour.py",
+    "tests/packaging/test_replace_hosted.py",
     "tests/trainer/test_crash.py",
     "tests/apps/",
     "tests/roles/",
@@ -29,15 +35,20 @@ FIRST = (
 LONG = (
     "tests/apps/",
     "tests/benchmarks/",
+    "tests/cli/test_init.py",
     "tests/cli/test_workers.py",
     "tests/console/test_hostile.py",
     "tests/console/test_live.py",
     "tests/console/test_pages.py",
     "tests/examples/",
     "tests/fuzz/",
+    "tests/packaging/test_first_hour.py",
+    "tests/packaging/test_replace_hosted.py",
     "tests/recipes/",
     "tests/backends/test_smollm2.py",
     "tests/deploy/test_commands.py",
+    "tests/deploy/test_helm.py",
+    "tests/packaging/",
     "tests/roles/test_network.py",
     "tests/roles/test_page.py",
     "tests/roles/test_processes.py",
@@ -70,12 +81,26 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("all" if config.getoption("--all") else "change")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported here stays to the end: the garbage collector need not look through it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A long file is not even imported: each worker would import what it needs."""
+    if config.getoption("--all") or config.getoption("file_or_dir"):
+        return None
+    path = collection_path.relative_to(config.rootpath).as_posix()
+    return f"{path}/".startswith(LONG) or None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: next((i for i, p in enumerate(FIRST) if item.nodeid.startswith(p)), len(FIRST))
     )
-    if config.getoption("--all") or config.getoption("file_or_dir"):
-        return
-    long = [item for item in items if item.nodeid.startswith(LONG)]
-    config.hook.pytest_deselected(items=long)
-    items[:] = [item for item in items if not item.nodeid.startswith(LONG)]

@@ -14,9 +14,9 @@ from tests.judge.reading import judging
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-ELSEWHERE = {"write-an-adapter.md", "rest.md"}
-"""Pages whose blocks are files of one package, which tests/testing runs as that, or one session with a server
-(tests/api)."""
+ELSEWHERE = {"replace-hosted.md", "write-an-adapter.md", "rest.md"}
+"""Pages whose blocks are files of one app (tests/packaging) or package (tests/testing), or one session with a
+server (tests/api)."""
 BLOCKS = [
     (page, code)
     for page in PAGES

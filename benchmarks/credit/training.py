@@ -138,10 +138,7 @@ def fit(
     if not states:
         return
     rows = torch.tensor([row[t.key] for t in states])
-    targets, old = (
-        torch.tensor(column, dtype=torch.float64)
-        for column in ([t.target for t in states], [t.value for t in states])
-    )
+    targets = torch.tensor([t.target for t in states], dtype=torch.float64)
     for _ in range(options.epochs):
-        loss, _ = losses.value_loss(critic()[rows, 0], targets, old, options.clip)
+        loss = losses.value_loss(critic()[rows, 0], targets)
         critic.descend(loss.mean(), options.learning_rate or rate)

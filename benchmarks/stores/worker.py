@@ -9,7 +9,7 @@ import asyncio
 import sys
 
 from lightning_core.plugins import load_plugins
-from lightning_core.runner import Runner
+from lightning_core.runner.runner import Runner
 from lightning_core.stores.base import Store
 from lightning_core.tracing.scope import Scope
 from lightning_core.trainer.parts import open_store

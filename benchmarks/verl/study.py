@@ -32,13 +32,13 @@ class Backends(Study):
         return f"{study_table(self, variants)}\n\n{Share().table(figures)}"
 
 
-def backend(name: str, seed: int) -> Mapping[str, Any]:
+def backend(name: str) -> Mapping[str, Any]:
     """The backend of a run: here verl has as many ranks on any machine."""
     if name == "local":
         return {"backend": "local"}
     from lightning_core.backends.verl.backend import VerlBackend
 
-    return {"backend": VerlBackend("tiny", gpus=RANKS, seed=seed)}
+    return {"backend": VerlBackend("tiny", gpus=RANKS)}
 
 
 STUDIES = MappingProxyType(
@@ -48,7 +48,7 @@ STUDIES = MappingProxyType(
             "verl and vLLM, beside the local backend",
             "sql",
             tuple(
-                Variant(name, key=f"on-{name}", seeded=partial(backend, name), beside=watched)
+                Variant(name, settings=partial(backend, name), key=f"on-{name}", beside=watched)
                 for name in ("local", "verl")
             ),
             seeds=3,

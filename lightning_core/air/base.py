@@ -96,8 +96,6 @@ class AIR:
     """The rules that take part, by name, and what one signal of each is worth; 0.0 only counts it."""
     functions: Sequence[Finder] = ()
     """Rules of your own, without a plugin; each of their signals says itself what it is worth."""
-    on_event: Callable[[Event], float | None] | None = None
-    """What one tool run or span is worth, None for nothing; asked of those that are linked to a call."""
     bound: float | None = 0.5
     """What the rewards of one rollout come to at most, all taken as positive; None: no bound."""
 

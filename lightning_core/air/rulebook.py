@@ -19,7 +19,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from lightning_core.air.base import AIR, Finder, Records, Signal
 from lightning_core.air.reading import read_records
@@ -62,10 +62,6 @@ class Rulebook:
             yield from _signals(name, finder, records, self.air.rules[name])
         for function in self.air.functions:
             yield from _signals(_name(function), function, records, None)
-        if (on_event := self.air.on_event) is not None:
-            yield from _signals(
-                _name(on_event), lambda given: _of_events(given.events, on_event), records, None
-            )
 
 
 def is_automatic(reward: Reward) -> bool:
@@ -90,12 +86,6 @@ def _signals(rule: str, finder: Finder, records: Records, worth: float | None) -
         if not is_reward(value):
             raise RewardError(f"{where} gave {value!r}; a reward is {REWARD_RANGE}")
         yield _Finding(rule, signal, float(value))
-
-
-def _of_events(events: Iterable[Event], on_event: Any) -> Iterator[Signal]:
-    for event in events:
-        if event.call_id is not None and (worth := on_event(event)) is not None:
-            yield Signal(event.call_id, event.error or event.name, reward=worth)
 
 
 def _strongest(found: Iterable[_Finding]) -> list[_Finding]:

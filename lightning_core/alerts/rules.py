@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from statistics import fmean, median
 
-from lightning_core.alerts.watch import Finding, Scene, Space
-from lightning_core.types import Metrics
+from lightning_core.alerts.watch import Finding, Scene, Space, jitter, moving_means, numbers, total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +84,7 @@ class EntropyCollapse:
             yield Finding(
                 f"the entropy of what is sampled fell from {first:.3g} to {last:.3g} nats per token, with "
                 f"the reward at {reward:.3g} and not at its best of {top:.3g}: the policy no longer tries "
-                "anything else; go on from an earlier checkpoint with a higher clip_high, kl above 0 or a "
+                "anything else; go on from an earlier checkpoint with a higher clip, kl above 0 or a "
                 "lower learning rate"
             )
 
@@ -200,7 +199,7 @@ class FailuresByReply:
         r = (between - chance) / (total - chance)    over the last `window` steps
         found if  r >= share  and  between > noise * chance  and  total >= least
 
-    The sums are those of `trainer.failures`; r is 1 if the replies decide, and 0 by chance. The window varies
+    The sums are those of `trainer.batch`; r is 1 if the replies decide, and 0 by chance. The window varies
     enough, and replies repeat enough, if `total` and `total - chance` are large.
     """
 
@@ -314,10 +313,12 @@ class RolloutsWithoutCalls:
         silent, rollouts = values.get("rollouts_without_calls", 0.0), values.get("rollouts", 0.0)
         if not silent or silent < self.share * rollouts:
             return
+        kept = os.environ.get("LIGHTNING_CACHES") == "keep"
+        known = "LIGHTNING_CACHES=keep keeps those" if kept else "by-passed are those"
         yield Finding(
             f"{silent:.0f} of {rollouts:.0f} rollouts of the last step succeeded without a call of a model; "
             "does the app keep replies in a cache of its own? Switch it off for the agents that are trained "
-            "(those of LangChain, AutoGen and LiteLLM are by-passed), and see docs/frameworks.md"
+            f"({known} of LangChain, AutoGen and LiteLLM), and see docs/frameworks.md"
         )
 
 
@@ -423,32 +424,3 @@ class DiskFilling:
             return None
         used = (first.free + first.checkpoints - last.free - last.checkpoints) / (last.step - first.step)
         return max(0.0, last.free - last.largest) / used if used > 0 else None
-
-
-def numbers(history: Sequence[Metrics], name: str) -> list[float]:
-    """A number of all steps that have it, by rising step; those that are not finite are left out."""
-    found = (entry.values[name] for entry in history if name in entry.values)
-    return [value for value in found if math.isfinite(value)]
-
-
-def moving_means(values: Sequence[float], width: int) -> list[float]:
-    """The mean of every `width` values in a row."""
-    sums = list(accumulate(values, initial=0.0))
-    return [(sums[end] - sums[end - width]) / width for end in range(width, len(sums))]
-
-
-def jitter(values: Sequence[float]) -> float:
-    """The deviation of values about their trend: sqrt(mean of squared differences of neighbours / 2).
-
-    Of independent values it is their standard deviation; a slow rise or fall hardly adds to it (von Neumann,
-    "Distribution of the ratio of the mean square successive difference to the variance", 1941). The largest
-    tenth of the differences, one at least, is left out: a sudden fall is no noise.
-    """
-    squares = sorted((later - former) ** 2 for former, later in pairwise(values))
-    kept = squares[: -max(1, len(squares) // 10)]
-    return math.sqrt(fmean(kept) / 2) if kept else 0.0
-
-
-def total(history: Sequence[Metrics], name: str) -> float:
-    """The sum of a number over the steps that have it."""
-    return math.fsum(numbers(history, name))

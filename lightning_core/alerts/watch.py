@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate, pairwise
+from statistics import fmean
 from typing import Any, Literal
 
 from lightning_core.errors import ConfigError
@@ -153,3 +156,33 @@ class Watch:
             message=finding.message,
             step=step,
         )
+
+
+# what rules make of a history -----------------------------------------------------------------------------
+def numbers(history: Sequence[Metrics], name: str) -> list[float]:
+    """A number of all steps that have it, by rising step; those that are not finite are left out."""
+    found = (entry.values[name] for entry in history if name in entry.values)
+    return [value for value in found if math.isfinite(value)]
+
+
+def moving_means(values: Sequence[float], width: int) -> list[float]:
+    """The mean of every `width` values in a row."""
+    sums = list(accumulate(values, initial=0.0))
+    return [(sums[end] - sums[end - width]) / width for end in range(width, len(sums))]
+
+
+def jitter(values: Sequence[float]) -> float:
+    """The deviation of values about their trend: sqrt(mean of squared differences of neighbours / 2).
+
+    Of independent values it is their standard deviation; a slow rise or fall hardly adds to it (von Neumann,
+    "Distribution of the ratio of the mean square successive difference to the variance", 1941). The largest
+    tenth of the differences, one at least, is left out: a sudden fall is no noise.
+    """
+    squares = sorted((later - former) ** 2 for former, later in pairwise(values))
+    kept = squares[: -max(1, len(squares) // 10)]
+    return math.sqrt(fmean(kept) / 2) if kept else 0.0
+
+
+def total(history: Sequence[Metrics], name: str) -> float:
+    """The sum of a number over the steps that have it."""
+    return math.fsum(numbers(history, name))

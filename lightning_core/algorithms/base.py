@@ -46,15 +46,11 @@ class Critic:
     """None: the backend's choice for this model."""
     epochs: int = 2
     """Passes over each batch, one optimizer step each; of many it learns the batch by heart."""
-    clip: float | None = None
-    """How far from its estimate before the update a value may go and still be improved; None for no limit."""
 
     def __post_init__(self) -> None:
         check_options(self)
         if self.learning_rate is not None:
             check_range("learning_rate", self.learning_rate, of="Critic", above=0, most=1)
-        if self.clip is not None:
-            check_range("clip", self.clip, of="Critic", above=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,12 @@ def clipped_surrogate(
 
 
 def clipped_weight(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(clip(r) A logprobs, 1.0 where the clip was active); the clipped ratio is a weight without gradient.
 
@@ -76,21 +81,13 @@ def sequence_sums(values: Tensor, sequences: Tensor) -> Tensor:
     return torch.zeros_like(values).index_add_(0, sequences, values)[sequences]  # at most E sequences
 
 
-def value_loss(
-    values: Tensor, targets: Tensor, old_values: Tensor, clip: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """(half the squared error of each value, 1.0 where the clip was active).
+def value_loss(values: Tensor, targets: Tensor) -> Tensor:
+    """Half the squared error of each value.
 
-    With a clip, the larger of the errors of the value and of the value kept within `clip` of the old one:
-    a pessimist's bound, as for the policy (Schulman et al., OpenAI Baselines `ppo2`, 2017; no part of the
-    paper, and found to help little by Andrychowicz et al., arXiv 2006.05990).
+    Without the bound about the old value of OpenAI Baselines' `ppo2` (2017), which is no part of the paper
+    and was found to help little by Andrychowicz et al., arXiv 2006.05990.
     """
-    plain = (values - targets) ** 2
-    if clip is None:
-        return 0.5 * plain, torch.zeros_like(plain)
-    kept = old_values + (values - old_values).clamp(-clip, clip)
-    clipped = (kept - targets) ** 2
-    return 0.5 * torch.maximum(plain, clipped), (clipped > plain).to(values.dtype)
+    return 0.5 * (values - targets) ** 2
 
 
 def preference(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor) -> Tensor:
@@ -101,21 +98,9 @@ def preference(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejecte
     return (chosen - ref_chosen) - (rejected - ref_rejected)
 
 
-def dpo(
-    chosen: Tensor,
-    rejected: Tensor,
-    ref_chosen: Tensor,
-    ref_rejected: Tensor,
-    beta: float,
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    """(P,) -log sigmoid(beta * preference), the labels taken to be wrong with probability `label_smoothing`.
-
-    Rafailov et al., arXiv 2305.18290, eq. 7; Mitchell, "A note on DPO with noisy preferences", 2023.
-    """
-    scaled = beta * preference(chosen, rejected, ref_chosen, ref_rejected)
-    right, wrong = torch.nn.functional.logsigmoid(scaled), torch.nn.functional.logsigmoid(-scaled)
-    return -(1 - label_smoothing) * right - label_smoothing * wrong
+def dpo(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float) -> Tensor:
+    """(P,) -log sigmoid(beta * preference). Rafailov et al., arXiv 2305.18290, eq. 7."""
+    return -torch.nn.functional.logsigmoid(beta * preference(chosen, rejected, ref_chosen, ref_rejected))
 
 
 def ipo(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float) -> Tensor:

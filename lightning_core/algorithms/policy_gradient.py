@@ -5,10 +5,10 @@ sampled, `q` under the weights when the update began, and advantage A of its tra
 
     ratio   r = exp(p - b)                 b = q with a correction, else o; q = p as long as no step was made
     trust   w = correction(q, o)           1 without one
-    loss    -w * min(r * A, clip(r) * A) + kl * k           clip(r) within [1 - clip_low, 1 + clip_high]
+    loss    -w * min(r * A, clip(r) * A) + kl * k           clip(r) within [1 - low, 1 + high]
 
-With `dual_clip` the minimum is no less than dual_clip * A where A < 0. The divergence from the frozen
-starting weights, under which the token has log-probability s, is estimated by k, with d = s - p:
+The divergence from the frozen starting weights, under which the token has log-probability s, is estimated by
+k, with d = s - p:
 
     "k3"   exp(d) - d - 1      in the loss                       GRPO as published
     "k2"   d^2 / 2             in the loss; its gradient is that of the divergence
@@ -23,12 +23,12 @@ that of the entropy of the distribution which the token was sampled from, E[-(lo
     "sequence"  the transition: r = exp(mean of sg(p - b)) * exp(p - sg(p)), GSPO's token form
     "weight"    the token, as a weight: -w * sg(clip(r)) * A * p in place of the minimum          CISPO
 
-The tokens are summed with the weights of `aggregation`, which but for "constant" add up to 1 over the batch:
+The tokens are summed with the weights of `aggregation`, which but for a number add up to 1 over the batch:
 
     "token"     1 / (tokens of the batch)                            DAPO
     "sequence"  1 / (transitions * tokens of the transition)         GRPO as published
     "rollout"   1 / (rollouts * tokens of the rollout)               each rollout once
-    "constant"  1 / (group_size * tasks_per_step * constant)         Dr. GRPO
+    a number    1 / (group_size * tasks_per_step * number)           Dr. GRPO
 
 With a correction and more than one epoch this is decoupled PPO (Hilton et al., arXiv 2110.00641; Fu et al.,
 AReaL, arXiv 2505.24298): the clip keeps close to q, the correction makes up for o.
@@ -36,14 +36,14 @@ AReaL, arXiv 2505.24298): the clip keeps close to q, the correction makes up for
 Sources: Schulman et al., PPO, arXiv 1707.06347 (clip); Shao et al., DeepSeekMath, arXiv 2402.03300 (GRPO, k3
 after Schulman 2020); Yu et al., DAPO, arXiv 2503.14476 (clip-higher, token mean, dynamic sampling); Liu et
 al., Dr. GRPO, arXiv 2503.20783; Zheng et al., GSPO, arXiv 2507.18071; MiniMax-M1, arXiv 2506.13585 (CISPO).
-Dual clip: Ye et al., arXiv 1912.09729, eq. 5. Which estimator goes where: Liu et al., arXiv 2510.01555; Shah
-et al., arXiv 2512.21852. Left out: k1 in the loss (its gradient is 0 in the mean), k2 and k3 in the reward
-(theirs is not the divergence's).
+Which estimator goes where: Liu et al., arXiv 2510.01555; Shah et al., arXiv 2512.21852. Left out: k1 in the
+loss (its gradient is 0 in the mean), k2 and k3 in the reward (theirs is not the divergence's).
+Dual clip: Ye et al., arXiv 1912.09729, eq. 5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     import torch
 
 Ratio = Literal["token", "sequence", "weight"]
-Aggregation = Literal["token", "sequence", "rollout", "constant"]
+Aggregation = Literal["token", "sequence", "rollout"]
 Estimator = Literal["k1", "k2", "k3"]
 
 
@@ -72,21 +72,18 @@ class PolicyGradient(RolloutAlgorithm):
     scale: Scale = "std"
     ratio: Ratio = "token"
     """What is clipped: a token's ratio, that of a whole transition (GSPO), or a token's weight (CISPO)."""
-    clip_low: float = 0.2
-    """At 1 there is no bound below."""
-    clip_high: float = 0.28
-    dual_clip: float | None = None
-    """Above 1: where the advantage is negative, a ratio beyond it counts as this. Usual: 3."""
+    clip: float | tuple[float, ...] = (0.2, 0.28)
+    """How far the ratio may go below 1 and above it; one number for both. At 1 there is no bound below.
+    A third number, above 1 and usually 3, is dual clip: where the advantage is negative, a ratio beyond it
+    counts as this."""
     mini_batch_size: int | None = None
     """Tasks of one optimizer step: a pass over the batch makes a step from each so many groups, in order, so
     that clips act. None: one step from all."""
-    aggregation: Aggregation = "token"
-    constant: int | None = None
-    """What aggregation="constant" divides a rollout by: the tokens of a long one."""
-    kl: float = 0.0
-    """Weight of the divergence from the starting weights; 0 needs no reference model."""
-    kl_estimator: Estimator = "k3"
-    """How it is estimated: "k2" and "k3" in the loss, "k1" in the reward of each call."""
+    aggregation: Aggregation | int = "token"
+    """How tokens add up. A number divides the sum of each rollout: the tokens of a long one."""
+    kl: float | tuple[float, Estimator] = 0.0
+    """Weight of the divergence from the starting weights; 0 needs no reference model. (0.01, "k1") names the
+    estimator too: "k3", the default, and "k2" act in the loss, "k1" in the reward of each call."""
     entropy: float = 0.0
     """Weight of an entropy bonus; 0.001 to 0.01 where a policy grows sure of one thing too soon."""
     correction: Correction | None = Truncated()  # noqa: RUF009
@@ -98,20 +95,23 @@ class PolicyGradient(RolloutAlgorithm):
             baseline=self.baseline in get_args(Baseline),
             scale=self.scale in get_args(Scale),
             ratio=self.ratio in get_args(Ratio),
-            aggregation=self.aggregation in get_args(Aggregation),
-            kl_estimator=self.kl_estimator in get_args(Estimator),
+            aggregation=not isinstance(self.aggregation, str) or self.aggregation in get_args(Aggregation),
         )
         kind = type(self).__name__
-        check_range("clip_low", self.clip_low, of=kind, above=0, most=1)
-        check_range("clip_high", self.clip_high, of=kind, above=0)
-        check_range("kl", self.kl, of=kind, least=0, most=1e9)
-        check_range("entropy", self.entropy, of=kind, least=0, most=1e9)
+        if isinstance(self.clip, Sequence) and len(self.clip) not in (2, 3):
+            self._refuse("clip", "give how far below 1, how far above it, and if you like dual clip's bound")
+        check_range("clip", self.clip_low, of=kind, above=0, most=1)
+        check_range("clip", self.clip_high, of=kind, above=0)
         if self.dual_clip is not None:
-            check_range("dual_clip", self.dual_clip, of=kind, above=1)
+            check_range("clip", self.dual_clip, of=kind, above=1)
+        if self.estimator not in get_args(Estimator):
+            self._refuse("kl", f"the estimators are {', '.join(get_args(Estimator))}")
+        check_range("kl", self.kl_weight, of=kind, least=0, most=1e9)
+        check_range("entropy", self.entropy, of=kind, least=0, most=1e9)
         if self.mini_batch_size is not None:
             check_range("mini_batch_size", self.mini_batch_size, of=kind, least=1, whole=True)
-        if self.constant is not None:
-            check_range("constant", self.constant, of=kind, least=1, whole=True)
+        if not isinstance(self.aggregation, str):
+            check_range("aggregation", self.aggregation, of=kind, least=1, whole=True)
         self._check_together()
 
     def _check_together(self) -> None:
@@ -128,17 +128,11 @@ class PolicyGradient(RolloutAlgorithm):
             self._refuse(
                 "dynamic_sampling", "what a group says depends on the critic, which comes after the rollouts"
             )
-        if (self.aggregation == "constant") != (self.constant is not None):
-            self._refuse("constant", "it goes with aggregation='constant', which needs it")
         if self.mini_batch_size is not None and self.mini_batch_size >= self.tasks_per_step:
             self._refuse("mini_batch_size", "that is the whole batch; give less than tasks_per_step")
-        if self.dual_clip is not None and self.ratio == "weight":
-            self._refuse("dual_clip", "with ratio='weight' no token's gradient is cut off; bound the weight")
-        if self.kl_estimator != "k3" and not self.kl:
-            self._refuse("kl_estimator", "there is nothing to estimate; give kl above 0")
         if self.correction is not None and self.epochs == 1 and self.mini_batch_size is None:
             # the ratio is to the weights that begin the update, and no step is made before the loss is taken
-            for option in ("ratio", "clip_low", "clip_high", "dual_clip"):
+            for option in ("ratio", "clip"):
                 if is_changed(self, option):
                     self._refuse(
                         option,
@@ -151,8 +145,33 @@ class PolicyGradient(RolloutAlgorithm):
         raise ConfigError(f"{type(self).__name__} can't use {option}={getattr(self, option)!r}: {why}")
 
     @property
+    def clip_low(self) -> float:
+        """The ratio is bounded by 1 less this."""
+        return self.clip[0] if isinstance(self.clip, Sequence) else self.clip
+
+    @property
+    def clip_high(self) -> float:
+        """The ratio is bounded by 1 and this."""
+        return self.clip[1] if isinstance(self.clip, Sequence) else self.clip
+
+    @property
+    def dual_clip(self) -> float | None:
+        """Where the advantage is negative, a ratio beyond it counts as this."""
+        return self.clip[2] if isinstance(self.clip, Sequence) and len(self.clip) == 3 else None
+
+    @property
+    def kl_weight(self) -> float:
+        """Of the divergence."""
+        return self.kl[0] if isinstance(self.kl, Sequence) else self.kl
+
+    @property
+    def estimator(self) -> Estimator:
+        """Of the divergence."""
+        return self.kl[1] if isinstance(self.kl, Sequence) else "k3"
+
+    @property
     def needs_reference(self) -> bool:
-        return self.kl > 0
+        return self.kl_weight > 0
 
     @property
     def needs_proximal(self) -> bool:
@@ -171,15 +190,19 @@ class PolicyGradient(RolloutAlgorithm):
         rollouts = [lengths for lengths in rollouts if sum(lengths.values())]
         tokens = sum(sum(lengths.values()) for lengths in rollouts)
         transitions = sum(len(lengths) for lengths in rollouts)
-        shares: dict[Aggregation, Callable[[int, int], float]] = {
-            "token": lambda transition, rollout: 1 / tokens,
-            "sequence": lambda transition, rollout: 1 / (transitions * max(transition, 1)),
-            "rollout": lambda transition, rollout: 1 / (len(rollouts) * rollout),
-            "constant": lambda transition, rollout: (
-                1 / (self.group_size * (self.mini_batch_size or self.tasks_per_step) * (self.constant or 1))
-            ),
-        }
-        share = shares[self.aggregation]
+        expected = self.group_size * (self.mini_batch_size or self.tasks_per_step)
+
+        def share(transition: int, rollout: int) -> float:
+            match self.aggregation:
+                case "token":
+                    return 1 / tokens
+                case "sequence":
+                    return 1 / (transitions * max(transition, 1))
+                case "rollout":
+                    return 1 / (len(rollouts) * rollout)
+                case constant:
+                    return 1 / (expected * constant)
+
         return {
             key: share(length, sum(lengths.values()))
             for lengths in rollouts
@@ -189,7 +212,8 @@ class PolicyGradient(RolloutAlgorithm):
     def loss(self, entries: Entries) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The formula above over E entries; metrics are weighted sums, so they add up over micro-batches.
 
-        "constant" adds `loss_weight`, the sum of the weights: a share is its metric divided by it.
+        With a number for `aggregation` there is `loss_weight` too, the sum of the weights: a share is its
+        metric divided by it.
         """
         from lightning_core.algorithms import losses
 
@@ -204,13 +228,13 @@ class PolicyGradient(RolloutAlgorithm):
             plain = (entries.proximal_logprobs - entries.old_logprobs).exp()
             metrics["bounded_share"] = (trust != plain).to(trust.dtype)
         if entries.ref_logprobs is not None:
-            estimate = {"k1": losses.k1, "k2": losses.k2, "k3": losses.k3}[self.kl_estimator]
+            estimate = {"k1": losses.k1, "k2": losses.k2, "k3": losses.k3}[self.estimator]
             divergence = estimate(entries.logprobs, entries.ref_logprobs)
-            if self.kl_estimator != "k1":  # that is in the advantage
-                per_token = per_token + self.kl * divergence
+            if self.estimator != "k1":  # that is in the advantage
+                per_token = per_token + self.kl_weight * divergence
             metrics["kl_reference"] = divergence.detach()
         weighted = {name: (entries.weights * value).sum() for name, value in metrics.items()}
-        if self.aggregation == "constant":
+        if not isinstance(self.aggregation, str):
             weighted["loss_weight"] = entries.weights.sum()
         return (entries.weights * per_token).sum(), weighted
 
@@ -238,7 +262,7 @@ class PolicyGradient(RolloutAlgorithm):
         advantages = entries.advantages
         if self.entropy:
             advantages = advantages - self.entropy * entries.old_logprobs
-        if entries.ref_logprobs is not None and self.kl_estimator == "k1":
+        if entries.ref_logprobs is not None and self.estimator == "k1":
             divergence = losses.k1(entries.old_logprobs, entries.ref_logprobs)
-            advantages = advantages - self.kl * losses.sequence_sums(divergence, entries.sequences)
+            advantages = advantages - self.kl_weight * losses.sequence_sums(divergence, entries.sequences)
         return advantages

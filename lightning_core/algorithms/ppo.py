@@ -31,6 +31,6 @@ class PPO(PolicyGradient):
     critic: Critic = Critic()  # noqa: RUF009
     baseline: Baseline = "none"
     scale: Scale = "batch"
-    clip_high: float = 0.2
+    clip: float | tuple[float, ...] = 0.2
     correction: Correction | None = None
     epochs: int = 2

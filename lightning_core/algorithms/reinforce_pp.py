@@ -8,7 +8,7 @@ tasks differ in difficulty or several agents are trained. Groups of equal return
 with 0 in the mean and the deviation, as in the paper's batch. Hu et al., arXiv 2501.03262.
 
 A return is that of the whole rollout, or what the credit method makes of it: a call gets the reward that
-comes after later observations too. The KL penalty inside the reward: `kl_estimator="k1"`, which is not
+comes after later observations too. The KL penalty inside the reward: `kl=(0.01, "k1")`, which is not
 normalised with it.
 """
 
@@ -28,7 +28,7 @@ class ReinforcePP(PolicyGradient):
     tasks_per_step: int = 64
     baseline: Baseline = "none"
     scale: Scale = "batch"
-    clip_high: float = 0.2
+    clip: float | tuple[float, ...] = 0.2
     """As in the paper; it acts with `epochs=2` or more, or without a correction."""
 
     @property

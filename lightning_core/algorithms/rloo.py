@@ -7,7 +7,7 @@ n / (n - 1) times that of the group's mean. Ahmadian et al., "Back to basics", a
 
 The paper sums log-probabilities over a reply. The token mean of `policy_gradient` divides that sum by the
 same number for all tokens of a batch, which keeps its direction. Its KL penalty
-inside the reward: `kl_estimator="k1"`, without its baseline.
+inside the reward: `kl=(0.01, "k1")`, without its baseline.
 """
 
 from __future__ import annotations

@@ -4,9 +4,12 @@
 
 Where the replies come from:
 
-- rejection sampling from the rollouts of the step: those with the best final reward of their group, or with
-  a return of at least `least_return` (`credit.best`: RAFT, STaR, RFT). A policy that learns from its own best
-  replies only.
+- rejection sampling: the policy learns from its own best replies. For each trained agent the rollouts with
+  the best final reward of the group are kept, unless all final rewards are equal: RAFT's best of n (Dong et
+  al., arXiv 2304.06767), and with rewards of 0 and 1 all that are right, as in STaR (Zelikman et al., arXiv
+  2203.14465) and RFT (Yuan et al., arXiv 2308.01825). Of those that end equally well, only the ones with the
+  best return are: intermediate rewards choose among successes, and never make a success of a failure. Or all
+  whose return is at least `least_return`. A lucky one is imitated with its mistakes.
 - `demonstrations`: requests with the reply to give, from any source. Their tokens are those of the model's
   own chat template and tokenizer, the stop token included; only the reply carries loss. No rollouts are asked
   for. Every pass over the demonstrations has an order of its own, which follows from the trainer's seed.
@@ -31,8 +34,7 @@ from lightning_core.algorithms.base import (
     check_options,
     is_changed,
 )
-from lightning_core.credit.base import Baseline, Credit, Scale
-from lightning_core.credit.best import Best, everything
+from lightning_core.credit.base import EPSILON, Baseline, Comparison, Credit, Peer, Scale, total_return
 from lightning_core.errors import ConfigError, TaskError
 from lightning_core.ranges import check_range
 from lightning_core.types import Demonstration, Key, Trajectory
@@ -116,3 +118,46 @@ def _read(index: int, row: Demonstration | Mapping[str, Any]) -> Demonstration:
         return Demonstration.model_validate(dict(row))
     except ValidationError as problem:
         raise TaskError(f"demonstration {index} can't be used: {problem}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """Which rollouts of a group are good enough to be imitated, as above: their calls have advantage 1."""
+
+    least_return: float | None = None
+    """Keep every rollout with at least this return. None: the best of the group."""
+
+    def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
+        agents = sorted({t.agent for each in group for t in each.transitions if t.trained})
+        return [Comparison(self._kept(group, agent), baseline=False) for agent in agents]
+
+    def _kept(self, group: Sequence[Trajectory], agent: str) -> tuple[Peer, ...]:
+        acted = [each for each in group if _replies(each, agent)]
+        if self.least_return is None:
+            kept = _best(acted, agent)
+        else:
+            kept = [each for each in acted if total_return(each, agent) >= self.least_return - EPSILON]
+        return tuple(_replies(each, agent) for each in kept)
+
+
+def _best(acted: Sequence[Trajectory], agent: str) -> list[Trajectory]:
+    """Those with the best return among those with the best final reward; none if all end alike."""
+    finals = [each.final(agent) for each in acted]
+    if max(finals) - min(finals) <= EPSILON:
+        return []
+    ended_best = [each for each in acted if each.final(agent) >= max(finals) - EPSILON]
+    most = max(total_return(each, agent) for each in ended_best)
+    return [each for each in ended_best if total_return(each, agent) >= most - EPSILON]
+
+
+def _replies(trajectory: Trajectory, agent: str) -> Peer:
+    return {t.key: 1.0 for t in trajectory.transitions if t.trained and t.agent == agent}
+
+
+def everything(group: Sequence[Trajectory]) -> list[Comparison]:
+    """Every trained call is to be imitated: what is given as a demonstration."""
+    return [
+        Comparison(
+            tuple({t.key: 1.0 for t in each.transitions if t.trained} for each in group), baseline=False
+        )
+    ]

@@ -40,6 +40,8 @@ class Backend(Protocol):
     """Serves the policy, takes a batch, publishes new weights."""
 
     policy_version: int
+    seed: int
+    """The run's; the trainer sets it before `start`."""
 
     @property
     def name(self) -> str: ...

@@ -35,7 +35,7 @@ from lightning_core.backends.settings import LoraOptions
 from lightning_core.errors import ConfigError, LightningError, ModelError
 
 DEFAULT_CONTEXT = 4096
-"""Tokens, where a configuration names none."""
+"""Tokens, where a configuration names none; the local backend takes no more unless it is told."""
 
 
 # what is told ---------------------------------------------------------------------------------
@@ -89,6 +89,8 @@ class ModelSize:
 
     folder: Path
     """The transformers folder on this machine, or the name on the hub."""
+    architecture: str
+    """The configuration's `model_type`."""
     context: int
     """Tokens of prompt and reply together."""
     parameters: int
@@ -108,6 +110,16 @@ class ModelSize:
     vocabulary: int
     linears: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Inputs plus outputs of the linear layers, added up by their name; the output layer is left out."""
+
+    @property
+    def heads(self) -> int:
+        """Of queries."""
+        return self.query * self.key_heads // max(1, self.keys)
+
+    def layer_bytes(self, tokens: int, number: int) -> int:
+        """What one layer keeps of a pass for its gradient, but for attention's weights."""
+        wide, narrow = self.query + self.keys, self.hidden
+        return tokens * (number * (6 * narrow + 4 * self.inner + 4 * wide) + 8 * narrow + 4 * wide)
 
     def trained(self, lora: LoraOptions | None) -> int:
         """Parameters that are trained: all, or LoRA's rank * (inputs + outputs) of each layer it is on.
@@ -152,7 +164,7 @@ def measure(model: str | Path, context: int | None, *, most: int | None = None) 
 
 
 def size_of(config: Any, folder: Path, context: int) -> ModelSize:
-    """The size of a transformers configuration, from a network that has no memory behind it."""
+    """The size of a transformers configuration, told from a network that has no memory behind it."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -164,7 +176,14 @@ def size_of(config: Any, folder: Path, context: int) -> ModelSize:
             f"can't tell how big model {str(folder)!r} is: {error}; give a causal language model that this "
             "version of transformers knows"
         ) from error
-    text = config.get_text_config()
+    return read_size(network, folder, context)
+
+
+def read_size(network: Any, folder: Path, context: int) -> ModelSize:
+    """The size of a transformers network."""
+    import torch
+
+    text = network.config.get_text_config()
     count = int(text.num_hidden_layers)
     stacks = [m for m in network.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
     sizes = [sum(p.numel() for p in layer.parameters()) for layer in (stacks[0] if stacks else [])]
@@ -178,6 +197,7 @@ def size_of(config: Any, folder: Path, context: int) -> ModelSize:
             linears[own] = linears.get(own, 0) + module.in_features + module.out_features
     return ModelSize(
         folder=folder,
+        architecture=str(text.model_type),
         context=context,
         parameters=sum(p.numel() for p in network.parameters()),
         layers=count,
@@ -249,9 +269,8 @@ def training_memory(
 ) -> TrainingMemory:
     """Of each rank, for passes of `tokens` tokens with numbers of `number` bytes."""
     trained, outside = size.trained(lora), max(0, size.parameters - size.layers * size.layer)
-    wide, narrow = size.query + size.keys, size.hidden
-    layer = tokens * (number * (6 * narrow + 4 * size.inner + 4 * wide) + 8 * narrow + 4 * wide)
-    inputs = tokens * number * narrow * size.layers
+    layer = size.layer_bytes(tokens, number)
+    inputs = tokens * number * size.hidden * size.layers
     gathered = 2 * number * (size.layer + outside) + 4 * max(size.layer, outside)
     return TrainingMemory(
         weights=share(4 * size.parameters, ranks),

@@ -14,6 +14,8 @@ from lightning_core.ranges import check_range
 SMALL: Final = 10_000_000
 """Parameters below which a model is small."""
 DTYPES: Final = ("auto", "float32", "bfloat16")
+BETAS: Final = (0.9, 0.95)
+"""Of AdamW. Weights do not decay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +66,11 @@ class TrainingSettings:
 
     Raises ConfigError for options with which a step of AdamW might lose the weights. Within these ranges a
     finite gradient makes a finite step in 32 bits: with a norm of at most 1e12, both moments stay below 1e24,
-    a step below rate * 1e12 / 1e-8 = 1e20, and decay takes no more than all of a weight.
+    a step below rate * 1e12 / 1e-8 = 1e20.
     """
 
     learning_rate: float | None = None
     """None: by the size of the model, see `default_learning_rate`; ten times that with LoRA."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
     warmup_steps: int = 3
     """The rate grows in a line over the first so many optimizer steps."""
     schedule: Schedule | None = None
@@ -79,18 +79,14 @@ class TrainingSettings:
     pack_tokens: int | None = None
     """Tokens of a forward pass, on each GPU; the memory it takes grows with them. None: 2,048 in the local
     backend; 16,384 in verl's, and never less than the context."""
-    prefix_sharing: bool = True
+    prefix_sharing: bool = field(default=True, init=False)
     """Train shared prefixes once. Off only to compare: it changes no gradient."""
 
     def __post_init__(self) -> None:
         if self.learning_rate is not None:
             check_range("learning_rate", self.learning_rate, above=0, most=1)
-        check_range("weight_decay", self.weight_decay, least=0, most=1)
         check_range("warmup_steps", self.warmup_steps, least=0, whole=True)
         check_range("max_grad_norm", self.max_grad_norm, above=0, most=1e12)
-        betas = self.betas
-        if not isinstance(betas, Sequence) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ConfigError(f"betas={betas!r}: give two finite numbers at least 0 and below 1")
         if self.pack_tokens is not None:
             check_range("pack_tokens", self.pack_tokens, least=1, whole=True)
         if self.schedule is not None and self.schedule.steps <= self.warmup_steps:
@@ -121,7 +117,8 @@ class BackendSettings(TrainingSettings):
     dtype: str = "auto"
     """Number format of the engine and of the forward pass in training: "auto", "float32" or "bfloat16".
     Weights under training are float32."""
-    seed: int = 0
+    seed: int = field(default=0, init=False)
+    """The run's, set by its trainer: of LoRA's start, and of replies outside of rollouts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from lightning_core.cli.serving import say
+from lightning_core.errors import LightningError
 
 
 def console(
@@ -57,3 +58,14 @@ def export_console(what: str, folder: Path) -> None:
     from lightning_core.plugins import load_plugins
 
     say(f"wrote {export(what, load_plugins(), folder)}; it opens in any browser")
+
+
+def write_report(folder: Path) -> None:
+    """Write the page of a finished run into its folder. What keeps it from that is told, and ends nothing."""
+    from lightning_core.console.export import write_report as write
+    from lightning_core.plugins import load_plugins
+
+    try:
+        say(f"page        {write(folder, load_plugins())}")
+    except (LightningError, OSError) as problem:
+        say(f"no page     {problem}")

@@ -42,7 +42,6 @@ class _Where:
 
     store: str | None
     name: str
-    backend: str
 
 
 app = typer.Typer(
@@ -66,10 +65,9 @@ def options(
         str | None, typer.Option(help="URL of the run's store, where its folder is not at hand.")
     ] = None,
     name: Annotated[str, typer.Option(help="What has versions: the weights, or a prompt's name.")] = POLICY,
-    backend: Annotated[str, typer.Option(help="Backend that reads the weights.")] = "local",
 ) -> None:
     """Versions of a run's weights and prompts: list them, compare them, go back, take one out."""
-    context.obj = _Where(store, name, backend)
+    context.obj = _Where(store, name)
 
 
 @app.command("list")
@@ -93,7 +91,7 @@ def diff(
     agentlightning models diff runs/demo 0 40
     """
     where = context.obj
-    asyncio.run(show_difference(run, where.store, where.name, (before, after), where.backend))
+    asyncio.run(show_difference(run, where.store, where.name, (before, after)))
 
 
 @app.command()
@@ -124,7 +122,7 @@ def export(
     agentlightning models export runs/demo 12 models/boats
     """
     where = context.obj
-    asyncio.run(export_model(run, where.store, where.name, version, out, where.backend))
+    asyncio.run(export_model(run, where.store, where.name, version, out))
 
 
 # what the verbs do ------------------------------------------------------------------------
@@ -181,9 +179,7 @@ def _table(title: str, versions: Versions) -> Table:
     return table
 
 
-async def show_difference(
-    run: str, store: str | None, name: str, numbers: tuple[int, int], backend: str
-) -> None:
+async def show_difference(run: str, store: str | None, name: str, numbers: tuple[int, int]) -> None:
     """Two versions side by side: their records, their numbers, and how their contents differ."""
     console = Console()
     async with open_versions(run, store, name) as (opened, run_id, versions):
@@ -192,7 +188,7 @@ async def show_difference(
         if before.kind == "prompt":
             console.print(_text_difference(before, after), markup=False, highlight=False, soft_wrap=True)
             return
-        reader = _reader(await _run(opened, run_id), versions, backend, "compare_versions")
+        reader = _reader(await _run(opened, run_id), versions, "compare_versions")
         changes = await reader.compare_versions(str(before.uri), str(after.uri))
     console.print(_moved(changes, numbers))
 
@@ -260,9 +256,7 @@ def _user() -> str:
         return f"user {os.getuid()}"
 
 
-async def export_model(
-    run: str, store: str | None, name: str, version: int, folder: Path, backend: str
-) -> None:
+async def export_model(run: str, store: str | None, name: str, version: int, folder: Path) -> None:
     """Write a version's content to a new folder. Raises ConfigError if there is something in it."""
     _check_empty(folder)
     async with open_versions(run, store, name) as (opened, run_id, versions):
@@ -270,7 +264,7 @@ async def export_model(
         if chosen.kind == "prompt":
             _write_text(folder / f"{Path(name).name}.txt", str(chosen.uri))
         else:
-            reader = _reader(await _run(opened, run_id), versions, backend, "export_version")
+            reader = _reader(await _run(opened, run_id), versions, "export_version")
             await reader.export_version(str(chosen.uri), folder)
     Console().print(f"version {version} of {name} is in {folder}", highlight=False, soft_wrap=True)
 
@@ -292,8 +286,8 @@ async def _run(store: Store, run_id: str) -> Run:
     return run
 
 
-def _reader(run: Run, versions: Versions, backend: str, method: str) -> Backend:
-    reader = open_reader(run, versions, load_plugins(), backend)
+def _reader(run: Run, versions: Versions, method: str) -> Backend:
+    reader = open_reader(run, versions, load_plugins())
     check_versions(reader, method)
     return reader
 

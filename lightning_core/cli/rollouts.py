@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -33,8 +34,6 @@ LISTED = 8
 CHOSEN = 40
 """Rollouts that it lists if it is told which; all with --full."""
 _NAMED = 5
-ROLLOUT = "A rollout: its id, how the id begins or ends, 'best', 'worst' or 'failed'"
-"""What the verbs say of a rollout as an option."""
 _WORDS = 60
 """Characters shown of a prompt, a reply, arguments or a result."""
 _BAD = "red"
@@ -55,13 +54,28 @@ class Filter:
 
     def __post_init__(self) -> None:
         if self.split not in (None, "train", "validation"):
-            raise ConfigError(f"--split {self.split!r}: give 'train' or 'validation'")
+            raise ConfigError(f"--where split={self.split}: give 'train' or 'validation'")
 
     @property
     def said(self) -> str:
-        """The filter as options, for a title."""
-        given = {name: getattr(self, name) for name in ("task", "step", "split", "agent", "status")}
-        return " ".join(f"--{name} {value}" for name, value in given.items() if value is not None)
+        """The filter in words, for a title."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return " ".join(f"{name}={value}" for name, value in given.items() if value is not None)
+
+
+def read_filter(where: Sequence[str]) -> Filter:
+    """The filter of `--where NAME=VALUE` options. Raises ConfigError for a name or value that is none."""
+    given: dict[str, Any] = {}
+    for each in where:
+        name, separator, value = each.partition("=")
+        if not separator or name not in {field.name for field in fields(Filter)}:
+            raise ConfigError(f"--where {each!r}: give task, step, split, agent or status, such as step=3")
+        try:
+            given[name] = {"step": int, "status": Status}.get(name, str)(value)
+        except ValueError:
+            known = "a whole number" if name == "step" else f"one of {', '.join(Status)}"
+            raise ConfigError(f"--where {each!r}: give {known}") from None
+    return Filter(**given)
 
 
 @asynccontextmanager
@@ -126,7 +140,7 @@ async def _only(store: Store, rollouts: Sequence[Rollout], wanted: Filter) -> li
                 f"no call of {wanted.agent!r} in these rollouts; agents seen: {', '.join(seen)}"
             )
     if not chosen:
-        raise ConfigError(f"none of the {len(rollouts)} rollouts fits {wanted.said}; leave an option out")
+        raise ConfigError(f"none of the {len(rollouts)} rollouts fits {wanted.said}; leave a --where out")
     return chosen
 
 

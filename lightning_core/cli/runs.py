@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import shlex
 import time
@@ -22,11 +21,9 @@ from rich.text import Text
 from lightning_core.air.rulebook import RuleLine, rule_lines
 from lightning_core.cli.rollouts import (
     LISTED,
-    ROLLOUT,
-    Filter,
-    choose,
     find_rollouts,
     open_run,
+    read_filter,
     show_newest,
     show_rollouts,
 )
@@ -52,15 +49,17 @@ from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.observers import replay
 from lightning_core.trainer.report import (
     NAMED_VERSIONS,
-    Summary,
     find_evidence,
     find_phases,
     reward_curve,
     running_mean,
     terminal_curve,
 )
-from lightning_core.types import Member, Metrics, Status
+from lightning_core.trainer.summary import Summary
+from lightning_core.types import Member, Metrics
 
+_ROLLOUT = "A rollout: its id, how the id begins or ends, 'best', 'worst' or 'failed'"
+_WHERE = "Only rollouts with this task, step, split, agent or status; may be given several times."
 _Run = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/20260101-120000.")]
 
 
@@ -73,30 +72,21 @@ def runs(
 
 def show(
     run: _Run,
-    rollout: Annotated[str | None, typer.Option(help=ROLLOUT)] = None,
-    task: Annotated[str | None, typer.Option(help="Only this task: how its id or its text begins.")] = None,
-    step: Annotated[int | None, typer.Option(help="Only this step; 1 is the first.")] = None,
-    split: Annotated[str | None, typer.Option(help="Only 'train' or 'validation'.")] = None,
-    agent: Annotated[str | None, typer.Option(help="Only where this agent called; a name or glob.")] = None,
-    status: Annotated[Status | None, typer.Option(help="Only these.")] = None,
+    rollout: Annotated[str | None, typer.Option(help=_ROLLOUT)] = None,
+    where: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help=_WHERE)] = None,
     full: Annotated[bool, typer.Option("--full", help="Shorten no text, list all, and say why.")] = False,
-    provenance: Annotated[
-        bool, typer.Option("--provenance", help="Print where its numbers come from, as JSON.")
-    ] = False,
 ) -> None:
     """Show a run: its curve, held-out reward before and after, what each agent did, failures, and a verdict.
 
     With --rollout it shows that rollout as a tree: calls, the tools they asked for, spans and rewards; with
-    --full also why each call has its advantage. With --task, --step, --split, --agent or --status it lists
-    the rollouts that fit all of them.
+    --full also why each call has its advantage. With --where it lists the rollouts that fit, by task, step,
+    split, agent or status.
 
-        agentlightning show runs/demo --status failed
+        agentlightning show runs/demo --where status=failed --where step=3
         agentlightning show runs/demo --rollout worst --full
     """
-    wanted = Filter(task, step, split, agent, status)
-    if provenance:
-        asyncio.run(show_provenance(run))
-    elif rollout is None and not wanted.said and not full:
+    wanted = read_filter(where or ())
+    if rollout is None and not wanted.said and not full:
         asyncio.run(show_run(run))
     else:
         asyncio.run(show_rollouts(run, rollout, wanted, full=full))
@@ -112,7 +102,6 @@ def export(
     target: Annotated[
         str, typer.Argument(help="URL of a collector of OTLP over HTTP, or a folder for TensorBoard.")
     ],
-    rollout: Annotated[str | None, typer.Option(help=ROLLOUT + " (default: all that were begun)")] = None,
 ) -> None:
     """Send a run's records to an OpenTelemetry collector (a URL), or write them for TensorBoard (a folder).
 
@@ -125,7 +114,7 @@ def export(
         agentlightning export runs/demo logs/demo
     """
     if "://" in target:
-        asyncio.run(export_run(run, target, rollout))
+        asyncio.run(export_run(run, target))
     else:
         asyncio.run(export_tensorboard(run, Path(target)))
 
@@ -329,15 +318,6 @@ def find_summary(path: Path) -> Summary | None:
 
 
 # where a run's numbers come from -----------------------------------------------------------
-async def show_provenance(path: Path) -> None:
-    """All that is known of a run's origin, as JSON. ConfigError if nothing is."""
-    async with open_run(path) as (store, run_id):
-        run = await store.find_run(run_id)
-    if run is None or not run.provenance:
-        raise ConfigError(f"run {run_id!r} was begun by a version that did not note where it came from")
-    typer.echo(json.dumps(run.provenance, indent=2))
-
-
 def origin_lines(origin: Mapping[str, Any]) -> Text:
     """Script, commit, machine, versions and command line, a line each."""
     again = len(origin.get("resumed", []))
@@ -368,10 +348,10 @@ def _machine(machine: Mapping[str, Any]) -> str:
 
 
 # a run sent on ------------------------------------------------------------------------------
-async def export_run(path: Path, url: str, which: str | None) -> None:
-    """Send the rollouts of a run, or one of them; those that never began are left out.
+async def export_run(path: Path, url: str) -> None:
+    """Send the rollouts of a run; those that never began are left out.
 
-    Raises ConfigError for a run or rollout that is not there, ExportError if the collector did not take
+    Raises ConfigError for a run that is not there, ExportError if the collector did not take
     everything; what it took before stays there, and the same command sends the same spans again.
     """
     try:
@@ -387,14 +367,13 @@ async def export_run(path: Path, url: str, which: str | None) -> None:
         begun = [rollout for rollout in await find_rollouts(store, run_id) if rollout.attempts]
         if not begun:
             raise ConfigError(f"run {run_id!r} has no rollouts yet")
-        chosen = begun if which is None else [choose(begun, which)]
         with Collector(url) as collector, Progress(console=console) as progress:
-            for rollout in progress.track(chosen, description="exporting rollouts"):
+            for rollout in progress.track(begun, description="exporting rollouts"):
                 (trace,) = await read_traces(store, [rollout])
                 spans = to_spans(trace)
                 await asyncio.to_thread(collector.send, spans)
                 sent += len(spans)
-    console.print(f"sent {sent} spans of {len(chosen)} rollouts to {collector.shown}", soft_wrap=True)
+    console.print(f"sent {sent} spans of {len(begun)} rollouts to {collector.shown}", soft_wrap=True)
 
 
 async def export_tensorboard(path: Path, folder: Path) -> None:

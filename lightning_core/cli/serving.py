@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ import typer
 from rich.console import Console
 
 from lightning_core.cli.rollouts import open_run
-from lightning_core.errors import ConfigError
+from lightning_core.errors import AccessError, ConfigError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
@@ -45,7 +47,6 @@ def serve(
             help="A run's folder or RUN@VERSION, a transformers folder, or a model's name.",
         ),
     ] = "tiny",
-    backend: Annotated[str, typer.Option(help="Backend that serves it.")] = "local",
     store: Annotated[
         str | None, typer.Option(help="URL of the store that records the calls (default: memory).")
     ] = None,
@@ -60,7 +61,7 @@ def serve(
 
         agentlightning serve runs/demo
     """
-    asyncio.run(serve_model(what, backend, store, *parse_listen(listen), tuple(allow_host or ())))
+    asyncio.run(serve_model(what, store, *parse_listen(listen), tuple(allow_host or ())))
 
 
 def gateway(
@@ -75,29 +76,17 @@ def gateway(
     name: Annotated[
         str | None, typer.Option(help="Its own name: started again under it, it replaces the old one.")
     ] = None,
-    backend: Annotated[str, typer.Option(help="Backend whose engine serves the weights.")] = "local",
-    allow_host: Annotated[list[str] | None, typer.Option(help=_ALLOW_HOST)] = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="End also when the run is stopped, instead of waiting.")
-    ] = False,
 ) -> None:
-    """Serve the rollouts of a run that was started elsewhere with `train --remote gateway`.
+    """Serve the rollouts of a run that was started elsewhere with `train --set remote=gateway`.
 
     It may be started before the trainer, and several times. It reads the weights where the trainer saves
-    them, so it must reach the run's folder at the same path. It ends when the run is finished. With
-    --allow-host it serves requests without a rollout's token too.
+    them, so it must reach the run's folder at the same path. It ends when the run is finished.
 
         agentlightning gateway --store postgresql://me@db.local/runs
     """
     host, port = parse_listen(listen)
-    hosting = Hosting(
-        host=host,
-        port=port,
-        address=address,
-        backend=backend,
-        hosts=tuple(allow_host or ()),
-    )
-    asyncio.run(host_gateway(hosting, Joining(store=store, run=run, name=name, once=once, say=say)))
+    hosting = Hosting(host, port, address)
+    asyncio.run(host_gateway(hosting, Joining(store=store, run=run, name=name, say=say)))
 
 
 def api(
@@ -111,8 +100,6 @@ def api(
 
         agentlightning api --store sqlite:///runs/demo/store.db
     """
-    from lightning_core.cli.rest import serve_api  # FastAPI takes half a second to import
-
     asyncio.run(serve_api(store, *parse_listen(listen)))
 
 
@@ -130,23 +117,21 @@ def token(
 
         agentlightning token worker --store sqlite:///runs/demo/store.db --run demo
     """
-    from lightning_core.cli.rest import print_token
-
     asyncio.run(print_token(store, run, scope, hours))
 
 
 # what the verbs do ------------------------------------------------------------------------
 async def serve_model(
-    what: str, backend: str, store: str | None, host: str, port: int, hosts: tuple[str, ...] = ()
+    what: str, store: str | None, host: str, port: int, hosts: tuple[str, ...] = ()
 ) -> None:
     """Serve until interrupted; calls without a token are recorded as belonging to no rollout."""
     folder, version = _run_and_version(what)
     if RunFolder(folder, resume=True).read_address() is None:
-        making = _of_model(what, backend, store, hosts)
+        making = _of_model(what, store, hosts)
     elif store is not None:
         raise ConfigError(f"run {what!r} has a store of its own; leave --store out")
     else:
-        making = _of_run(folder, backend, hosts, version)
+        making = _of_run(folder, hosts, version)
     async with making as (gateway, what):
         stop = until_signal()  # before the first request can be answered
         async with GatewayServer(gateway, host, port) as server:
@@ -164,10 +149,10 @@ def _run_and_version(what: str) -> tuple[Path, int | None]:
 
 @asynccontextmanager
 async def _of_model(
-    model: str, backend_name: str, store_url: str | None, hosts: tuple[str, ...]
+    model: str, store_url: str | None, hosts: tuple[str, ...]
 ) -> AsyncIterator[tuple[Gateway, str]]:
     plugins = load_plugins()
-    backend = make_backend(Settings(model=model, backend=backend_name), plugins)
+    backend = make_backend(Settings(model=model), plugins)
     async with open_store(store_url or "memory://", plugins) as store:
         await backend.start()
         try:
@@ -180,7 +165,7 @@ async def _of_model(
 
 @asynccontextmanager
 async def _of_run(
-    folder: Path, backend: str, hosts: tuple[str, ...], version: int | None
+    folder: Path, hosts: tuple[str, ...], version: int | None
 ) -> AsyncIterator[tuple[Gateway, str]]:
     """That version of the run; None: the current one, whichever that is when a request comes. Any other that
     is asked for by name."""
@@ -188,9 +173,66 @@ async def _of_run(
         run = await store.find_run(run_id)
         if run is None or not run.secret:
             raise ConfigError(f"run {run_id!r} has not begun; train it first")
-        async with serving_run(store, run, load_plugins(), backend=backend, version=version) as upstream:
+        async with serving_run(store, run, load_plugins(), version=version) as upstream:
             gateway = Gateway(
                 upstream, store, tokens_of(run), agents=agents_of(run), anonymous=True, hosts=hosts
             )
             served = "the current version" if version is None else f"version {version}"
             yield gateway, f"{served} of run {run_id!r} as {upstream.model_name!r}"
+
+
+# the store over REST, and what opens it -----------------------------------------------------
+async def serve_api(store_url: str, host: str, port: int) -> None:
+    """Serve the store until interrupted."""
+    from lightning_core.api.access import SECRET_NAME, server_secret  # FastAPI takes half a second to import
+    from lightning_core.api.app import BASE, LIMITS, Api
+
+    secret = server_secret(os.environ.get(SECRET_NAME))
+    async with (
+        open_store(store_url, load_plugins()) as store,
+        GatewayServer(Api(store, secret=secret), host, port, "lightning-api", limits=LIMITS) as server,
+    ):
+        stop, console = until_signal(), Console(stderr=True)
+        console.print(f"serving {server.url}{BASE} (Ctrl-C ends)", soft_wrap=True, highlight=False)
+        if secret is None:
+            console.print(f"no {SECRET_NAME}: only tokens of one run are taken", highlight=False)
+        await stop.wait()
+
+
+async def print_token(store_url: str | None, run_id: str | None, scope: str, hours: float) -> None:
+    """Print a token, and nothing else. Raises ConfigError for what there is no token for."""
+    from lightning_core.api.access import SCOPES, Grant, issue
+
+    named = next((each for each in SCOPES if each == scope), None)
+    if named is None:
+        raise ConfigError(f"scope {scope!r} is none of {', '.join(SCOPES)}")
+    if not hours > 0:
+        raise ConfigError(f"hours={hours:g} must be more than 0")
+    grant = Grant(named, run_id, time.time() + hours * 3600)
+    secret = _server_secret() if run_id is None else await _run_secret(store_url, run_id)
+    Console().print(issue(secret, grant), soft_wrap=True, markup=False, highlight=False)
+
+
+def _server_secret() -> bytes:
+    from lightning_core.api.access import SECRET_NAME, server_secret
+
+    secret = server_secret(os.environ.get(SECRET_NAME))
+    if secret is None:
+        raise ConfigError(
+            f"a token for all runs is signed with {SECRET_NAME}, which is not set; give --run for a token of "
+            f"one run, or set it, here and where the API is served, to what this prints: "
+            "python -c 'import secrets; print(secrets.token_hex(32))'"
+        )
+    return secret
+
+
+async def _run_secret(store_url: str | None, run_id: str) -> bytes:
+    from lightning_core.api.access import secret_of
+
+    if store_url is None:
+        raise ConfigError("--run needs --store: the run's secret is kept in its store")
+    async with open_store(store_url, load_plugins()) as store:
+        try:
+            return secret_of(await store.find_run(run_id), run_id)
+        except AccessError as error:
+            raise ConfigError(f"no token can be made: {error}") from None

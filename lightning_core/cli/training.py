@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from lightning_core.cli.console import write_report
 from lightning_core.cli.serving import say
 from lightning_core.errors import ConfigError, LightningError, TrainingStopped
 from lightning_core.trainer.launch import Launch, launching
@@ -22,10 +23,6 @@ from lightning_core.trainer.roles.joining import Joining
 from lightning_core.trainer.trainer import Trainer
 
 _BACKEND = "backend."
-_MODEL = (
-    "A transformers folder, a name on the hub, 'smollm2', or 'tiny', which knows only the examples' SQL; "
-    "a Llama- or Qwen-like model."
-)
 _SET = "Another setting of the trainer or of its backend; may be given several times."
 _OWN = "A setting of the worker, such as concurrency=8 or workers=ray:8; may be given several times."
 
@@ -34,19 +31,9 @@ def train(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="A Python script that calls Trainer(...).fit(...).")],
     steps: Annotated[int | None, typer.Option(help="Updates to make.")] = None,
-    model: Annotated[str | None, typer.Option(help=_MODEL)] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(help="Backend to train on: 'local' or 'verl'; a script keeps its own settings of it."),
-    ] = None,
     store: Annotated[str | None, typer.Option(help="URL of the store.")] = None,
     folder: Annotated[
         Path | None, typer.Option(help="Where the run lies (default: runs/<date-time>).")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of task order and sampling.")] = None,
-    remote: Annotated[
-        str | None,
-        typer.Option(help="Roles that other processes play: 'runner', 'gateway' or both, by comma."),
     ] = None,
     given: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=_SET)] = None,
     resume: Annotated[
@@ -58,21 +45,17 @@ def train(
 ) -> None:
     """Run a training script, with these settings in place of its own.
 
-    Every setting of Trainer can be given with --set, as JSON or as text, several times: --set concurrency=64
-    --set air=true --set trackers=wandb; one of its backend as --set backend.address=auto. What stands after
-    `--` is given to the script. Ctrl-C ends cleanly; the same command with --resume goes on from the last
-    update.
+    Every setting of Trainer can be given with --set, as JSON or as text, several times: --set seed=1
+    --set model=Qwen/Qwen3-0.6B --set backend=verl; one of its backend as --set backend.gpus=4. What stands
+    after `--` is given to the script. Ctrl-C ends cleanly; the same command with --resume goes on from the
+    last update.
 
-        agentlightning train examples/sql/train.py --steps 20 --seed 1
+        agentlightning train examples/sql/train.py --steps 20 --set seed=1
     """
     named = {
         "steps": steps,
-        "model": model,
-        "backend": backend,
         "store": store,
         "folder": folder,
-        "seed": seed,
-        "remote": [role.strip() for role in remote.split(",")] if remote else None,
         "resume": resume or None,
     }
     (plan_script if dry_run else train_script)(script, context.args, read_launch(given or (), named))
@@ -90,11 +73,8 @@ def worker(
         str | None,
         typer.Option(help="Its own name: started again under it, it gives back at once what it held before."),
     ] = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="End also when the run is stopped, instead of waiting.")
-    ] = False,
 ) -> None:
-    """Run rollouts for a trainer that was started elsewhere with `train --remote runner`.
+    """Run rollouts for a trainer that was started elsewhere with `train --set remote=runner`.
 
     It may be started before the trainer, several times, and on any machine that reaches store and gateway.
     It waits while the trainer or the gateway is away, and ends when the run is finished. Ctrl-C gives back
@@ -102,7 +82,7 @@ def worker(
 
         agentlightning worker examples/sql/train.py --store postgresql://me@db.local/runs
     """
-    joining = Joining(store=store, run=run, name=name, once=once, say=say)
+    joining = Joining(store=store, run=run, name=name, say=say)
     work_script(script, context.args, read_launch(given or (), {}), joining)
 
 
@@ -121,7 +101,9 @@ def train_script(script: Path, arguments: Sequence[str], launch: Launch) -> None
     def fit(trainer: Trainer, solve: Any, **tasks: Any) -> Any:
         nonlocal called
         called = True
-        return Trainer.fit(trainer, solve, **tasks)
+        summary = Trainer.fit(trainer, solve, **tasks)
+        write_report(Path(summary.folder))
+        return summary
 
     try:
         run_script(script, arguments, Launch(launch.settings, launch.backend, fit))

@@ -12,7 +12,8 @@ from typing import Any, Final, get_args
 
 from lightning_core.air.base import AIR
 from lightning_core.console.asking import Question
-from lightning_core.credit.base import Baseline, Explanation, Scale
+from lightning_core.credit.base import Baseline, Scale
+from lightning_core.credit.explaining import Explanation
 from lightning_core.errors import ConfigError
 from lightning_core.insight.why import (
     Answers,

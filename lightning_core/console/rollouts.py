@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean
@@ -14,7 +14,6 @@ from lightning_core.console.asking import Question
 from lightning_core.console.reasons import to_shown
 from lightning_core.console.shelf import Found
 from lightning_core.errors import ConfigError
-from lightning_core.insight.tokens import Decode, pieces
 from lightning_core.insight.why import reasons_of
 from lightning_core.linking import with_final
 from lightning_core.stores.base import Store
@@ -23,6 +22,11 @@ from lightning_core.trainer.report import task_text
 from lightning_core.types import Call, Event, Reward, Rollout, Span, Status, ToolEvent
 
 TOKENIZER: Final = "tokenizer.json"
+Decode = Callable[[list[int]], str]
+"""The text of token ids, special tokens included, such as `functools.partial(tokenizer.decode,
+skip_special_tokens=False)` of a tokenizer of `tokenizers` or `transformers`."""
+_PART: Final = "\ufffd"
+"""What a tokenizer writes for a character of which some bytes are missing."""
 PAGE: Final = 50
 """Rollouts of a page."""
 _BATCH, _MOST = 100, 400
@@ -35,32 +39,36 @@ ORDERS: Final = MappingProxyType(
         "oldest": {"order": "enqueued", "newest": False},
         "best": {"order": "reward", "newest": True},
         "worst": {"order": "reward", "newest": False},
+        "surprising": {"order": "enqueued", "newest": True},
     }
 )
-"""What rollouts begin with, and how a store is asked for that."""
+"""What rollouts begin with, and how a store is asked for that. Surprising ones are of the newest."""
 
 
 async def list_rollouts(question: Question) -> dict[str, Any]:
     """A page of rollouts, the newest first, as filtered by step, split, status, task, agent, reward and text.
 
-    `order` is newest, oldest, best or worst. `next` is where the next page begins; None at the end. A filter
-    that fits little may give a short page, from which `next` goes on.
+    `order` is newest, oldest, best, worst or surprising: of the newest 400 those whose sampled tokens the
+    policy expected least. `next` is where the next page begins; None at the end. A filter that fits little
+    may give a short page, from which `next` goes on.
     """
     store, found = await question.run()
     wanted = _Filter(question)
     rows: list[dict[str, Any]] = []
     cursor, looked = question.find("after"), 0
-    while len(rows) < PAGE and looked < _MOST:
+    while len(rows) < wanted.most and looked < _MOST:
         page = await wanted.page(store, found.run_id, cursor)
         for row, rollout in zip(await _rows(store, page, wanted), page, strict=True):
             looked, cursor = looked + 1, rollout.id
             rows += [] if row is None else [row]
-            if len(rows) == PAGE:
+            if len(rows) == wanted.most:
                 break
         else:
             if len(page) < _BATCH:
                 cursor = None
                 break
+    if wanted.surprising:
+        rows, cursor = sorted(rows, key=lambda row: -(row["surprise"] or 0.0))[:PAGE], None
     return {"rows": rows, "next": cursor, "agents": await list_agents(store, found.run_id)}
 
 
@@ -79,6 +87,8 @@ class _Filter:
         order = question.find("order") or "newest"
         if order not in ORDERS:
             raise ConfigError(f"order={order!r} is none of {', '.join(ORDERS)}")
+        self.surprising = order == "surprising"
+        self.most = _MOST if self.surprising else PAGE
         self._backwards = ORDERS[order]["newest"]
         self._stored: dict[str, Any] = {
             **ORDERS[order],
@@ -221,6 +231,22 @@ def _call(call: Call, decode: Decode | None) -> dict[str, Any]:
         "read": transcript.tokens_read(call),
         "written": transcript.tokens_written(call),
     }
+
+
+def pieces(ids: Sequence[int], decode: Decode) -> Iterator[str]:
+    """What each token adds to the text; "" for all but the last token of a character that several make.
+
+    A tokenizer may write a token otherwise at the beginning of a text, so each is read after those of the
+    piece before it.
+    """
+    begin, done = 0, 0
+    for end in range(1, len(ids) + 1):
+        before, now = decode(list(ids[begin:done])), decode(list(ids[begin:end]))
+        if end < len(ids) and now.endswith(_PART):
+            yield ""
+        else:
+            yield now[len(before) :]
+            begin, done = done, end
 
 
 async def find_decode(store: Store, found: Found) -> Decode | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -25,6 +25,10 @@ READS: Final = frozenset(
 _OPEN: Final = 8
 """Stores that stay open."""
 _SQLITE: Final = "sqlite:///"
+TRIED: Final = "trial of"
+"""Where the config of a trial says of which run it is (`sandbox`)."""
+TRIAL: Final = "-try-"
+"""In the id of a trial, between its run's id and its number."""
 
 
 class ReadOnly:
@@ -69,6 +73,8 @@ class Shelf:
         """What was made of evaluations that have ended: by run, step and number of rollouts."""
         self.verdicts: dict[tuple[str, float], tuple[int, dict[str, Any] | None]] = {}
         """By run: how many rollouts had ended, and the verdict on them."""
+        self.trials: dict[str, asyncio.Task[None]] = {}
+        """Those that this console plays, by id."""
         if "://" not in target and not find_folders(Path(target)):
             raise ConfigError(
                 f"{target!r} is no run's folder and holds none; `agentlightning runs` lists the runs, and "
@@ -80,6 +86,9 @@ class Shelf:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        for playing in self.trials.values():
+            playing.cancel()
+        await asyncio.gather(*self.trials.values(), return_exceptions=True)
         for _, closing in self._opened.values():
             await closing.aclose()
         self._opened.clear()
@@ -89,14 +98,19 @@ class Shelf:
         if "://" not in self._target:
             return find_folders(Path(self._target))
         store = await self._open(self._target)
-        return [Found(run.id, run.id, self._target) for run in await store.list_runs()]
+        return [
+            Found(run.id, run.id, self._target) for run in await store.list_runs() if TRIED not in run.config
+        ]
 
     async def get(self, name: str) -> Found:
-        """The run of that name. Raises NotFoundError."""
+        """The run of that name, or the trial of a run. Raises NotFoundError."""
         found = await self.list()
+        of, mark, number = name.rpartition(TRIAL)
         for one in found:
             if one.name == name:
                 return one
+            if mark and one.name == of:
+                return replace(one, name=name, run_id=f"{one.run_id}{mark}{number}")
         there = ", ".join(repr(one.name) for one in found[:5]) or "none"
         raise NotFoundError(f"there is no run {name!r}; there are: {there}")
 

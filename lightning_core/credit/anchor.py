@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from lightning_core.credit.base import Comparison, parts_of, parts_to_go, peers_by
 from lightning_core.credit.branches import returns_to_go
-from lightning_core.credit.uniform import uniform
+from lightning_core.credit.whole import uniform
 from lightning_core.errors import ConfigError
 from lightning_core.types import Trajectory
 

@@ -246,13 +246,19 @@ def assign(
 ) -> tuple[list[Trajectory], CreditReport]:
     """The trajectories with their advantages and targets; groups without any are dropped and counted, and so
     are groups with numbers beyond `REACH`."""
-    return _assign(trajectories, credit, baseline, scale)[:2]
+    return credit_groups(trajectories, credit, baseline, scale)[:2]
 
 
-def _assign(
+Compared = tuple[Sequence[Trajectory], Sequence[Comparison]]
+"""A group, and what was compared in it."""
+Whitening = tuple[float, float]
+"""Mean and unit of a batch."""
+
+
+def credit_groups(
     trajectories: Iterable[Trajectory], credit: Credit, baseline: Baseline, scale: Scale
-) -> tuple[list[Trajectory], CreditReport, dict[str, _Compared], _Whitening]:
-    """The same, and what was compared in each group of use."""
+) -> tuple[list[Trajectory], CreditReport, dict[str, Compared], Whitening]:
+    """What `assign` gives, what was compared in each group of use, and by what the batch was measured."""
     groups = group_by_id(trajectories)
     heard = {
         name: [without_dropped(each) for each in group]
@@ -263,7 +269,7 @@ def _assign(
         credit = credit.of_batch(list(heard.values()))
     advantages: dict[Key, float] = {}
     targets: dict[Key, float] = {}
-    compared: dict[str, _Compared] = {}
+    compared: dict[str, Compared] = {}
     for name, group in list(heard.items()):
         comparisons = list(credit(group))
         compared[name] = group, comparisons
@@ -274,7 +280,7 @@ def _assign(
             advantages.update(found)
             for comparison in comparisons:
                 targets.update(comparison.targets)
-    whitening: _Whitening = (0.0, 1.0)
+    whitening: Whitening = (0.0, 1.0)
     if scale == "batch":
         batch = [each for group in heard.values() for each in group]
         whitening = _whiten(advantages, [batch] if baseline == "none" else list(heard.values()))
@@ -288,84 +294,6 @@ def _assign(
     unusable = tuple(name for name in groups if name not in heard)
     report = CreditReport(len(groups), len(groups) - len(kept) - len(unusable), agents, unusable)
     return credited, report, {name: compared[name] for name in heard}, whitening
-
-
-# why an advantage is what it is ---------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Term:
-    """What one comparison adds to an advantage: weight * (value - baseline) / unit."""
-
-    value: float
-    """The return."""
-    baseline: float
-    unit: float
-    weight: float
-    parts: tuple[Part, ...]
-    """What the return is made of; () if its method does not say."""
-    peers: tuple[Peer, ...]
-    """The returns that were compared."""
-    own: int
-    """Which peer the transition is in."""
-
-    @property
-    def amount(self) -> float:
-        return self.weight * (self.value - self.baseline) / self.unit
-
-    @property
-    def means(self) -> list[float]:
-        """The return of each peer, as it counts in a baseline."""
-        return [fmean(peer.values()) for peer in self.peers]
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why a transition has its advantage: (sum of the terms - mean) / unit."""
-
-    terms: tuple[Term, ...]
-    mean: float
-    """Of the whole batch; 0 unless the scale is "batch"."""
-    unit: float
-    """The deviation over the batch; 1 unless the scale is "batch", inf if nothing differed in it."""
-    advantage: float
-    """As `assign` gives it."""
-
-    @property
-    def total(self) -> float:
-        return (sum(term.amount for term in self.terms) - self.mean) / self.unit
-
-
-def explain(
-    trajectories: Iterable[Trajectory], credit: Credit, baseline: Baseline = "mean", scale: Scale = "std"
-) -> tuple[list[Trajectory], CreditReport, dict[Key, Explanation]]:
-    """What `assign` gives, and why, for each transition with an advantage."""
-    credited, report, compared, (mean, unit) = _assign(trajectories, credit, baseline, scale)
-    terms: defaultdict[Key, list[Term]] = defaultdict(list)
-    for group, comparisons in compared.values():
-        finals = Finals(group)
-        for comparison in comparisons:
-            for key, term in _terms(comparison, baseline, scale, finals):
-                terms[key].append(term)
-    found = {
-        t.key: Explanation(tuple(terms[t.key]), mean, unit, t.advantage)
-        for each in credited
-        for t in each.transitions
-        if t.advantage is not None
-    }
-    return credited, report, found
-
-
-def _terms(
-    comparison: Comparison, baseline: Baseline, scale: Scale, finals: Finals
-) -> Iterator[tuple[Key, Term]]:
-    measured = measure(comparison, baseline, scale, finals)
-    if measured is None:
-        return
-    peers, credited = tuple(measured.peers), comparison.credited
-    for own, (peer, off) in enumerate(zip(peers, measured.baselines, strict=True)):
-        for key, value in peer.items():
-            if credited is None or key in credited:
-                parts = tuple(comparison.parts(key))
-                yield key, Term(value, off, measured.unit, comparison.weight, parts, peers, own)
 
 
 def _rewards(trajectory: Trajectory) -> Iterator[float]:
@@ -387,11 +315,7 @@ def _spread(peers: Sequence[Peer], taken: Sequence[float]) -> float:
     return math.sqrt(fmean(squares)) if squares else 0.0
 
 
-_Compared = tuple[Sequence[Trajectory], Sequence[Comparison]]
-_Whitening = tuple[float, float]
-
-
-def _whiten(advantages: Mapping[Key, float], compared: Sequence[Sequence[Trajectory]]) -> _Whitening:
+def _whiten(advantages: Mapping[Key, float], compared: Sequence[Sequence[Trajectory]]) -> Whitening:
     """(mean, unit) that give the advantages mean 0 and deviation 1 over the batch, each rollout with equal
     weight; the unit is inf if all are equal. Less than deviation 1 if rollouts that were `compared` with one
     another all ended alike.

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from lightning_core.credit.base import Comparison, parts_of, parts_to_go, turn_numbers
 from lightning_core.credit.branches import returns_to_go
-from lightning_core.credit.per_agent import per_agent
+from lightning_core.credit.whole import per_agent
 from lightning_core.errors import ConfigError
 from lightning_core.types import Key, Trajectory
 

@@ -1,4 +1,4 @@
-"""Tabular credit: the other rollouts of the group are the critic.
+"""Tabular and state credit: the other rollouts of the group are the critic.
 
     A(i, t) = own * G(i, t) + (1 - own) * (r + V(next state)) - V(state)
 
@@ -13,7 +13,20 @@ al.'s (2016, mixed Monte Carlo update, arXiv 1606.01868). Where no other rollout
 return stands alone.
 
 Assumes that an observation says what matters of the past. What it hides is still credited, with weight
-`own`. With own = 1 that is not assumed: `state`. `relevance` finds out how far it is so.
+`own`. `relevance` finds out how far it is so.
+
+`state` is the case own = 1: a call is compared with what other rollouts came to from the same state.
+
+    A(i, t) = G(i, t) - V(s)
+
+The baseline that depends on the state is as old as the policy gradient theorem (Sutton et al. 1999); taking
+it from the other samples is RLOO's (Kool et al. 2019), here at every state and not only at the start. What
+was decided before, and shows in the observation, no longer counts for the calls after it. The one more
+steadies a mean over few: a state no other rollout was in is compared with the same turn of the agent.
+
+It assumes that a reward about a call is owed to that call or to earlier ones: one that is given for what
+later calls made of it is counted for the calls up to it alone, not for those that brought it about. If so it
+is unbiased, also where observations hide something.
 """
 
 from __future__ import annotations
@@ -49,6 +62,10 @@ class Tabular:
             return advantage(visit, place, table, self.own)
 
         return [of_table(table, parts)]
+
+
+state = Tabular(own=1.0)
+"""One comparison: all advantages of the group; its baselines are its own, not the algorithm's."""
 
 
 def of_table(table: Table, parts: Callable[[Visit, int], Sequence[Part]]) -> Comparison:

@@ -148,10 +148,9 @@ class Deployment:
         if place.store is not None:
             options += ["--store", place.store]
         if place.gateway is not None and self.gateway:
-            options += ["--remote", "runner,gateway"]
+            options += _set("remote=runner,gateway")
         elif place.gateway is not None:
-            options += ["--remote", "runner"]
-            options += _set(f"listen=0.0.0.0:{PORT}", f"address={place.gateway}")
+            options += _set("remote=runner", f"listen=0.0.0.0:{PORT}", f"address={place.gateway}")
         return ["train", self.script, *options, *_set(*self.settings), *self._own()]
 
     def work(self, place: Place, *options: str) -> list[str]:
@@ -164,12 +163,12 @@ class Deployment:
 
     def answer(self, place: Place, *options: str) -> list[str]:
         """Of a gateway of its own."""
-        listen = ("--listen", f"0.0.0.0:{PORT}", "--address", str(place.gateway), "--backend", self.backend)
+        listen = ("--listen", f"0.0.0.0:{PORT}", "--address", str(place.gateway))
         return ["gateway", "--store", str(place.store), *options, *listen]
 
     def serve(self, place: Place, host: str, version: str = "") -> list[str]:
         """Of what serves the trained policy; `version`: "@12" in place of the current one."""
-        listen = ("--listen", f"0.0.0.0:{PORT}", "--allow-host", host, "--backend", self.backend)
+        listen = ("--listen", f"0.0.0.0:{PORT}", "--allow-host", host)
         return ["serve", f"{place.folder}{version}", *listen]
 
     def _own(self) -> list[str]:

@@ -8,7 +8,8 @@ from typing import Any, Final
 from lightning_core.deploy.deployment import OWN_STORE, PORT, RUNS, Deployment, Place
 
 POSTGRES_IMAGE: Final = "postgres:17"
-_PROBE: Final = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{PORT}/healthz', timeout=5)"
+_PROBE: Final = f"__import__('urllib.request').request.urlopen('http://127.0.0.1:{PORT}/healthz',timeout=5)"
+"""Without a space: podman takes a command of several words apart at each."""
 Document = dict[str, Any]
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from importlib.metadata import Distribution, distributions, packages_distributions
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import Requirement
@@ -35,8 +37,10 @@ def write_lock(folder: Path, deployment: Deployment, loaded: Iterable[str]) -> N
     tops = {name.partition(".")[0] for name in loaded}
     owners = packages_distributions()
     used = {_plain(name) for top in tops for name in owners.get(top, ())} & installed.keys()
+    sources = dict(_sources(installed))
+    used |= {name for name, source in sources.items() if _holds(source, tops)}
     heavy = _required_by(installed.get(OWN), "local") - _required_by(installed.get(OWN))
-    wheels = {name: _build(folder, source) for name, source in _sources(installed, used | {OWN})}
+    wheels = {name: _build(folder, sources[name]) for name in sorted((used | {OWN}) & sources.keys())}
 
     def line(name: str, extra: str = "") -> str:
         wheel = wheels.get(name)
@@ -79,27 +83,34 @@ def _required_by(one: Distribution | None, extra: str = "") -> set[str]:
     return {_plain(each.name) for each in wanted if not each.marker or each.marker.evaluate({"extra": extra})}
 
 
-def _sources(installed: dict[str, Distribution], used: Iterable[str]) -> Iterable[tuple[str, Path]]:
+def _sources(installed: Mapping[str, Distribution]) -> Iterable[tuple[str, Path]]:
     """Distributions that were installed from a folder of this machine."""
-    for name in sorted(used):
-        each = installed.get(name)
-        said = each.read_text("direct_url.json") if each else None
+    for name, each in installed.items():
+        said = each.read_text("direct_url.json")
         url = urlsplit(json.loads(said)["url"]) if said else None
         if url is not None and url.scheme == "file" and Path(unquote(url.path)).is_dir():
             yield name, Path(unquote(url.path))
 
 
+def _holds(source: Path, modules: Iterable[str]) -> bool:
+    """Whether one of the loaded modules lies there: the records of an editable install name none."""
+    found = (getattr(sys.modules.get(name), "__file__", None) for name in modules)
+    paths = [Path(path) for path in found if path is not None]
+    return any(path.is_relative_to(source) and "site-packages" not in path.parts for path in paths)
+
+
 def _build(folder: Path, source: Path) -> str:
     """The file name of a fresh wheel in `folder`."""
-    before = set(folder.glob("*.whl"))
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    made = set(folder.glob("*.whl")) - before
-    if done.returncode or len(made) != 1:
-        raise ConfigError(
-            f"can't build a wheel of {str(source)!r}, which no index has:\n{done.stderr[-800:]}"
-        )
-    return made.pop().name
+    with TemporaryDirectory() as fresh:
+        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", fresh, str(source)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        made = list(Path(fresh).glob("*.whl"))
+        if done.returncode or len(made) != 1:
+            raise ConfigError(
+                f"can't build a wheel of {str(source)!r}, which no index has:\n{done.stderr[-800:]}"
+            )
+        shutil.copy(made[0], folder)
+        return made[0].name
 
 
 def _write(file: Path, lines: Iterable[str]) -> None:

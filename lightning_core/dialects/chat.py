@@ -252,6 +252,7 @@ class ChatReply:
         reply = {
             **self._frame,
             "system_fingerprint": fingerprint(self._sampled),
+            "service_tier": "default",  # LiteLLM fails for Groq without it
             "choices": [self._choice(index, choice) for index, choice in enumerate(self._sampled.choices)],
             "usage": token_usage(self._sampled),
         }

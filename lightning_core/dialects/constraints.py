@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from lightning_core.dialects.lenient import Json
-from lightning_core.dialects.options import Option, honoured, ignored, refused
+from lightning_core.dialects.options import Option, honoured, refused
 from lightning_core.dialects.strict import flag, invalid, mapping, missing, short, unsupported
 from lightning_core.dialects.writing import to_json
 from lightning_core.json_text import JsonError, read_json
@@ -20,14 +20,15 @@ FROM_VLLM_STRUCTURED: Final[dict[str, Option]] = {
     **honoured(
         *("structured_outputs", "structured_outputs.json", "structured_outputs.json_object"),
         *("structured_outputs.regex", "structured_outputs.choice", "structured_outputs.grammar"),
-        *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
         note="as vLLM has it; a grammar is in Lark's notation",
     ),
-    **ignored("there is one for each engine", "guided_decoding_backend"),
     **refused(
         "say it in the schema; leave it out",
         *("structured_outputs.structural_tag", "structured_outputs.whitespace_pattern"),
-        "guided_whitespace_pattern",
+    ),
+    **refused(
+        "vLLM 0.12 has taken it away; give structured_outputs",
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     ),
     **refused(
         "say it in the schema; leave it out",
@@ -172,12 +173,9 @@ def read_constraint(body: Json, form: Constraint | None, forced: Constraint | No
     given = {} if form is None else {"response_format": form}
     inner = mapping(body, "structured_outputs") or {}
     for kind in _KINDS:
-        for options, name, param in (
-            (inner, kind, f"structured_outputs.{kind}"),
-            (body, f"guided_{kind}", f"guided_{kind}"),
-        ):
-            if options.get(name) is not None:
-                given[param] = _structured(kind, options[name], param)
+        if inner.get(kind) is not None:
+            param = f"structured_outputs.{kind}"
+            given[param] = _structured(kind, inner[kind], param)
     if flag(inner, "json_object"):
         given["structured_outputs.json_object"] = Constraint(schema=ANY_OBJECT)
     if len(given) > 1:

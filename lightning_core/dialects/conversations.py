@@ -1,4 +1,8 @@
-"""Conversations that a request may go on from by the id of an earlier response.
+"""Conversations of the Responses API: items as messages, and what a request may go on from.
+
+A reply with text and tool calls is one assistant message to the chat template, but several items here, in the
+order written. Items that follow one another are joined to that message again, so that the prompt of the next
+call begins with exactly the tokens of this one.
 
 Each attempt of a rollout has its own: one rollout can't go on from another's response. They live in this
 gateway's memory; how many attempts, how many responses of each, and how many bytes of all is bounded, and the
@@ -10,12 +14,17 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from lightning_core.dialects.base import Owner
+from lightning_core.dialects.lenient import Json
+from lightning_core.dialects.strict import invalid, missing, read_content, short, string, unsupported
 from lightning_core.dialects.writing import to_json
 from lightning_core.errors import ApiError
 
+_ROLES: Final = ("assistant", "developer", "system", "user")
+_TEXT_PARTS: Final = MappingProxyType({"input_text": "text", "output_text": "text", "refusal": "refusal"})
 _MOST_ATTEMPTS: Final = 4096
 _MOST_RESPONSES: Final = 1024
 _MOST_BYTES: Final = 256 * 2**20
@@ -87,3 +96,75 @@ class Conversations:
             code="previous_response_not_found",
             param="previous_response_id",
         )
+
+
+# items ------------------------------------------------------------------------------------
+def read_items(value: Any) -> list[Json]:
+    """The messages that a request's `input` adds to its conversation."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise invalid("input", "input must be a string or a list with at least one item")
+    messages: list[Json] = []
+    for index, item in enumerate(value):
+        _add(messages, item, f"input[{index}]")
+    if not messages:
+        raise invalid("input", "input holds no message")
+    return messages
+
+
+def _add(messages: list[Json], item: Any, param: str) -> None:
+    if not isinstance(item, dict):
+        raise invalid(param, f"{param} must be an object, not {type(item).__name__}")
+    match item.get("type", "message"):
+        case "message":
+            _add_message(messages, item, param)
+        case "function_call":
+            _add_tool_call(messages, item, param)
+        case "function_call_output":
+            content = _content(item, "output", param)
+            call_id = string(item, "call_id", param)
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        case "reasoning":
+            _add_thought(messages, item, param)
+        case kind:
+            raise unsupported(
+                param,
+                f"{param} has the type {short(kind)}; served are messages, reasoning, function calls and "
+                "their outputs",
+            )
+
+
+def _add_message(messages: list[Json], item: Json, param: str) -> None:
+    role = item.get("role")
+    if role not in _ROLES:
+        raise invalid(f"{param}.role", f"{param}.role must be one of {_ROLES}, not {short(role)}")
+    content = _content(item, "content", param)
+    if role == "assistant" and messages and messages[-1].keys() & {"tool_calls", "reasoning_content"}:
+        messages[-1]["content"] = (messages[-1]["content"] or "") + content
+    else:
+        messages.append({"role": "system" if role == "developer" else role, "content": content})
+
+
+def _add_thought(messages: list[Json], item: Json, param: str) -> None:
+    """The thought begins the assistant's next message. One that is only encrypted has no text for a model."""
+    told = "content" if item.get("content") else "summary"
+    parts = {"reasoning_text": "text", "summary_text": "text"}
+    thought = read_content(item.get(told), f"{param}.{told}", parts)
+    if thought:
+        messages.append({"role": "assistant", "content": None, "reasoning_content": thought})
+
+
+def _add_tool_call(messages: list[Json], item: Json, param: str) -> None:
+    function = {"name": string(item, "name", param), "arguments": string(item, "arguments", param)}
+    call = {"id": string(item, "call_id", param), "type": "function", "function": function}
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    messages[-1].setdefault("tool_calls", []).append(call)
+
+
+def _content(item: Json, name: str, param: str) -> str:
+    content = read_content(item.get(name), f"{param}.{name}", _TEXT_PARTS)
+    if content is None:
+        raise missing(f"{param}.{name}")
+    return content

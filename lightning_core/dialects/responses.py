@@ -3,10 +3,6 @@
 A response is one sampled turn: the app runs its own tools, and hosted ones are refused by name.
 `previous_response_id` goes on from a response that this gateway gave to the same attempt and still
 remembers (see `conversations`).
-
-A reply with text and tool calls is one assistant message to the chat template, but several items here, in the
-order written. Items that follow one another are joined to that message again, so that the prompt of the next
-call begins with exactly the tokens of this one.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ from lightning_core.dialects.constraints import (
     read_tool_choice,
     read_tools,
 )
-from lightning_core.dialects.conversations import Conversations, Turn, messages_of
+from lightning_core.dialects.conversations import Conversations, Turn, messages_of, read_items
 from lightning_core.dialects.lenient import (
     Json,
     Message,
@@ -63,10 +59,7 @@ from lightning_core.dialects.strict import (
     integer,
     invalid,
     mapping,
-    missing,
-    read_content,
     short,
-    string,
     temperature_and_top_p,
     text,
     unsupported,
@@ -107,8 +100,6 @@ OPTIONS: Final = Options(
 )
 _NOT_INCLUDED: Final = "message.output_text.logprobs"
 """The others are about OpenAI's own tools, which are refused, or encrypted, as nothing is here."""
-_ROLES: Final = ("assistant", "developer", "system", "user")
-_TEXT_PARTS: Final = MappingProxyType({"input_text": "text", "output_text": "text", "refusal": "refusal"})
 _ENDED: Final = ("completed", "incomplete", "failed", "cancelled")
 """The statuses of a response to which nothing is added any more."""
 _REASONS: Final = MappingProxyType({"max_output_tokens": "length"})
@@ -132,8 +123,9 @@ class Responses(Dialect):
     def read(self, content: bytes, sampling: Sampling | None, owner: Owner) -> Request:
         body = OPTIONS.read(content)
         _check_options(body)
-        before = self._before(body, owner)
-        added = _read_items(body.get("input"))
+        earlier = text(body, "previous_response_id")  # its instructions held for it alone
+        before = None if earlier is None else self._conversations.get(owner, earlier)
+        added = read_items(body.get("input"))
         temperature, top_p = temperature_and_top_p(body, sampling)
         chat = ChatRequest(
             messages=[*_instructions(body), *messages_of(before), *added],
@@ -158,11 +150,6 @@ class Responses(Dialect):
             remember=remember if body.get("store") is None or flag(body, "store") else None,
         )
 
-    def _before(self, body: Json, owner: Owner) -> Turn | None:
-        """The turn that a request goes on from, without its instructions: they hold for one response."""
-        response_id = text(body, "previous_response_id")
-        return None if response_id is None else self._conversations.get(owner, response_id)
-
     def reply(self, sampled: Sampled, request: Request) -> ResponseReply:
         return ResponseReply(sampled, request, request.model or self._default_model)
 
@@ -172,7 +159,7 @@ class Responses(Dialect):
             raise unsupported(
                 "previous_response_id", "of responses that go on from another, the server holds the beginning"
             )
-        return [*_instructions(request), *_read_items(request.get("input"))], _tools(request)
+        return [*_instructions(request), *read_items(request.get("input"))], _tools(request)
 
     @classmethod
     def constraint(cls, request: Json) -> Constraint | None:
@@ -246,77 +233,6 @@ def _check_options(body: Json) -> None:
             )
 
 
-def _read_items(value: Any) -> list[Json]:
-    """The messages that a request's `input` adds to its conversation."""
-    if isinstance(value, str):
-        return [{"role": "user", "content": value}]
-    if not isinstance(value, list) or not value:
-        raise invalid("input", "input must be a string or a list with at least one item")
-    messages: list[Json] = []
-    for index, item in enumerate(value):
-        _add(messages, item, f"input[{index}]")
-    if not messages:
-        raise invalid("input", "input holds no message")
-    return messages
-
-
-def _add(messages: list[Json], item: Any, param: str) -> None:
-    if not isinstance(item, dict):
-        raise invalid(param, f"{param} must be an object, not {type(item).__name__}")
-    match item.get("type", "message"):
-        case "message":
-            _add_message(messages, item, param)
-        case "function_call":
-            _add_tool_call(messages, item, param)
-        case "function_call_output":
-            content = _content(item, "output", param)
-            call_id = string(item, "call_id", param)
-            messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
-        case "reasoning":
-            _add_thought(messages, item, param)
-        case kind:
-            raise unsupported(
-                param,
-                f"{param} has the type {short(kind)}; served are messages, reasoning, function calls and "
-                "their outputs",
-            )
-
-
-def _add_message(messages: list[Json], item: Json, param: str) -> None:
-    role = item.get("role")
-    if role not in _ROLES:
-        raise invalid(f"{param}.role", f"{param}.role must be one of {_ROLES}, not {short(role)}")
-    content = _content(item, "content", param)
-    if role == "assistant" and messages and messages[-1].keys() & {"tool_calls", "reasoning_content"}:
-        messages[-1]["content"] = (messages[-1]["content"] or "") + content
-    else:
-        messages.append({"role": "system" if role == "developer" else role, "content": content})
-
-
-def _add_thought(messages: list[Json], item: Json, param: str) -> None:
-    """The thought begins the assistant's next message. One that is only encrypted has no text for a model."""
-    told = "content" if item.get("content") else "summary"
-    parts = {"reasoning_text": "text", "summary_text": "text"}
-    thought = read_content(item.get(told), f"{param}.{told}", parts)
-    if thought:
-        messages.append({"role": "assistant", "content": None, "reasoning_content": thought})
-
-
-def _add_tool_call(messages: list[Json], item: Json, param: str) -> None:
-    function = {"name": string(item, "name", param), "arguments": string(item, "arguments", param)}
-    call = {"id": string(item, "call_id", param), "type": "function", "function": function}
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": None})
-    messages[-1].setdefault("tool_calls", []).append(call)
-
-
-def _content(item: Json, name: str, param: str) -> str:
-    content = read_content(item.get(name), f"{param}.{name}", _TEXT_PARTS)
-    if content is None:
-        raise missing(f"{param}.{name}")
-    return content
-
-
 def _tools(body: Json) -> list[Json] | None:
     tools = body.get("tools")
     if isinstance(tools, list):
@@ -356,12 +272,8 @@ class ResponseReply:
     def opening(self) -> bytes:
         """The response, before it has any output."""
         response = self._response("in_progress")
-        return b"".join(
-            (
-                self._event("response.created", response=response),
-                self._event("response.in_progress", response=response),
-            )
-        )
+        created = self._event("response.created", response=response)
+        return created + self._event("response.in_progress", response=response)
 
     def pieces(self, deltas: Iterable[Delta]) -> bytes:
         """The events of what was just sampled."""
@@ -413,36 +325,23 @@ class ResponseReply:
         }
 
     def _item(self, index: int, block: Part) -> Json:
+        """A text, a thought or a tool call as an item that is done."""
+        call_id = self._sampled.call_id
         if isinstance(block, dict):
-            return self._call_item(index, "completed", block, block["function"]["arguments"])
-        return self._text_item(index, "completed", block)
-
-    def _text_item(self, index: int, status: str, block: str | Thought | None, of: type = str) -> Json:
-        """A message or a thought; while it is open it has no content yet, and `of` says which it is."""
-        content = [] if block is None else [_text_part(block)]
-        if isinstance(block, Thought) or of is Thought:
-            item_id = f"rs_{self._sampled.call_id}_{index}"
-            return {"id": item_id, "type": "reasoning", "status": status, "summary": [], "content": content}
-        return self._message_item(index, status, content)
-
-    def _message_item(self, index: int, status: str, content: list[Json]) -> Json:
-        return {
-            "id": f"msg_{self._sampled.call_id}_{index}",
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": content,
-        }
-
-    def _call_item(self, index: int, status: str, call: Json, arguments: str) -> Json:
-        return {
-            "id": f"fc_{self._sampled.call_id}_{index}",
-            "type": "function_call",
-            "status": status,
-            "call_id": call["id"],
-            "name": call["function"]["name"],
-            "arguments": arguments,
-        }
+            function = block["function"]
+            return {
+                "id": f"fc_{call_id}_{index}",
+                "type": "function_call",
+                "status": "completed",
+                "call_id": block["id"],
+                "name": function["name"],
+                "arguments": function["arguments"],
+            }
+        if isinstance(block, Thought):
+            own: Json = {"id": f"rs_{call_id}_{index}", "type": "reasoning", "summary": []}
+        else:
+            own = {"id": f"msg_{call_id}_{index}", "type": "message", "role": "assistant"}
+        return {**own, "status": "completed", "content": [_text_part(block)]}
 
     def _text_piece(self, piece: str | Thought) -> bytes:
         events = b"" if self._text is not None and type(piece) is self._kind else self._close()
@@ -456,8 +355,9 @@ class ResponseReply:
 
     def _open(self, kind: type[str | Thought] = str) -> bytes:
         self._text, self._kind = [], kind
-        added = self._add(self._text_item(len(self._output), "in_progress", None, kind))
-        return added + self._part_event("response.content_part.added", part=_text_part(kind("")))
+        return self._add(kind(""), content=[]) + self._part_event(
+            "response.content_part.added", part=_text_part(kind(""))
+        )
 
     def _close(self, *, last: bool = False) -> bytes:
         """End the message that is open, if one is."""
@@ -477,7 +377,7 @@ class ResponseReply:
 
     def _call(self, call: Json) -> bytes:
         arguments = call["function"]["arguments"]
-        added = self._add(self._call_item(len(self._output), "in_progress", call, ""))
+        added = self._add(call, arguments="")
         item = self._item(len(self._output) - 1, call)
         kind = "response.function_call_arguments"
         return b"".join(
@@ -489,7 +389,9 @@ class ResponseReply:
             )
         )
 
-    def _add(self, item: Json) -> bytes:
+    def _add(self, block: Part, **blank: Any) -> bytes:
+        """Begin an item, without what it will hold."""
+        item = {**self._item(len(self._output), block), "status": "in_progress", **blank}
         self._output.append(item)
         return self._event("response.output_item.added", output_index=len(self._output) - 1, item=item)
 

@@ -31,12 +31,10 @@ from lightning_core.dialects.strict import short
 from lightning_core.errors import AccessError, ApiError, DataError
 from lightning_core.gateway.tokens import PREFIX, Grant, Tokens
 from lightning_core.stores.rules import check_id
-from lightning_core.tracing.headers import AGENT, CALL, ROLLOUT, decode_name
+from lightning_core.tracing.headers import AGENT, API_KEY, AUTHORIZATION, CALL, ROLLOUT, decode_name
 from lightning_core.tracing.scope import matches
 from lightning_core.types import UNNAMED, Sampling
 
-AUTHORIZATION: Final = "authorization"
-API_KEY: Final = "x-api-key"
 HOST: Final = "host"
 ORIGIN: Final = "origin"
 CONTENT_TYPE: Final = "content-type"

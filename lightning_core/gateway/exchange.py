@@ -194,8 +194,10 @@ def attempt_ended(words: str) -> ApiError:
 
 
 def superseded(call_id: str) -> ApiError:
-    """A newer request has the same call id."""
-    return ApiError(f"call {call_id!r} was sent again; only the newer request is answered", code="superseded")
+    """A newer request has the same call id. 409, which SDKs send again: on a busy machine a try that its
+    client gave up may be read last, and the one that waits must not fail for it."""
+    words = f"call {call_id!r} was sent again; only the newer request is answered"
+    return ApiError(words, status=409, code="superseded")
 
 
 def unrecorded(error: Exception) -> ApiError:

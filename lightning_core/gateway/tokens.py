@@ -54,9 +54,15 @@ class Tokens:
         self._seal = Seal(secret, PREFIX)
 
     def issue(self, rollout: Rollout, attempt: int, *, expires_at: float | None = None) -> str:
-        """A token for that attempt; after `expires_at` (unix seconds) it opens nothing."""
-        sampling = rollout.sampling
-        drawn = sampling.temperature, sampling.top_p, sampling.seed, sampling.constrain
+        """A token for that attempt; after `expires_at` (unix seconds) it opens nothing.
+
+        An attempt after one that failed draws other random numbers. One after an attempt that was lost with
+        its worker draws the same, so that a lost machine changes nothing in a run.
+        """
+        sampling, seed = rollout.sampling, rollout.sampling.seed
+        if seed is not None and rollout.error is not None:
+            seed = (seed + attempt) % 2**63
+        drawn = sampling.temperature, sampling.top_p, seed, sampling.constrain
         versions = rollout.policy_version, rollout.prompt_versions
         return self._seal.close([rollout.id, attempt, *drawn, *versions, expires_at])
 

@@ -65,7 +65,8 @@ def pin(request: ChatRequest, caller: Caller, model: str, served: str) -> ChatRe
     if caller.rollout_id is None or caller.attempt is None:
         return replace(request, policy_version=asked)
     own = caller.rollout_id, caller.attempt
-    origin = None if caller.seed is None else f"{caller.seed}/{caller.attempt}/{caller.agent}"
+    # the 1 stands where the attempt stood: runs that were published draw the same numbers as before
+    origin = None if caller.seed is None else f"{caller.seed}/1/{caller.agent}"
     return replace(request, policy_version=version if asked is None else asked, attempt=own, origin=origin)
 
 

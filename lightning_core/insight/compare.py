@@ -148,6 +148,42 @@ def _advice(name: str, first: _Scored, second: _Scored) -> Advice:
     return Advice(name, values, runs, difference, low, high)
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Two versions on the same tasks; a task counts once both have an end to show for it."""
+
+    means: tuple[float | None, float | None]
+    """Mean reward over the tasks of the first and of the second; one that failed counts 0."""
+    difference: float | None
+    low: float | None
+    high: float | None
+    """The 95 % interval of the difference over the tasks; None below three tasks."""
+    tasks: Mapping[str, tuple[float, float]]
+    """Mean reward of each task; those on which they part most come first."""
+
+
+def compare_trials(first: Sequence[Rollout], second: Sequence[Rollout]) -> Trial:
+    """The two by task: the tasks are resampled, each with its own difference."""
+    a, b = (_by_task(rollouts) for rollouts in (first, second))
+    tasks = {task: (a[task], b[task]) for task in a if task in b}
+    parted = dict(sorted(tasks.items(), key=lambda one: -abs(one[1][1] - one[1][0])))
+    if not tasks:
+        return Trial((None, None), None, None, None, {})
+    gains = [after - before for before, after in tasks.values()]
+    difference, low, high = difference_of([0.0], gains)
+    means = fmean(before for before, _ in tasks.values()), fmean(after for _, after in tasks.values())
+    sure = len(tasks) >= LEAST
+    return Trial(means, difference, low if sure else None, high if sure else None, parted)
+
+
+def _by_task(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for one in rollouts:
+        if one.status.finished:
+            found[one.task.id].append(_reward(one))
+    return {task: fmean(rewards) for task, rewards in found.items()}
+
+
 def difference_of(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
     """(mean of `after` less mean of `before`, the bounds of its 95 % bootstrap interval). The same numbers
     give the same interval."""

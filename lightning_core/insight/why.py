@@ -14,7 +14,8 @@ from typing import Any, Final
 from pydantic import JsonValue
 
 from lightning_core.air.rulebook import Rulebook, is_automatic
-from lightning_core.credit.base import Baseline, Credit, CreditReport, Explanation, Scale, Term, explain
+from lightning_core.credit.base import Baseline, Credit, CreditReport, Scale
+from lightning_core.credit.explaining import Explanation, Term, explain
 from lightning_core.errors import ConfigError, LightningError, NotFoundError
 from lightning_core.linking import with_final
 from lightning_core.stores.base import Store
@@ -41,6 +42,8 @@ LATER: Final = (
 """What a what-if can't know."""
 CHANGED: Final = "the trainer gave other advantages: the records were changed after its update"
 _OURS: Final = "lightning_core.credit."
+_SAME: Final = 1e-6
+"""Advantages that differ by no more are taken for equal."""
 _SHOWN: Final = 8
 """Returns that a sentence lists."""
 
@@ -271,7 +274,7 @@ async def reasons_of(store: Store, rollout: Rollout) -> tuple[dict[str, list[Rea
     return found, CHANGED if changed else None
 
 
-def differing(answers: Answers, step: Step, tolerance: float = 1e-6) -> list[Key]:
+def differing(answers: Answers, step: Step) -> list[Key]:
     """The transitions that the trainer gave another advantage than the records explain: as when they were
     changed afterwards. [] for a step that it has not credited yet."""
     given = step.given()
@@ -280,7 +283,7 @@ def differing(answers: Answers, step: Step, tolerance: float = 1e-6) -> list[Key
         stored = given[key].advantage if key in given else None
         same = stored is reason.advantage is None
         if not same and (
-            stored is None or reason.advantage is None or abs(stored - reason.advantage) > tolerance
+            stored is None or reason.advantage is None or abs(stored - reason.advantage) > _SAME
         ):
             found.append(key)
     return found

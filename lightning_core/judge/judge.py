@@ -44,8 +44,6 @@ class Judge:
     """What is good and what is not; or a function of the task, which may tell the judge the right answer."""
     weight: float = 1.0
     """The judge's part of the final reward; the rest is the app's own. With 1.0 the app need not give any."""
-    timeout: float = 120.0
-    """Seconds for one answer."""
     budget: int = 24_000
     """Tokens for the transcripts of a group, taken as four characters each. Longer ones lose their middle."""
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -56,7 +54,6 @@ class Judge:
         checks = {
             "model": bool(self.model),
             "weight": 0 < self.weight <= 1,
-            "timeout": self.timeout > 0,
             "budget": self.budget >= 100,
         }
         bad = [name for name, good in checks.items() if not good]

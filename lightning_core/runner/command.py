@@ -12,9 +12,9 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -46,8 +46,6 @@ class Command:
     """The program and its arguments; no shell is asked."""
     agent: str | None = None
     """Whose calls they are that it makes with OPENAI_BASE_URL; see `lightning.environment`."""
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """Further environment variables, over those that it gets anyhow."""
     folder: str | Path | None = None
     """Its working folder; None: that of the runner."""
 
@@ -65,7 +63,7 @@ class Command:
         """Raise ConfigError if this machine can't run it."""
         if os.name != "posix":
             raise ConfigError("Command needs Linux or macOS: elsewhere, start the program in a function")
-        path, name = self.variables.get("PATH", os.environ.get("PATH")), self.arguments[0]
+        path, name = os.environ.get("PATH"), self.arguments[0]
         if os.sep in name and self.folder is not None:
             name = os.path.join(self.folder, name)
         if shutil.which(name, path=path) is None:
@@ -105,7 +103,7 @@ class Command:
             given["LIGHTNING_TASK"] = task
         else:
             given.pop("LIGHTNING_TASK", None)
-        return {**given, **self.variables}
+        return given
 
     def _failure(self, task: Task, code: int, out: Tail, err: Tail) -> WorkerError:
         error = WorkerError(f"program {self.arguments[0]!r} {end_of(code)} on task {task.id!r}")

@@ -26,12 +26,11 @@ class FailurePolicy:
 
     retries: int = 1
     """Further attempts after the first; a rollout is enqueued with `max_attempts = 1 + retries`."""
-    then: Literal["lowest", "penalise", "drop"] = "lowest"
-    """What a failure after the policy's replies counts as. "lowest": the lowest return of its group or
-    `penalty`, whichever is less; in a validation nothing. "penalise": `penalty`, and so does one before any
-    reply when its tries are used up. "drop": nothing, it is handled like a failure of the world."""
-    penalty: float = 0.0
-    """Of such a rollout it is the whole return: its intermediate rewards do not count."""
+    then: Literal["lowest", "drop"] | float = "lowest"
+    """What a failure after the policy's replies counts as. "lowest": the lowest return of its group or 0,
+    whichever is less; in a validation nothing. A number: that, and so does one before any reply when its
+    tries are used up. "drop": nothing, it is handled like a failure of the world. It is the whole return of
+    such a rollout: its intermediate rewards do not count."""
     strict: bool = False
     """Whether a rollout fails too if calls of it, or beside it, were noticed and could not be recorded: those
     of the alert `unseen_calls`. Its reward may rest on replies that are not trained on."""
@@ -39,12 +38,10 @@ class FailurePolicy:
     def __post_init__(self) -> None:
         if self.retries < 0:
             raise ConfigError(f"retries={self.retries!r} of the failure policy must be 0 or more")
-        if self.then not in ("lowest", "penalise", "drop"):
+        if self.then not in ("lowest", "drop") and (isinstance(self.then, str) or not is_reward(self.then)):
             raise ConfigError(
-                f"then={self.then!r} of the failure policy must be 'lowest', 'penalise' or 'drop'"
+                f"then={self.then!r} of the failure policy must be 'lowest', 'drop' or {REWARD_RANGE}"
             )
-        if not is_reward(self.penalty):
-            raise ConfigError(f"penalty={self.penalty!r} of the failure policy must be {REWARD_RANGE}")
 
     @property
     def max_attempts(self) -> int:
@@ -54,17 +51,16 @@ class FailurePolicy:
     def reward_of_failure(self, attempt: Attempt, calls: Iterable[Call], *, world: bool) -> float | None:
         """The reward to end a failed attempt with; None if it is tried again or dropped.
 
-        `calls`: those of the rollout. `world`: whether the error is one of the world. With "lowest" it is the
-        penalty until the trainer knows the group (`trainer.failures`).
+        `calls`: those of the rollout. `world`: whether the error is one of the world. With "lowest" it is 0
+        until the trainer knows the group (`trainer.batch`).
         """
         replied = any(c.trained and c.status == "completed" and c.attempt == attempt.number for c in calls)
         last = attempt.number >= attempt.rollout.max_attempts
-        counts = {
-            "lowest": replied and attempt.rollout.split == "train",
-            "penalise": replied or last,
-            "drop": False,
-        }
-        return self.penalty if counts[self.then] and not world else None
+        if world or self.then == "drop":
+            return None
+        if self.then == "lowest":
+            return 0.0 if replied and attempt.rollout.split == "train" else None
+        return self.then if replied or last else None
 
 
 @dataclass(frozen=True, slots=True)

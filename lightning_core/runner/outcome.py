@@ -45,7 +45,7 @@ def to_reward(value: object, task: Task, solve: Callable[..., object]) -> float:
     if number is None:
         raise RewardError(
             f"the reward of task {task.id!r} is {reprlib.repr(value)}, not {REWARD_RANGE}: "
-            f"return one float from {_name(solve)}, such as 1.0 when the task is solved and 0.0 when not"
+            f"return one float from {name_of(solve)}, such as 1.0 when the task is solved and 0.0 when not"
         )
     return number
 
@@ -56,12 +56,14 @@ def no_reward(task: Task, solve: Callable[..., object]) -> RewardError:
         "return one float, call lightning.reward(value) inside it, or post one to LIGHTNING_REWARD_URL"
     )
     return RewardError(
-        f"task {task.id!r} ended without a final reward, and {_name(solve)} returned None: {hint}. (A judge "
-        "scores training rollouts only: evaluations need a reward of their own, or leave validation empty)"
+        f"task {task.id!r} ended without a final reward, and {name_of(solve)} returned None: {hint}. (A "
+        "judge scores training rollouts only: evaluations need a reward of their own, or leave validation "
+        "empty)"
     )
 
 
-def _name(solve: Callable[..., object]) -> str:
+def name_of(solve: object) -> str:
+    """What messages call the user's function."""
     return getattr(solve, "__name__", type(solve).__name__)
 
 

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from lightning_core.errors import ConfigError
-from lightning_core.runner.outcome import Solve
+from lightning_core.runner.outcome import Solve, name_of
 
 GUARD = re.compile(r"""^if\s+__name__\s*==\s*["']__main__["']""", re.MULTILINE)
 SCRIPT = "__mp_main__"
@@ -44,7 +44,7 @@ def pack(solve: Solve) -> bytes:
         culprit = _find_culprit(solve, DEEPEST)
         what = "it" if culprit is None else f"its {culprit}"
         raise ConfigError(
-            f"workers: {_name(solve)!r} must be sent to another process, and {what} can't be "
+            f"workers: {name_of(solve)!r} must be sent to another process, and {what} can't be "
             f"pickled ({type(error).__name__}: {error}). Put the script's call of Trainer.fit under `if "
             '__name__ == "__main__":`, or move the function and what it uses to a module and import it from '
             "there: each process then makes its own"
@@ -109,7 +109,7 @@ def _find_culprit(owner: object, depth: int) -> str | None:
         if not _goes(value):
             within = _find_culprit(value, depth - 1) if depth and _is_ours(value, owner) else None
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            return within or f"{where} of {_name(owner)!r}, a {kind},"
+            return within or f"{where} of {name_of(owner)!r}, a {kind},"
     return None
 
 
@@ -146,7 +146,3 @@ def _goes(value: object) -> bool:
     except Exception:
         return False
     return True
-
-
-def _name(solve: object) -> str:
-    return getattr(solve, "__name__", type(solve).__name__)

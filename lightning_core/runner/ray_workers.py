@@ -45,13 +45,11 @@ RESERVED = {"max_concurrency", "max_restarts"}
 
 @dataclass(frozen=True, slots=True)
 class RayWorkers:
-    """Run rollouts in worker processes on a Ray cluster."""
+    """Run rollouts in worker processes on a Ray cluster: the one that this process is connected to, or that
+    RAY_ADDRESS names. Without either, Ray is started on this machine while rollouts are run."""
 
     count: int
     """Worker processes, and so rollouts at once."""
-    address: str | None = None
-    """Of the cluster. None: the one that this process is connected to, or that RAY_ADDRESS names; without
-    either, Ray is started on this machine while rollouts are run."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of each worker's actor, as `ray.remote` takes them: `num_cpus`, `resources`, `runtime_env`, ..."""
 
@@ -76,7 +74,7 @@ class RayWorkers:
             actor = make(_Actor)
         except (ValueError, TypeError) as error:
             raise ConfigError(f"RayWorkers(options={dict(self.options)!r}): {error}") from error
-        return WorkerPool(partial(RaySlot.start, actor, pack(solve)), self.count, _connection(self.address))
+        return WorkerPool(partial(RaySlot.start, actor, pack(solve)), self.count, _connection())
 
 
 Workers = int | str | RayWorkers | None
@@ -93,7 +91,7 @@ def parse_workers(text: str) -> int | RayWorkers:
 
 
 @asynccontextmanager
-async def _connection(address: str | None) -> AsyncIterator[None]:
+async def _connection() -> AsyncIterator[None]:
     """To the cluster, if this process has none yet."""
     import ray
 
@@ -101,9 +99,11 @@ async def _connection(address: str | None) -> AsyncIterator[None]:
         yield
         return
     try:
-        await asyncio.to_thread(partial(ray.init, address=address, include_dashboard=False))
+        await asyncio.to_thread(partial(ray.init, include_dashboard=False))
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise WorkerError(f"no Ray cluster at {address or 'this machine'!r}: {error}") from error
+        raise WorkerError(
+            f"no Ray cluster at {os.environ.get('RAY_ADDRESS', 'this machine')!r}: {error}"
+        ) from error
     try:
         yield
     finally:

@@ -57,7 +57,7 @@ class Store(Protocol):
         the order they were enqueued. Each gets a new attempt number. A rollout whose lease ran out
         on its last allowed attempt becomes FAILED instead ("lease expired"). Rollouts are never
         handed to two workers at once. A clock that is set in the meantime makes a lease neither longer nor
-        shorter: those of a store in a server run by that server's clock, others by `stores.clock`.
+        shorter: those of a store in a server run by that server's clock, others by one that can't be set.
         """
 
     async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:

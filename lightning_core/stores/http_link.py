@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
@@ -23,8 +22,9 @@ from lightning_core.errors import (
     ScopeError,
     StoreError,
 )
-from lightning_core.json_text import EXACT_JSON
-from lightning_core.stores.packing import dump_json, load_json
+from lightning_core.json_text import EXACT_JSON, load_json
+from lightning_core.loop_thread import LoopThread
+from lightning_core.stores.packing import dump_json
 
 T = TypeVar("T")
 TOKEN_NAME: Final = "LIGHTNING_API_TOKEN"
@@ -54,29 +54,21 @@ class Link:
         self._server_timeout = server_timeout
         self._away_since: float | None = None
         """Since when no request has been answered: all wait for the API together, once."""
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: LoopThread | None = None
         self._web: httpx.AsyncClient | None = None
 
     async def open(self) -> None:
-        if self._loop is not None:
+        if self._thread is not None:
             raise StoreError(f"the store {self._url!r} is open already")
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="lightning-http-store", daemon=True
-        )
-        self._thread.start()
+        self._thread = LoopThread("lightning-http-store")
         await self._run(self._connect())
 
     async def close(self) -> None:
-        loop, thread = self._loop, self._thread
-        if loop is None or thread is None:
-            return
-        await self._run(self._disconnect())
-        self._loop = self._thread = None
-        loop.call_soon_threadsafe(loop.stop)
-        await asyncio.shield(asyncio.to_thread(thread.join))
-        loop.close()
+        thread = self._thread
+        if thread is not None:
+            await self._run(self._disconnect())
+            self._thread = None
+            await asyncio.shield(asyncio.to_thread(thread.stop))
 
     async def ask(
         self,
@@ -108,10 +100,10 @@ class Link:
         return {"authorization": f"Bearer {self._token}", "accept": EXACT_JSON, "content-type": EXACT_JSON}
 
     async def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._loop is None:
+        if self._thread is None:
             work.close()
             raise StoreError(f"the store {self._url!r} is not open: use it inside `async with`")
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        return await self._thread.run(work)
 
     # on the loop of the thread ---------------------------------------------------------------
     async def _connect(self) -> None:

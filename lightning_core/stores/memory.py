@@ -27,11 +27,5 @@ class MemoryStore(TableStore):
         self.name = url
         notifications = Notifications()
         worker = Direct(SqliteDriver(url, connect_memory, notifications))
-        super().__init__(worker, worker, notifications)
+        super().__init__(worker, worker, notifications, look_seconds=math.inf)
         weakref.finalize(self, worker.connection.raw.close)
-
-    def _listen(self, kind: str) -> None:
-        """Whatever happens in this store is told in this process."""
-
-    def _look_seconds(self) -> float:
-        return math.inf

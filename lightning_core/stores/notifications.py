@@ -7,13 +7,18 @@ between processes passes on what the others tell, or looks now and then.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+import threading
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from threading import Lock
 
+log = logging.getLogger(__name__)
+LONGEST_PAUSE = 1.0
+"""Seconds between two tries to connect to a server."""
 Topic = tuple[str, str]
 """What happened, and to whom."""
 QUEUED, FINISHED, CANCELLED = KINDS = ("queued", "finished", "cancelled")
@@ -63,7 +68,7 @@ class Notifications:
     """All sleepers of one store, found by topic."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = threading.Lock()
         self._waiters: defaultdict[Topic, set[Waiter]] = defaultdict(set)
 
     @contextmanager
@@ -118,3 +123,59 @@ class Notifications:
             others.discard(waiter)
             if not others:
                 self._waiters.pop(topic, None)
+
+
+class Listener(ABC):
+    """A thread that passes on what other users of a store tell. It begins when somebody waits first.
+
+    What was told before it hears, or while the connection is down, is missed. So whenever it begins to hear,
+    those who wait for work or for an end are woken to look for themselves; a missed cancellation shows in the
+    next heartbeat.
+    """
+
+    def __init__(self, name: str, notifications: Notifications) -> None:
+        self.name, self.notifications = name, notifications
+        self.wanted: set[str] = set()
+        """The kinds that somebody has waited for."""
+        self.closing = threading.Event()
+        self.lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def listen(self, kind: str) -> None:
+        """Hear of this kind from soon on."""
+        with self.lock:
+            if kind in self.wanted or self.closing.is_set():
+                return
+            self.wanted.add(kind)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
+                self._thread.start()
+            else:
+                self.stir()
+
+    async def close(self) -> None:
+        """End the thread, once the server has answered."""
+        with self.lock:
+            self.closing.set()
+            self.stir()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    @abstractmethod
+    def stir(self) -> None:
+        """Have `hear` look at `wanted` and `closing`. The lock is held."""
+
+    @abstractmethod
+    def hear(self) -> None:
+        """Connect, and pass on what is wanted until the store is closed. Raises if the connection breaks."""
+
+    def _work(self) -> None:
+        pause = 0.0
+        while not self.closing.wait(pause):
+            began = time.monotonic()
+            try:
+                self.hear()
+            except Exception:  # boundary: the operations of those who wait say it
+                log.debug("the %s broke off", self.name, exc_info=True)
+            worked = time.monotonic() - began > LONGEST_PAUSE
+            pause = 0.05 if worked else min(LONGEST_PAUSE, max(0.05, 2 * pause))

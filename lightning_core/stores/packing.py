@@ -13,9 +13,10 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic_core import PydanticSerializationError, from_json, to_json
+from pydantic_core import PydanticSerializationError, to_json
 
 from lightning_core.errors import StoreError, TokenIdsError
+from lightning_core.json_text import load_json
 from lightning_core.sequences import as_ids, as_logprobs
 from lightning_core.types import Choice
 
@@ -25,13 +26,6 @@ def dump_json(value: Any) -> bytes:
         return to_json(value)
     except PydanticSerializationError:
         return json.dumps(value).encode()
-
-
-def load_json(text: bytes) -> Any:
-    try:
-        return from_json(text)
-    except ValueError:
-        return json.loads(text)
 
 
 def plain(text: str | None) -> str | None:

@@ -10,16 +10,21 @@ number of its last transaction, by which the next connection finds out.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import secrets
+import selectors
+import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from lightning_core.errors import ConfigError, StoreError
-from lightning_core.stores.notifications import Notifications, Topic
+from lightning_core.stores.notifications import CANCELLED, KINDS, Listener, Notifications, Topic
 from lightning_core.stores.rows import Row
 from lightning_core.stores.sql import SqlTransaction
 from lightning_core.stores.table_store import TableDriver, TableStore
@@ -28,6 +33,7 @@ from lightning_core.stores.workers import Job, Worker
 try:
     import psycopg
     from psycopg import Connection, Cursor, Pipeline
+    from psycopg.sql import SQL, Identifier
 except ImportError as error:
     raise ConfigError(
         "a postgresql:// store needs its driver: pip install 'agent-lightning-core[postgres]'"
@@ -42,14 +48,13 @@ from lightning_core.stores.postgres_connection import (
     opened,
     place_of,
 )
-from lightning_core.stores.postgres_listener import Channels, Listener
 
 LOOK_SECONDS = 30.0
 """How often one who waits looks for himself, should a notice ever be missed."""
 OPEN_SECONDS = 10.0
 """How long to wait at the start for a server that is just starting itself; a wrong URL is told then."""
-MOST = 64
-"""How many operations share a transaction."""
+MOST_BYTES = 7900
+"""A notice holds less than 8000."""
 ENDED = "UPDATE writers SET number = ? WHERE name = ?"
 NOTIFY = "SELECT count(pg_notify(channel, notice)) FROM unnest(?::text[], ?::text[]) AS told(channel, notice)"
 TELLING = f"{ENDED} RETURNING ({NOTIFY})"
@@ -65,11 +70,12 @@ class PostgresStore(TableStore):
         self._server_timeout = server_timeout
         notifications = Notifications()
         channels = Channels(place.schema)
-        self._listener = Listener(lambda: connect(place), channels, notifications)
         super().__init__(
             Worker(_Writer(place, channels, notifications), server_timeout=server_timeout),
             Worker(_Reader(place, notifications), server_timeout=server_timeout),
             notifications,
+            look_seconds=LOOK_SECONDS,
+            listener=PostgresListener(lambda: connect(place), channels, notifications),
         )
 
     async def __aenter__(self) -> PostgresStore:
@@ -84,16 +90,6 @@ class PostgresStore(TableStore):
             await asyncio.sleep(0.05)
         await self._reader.open(connect=False)
         return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._listener.close()
-        await super().__aexit__(*exc)
-
-    def _listen(self, kind: str) -> None:
-        self._listener.listen(kind)
-
-    def _look_seconds(self) -> float:
-        return LOOK_SECONDS
 
 
 class PostgresConnection(SqlTransaction):
@@ -239,3 +235,86 @@ class _Writer(_Reader):
             connection.run(TELLING, [(*mine, list(channels), list(words))])
         else:
             connection.run(ENDED, [mine])
+
+
+# notices ----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """Where the store in a schema tells what happened, and in which words.
+
+    Each notice wakes every process that LISTENs to its channel, and a piece of the server for each that
+    LISTENs to any. So there is a channel for each kind, and a store LISTENs when somebody waits for it.
+    """
+
+    schema: str
+
+    def of(self, kind: str) -> str:
+        """The channel of a kind; the name of one has less than 64 bytes."""
+        return f"{hashlib.sha1(self.schema.encode()).hexdigest()} {kind}"
+
+    def notices(self, topics: Iterable[Topic]) -> list[tuple[str, str]]:
+        """Channel and words of the notices that tell of these topics: names as JSON, which is ASCII; nothing
+        where a notice can't hold them, and those who wait look for themselves."""
+        names: dict[str, list[str]] = {}
+        for kind, name in topics:
+            names.setdefault(kind, []).append(name)
+        words = {kind: json.dumps(some) for kind, some in names.items()}
+        return [(self.of(kind), text if len(text) < MOST_BYTES else "") for kind, text in words.items()]
+
+
+class PostgresListener(Listener):
+    """Sleeps on one connection until a notice comes, so waiting costs nothing while nothing happens."""
+
+    def __init__(
+        self, connect: Callable[[], Connection], channels: Channels, notifications: Notifications
+    ) -> None:
+        super().__init__("store notifications", notifications)
+        self._connect = connect
+        self._kinds = {channels.of(kind): kind for kind in KINDS}
+        self._alarm: socket.socket | None = None
+        """Set while there is one who hears it."""
+
+    def stir(self) -> None:
+        if self._alarm is not None:
+            self._alarm.send(b"x")
+
+    def hear(self) -> None:
+        alarm, ear = socket.socketpair()
+        with alarm, ear, self._connect() as connection:
+            with self.lock:
+                self._alarm = alarm
+            try:
+                self._read(connection, ear)
+            finally:
+                with self.lock:
+                    self._alarm = None
+
+    def _read(self, connection: Connection, ear: socket.socket) -> None:
+        connection.add_notify_handler(lambda notice: self._take(notice.channel, notice.payload))
+        heard: set[str] = set()
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection.fileno(), selectors.EVENT_READ)
+            selector.register(ear, selectors.EVENT_READ)
+            while not self.closing.is_set():
+                heard |= self._listen_to(self.wanted - heard, connection)
+                if any(key.fileobj is ear for key, _ in selector.select()):
+                    ear.recv(4096)
+                connection.pgconn.consume_input()
+                while (notice := connection.pgconn.notifies()) is not None:
+                    self._take(notice.relname.decode(), notice.extra.decode())
+
+    def _listen_to(self, new: set[str], connection: Connection) -> set[str]:
+        """LISTEN to these kinds, and wake who waits for them: it may have happened before it was heard."""
+        for channel, kind in self._kinds.items():
+            if kind in new:
+                connection.execute(SQL("LISTEN {}").format(Identifier(channel)), prepare=False)
+        self.notifications.wake(*(new - {CANCELLED}))
+        return new
+
+    def _take(self, channel: str, written: str) -> None:
+        kind = self._kinds[channel]
+        try:
+            names = json.loads(written)
+            self.notifications.tell((kind, name) for name in names)
+        except (ValueError, TypeError):  # too many to be named, or another program's
+            self.notifications.wake(kind)

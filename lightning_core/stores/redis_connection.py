@@ -26,6 +26,8 @@ from lightning_core.masking import without_password
 log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 5
+ANSWER_SECONDS = 30.0
+"""After how long without an answer a server is taken for gone."""
 LOST = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.NoScriptError, redis.ReadOnlyError)
 """What another try may mend: the server is gone, starts again, is no longer the first of its replicas, or
 has forgotten the scripts."""
@@ -108,15 +110,14 @@ def read_url(url: str) -> RedisUrl:
 class RedisLink:
     """Makes connections to one server that know the scripts."""
 
-    def __init__(self, url: RedisUrl, scripts: Mapping[str, str], *, answer_seconds: float) -> None:
-        """`answer_seconds`: how long the server may take over an answer."""
+    def __init__(self, url: RedisUrl, scripts: Mapping[str, str]) -> None:
         self.url = url
         self._sources = scripts
         options = dict(url.options)
         self._kind = options.pop("connection_class")
         self._options = {
-            "socket_timeout": answer_seconds,
-            "socket_connect_timeout": min(answer_seconds, 10.0),
+            "socket_timeout": ANSWER_SECONDS,
+            "socket_connect_timeout": min(ANSWER_SECONDS, 10.0),
             "socket_keepalive": True,
             **options,
             "encoding_errors": "surrogatepass",

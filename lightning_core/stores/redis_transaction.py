@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 
 import redis
 
+from lightning_core.json_text import load_json
 from lightning_core.stores import queue, rules
 from lightning_core.stores.notifications import QUEUE, Topic, finished_of
-from lightning_core.stores.packing import dump_json, load_json
+from lightning_core.stores.packing import dump_json
 from lightning_core.stores.queue import Held, Page
 from lightning_core.stores.redis_connection import Connection, RedisLink, read
 from lightning_core.stores.rows import CALLS, METRICS, REWARDS, Table

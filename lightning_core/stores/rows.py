@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
 
+from lightning_core.json_text import load_json
 from lightning_core.stores.packing import (
     dump_json,
-    load_json,
     pack_choices,
     pack_ids,
     plain,

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.errors import ConfigError, StoreError
-from lightning_core.stores import clock
 from lightning_core.stores.notifications import FINISHED, Notifications, Topic
 from lightning_core.stores.packing import dump_json
 from lightning_core.stores.rows import SCHEMA, Dialect, Row
@@ -32,6 +31,10 @@ from lightning_core.types import Attempt
 log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 8
+BUSY_SECONDS = 30.0
+"""How long to wait for another process that is writing."""
+POLL_SECONDS = 0.25
+"""How often those who wait look for what other processes did; what this one does wakes them at once."""
 DIALECT: Dialect = {
     "text": "TEXT",
     "bytes": "BLOB",
@@ -48,6 +51,7 @@ DIALECT: Dialect = {
     "skip": "",
     "share": "",
 }
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MOST_ENDS = 2**31
 """SQLite keeps `user_version` in 32 bits."""
 
@@ -55,26 +59,15 @@ MOST_ENDS = 2**31
 class SqliteStore(TableStore):
     """`sqlite:///runs.db` (relative) or `sqlite:////data/runs.db` (absolute)."""
 
-    def __init__(self, url: str, *, busy_seconds: float = 30.0, poll_seconds: float = 0.25) -> None:
-        """`busy_seconds`: how long to wait for another process that is writing. `poll_seconds`: how often
-        those who wait look for what other processes did; what this one does wakes them at once."""
+    def __init__(self, url: str) -> None:
         self.path = path_of(url)
         self.name = str(self.path)
         notifications = Notifications()
         writer, reader = (
-            Worker(
-                SqliteDriver(
-                    self.name,
-                    lambda: connect(self.path, busy_seconds),
-                    notifications,
-                    busy_seconds,
-                    writes=writes,
-                )
-            )
+            Worker(SqliteDriver(self.name, lambda: connect(self.path), notifications, writes=writes))
             for writes in (True, False)
         )
-        super().__init__(writer, reader, notifications)
-        self._poll_seconds = poll_seconds
+        super().__init__(writer, reader, notifications, look_seconds=POLL_SECONDS)
 
     async def lease(
         self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
@@ -83,12 +76,6 @@ class SqliteStore(TableStore):
         if limit > 0 and not (await self._read(lambda of: of.work(run_id)))[0]:
             limit = 0
         return await super().lease(worker, limit, seconds, run_id=run_id)
-
-    def _listen(self, kind: str) -> None:
-        """A file tells nothing: those who wait look."""
-
-    def _look_seconds(self) -> float:
-        return self._poll_seconds
 
     async def _ends(self) -> int:
         ended: int = await self._reader.run(Operation(ends))
@@ -126,13 +113,12 @@ class SqliteDriver(TableDriver[SqliteConnection]):
         name: str,
         connect: Callable[[], SqliteConnection],
         notifications: Notifications,
-        busy_seconds: float = 0.0,
         *,
         writes: bool = True,
     ) -> None:
         super().__init__(notifications)
         self.name, self._connect = name, connect
-        self._busy_seconds, self._writes = busy_seconds, writes
+        self._writes = writes
 
     def connect(self) -> SqliteConnection:
         return self._connect()
@@ -163,7 +149,7 @@ class SqliteDriver(TableDriver[SqliteConnection]):
 
     def explain(self, error: Exception) -> Exception:
         if isinstance(error, sqlite3.Error):
-            words = in_words(error, self.name, self._busy_seconds)
+            words = in_words(error, self.name)
         elif isinstance(error, UnicodeEncodeError):
             words = StoreError(f"a store can't keep {error.object!r}: it is not whole Unicode text")
         else:
@@ -195,7 +181,7 @@ def path_of(url: str) -> Path:
     return Path(name).absolute()
 
 
-def connect(path: Path, busy_seconds: float) -> SqliteConnection:
+def connect(path: Path) -> SqliteConnection:
     """An open connection to a file with the schema; made if it is not there yet. Raises StoreError."""
     folder = path.parent
     if not os.path.isdir(folder):  # unlike Path.is_dir, no exception if it may not be entered
@@ -203,14 +189,14 @@ def connect(path: Path, busy_seconds: float) -> SqliteConnection:
     with suppress(OSError):  # it is there, or SQLite says why it can't be
         os.mknod(path, stat.S_IFREG | 0o600)  # opens nothing: to close it would end SQLite's own locks on it
     try:
-        connection = sqlite3.connect(path, busy_seconds, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(path, BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
-        raise in_words(error, str(path), busy_seconds) from error
+        raise in_words(error, str(path)) from error
     try:
-        _prepare(connection, path, busy_seconds)
+        _prepare(connection, path)
     except sqlite3.Error as error:
         connection.close()
-        raise in_words(error, str(path), busy_seconds) from error
+        raise in_words(error, str(path)) from error
     except StoreError:
         connection.close()
         raise
@@ -221,7 +207,7 @@ def connect(path: Path, busy_seconds: float) -> SqliteConnection:
 def connect_memory() -> SqliteConnection:
     """A connection to a database of its own, in memory, with the schema."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    connection.create_function("lease_clock", 0, clock.seconds)
+    connection.create_function("lease_clock", 0, boot_seconds)
     for statement in SCHEMA:
         connection.execute(_words(statement))
     return SqliteConnection(connection)
@@ -248,11 +234,11 @@ def _narrow(path: Path) -> None:
                     )
 
 
-def in_words(error: sqlite3.Error, name: str, busy_seconds: float) -> StoreError:
+def in_words(error: sqlite3.Error, name: str) -> StoreError:
     """What an SQLite error means for the user: what happened, to which file, what to do next."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     said = {
-        sqlite3.SQLITE_BUSY: f"is locked: another process held it for {busy_seconds:g} s; end that process",
+        sqlite3.SQLITE_BUSY: f"is locked: another process held it for {BUSY_SECONDS:g} s; end that process",
         sqlite3.SQLITE_READONLY: "can't be written: make file and folder writable, or use another path",
         sqlite3.SQLITE_FULL: "has no room: free some disk space; what was recorded before is kept",
         sqlite3.SQLITE_IOERR: "can't be read or written by the disk: check its space and health",
@@ -263,20 +249,20 @@ def in_words(error: sqlite3.Error, name: str, busy_seconds: float) -> StoreError
     return StoreError(f"the store {name!r} {said} ({error})")
 
 
-def _prepare(connection: sqlite3.Connection, path: Path, busy_seconds: float) -> None:
-    connection.create_function("lease_clock", 0, clock.seconds)
-    _switch_to_wal(connection, path, busy_seconds)
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    connection.create_function("lease_clock", 0, boot_seconds)
+    _switch_to_wal(connection, path)
     # In WAL mode NORMAL survives the death of any process at any moment; only a power loss or a
     # kernel crash may undo the last transactions (never damage the file). FULL costs an fsync each.
     connection.execute("PRAGMA synchronous = NORMAL")
-    if _found(connection) != (SCHEMA_VERSION, clock.clock_name()):
+    if _found(connection) != (SCHEMA_VERSION, clock_name()):
         connection.execute("BEGIN IMMEDIATE")
         found = _found(connection)  # another process may have been first
         if found is None:
             _create(connection, path)
         elif found[0] == SCHEMA_VERSION:  # its leases were made before the machine was started
             connection.execute("UPDATE rollouts SET lease_until = 0 WHERE status = 'running'")
-            connection.execute("UPDATE schema_version SET clock = ?", (clock.clock_name(),))
+            connection.execute("UPDATE schema_version SET clock = ?", (clock_name(),))
         connection.execute("COMMIT")
     version = (_found(connection) or (None,))[0]
     if version != SCHEMA_VERSION:
@@ -286,9 +272,9 @@ def _prepare(connection: sqlite3.Connection, path: Path, busy_seconds: float) ->
         )
 
 
-def _switch_to_wal(connection: sqlite3.Connection, path: Path, busy_seconds: float) -> None:
+def _switch_to_wal(connection: sqlite3.Connection, path: Path) -> None:
     """Readers beside a writer need WAL. The switch doesn't wait for locks by itself, so it is repeated."""
-    deadline = time.monotonic() + busy_seconds
+    deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
             (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -321,9 +307,29 @@ def _create(connection: sqlite3.Connection, path: Path) -> None:
     for statement in SCHEMA:
         connection.execute(_words(statement))
     connection.execute("CREATE TABLE schema_version (version INTEGER NOT NULL, clock TEXT NOT NULL)")
-    connection.execute("INSERT INTO schema_version VALUES (?, ?)", (SCHEMA_VERSION, clock.clock_name()))
+    connection.execute("INSERT INTO schema_version VALUES (?, ?)", (SCHEMA_VERSION, clock_name()))
 
 
 def _is_busy(error: Exception) -> bool:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return isinstance(error, sqlite3.Error) and code == sqlite3.SQLITE_BUSY
+
+
+# the clock of leases ----------------------------------------------------------------------
+@cache
+def clock_name() -> str:
+    """Which clock `boot_seconds` reads: one that can't be set, and goes on while the machine sleeps.
+
+    It begins with the machine, and all its processes share it. So its readings mean nothing after the next
+    start of the machine: each file says by which clock its leases were made. "" for the time of day, where
+    the system names no start of the machine.
+    """
+    try:
+        return _BOOT_ID.read_text().strip() if hasattr(time, "CLOCK_BOOTTIME") else ""
+    except OSError:
+        return ""
+
+
+def boot_seconds() -> float:
+    """What that clock shows."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if clock_name() else time.time()

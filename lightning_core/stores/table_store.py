@@ -7,7 +7,7 @@ never holds up the recording of a call. What is written at the same time shares 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,9 +16,11 @@ from typing import Any, Self, TypeVar
 from lightning_core.errors import LightningError, NotFoundError
 from lightning_core.stores import queue, rules
 from lightning_core.stores.notifications import (
+    CANCELLED,
     FINISHED,
     QUEUE,
     QUEUED,
+    Listener,
     Notifications,
     Topic,
     cancelled_of,
@@ -143,7 +145,7 @@ def _take(job: Job, operation: Callable[..., Any], *given: object) -> None:
         job.result, job.error = None, error
 
 
-class TableStore(ABC):
+class TableStore:
     """The `Store` that all databases have in common."""
 
     name: str
@@ -154,8 +156,14 @@ class TableStore(ABC):
         writer: Worker[C] | Direct[C],
         reader: Worker[C] | Direct[C],
         notifications: Notifications,
+        *,
+        look_seconds: float,
+        listener: Listener | None = None,
     ) -> None:
+        """`look_seconds`: how often those who wait look for themselves. `listener`: hears what other users of
+        the store tell."""
         self._writer, self._reader, self._notifications = writer, reader, notifications
+        self._look_seconds, self._listener = look_seconds, listener
 
     async def __aenter__(self) -> Self:
         await self._writer.open()
@@ -167,16 +175,14 @@ class TableStore(ABC):
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        if self._listener is not None:
+            await self._listener.close()
         await self._writer.close()
         await self._reader.close()
 
-    @abstractmethod
     def _listen(self, kind: str) -> None:
-        """Hear of this kind, as other users of the store tell it, from soon on."""
-
-    @abstractmethod
-    def _look_seconds(self) -> float:
-        """How often those who wait look for themselves."""
+        if self._listener is not None:
+            self._listener.listen(kind)
 
     async def _ends(self) -> int | None:
         """A number that is another one once rollouts have finished, if that is cheaper than to look."""
@@ -215,7 +221,7 @@ class TableStore(ABC):
     async def wait_queued(self, timeout: float, *, run_id: str | None = None) -> bool:
         async def look(pending: set[Topic]) -> tuple[set[Topic], float]:
             found, expiry = await self._read(lambda of: of.work(run_id))
-            again = self._look_seconds() if expiry is None else min(expiry, self._look_seconds())
+            again = self._look_seconds if expiry is None else min(expiry, self._look_seconds)
             return (set() if found else pending), again
 
         self._listen(QUEUED)
@@ -238,7 +244,7 @@ class TableStore(ABC):
 
     async def wait_cancelled(self, worker: str, timeout: float) -> bool:
         with self._notifications.waiting([cancelled_of(worker)]) as waiter:
-            self._listen(cancelled_of(worker)[0])
+            self._listen(CANCELLED)
             return await waiter.sleep(timeout)
 
     async def release(self, attempts: Sequence[Attempt]) -> None:
@@ -280,7 +286,7 @@ class TableStore(ABC):
             before, seen = seen, await self._ends()
             if seen is None or seen != before:
                 pending = set(map(finished_of, await self._unfinished([name for _, name in pending])))
-            return pending, self._look_seconds()
+            return pending, self._look_seconds
 
         if rollout_ids:
             self._listen(FINISHED)

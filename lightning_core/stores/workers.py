@@ -20,10 +20,11 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from lightning_core.errors import StoreError
+from lightning_core.stores.notifications import LONGEST_PAUSE
 
 C = TypeVar("C")
-LONGEST_PAUSE = 1.0
-"""Seconds between two tries to connect."""
+MOST_TOGETHER = 256
+"""Operations that share a transaction."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,11 +97,10 @@ class Driver(ABC, Generic[C]):
 class Worker(Generic[C]):
     """Runs operations in a thread on one connection of a driver."""
 
-    def __init__(self, driver: Driver[C], *, server_timeout: float = 0.0, most: int = 256) -> None:
-        """`server_timeout`: for how many seconds an operation is tried again; `most` go together."""
+    def __init__(self, driver: Driver[C], *, server_timeout: float = 0.0) -> None:
+        """`server_timeout`: for how many seconds an operation is tried again."""
         self._driver = driver
         self._server_timeout = server_timeout
-        self._most = most
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._gate = threading.Lock()
         self._open = False
@@ -144,7 +144,7 @@ class Worker(Generic[C]):
         jobs: list[Job] = []
         open_ = True
         while open_ or jobs:
-            new, open_ = self._gather(self._most - len(jobs), wait=not jobs) if open_ else ([], False)
+            new, open_ = self._gather(MOST_TOGETHER - len(jobs), wait=not jobs) if open_ else ([], False)
             jobs += new
             together = [job for job in jobs if not job.alone]
             for group in ([together] if together else []) + [[job] for job in jobs if job.alone]:

@@ -1,4 +1,4 @@
-"""The three request headers that say whose call it is, and how an agent's name travels in one.
+"""The request headers that say whose call it is, and how an agent's name travels in one.
 
 The gateway reads what the choke point in the SDK writes; both take the names from here.
 """
@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from urllib.parse import quote, unquote
 
+AUTHORIZATION = "authorization"
+API_KEY = "x-api-key"
+"""Where Anthropic's SDK puts the key."""
 ROLLOUT = "x-lightning-rollout"
 AGENT = "x-lightning-agent"
 """Percent-encoded UTF-8: a header carries neither spaces at its ends nor letters beyond Latin-1."""

@@ -23,11 +23,11 @@ from uuid import uuid4
 from lightning_core.dialects import find_dialect
 from lightning_core.errors import InstrumentationError
 from lightning_core.prompts import put_in
-from lightning_core.tracing import caches, headers, observed, spans, threads, unseen
+from lightning_core.tracing import caches, headers, observed, spans, unseen
 from lightning_core.tracing.importing import WhenImported
 from lightning_core.tracing.patching import patch
 from lightning_core.tracing.routing import SDKS, Puller, Sdk, at_gateway, route
-from lightning_core.tracing.scope import Scope, current_scope
+from lightning_core.tracing.scope import Scope, carry_into_threads, current_scope
 from lightning_core.tracing.unseen import name_caller
 
 _NEEDED = ("_build_request", "_idempotency_key")
@@ -45,7 +45,7 @@ class Instrumentation:
         """Tag from now on; an SDK that the app has not imported yet, from its import on."""
         if self._undo:
             return self
-        self._undo += [threads.install(), spans.install(_span_processor)]
+        self._undo += [carry_into_threads(), spans.install(_span_processor)]
         hooks = [WhenImported(name, self._listen) for name in observed.CLIENTS]
         hooks += [WhenImported(name, self._watch) for name in unseen.LIBRARIES]
         hooks += [WhenImported(name, self._bypass) for name in caches.CACHES]

@@ -19,8 +19,6 @@ from lightning_core.types import Who
 Puller = Callable[[], Who | None]
 """Answers "who is calling right now?"; see `Plugins.who`."""
 
-API_KEY = "x-api-key"
-AUTHORIZATION = "authorization"
 TAKEN_OUT = frozenset(
     name.encode()
     for name in (
@@ -57,14 +55,18 @@ class Sdk:
 
 
 def _no_openai_key(host: str, given: Mapping[str, str]) -> bool:
-    return host == "api.openai.com" and not given.get(AUTHORIZATION, "").startswith(_OPENAI_KEYS)
+    return host == "api.openai.com" and not given.get(headers.AUTHORIZATION, "").startswith(_OPENAI_KEYS)
 
 
 def _no_anthropic_key(host: str, given: Mapping[str, str]) -> bool:
     """A request that bears no key at all gets one when it is sent, from the app's credentials."""
     if host != "api.anthropic.com":
         return False
-    keys = [key.removeprefix("Bearer ") for name in (API_KEY, AUTHORIZATION) if (key := given.get(name))]
+    keys = [
+        key.removeprefix("Bearer ")
+        for name in (headers.API_KEY, headers.AUTHORIZATION)
+        if (key := given.get(name))
+    ]
     return bool(keys) and not any(key.startswith("sk-ant-") for key in keys)
 
 
@@ -84,7 +86,7 @@ OPENAI: Final = Sdk(
         rf"(?:.*/(?:v\d+|openai))?(?:/deployments/[^/]+)?((?:{_paths('openai')}|/models)(?:/.*)?)"
     ),
     names_no_endpoint=_no_openai_key,
-    key_header=AUTHORIZATION,
+    key_header=headers.AUTHORIZATION,
     key_prefix="Bearer ",
     base_path="/v1",
 )
@@ -93,7 +95,7 @@ ANTHROPIC: Final = Sdk(
     versions=">=2.11,<3",
     served=re.compile(rf"(?:.*/v\d+)?({_paths('anthropic')})"),
     names_no_endpoint=_no_anthropic_key,
-    key_header=API_KEY,
+    key_header=headers.API_KEY,
     key_prefix="",
     base_path="",
 )

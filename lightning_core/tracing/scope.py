@@ -1,7 +1,7 @@
 """Which rollout is running here, and which agent: two context variables.
 
 The runner opens a rollout's scope around the app; everything the app starts from there inherits
-it. `agent("name")` names the calls of a bare client. Both are read at the moment a request is
+it, threads too. `agent("name")` names the calls of a bare client. Both are read at the moment a request is
 built, in the caller's own context: attribution by identity, never by time or order.
 """
 
@@ -11,13 +11,17 @@ import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from threading import Thread
+from typing import Any
 
 from lightning_core.errors import ConfigError
 from lightning_core.prompts import Pinned
+from lightning_core.tracing.patching import patch
 from lightning_core.types import Call, Event, Reward, Span, Who
 
 UNSEEN = "unseen call"
@@ -261,3 +265,54 @@ def prompt(name: str, default: str) -> str:
         )
     scope.taken.add(name)
     return pinned.text
+
+
+# threads of the app's own -------------------------------------------------------------------
+def carry_into_threads() -> Callable[[], None]:
+    """Carry rollout and agent into the threads that the app starts itself, until the returned function is
+    called. May be nested.
+
+    A new thread begins with an empty context, so calls from an app's own pool would lose their rollout.
+    Inside a rollout `ThreadPoolExecutor.submit` and `Thread.start` hand the caller's context on; outside
+    one they do what they always did. Pools of `multiprocessing` are seen to in `runner.tagging`. Not reached:
+    threads that were waiting for work before the rollout began and take it from the app's own queue; their
+    calls are noticed (`unseen`).
+    """
+    user = object()
+    undo = [patch(ThreadPoolExecutor, "submit", user, _submit), patch(Thread, "start", user, _start)]
+
+    def uninstall() -> None:
+        for take_back in undo:
+            take_back()
+
+    return uninstall
+
+
+def _submit(original: Callable[..., Future[Any]], users: list[object]) -> Callable[..., Future[Any]]:
+    def submit(pool: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if not users or current_scope() is None:
+            return original(pool, fn, *args, **kwargs)
+        # The pool may start a worker now. It outlives this job, so it must start without a rollout.
+        return Context().run(original, pool, copy_context().run, fn, *args, **kwargs)
+
+    return submit
+
+
+def _start(original: Callable[..., None], users: list[object]) -> Callable[..., None]:
+    def start(thread: Thread) -> None:
+        given = getattr(thread, "_context", None)  # Python 3.14: the app chose a context itself
+        if users and current_scope() is not None and given is None:
+            _run_in(copy_context(), thread)
+        original(thread)
+
+    return start
+
+
+def _run_in(context: Context, thread: Thread) -> None:
+    body = thread.run
+
+    def run() -> None:
+        del thread.run  # the instance's, which refers back to the thread
+        context.run(body)
+
+    thread.run = run  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ from lightning_core.trainer.batch import StepBatch, read_batch
 from lightning_core.trainer.demonstrations import draw
 from lightning_core.trainer.judging import Judging
 from lightning_core.trainer.parts import ResolvedPhase
-from lightning_core.trainer.plan import admitted, plan_training, spare_tasks, tasks_of_step
+from lightning_core.trainer.plan import admitted, spare_tasks, tasks_of_step
 from lightning_core.trainer.session import Session
 from lightning_core.types import Rollout, Status, Task, Trajectory
 
@@ -94,22 +94,9 @@ class Collector:
         self, step: int, phase: ResolvedPhase, tasks: Sequence[Task], first: int, retry: int
     ) -> list[Rollout]:
         """A group of each task; `first` is the place in the step of the first one."""
-        algorithm, attempts = phase.algorithm, self.settings.on_failure.max_attempts
-        version = self.session.pin(algorithm.staleness)
-        return plan_training(
-            self.run_id,
-            step,
-            tasks,
-            algorithm.group_size,
-            attempts,
-            retry,
-            first,
-            version=version,
-            seed=self.settings.seed,
-            constrain=self.settings.constrain,
-            prompts=self.session.prompt_versions,
-            temperature=self.settings.temperature,
-        )
+        algorithm = phase.algorithm
+        plan = self.session.plan(step, retry, algorithm.staleness)
+        return plan.train(tasks, algorithm.group_size, first, self.settings.temperature)
 
     # dynamic sampling -------------------------------------------------------------------------
     async def _sample_more(self, step: int, phase: ResolvedPhase, batch: StepBatch) -> StepBatch:

@@ -14,7 +14,8 @@ from lightning_core.backends.hosted import NONE
 from lightning_core.insight.failures import Reason, kind_of, reason_of
 from lightning_core.insight.verdict import Verdict, say
 from lightning_core.trainer.observers import Observer
-from lightning_core.trainer.report import NO_PLOTS, Evaluation, PhaseSummary, Summary
+from lightning_core.trainer.report import NO_PLOTS
+from lightning_core.trainer.summary import Evaluation, PhaseSummary, Summary
 from lightning_core.types import Alert, Metrics, Rollout, Run, Status
 
 KINDS = 3

@@ -42,6 +42,8 @@ Rewards = dict[str, list[Reward]]
 """By rollout id."""
 OPENAI = "https://api.openai.com/v1"
 EXAMPLE = "http://localhost:8000/v1"
+ANSWER_SECONDS = 120.0
+"""How long the judge may take for one answer."""
 AT_ONCE = 8
 """Groups that are judged at once; an endpoint that can't keep up answers 429 and is asked again."""
 TRIES = 6
@@ -263,10 +265,10 @@ class Endpoint:
     async def _post(self, body: dict[str, Any]) -> str:
         """The text of the answer. Raises _Passing for what may pass, JudgeError for what will not."""
         try:
-            async with asyncio.timeout(self._judge.timeout):
+            async with asyncio.timeout(ANSWER_SECONDS):
                 reply = await self._client.post(self._url, content=json.dumps(body).encode())
         except TimeoutError as error:
-            raise _Passing(f"it did not answer within {self._judge.timeout:g} s") from error
+            raise _Passing(f"it did not answer within {ANSWER_SECONDS:g} s") from error
         except httpx.TransportError as error:
             raise _Passing(self._masked(f"it can't be reached ({type(error).__name__}: {error})")) from error
         if reply.status_code in _PASSING or reply.status_code >= 500:

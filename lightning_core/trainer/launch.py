@@ -62,12 +62,12 @@ def _with_settings(trainer: Settings, given: Mapping[str, Any]) -> Any:
         part = load_plugins().part("backend", backend)
         known = set(inspect.signature(part).parameters)
     else:
-        known = {each.name for each in fields(backend)} if is_dataclass(backend) else set()
+        known = {each.name for each in fields(backend) if each.init} if is_dataclass(backend) else set()
     if unknown := given.keys() - known:
         name = backend if isinstance(backend, str) else getattr(backend, "name", type(backend).__name__)
         raise ConfigError(f"backend {name!r} has no setting {', '.join(map(repr, sorted(unknown)))}")
     if isinstance(backend, str):
-        return part(**{"model": trainer.served_model or TINY, "seed": trainer.seed, **given})
+        return part(**{"model": trainer.served_model or TINY, **given})
     return replace(backend, **given)
 
 

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
-from functools import partial
 
 from lightning_core.air.rulebook import rule_numbers
 from lightning_core.algorithms.search import Search
@@ -16,10 +15,10 @@ from lightning_core.tracing.scope import matches
 from lightning_core.trainer.batch import StepBatch, step_numbers
 from lightning_core.trainer.collector import Collector, check_any_reward
 from lightning_core.trainer.parts import ResolvedPhase
-from lightning_core.trainer.plan import plan_evaluation
-from lightning_core.trainer.report import Evaluation, evaluation
+from lightning_core.trainer.report import evaluation
 from lightning_core.trainer.searching import SearchBench
 from lightning_core.trainer.session import Session
+from lightning_core.trainer.summary import Evaluation
 from lightning_core.trainer.updating import Updater
 from lightning_core.trainer.versions import Versions
 from lightning_core.types import Call, Metrics, Task
@@ -132,19 +131,10 @@ class Loop:
         """The validation tasks under the policy as it is after `step` updates."""
         if not self.validation or not self.session.phases:
             return None  # a search reports by itself
-        attempts, version = self.settings.on_failure.max_attempts, self.session.pin()
-        plan = partial(
-            plan_evaluation,
-            self.run_id,
-            step,
-            self.validation,
-            attempts,
-            version,
-            seed=self.settings.seed,
-            constrain=self.settings.constrain,
-            prompts=self.session.prompt_versions,
+        validation = self.validation
+        finished = await self.collector.finish(
+            lambda retry: self.session.plan(step, retry).evaluate(validation), "evaluation"
         )
-        finished = await self.collector.finish(plan, "evaluation")
         if step == 0:
             check_any_reward(finished, "the first evaluation; fix the cause and use another folder")
         calls = await self.session.store.get_calls([rollout.id for rollout in finished])

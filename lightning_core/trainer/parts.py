@@ -86,9 +86,11 @@ def make_backend(settings: Settings, plugins: Plugins) -> Backend:
             if "gateway" in settings.remote_roles:
                 raise ConfigError("a run without a model has no weights for a remote gateway: leave it out")
             return cast(Backend, Hosted())  # it lacks what only training needs
-        backend: Backend = plugins.part("backend", settings.backend)(model=model, seed=settings.seed)
+        backend: Backend = plugins.part("backend", settings.backend)(model=model)
+        backend.seed = settings.seed
         return backend
     given: Backend = settings.backend
+    given.seed = settings.seed
     if settings.model is not None and str(settings.model) not in (TINY, str(given.model)):
         raise ConfigError(
             f"model={str(settings.model)!r} and a backend object with model {given.model!r}: "

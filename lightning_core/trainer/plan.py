@@ -12,6 +12,7 @@ import random
 import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -98,129 +99,114 @@ def spare_tasks(tasks: Sequence[Task], step: int, count: int, seed: int) -> list
     return order
 
 
-def plan_training(
-    run_id: str,
-    step: int,
-    tasks: Sequence[Task],
-    group_size: int,
-    max_attempts: int,
-    retry: int = 0,
-    first: int = 0,
-    version: int | None = None,
-    seed: int = 0,
-    constrain: bool = True,
-    prompts: Mapping[str, int] | None = None,
-    temperature: float = 1.0,
-) -> list[Rollout]:
-    """`group_size` rollouts of each task, sampled at a temperature; each `retry` has ids and random
-    numbers of its own.
+@dataclass(frozen=True, slots=True)
+class RolloutPlan:
+    """What the rollouts that a step asks for at once have in common; its methods make them.
 
-    `first` is the place of the first task in the step. Rollouts of earlier steps are run first. `version` is
-    that of the weights that must answer them; None: the current one. `prompts` are the versions of prompts.
+    Each `retry` has ids of its own. A rollout's random numbers follow from its place in the run.
     """
-    name = f"{run_id}-t{step}" + (f"r{retry}" if retry else "")
-    return [
-        Rollout(
-            id=f"{name}-{place}-{member}",
-            run_id=run_id,
+
+    run_id: str
+    step: int
+    max_attempts: int = 1
+    _: KW_ONLY
+    version: int | None = None
+    """Of the weights that must answer them; None: the current one."""
+    prompts: Mapping[str, int] = field(default_factory=dict)
+    """The versions of prompts."""
+    retry: int = 0
+    seed: int = 0
+    """The run's."""
+    constrain: bool = True
+
+    def train(
+        self, tasks: Sequence[Task], group_size: int, first: int = 0, temperature: float = 1.0
+    ) -> list[Rollout]:
+        """`group_size` rollouts of each task. `first` is the place of the first task in the step. Rollouts of
+        earlier steps are run first."""
+        name = self._name("t")
+        return [
+            self._rollout(
+                f"{name}-{place}-{member}",
+                task,
+                f"{name}-{place}",
+                temperature,
+                self._seed("train", self.step, self.retry, place, member),
+                priority=-self.step,
+                split="train",
+            )
+            for place, task in enumerate(tasks, first)
+            for member in range(group_size)
+        ]
+
+    def evaluate(self, tasks: Sequence[Task]) -> list[Rollout]:
+        """Each task once sampled and once greedy."""
+        name = self._name("e")
+        return [
+            self._rollout(
+                f"{name}-{kind}-{place}",
+                task,
+                f"{name}-{kind}",
+                sampling.temperature,
+                self._seed(kind, self.step, self.retry, place),
+            )
+            for kind, sampling in EVALUATIONS.items()
+            for place, task in enumerate(tasks)
+        ]
+
+    def search(
+        self, trials: Sequence[tuple[str, str, Mapping[str, int], Task]], repeats: int
+    ) -> list[Rollout]:
+        """`repeats` rollouts of each trial: (its name, the task's place, the prompt versions, the task).
+
+        One is greedy, several are sampled. Random numbers follow from the task and the repeat, so that all
+        candidates have the same.
+        """
+        name = self._name("s")
+        return [
+            replace(self, prompts=prompts)._rollout(
+                f"{name}-{trial}-{repeat}",
+                task,
+                f"{name}-{trial}",
+                1.0 if repeats > 1 else 0.0,
+                self._seed("search", self.step, place, repeat),
+            )
+            for trial, place, prompts, task in trials
+            for repeat in range(repeats)
+        ]
+
+    def _name(self, letter: str) -> str:
+        return f"{self.run_id}-{letter}{self.step}" + (f"r{self.retry}" if self.retry else "")
+
+    def _rollout(
+        self,
+        name: str,
+        task: Task,
+        group: str,
+        temperature: float,
+        seed: int,
+        *,
+        priority: int = 1,
+        split: Split = "validation",
+    ) -> Rollout:
+        return Rollout(
+            id=name,
+            run_id=self.run_id,
             task=task,
-            group_id=f"{name}-{place}",
-            step=step,
-            split="train",
-            sampling=Sampling(
-                temperature=temperature,
-                seed=_seed(seed, "train", step, retry, place, member),
-                constrain=constrain,
-            ),
-            policy_version=version,
-            prompt_versions=dict(prompts or {}),
-            priority=-step,
-            max_attempts=max_attempts,
+            group_id=group,
+            step=self.step,
+            split=split,
+            sampling=Sampling(temperature=temperature, seed=seed, constrain=self.constrain),
+            policy_version=self.version,
+            prompt_versions=dict(self.prompts),
+            priority=priority,
+            max_attempts=self.max_attempts,
         )
-        for place, task in enumerate(tasks, first)
-        for member in range(group_size)
-    ]
 
-
-def plan_evaluation(
-    run_id: str,
-    step: int,
-    tasks: Sequence[Task],
-    max_attempts: int,
-    version: int | None = None,
-    retry: int = 0,
-    seed: int = 0,
-    constrain: bool = True,
-    prompts: Mapping[str, int] | None = None,
-) -> list[Rollout]:
-    """Each task once sampled and once greedy, by that version of the weights; each `retry` has ids of its
-    own."""
-    name = f"{run_id}-e{step}" + (f"r{retry}" if retry else "")
-    return [
-        Rollout(
-            id=f"{name}-{kind}-{place}",
-            run_id=run_id,
-            task=task,
-            group_id=f"{name}-{kind}",
-            step=step,
-            split="validation",
-            sampling=sampling.model_copy(
-                update={"seed": _seed(seed, kind, step, retry, place), "constrain": constrain}
-            ),
-            policy_version=version,
-            prompt_versions=dict(prompts or {}),
-            priority=1,
-            max_attempts=max_attempts,
-        )
-        for kind, sampling in EVALUATIONS.items()
-        for place, task in enumerate(tasks)
-    ]
-
-
-def plan_trials(
-    run_id: str,
-    step: int,
-    trials: Sequence[tuple[str, str, Mapping[str, int], Task]],
-    repeats: int,
-    max_attempts: int,
-    version: int | None = None,
-    retry: int = 0,
-    seed: int = 0,
-    constrain: bool = True,
-) -> list[Rollout]:
-    """`repeats` rollouts of each trial: (its name, the task's place, the prompt versions, the task).
-
-    One is greedy, several are sampled. Random numbers follow from the task and the repeat, so that all
-    candidates have the same.
-    """
-    name = f"{run_id}-s{step}" + (f"r{retry}" if retry else "")
-    return [
-        Rollout(
-            id=f"{name}-{trial}-{repeat}",
-            run_id=run_id,
-            task=task,
-            group_id=f"{name}-{trial}",
-            step=step,
-            split="validation",
-            sampling=Sampling(
-                temperature=1.0 if repeats > 1 else 0.0,
-                seed=_seed(seed, "search", step, place, repeat),
-                constrain=constrain,
-            ),
-            policy_version=version,
-            prompt_versions=dict(prompts),
-            priority=1,
-            max_attempts=max_attempts,
-        )
-        for trial, place, prompts, task in trials
-        for repeat in range(repeats)
-    ]
-
-
-def _seed(*address: int | str) -> int:
-    """Of a rollout: from its place in the run and the run's seed, never from names or time."""
-    digest = hashlib.blake2b("/".join(map(str, address)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 1
+    def _seed(self, *address: int | str) -> int:
+        """Of a rollout: from its place in the run and the run's seed, never from names or time."""
+        digest = hashlib.blake2b("/".join(map(str, (self.seed, *address))).encode(), digest_size=8).digest()
+        return int.from_bytes(digest) >> 1
 
 
 def find_place(rollout: Rollout) -> str | None:

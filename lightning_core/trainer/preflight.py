@@ -63,7 +63,7 @@ def check_options(settings: Settings, phases: Sequence[ResolvedPhase], backend: 
     if phases or not settings.searches:
         check_signals(phases, air=bool(settings.air), judge=settings.judge is not None)
     check_judge(settings.judge, phases)
-    for phase in phases:
+    for phase in phases if settings.served_model is not None else ():
         check_backend(backend, phase.algorithm, first_phase=phase.first == 0)
 
 

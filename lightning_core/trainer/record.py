@@ -96,6 +96,7 @@ def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -
     return {
         "seed": trainer.seed,
         "model": str(session.backend.model),
+        "backend": session.backend.name,
         "train tasks": _digest(train),
         "validation tasks": _digest(validation),
         "group_size": [phase.algorithm.group_size for phase in session.phases],

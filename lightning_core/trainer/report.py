@@ -6,7 +6,6 @@ interrupted, and `agentlightning show` can report on any run again.
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
@@ -14,12 +13,9 @@ from io import BytesIO
 from statistics import fmean
 from typing import Any, BinaryIO
 
-from pydantic import Field, JsonValue
-
-from lightning_core.insight.failures import Reason, group_failures
+from lightning_core.insight.failures import group_failures
 from lightning_core.insight.verdict import (
     Evidence,
-    Verdict,
     missing_agents,
     reward_of,
     say,
@@ -29,7 +25,16 @@ from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder, write_atomically
 from lightning_core.trainer.plan import EVALUATIONS, find_place
 from lightning_core.trainer.settings import Settings
-from lightning_core.types import Call, Metrics, Record, Rollout, RolloutCount, Run, Status, Task
+from lightning_core.trainer.summary import (
+    AgentScore,
+    AgentSummary,
+    Evaluation,
+    PhaseSummary,
+    Score,
+    SearchSummary,
+    Summary,
+)
+from lightning_core.types import Call, Metrics, Rollout, RolloutCount, Run, Status, Task
 
 NAMED_VERSIONS = ("python", "agent-lightning-core", "torch", "transformers", "vllm", "verl")
 """Packages whose versions a person is told first."""
@@ -41,188 +46,6 @@ TICKS = 4
 """Steps that the terminal's curve names, beside the first."""
 NO_PLOTS = "no curve: pip install 'agent-lightning-core[plots]'"
 """Said in place of a curve where its library is missing."""
-
-
-class AgentScore(Record):
-    """One agent's part in an evaluation."""
-
-    calls: int
-    rollouts: int
-    """Rollouts in which it acted."""
-    success: float
-    """Mean final reward of those rollouts."""
-
-
-class Score(Record):
-    """One evaluation: every task once. A rollout that failed, or whose reward can't be used, scores 0."""
-
-    success: float
-    """Mean final reward."""
-    tasks: int
-    failures: int
-    binary: bool = True
-    """Whether every reward is 0 or 1, so that the mean is a rate of success."""
-    by: dict[str, float] = Field(default_factory=dict)
-    """Mean final reward for each value of the `group_by` field."""
-    agents: dict[str, AgentScore] = Field(default_factory=dict)
-
-
-class Evaluation(Record):
-    """The policy at one step, sampled (T = 1) and greedy (T = 0)."""
-
-    step: int
-    sampled: float
-    greedy: float
-    detail: dict[str, Score]
-    """"sampled" and "greedy" in full."""
-
-    @property
-    def what(self) -> str:
-        """What its means are called: "success" where each reward is 0 or 1, else "reward"."""
-        return "success" if all(score.binary for score in self.detail.values()) else "reward"
-
-
-class AgentSummary(Record):
-    """One agent over the whole training, evaluations left out."""
-
-    trained: bool
-    calls: int
-    """0 for a name or glob in `agents` that no call came from."""
-    completion_tokens: int
-    transitions_with_advantage: int = 0
-    credit: float = 0.0
-    """Its share of all advantages, taken as positive: how much of what the updates heard was about it."""
-    air: float = 0.0
-    """Sum of the automatic intermediate rewards for its calls."""
-    failed_calls: int = 0
-    failed_rollouts: int = 0
-    """Rollouts that failed after its call was the last."""
-
-
-class PhaseSummary(Record):
-    """A part of the run, by one algorithm."""
-
-    algorithm: str
-    first: int
-    """Updates made before it."""
-
-
-class SearchSummary(Record):
-    """What a search for better prompts found. In each pair the first is the seed's."""
-
-    step: int
-    search: str
-    rollouts: int
-    candidates: int
-    """The seed among them."""
-    refused: int
-    """Proposals that lost a placeholder, were empty or changed nothing."""
-    reflections: int
-    tokens: int
-    """Read and written by the reflecting model."""
-    tasks: int
-    """Those that report."""
-    choosing: tuple[float, float]
-    """Mean reward on the tasks that chose."""
-    reporting: tuple[float, float]
-    """Mean reward on tasks that no search has seen."""
-    interval: tuple[float, float]
-    """Of the gain on them, 95 %, bootstrapped over tasks."""
-    versions: dict[str, tuple[int, int]]
-    prompts: dict[str, tuple[str, str]]
-    won: list[str]
-    lost: list[str]
-    """Ids of the reporting tasks that got better, and worse."""
-
-    @property
-    def gain(self) -> float:
-        return self.reporting[1] - self.reporting[0]
-
-    @property
-    def is_better(self) -> bool:
-        """Whether what was chosen became current: its gain can be told from 0."""
-        return self.interval[0] > 0
-
-    @property
-    def verdict(self) -> str:
-        """In words."""
-        if all(before == after for before, after in self.versions.values()):
-            return "none of its candidates was better than the seed"
-        return "better than the seed" if self.is_better else "no better than the seed, which stays current"
-
-    def said(self) -> str:
-        """One line."""
-        low, high = self.interval
-        return (
-            f"{self.search}: {self.verdict}: {self.reporting[0]:.2f} to {self.reporting[1]:.2f} on "
-            f"{self.tasks} tasks that report (95 % {low:+.2f} to {high:+.2f}), {self.choosing[0]:.2f} to "
-            f"{self.choosing[1]:.2f} on those that chose; {self.candidates} candidates, {self.rollouts} "
-            "rollouts"
-        )
-
-    def numbers(self) -> dict[str, float]:
-        """As metrics of its step."""
-        found = {
-            **dict(zip(("choosing/seed", "choosing/chosen"), self.choosing, strict=True)),
-            **dict(zip(("reporting/seed", "reporting/chosen"), self.reporting, strict=True)),
-            **dict(zip(("gain/low", "gain/high"), self.interval, strict=True)),
-            **{
-                name: getattr(self, name)
-                for name in ("candidates", "refused", "reflections", "tokens", "gain")
-            },
-        }
-        return {f"search/{name}": float(value) for name, value in found.items()}
-
-    def differences(self) -> str:
-        """How each prompt changed, as a unified diff."""
-        return "\n".join(
-            line
-            for name, (before, after) in self.prompts.items()
-            for line in difflib.unified_diff(
-                before.splitlines(),
-                after.splitlines(),
-                f"{name} {self.versions[name][0]}",
-                f"{name} {self.versions[name][1]}",
-                lineterm="",
-            )
-        )
-
-
-class Summary(Record):
-    """The content of `summary.json`."""
-
-    run: str
-    folder: str
-    steps: int
-    """Updates asked for; each was made or counted as skipped."""
-    seed: int
-    model: str
-    before: Evaluation | None = None
-    after: Evaluation | None = None
-    between: list[Evaluation] = Field(default_factory=list)
-    """Evaluations asked for by `evaluate_every`."""
-    train_seconds: float
-    """Wall time of all steps as last made: collecting, updating, saving; evaluations left out."""
-    rollouts: int
-    failures: int
-    verdict: Verdict | None = None
-    """What the run has shown, in a sentence. None in a summary of an older version."""
-    reasons: list[Reason] = Field(default_factory=list)
-    """Why rollouts failed, those of evaluations too; the most frequent first."""
-    zero_variance_groups: int
-    skipped_updates: int
-    staleness_mean: float = 0.0
-    """Updates by which the weights that sampled a transition were behind those it was used to update: mean of
-    the steps' means."""
-    staleness_max: int = 0
-    agents: dict[str, AgentSummary]
-    phases: list[PhaseSummary] = Field(default_factory=list)
-    """In turn; one, if the run has one algorithm."""
-    searches: list[SearchSummary] = Field(default_factory=list)
-    """Of the steps that looked for better prompts."""
-    settings: dict[str, JsonValue]
-    """As the run was begun; so are the versions of the packages."""
-    versions: dict[str, JsonValue]
 
 
 def score(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], group_by: str | None) -> Score:
@@ -256,7 +79,7 @@ def score(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], grou
 def evaluation(
     step: int, rollouts: Iterable[Rollout], calls: Mapping[str, Sequence[Call]], group_by: str | None
 ) -> Evaluation:
-    """The rollouts of `plan_evaluation`, told apart by how they were sampled."""
+    """The rollouts of `RolloutPlan.evaluate`, told apart by how they were sampled."""
     rollouts = list(rollouts)
     detail = {
         kind: score([r for r in rollouts if r.sampling.temperature == sampling.temperature], calls, group_by)

@@ -29,9 +29,9 @@ from lightning_core.prompts import Prompt
 from lightning_core.trainer.batch import count_failures
 from lightning_core.trainer.collector import Collector, check_any_reward
 from lightning_core.trainer.judging import Endpoint, JudgeError, address_of
-from lightning_core.trainer.plan import plan_trials
-from lightning_core.trainer.report import SEARCHES, SearchSummary
+from lightning_core.trainer.report import SEARCHES
 from lightning_core.trainer.session import Session
+from lightning_core.trainer.summary import SearchSummary
 from lightning_core.transcript import prompt as read_prompt
 from lightning_core.transcript import text as read_text
 from lightning_core.types import ResourceVersion, Rollout, Task
@@ -150,20 +150,11 @@ class SearchBench:
         return self._places[task.split, task.id]
 
     async def _run(self, new: Mapping[tuple[str, str], tuple[dict[str, int], Task]]) -> None:
-        first, repeats, settings = not self._trials, self._search.repeats, self._session.settings
+        first, repeats = not self._trials, self._search.repeats
 
         def plan(retry: int) -> list[Rollout]:
-            return plan_trials(
-                self._session.folder.run_id,
-                self._step,
-                [(f"{key}-{place}", place, *value) for (key, place), value in new.items()],
-                repeats,
-                settings.on_failure.max_attempts,
-                self._session.pin(),
-                retry=retry,
-                seed=settings.seed,
-                constrain=settings.constrain,
-            )
+            trials = [(f"{key}-{place}", place, *value) for (key, place), value in new.items()]
+            return self._session.plan(self._step, retry).search(trials, repeats)
 
         what = f"step {self._step + 1}, trials of prompts"
         finished = await self._collector.finish(plan, what, again=first)

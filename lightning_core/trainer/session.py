@@ -22,7 +22,6 @@ from lightning_core.gateway.server import GatewayServer, check_free
 from lightning_core.heartbeat import Heartbeat, living, make_member
 from lightning_core.masking import without_password
 from lightning_core.plugins import Plugins, load_plugins
-from lightning_core.prompts import PinnedPrompts
 from lightning_core.runner.runner import prepare
 from lightning_core.runner.tagging import tagging
 from lightning_core.stores.base import Store
@@ -36,10 +35,10 @@ from lightning_core.trainer.parts import (
     open_store,
     resolve_phases,
 )
-from lightning_core.trainer.plan import admitted, is_planned
+from lightning_core.trainer.plan import RolloutPlan, admitted, is_planned
 from lightning_core.trainer.preflight import check_options
-from lightning_core.trainer.roles.gateway import EVERY_ADDRESS, make_upstream, public_address
-from lightning_core.trainer.roles.runner import agents_of, rollout_config, running, tokens_of
+from lightning_core.trainer.roles.gateway import EVERY_ADDRESS, make_gateway, make_upstream, public_address
+from lightning_core.trainer.roles.runner import rollout_config, running
 from lightning_core.trainer.settings import Settings
 from lightning_core.types import Role, Rollout, Run, Status, Trajectory
 from lightning_core.versions import find_current, put_prompt
@@ -154,13 +153,7 @@ class Session:
         name = backend.upstream.model_name
         upstream = make_upstream(self.store, run.id, backend, name=name, embedded=True)
         stack.push_async_callback(upstream.close)
-        gateway = Gateway(
-            upstream,
-            self.store,
-            tokens_of(run),
-            agents=agents_of(run),
-            prompts=PinnedPrompts(self.store, run),
-        )
+        gateway = make_gateway(self.store, run, upstream)
         server = await self._listen(gateway)
         own = urlsplit(server.url)
         folder.write_address((folder.read_address() or {}).get("store"), own.port)
@@ -231,6 +224,19 @@ class Session:
         """
         remote = "gateway" in self.settings.remote_roles
         return self.backend.policy_version if remote and not staleness else None
+
+    def plan(self, step: int, retry: int = 0, staleness: int = 0) -> RolloutPlan:
+        """What the rollouts that a step asks for now have in common."""
+        return RolloutPlan(
+            self.folder.run_id,
+            step,
+            self.settings.on_failure.max_attempts,
+            version=self.pin(staleness),
+            prompts=self.prompt_versions,
+            retry=retry,
+            seed=self.settings.seed,
+            constrain=self.settings.constrain,
+        )
 
     def phase(self, step: int) -> ResolvedPhase:
         """The phase that makes update `step`."""

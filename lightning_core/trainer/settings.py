@@ -16,7 +16,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.judge.judge import Judge
 from lightning_core.prompts import Prompt
 from lightning_core.ranges import check_range
-from lightning_core.runner import FailurePolicy
+from lightning_core.runner.config import FailurePolicy
 from lightning_core.runner.ray_workers import Workers, parse_workers
 from lightning_core.trackers.base import Tracker
 from lightning_core.types import Role
@@ -34,12 +34,13 @@ class Settings:
     """What `Trainer` was given, checked; the parts of a run read it."""
 
     model: str | Path | None = None
-    """None: "tiny" where weights are trained; none at all where prompts alone are searched, so every agent
-    stays at its own endpoint. Otherwise: a transformers folder, a name on the hub, "smollm2" (135 M
-    parameters, reads English), or "tiny", which only writes SQLite for the examples. The local backend takes
-    architectures like Llama's and Qwen's."""
+    """None: "tiny" where weights are trained; none at all where prompts alone are searched or no agent is
+    trained, so every agent stays at its own endpoint. Otherwise: a transformers folder, a name on the hub,
+    "smollm2" (135 M parameters, reads English), or "tiny", which only writes SQLite for the examples. The
+    local backend takes architectures like Llama's and Qwen's."""
     agents: Sequence[str] | str | None = None
-    """Names or globs of the agents to train; None trains all."""
+    """Names or globs of the agents to train; None trains all. [] with `steps=0` trains none: their calls are
+    recorded where the app sends them."""
     prompts: Mapping[str, str | Prompt] = field(default_factory=dict)
     """The system prompt of each agent whose prompt has versions, as the app sends it; `Prompt` says where the
     app puts values into it. Rollouts are pinned to a version of each."""
@@ -129,8 +130,10 @@ class Settings:
             raise ConfigError(f"address={self.address!r}: must be a URL, such as 'http://trainer.local:8000'")
         if "gateway" in self.remote_roles:
             self._check_remote_gateway()
-        if self.agents is not None and not self.agents:
-            raise ConfigError("agents=[] trains no agent: give names or globs, or None to train all")
+        if self.agents is not None and not self.agents and self.steps != 0:
+            raise ConfigError(
+                "agents=[] trains no agent: give names or globs, None to train all, or steps=0 to record only"
+            )
         check_range("temperature", self.temperature, above=0, most=2)
         if self.timeout is not None:
             check_range("timeout", self.timeout, above=0)
@@ -193,8 +196,8 @@ class Settings:
         """`model`, or what stands for it; None if the run has none of its own."""
         if self.model is not None:
             return self.model
-        searching = all(isinstance(phase.algorithm, Search) for phase in self.phases)
-        return None if searching and self.phases and self.backend == "local" else TINY
+        searching = bool(self.phases) and all(isinstance(each.algorithm, Search) for each in self.phases)
+        return None if (searching or self.patterns == ()) and self.backend == "local" else TINY
 
     @property
     def patterns(self) -> tuple[str, ...] | None:
@@ -231,11 +234,12 @@ class Settings:
 
     @property
     def remote_roles(self) -> frozenset[Role]:
-        """`remote` as a set; a single string is one role.
+        """`remote` as a set; of a string, the names between its commas.
 
         Raises ConfigError for what is no such role, or for a store that only this process can see.
         """
-        names = {self.remote} if isinstance(self.remote, str) else set(self.remote)
+        given = self.remote.split(",") if isinstance(self.remote, str) else self.remote
+        names = {name.strip() for name in given} - {""}
         roles = frozenset(role for role in REMOTE_ROLES if role in names)
         if unknown := sorted(names.difference(REMOTE_ROLES)):
             raise ConfigError(f"remote={unknown!r}: roles that can be remote are {', '.join(REMOTE_ROLES)}")

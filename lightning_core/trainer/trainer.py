@@ -24,12 +24,13 @@ from lightning_core.trainer.observers import AlertObserver, Observers, Trackers,
 from lightning_core.trainer.plan import check_ids, count_shared, make_tasks
 from lightning_core.trainer.preflight import plan_run
 from lightning_core.trainer.record import open_run
-from lightning_core.trainer.report import Summary, terminal_curve, transcripts, write_report
+from lightning_core.trainer.report import terminal_curve, transcripts, write_report
 from lightning_core.trainer.roles.joining import Joining
 from lightning_core.trainer.roles.runner import work
 from lightning_core.trainer.searching import check_search
 from lightning_core.trainer.session import Session, Solve
 from lightning_core.trainer.settings import Settings
+from lightning_core.trainer.summary import Summary, write_card
 from lightning_core.types import Run, Task
 
 log = logging.getLogger(__name__)
@@ -125,6 +126,7 @@ async def _fit(
                 await _train(session, run, train, validation)
                 summary = await write_report(session.store, folder, trainer, str(session.backend.model))
                 await session.backend.export(folder.policy)
+                write_card(folder, summary)
                 curve = terminal_curve(await session.store.list_metrics(run.id))
                 shown = await transcripts(session.store, run.id, trainer.total_steps)
             except BaseException as problem:

@@ -24,7 +24,7 @@ from lightning_core.backends.base import Backend
 from lightning_core.backends.folders import replacing
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder, absolute
-from lightning_core.trainer.report import Evaluation
+from lightning_core.trainer.summary import Evaluation
 from lightning_core.types import ResourceVersion, Status, Trajectory
 from lightning_core.versions import POLICY, TRAINER, find_current, list_choices, make_current, read_number
 

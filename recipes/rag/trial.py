@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from examples.rag.app import MAX_TURNS, agent
 from examples.rag.library import Library
 from examples.rag.reward import answer_reward
-from lightning_core.backends.chat.tags import ToolCalls
+from lightning_core.backends.chat.tool_calls import ToolCalls
 from recipes.answering import answer
 from recipes.rag.corpus import TOOLS, Messages
 
@@ -53,7 +53,7 @@ def _take_turn(reply: str, library: Library) -> Messages:
     """The reply as a message, and after it what its searches found."""
     parser = ToolCalls()
     content, calls = parser.feed(reply)
-    turns: Messages = [{"role": "assistant", "content": content + parser.flush()}]
+    turns: Messages = [{"role": "assistant", "content": content + parser.flush()[0]}]
     if calls:
         functions = [call["function"] for call in calls]
         arguments = [json.loads(function["arguments"]) for function in functions]

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from lightning_core.plugins import load_plugins
-from lightning_core.runner import Runner
+from lightning_core.runner.runner import Runner
 from lightning_core.stores.base import Store
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope

@@ -23,6 +23,7 @@ def test_a_reply_that_was_cut_is_a_signal() -> None:
 SCHEMA = {"type": "object", "properties": {"boats": {"type": "integer"}}, "required": ["boats"]}
 JSON = {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}
 MUST = {"tool_choice": "required"}
+CHOICE = {"structured_outputs": {"choice": ["yes", "no"]}}
 
 
 def unfit(request: dict[str, Any], *tool_calls: Any, text: str = "", **changes: Any) -> list[str]:
@@ -37,7 +38,9 @@ def test_a_reply_without_the_form_that_was_asked_for_is_a_signal() -> None:
     assert unfit(JSON, text="two boats") == [
         "not JSON, as was asked: Expecting value: line 1 column 1 (char 0)"
     ]
-    assert unfit({"guided_choice": ["yes", "no"]}, text="maybe") == ["'maybe' is none of the choices"]
+    assert unfit({"structured_outputs": {"choice": ["yes", "no"]}}, text="maybe") == [
+        "'maybe' is none of the choices"
+    ]
     (said,) = unfit(MUST, text="two boats")
     assert said.startswith("no call of ")
 
@@ -46,7 +49,7 @@ def test_a_reply_that_fits_or_was_held_to_its_form_is_none() -> None:
     assert unfit(JSON, text='{"boats": 2}') == []
     assert unfit(JSON, asks()) == []
     assert unfit(MUST, asks()) == []
-    assert unfit({"guided_choice": ["yes", "no"]}, text="no") == []
+    assert unfit(CHOICE, text="no") == []
     assert unfit({}, text="two boats") == []
     assert unfit({"response_format": {"type": "of another endpoint"}}, text="two boats") == []
     assert unfit(JSON, text="two boats", grammar="start: /.*/") == []

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from lightning_core.air.base import AIR, DEFAULT_RULES, Records, Signal
 from lightning_core.air.rulebook import Rulebook, rule_lines
 from lightning_core.credit.base import assign
-from lightning_core.credit.per_agent import per_agent
-from lightning_core.credit.uniform import uniform
+from lightning_core.credit.whole import per_agent, uniform
 from lightning_core.errors import ConfigError, RewardError
 from lightning_core.plugins import load_plugins
-from lightning_core.trainer.batch import to_trajectory
 from lightning_core.trainer.parts import make_rulebook
+from lightning_core.transitions import to_trajectory
 from lightning_core.types import Choice, Reward
 from tests.air.records import ROLLOUT, asks, call, run, span, told
 
@@ -126,15 +125,17 @@ def test_functions_of_the_user_s_own_are_rules() -> None:
     assert told_of(rewards(*calls, functions=[polite])) == [("air:polite", "c2", 0.1)]
 
 
-def test_a_function_of_one_event_is_asked_for_those_that_have_a_call() -> None:
-    def slow(event: Any) -> float | None:
-        return -0.1 if event.ended_at - event.started_at > 1 else None
+def test_a_function_sees_which_call_a_tool_run_belongs_to() -> None:
+    def slow(records: Records) -> Iterator[Signal]:
+        for event in records.events:
+            if event.call_id and event.ended_at - event.started_at > 1:
+                yield Signal(event.call_id, "slow", reward=-0.1)
 
     late = run(ended_at=9.0)
     unlinked = late.model_copy(update={"id": "e2", "tool_call_id": "t9"})
     quick = run("t2", id="e3")
     calls = call(1, asks(), asks("t2", arguments={"word": "oar"}))
-    given = rewards(calls, late, unlinked, quick, on_event=slow)
+    given = rewards(calls, late, unlinked, quick, functions=[slow])
     assert told_of(given) == [("air:slow", "c1", -0.1)]
 
 

@@ -237,9 +237,12 @@ def test_unseen_calls_are_told_for_each_host_library_and_agent_with_their_number
     assert list(unseen_calls(Scene())) == []
 
 
-def test_rollouts_without_calls_are_told_from_a_twentieth_on_and_a_known_cache_is_named():
+def test_rollouts_without_calls_are_told_from_a_twentieth_on_and_known_caches_are_named(monkeypatch):
     steps = history(rollouts=[40.0, 40.0, 40.0], rollouts_without_calls=[0.0, 1.0, 2.0])
     assert [len(found(RolloutsWithoutCalls(), steps[:end])) for end in (1, 2, 3)] == [0, 0, 1]
     [message] = found(RolloutsWithoutCalls(), steps)
     assert "2 of 40" in message
-    assert "cache" in message
+    assert "by-passed are those of LangChain, AutoGen and LiteLLM" in message
+    monkeypatch.setenv("LIGHTNING_CACHES", "keep")
+    [message] = found(RolloutsWithoutCalls(), steps)
+    assert "LIGHTNING_CACHES=keep keeps those of LangChain, AutoGen and LiteLLM" in message

@@ -54,13 +54,6 @@ def test_every_pair_counts_once_however_many_tokens_it_has():
     assert batch.logprobs.grad.tolist() == pytest.approx([-3 / 8, 3 / 8, -1 / 4, -1 / 4, -1 / 4, 1 / 4])
 
 
-def test_smoothed_labels_are_wrong_with_their_probability():
-    # beta h = ln 3: -(1 - e) ln(3/4) - e ln(1/4)
-    batch = entries([0.0, 0.0], [-LN3, 0.0], [1, -1], [0, 0])
-    loss, _ = DPO(beta=1.0, label_smoothing=0.1).loss(batch)
-    assert loss.item() == pytest.approx(0.9 * math.log(4 / 3) + 0.1 * math.log(4))
-
-
 def test_ipo_is_the_squared_distance_from_its_target():
     # h = 3, target 1 / (2 * 0.25) = 2: loss 1, gradient 2 (h - target) = 2
     batch = entries([-1.0, -5.0], [-2.0, -3.0], [1, -1], [0, 0])
@@ -70,10 +63,10 @@ def test_ipo_is_the_squared_distance_from_its_target():
     assert batch.logprobs.grad.tolist() == pytest.approx([2, -2])
 
 
-def test_length_normalised_sides_are_means():
+def test_normalised_sides_are_means():
     # better side: mean of (2 ln 3, 0) over the reference = ln 3; worse side 0: sigmoid(ln 3) = 3/4
     batch = entries([0.0, 0.0, -1.0], [-2 * LN3, 0.0, -1.0], [1, 1, -1], [3, 3, 3])
-    loss, _ = DPO(beta=1.0, length_normalised=True).loss(batch)
+    loss, _ = DPO(beta=1.0, loss_type="sigmoid_norm").loss(batch)
     assert loss.item() == pytest.approx(math.log(4 / 3))
     loss.backward()
     assert batch.logprobs.grad.tolist() == pytest.approx([-1 / 8, -1 / 8, 1 / 4])
@@ -128,8 +121,6 @@ def test_the_replies_of_a_pair_are_one_unit_with_one_weight():
         {"beta": 0},
         {"group_size": 1},
         {"loss_type": "hinge"},
-        {"label_smoothing": 0.5},
-        {"label_smoothing": 0.1, "loss_type": "ipo"},
         {"margin": -1},
     ],
 )

@@ -109,7 +109,7 @@ def test_aggregation_says_what_each_token_weighs(aggregation, expected):
 
 
 @pytest.mark.parametrize(
-    "option", [{"group_size": 1}, {"clip_low": 1.5}, {"aggregation": "mean"}, {"kl": -1}, {"epochs": 0}]
+    "option", [{"group_size": 1}, {"clip": 1.5}, {"aggregation": "mean"}, {"kl": -1}, {"epochs": 0}]
 )
 def test_an_option_out_of_range_is_refused_by_name(option):
     with pytest.raises(ConfigError, match=next(iter(option))):

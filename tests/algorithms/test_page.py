@@ -32,8 +32,9 @@ def test_every_algorithm_has_a_row_with_its_class():
 )
 def test_every_option_has_a_row_with_its_default(heading, algorithm):
     defaults = {}
-    for names, default, _ in rows(heading):
-        for name, value in zip(re.findall(r"`(\w+)`", names), default.split(", "), strict=True):
+    for cell, default, _ in rows(heading):
+        names = re.findall(r"`(\w+)`", cell)
+        for name, value in zip(names, default.split(", ") if len(names) > 1 else [default], strict=True):
             defaults[name] = None if value == "none" else eval(value.strip("`"), vars(_corrections()))
     assert defaults == {each.name: each.default for each in fields(algorithm)}
 

@@ -72,7 +72,7 @@ def test_a_critic_and_credit_that_do_not_fit_are_refused_by_name(algorithm, says
         resolve_phases([Phase(algorithm, 1)], load_plugins())
 
 
-@pytest.mark.parametrize("option", [{"learning_rate": 0.0}, {"epochs": 0}, {"clip": -1.0}])
+@pytest.mark.parametrize("option", [{"learning_rate": 0.0}, {"epochs": 0}])
 def test_an_option_of_the_critic_out_of_range_is_refused_by_name(option):
     with pytest.raises(ConfigError, match=next(iter(option))):
         Critic(**option)
@@ -99,7 +99,7 @@ def fit(folder: Path, algorithm: object, **settings: object) -> list[dict[str, f
 
     trainer = lightning.Trainer(
         algorithm=algorithm,
-        backend=lightning.LocalBackend("tiny", threads=1),
+        backend=lightning.LocalBackend("tiny"),
         folder=folder,
         progress=False,
         **settings,

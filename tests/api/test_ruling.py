@@ -29,9 +29,7 @@ async def begin(desk: Desk, rules: RolloutConfig, **fields: Any) -> dict[str, An
 
 
 async def test_a_failure_for_good_gets_the_penalty_and_may_be_told_twice(desk: Desk) -> None:
-    rules = RolloutConfig(
-        "solve", 30.0, FailurePolicy(retries=1, then="penalise", penalty=-0.5), judged=False
-    )
+    rules = RolloutConfig("solve", 30.0, FailurePolicy(retries=1, then=-0.5), judged=False)
     lease = await begin(desk, rules, max_attempts=2)
     assert lease["timeout"] == 30.0
     body = {"key": lease["key"], "error": "broke"}

@@ -73,7 +73,7 @@ async def run_all(names: Sequence[str], model: str | None) -> list[Row]:
         if model is not None:
             from lightning_core.backends.local import LocalBackend
 
-            backend = LocalBackend(model, threads=1)
+            backend = LocalBackend(model)
             await backend.start()
             stack.push_async_callback(backend.close)
             engine = backend.upstream

@@ -43,9 +43,12 @@ class Served(Protocol):
 
 
 @asynccontextmanager
-async def serving(folder: Path, **options: Any) -> AsyncIterator[LocalBackend]:
+async def serving(
+    folder: Path, *, merge: bool = True, seed: int = 0, **options: Any
+) -> AsyncIterator[LocalBackend]:
     """A started backend on one thread; closed at the end."""
-    backend = LocalBackend(folder, threads=1, **options)
+    backend = LocalBackend(folder, **options)
+    backend.prefix_sharing, backend.seed = merge, seed
     await backend.start()
     try:
         yield backend

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
+from lightning_core.backends.chat.constraints import Grammars
 from lightning_core.backends.chat.prompts import Prompts, plain_message
 from lightning_core.backends.chat.replies import ChatGeneration, Choice, StopStrings, TextStream
-from lightning_core.backends.chat.tags import ToolCalls
-from lightning_core.errors import ContextLengthError, UnsupportedError
-from lightning_core.upstream import ChatRequest
+from lightning_core.backends.chat.tool_calls import (
+    HERMES,
+    JSON,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_ARGS,
+    Form,
+    ToolCalls,
+    find_form,
+)
+from lightning_core.errors import ContextLengthError, TrainingError, UnsupportedError
+from lightning_core.upstream import ChatRequest, Constraint
 from tests.backends.models import make_tokenizer
 from tests.backends.serving import ask, serving, user
 
@@ -24,13 +36,12 @@ CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Köln", "limit":
 TOKENIZER = make_tokenizer().backend_tokenizer
 
 
-def read_tools(pieces: list[str]) -> tuple[str, list[tuple[str, object]]]:
-    tools, content, calls = ToolCalls(), "", []
-    for piece in pieces:
-        text, found = tools.feed(piece)
+def read_tools(pieces: list[str], form: Form = HERMES) -> tuple[str, list[tuple[str, object]]]:
+    tools, content, calls = ToolCalls(form), "", []
+    for text, found in [*map(tools.feed, pieces), tools.flush()]:
         content += text
         calls += [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in found]
-    return content + tools.flush(), calls
+    return content, calls
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 1000])
@@ -39,6 +50,139 @@ def test_tool_calls_are_read_however_the_text_is_cut_and_tags_never_reach_the_co
     content, calls = read_tools([text[i : i + size] for i in range(0, len(text), size)])
     assert content == "Let me look."
     assert calls == [("search", {"query": "Köln", "limit": 3})] * 2
+
+
+ARGUMENTS = '{"query": "a;}", "limit": 3}'
+LLAMA_CALL = f'{{"name": "search", "parameters": {ARGUMENTS}}}'
+JSON_CALL = f'{{"name": "search", "arguments": {ARGUMENTS}}}'
+WRITTEN = {
+    "hermes": (HERMES, f"<tool_call>\n{JSON_CALL}\n</tool_call>"),
+    "llama": (LLAMA3, LLAMA_CALL),
+    "llama, two": (LLAMA3, f"{LLAMA_CALL}; {LLAMA_CALL}"),
+    "json": (JSON, JSON_CALL),
+    "mistral": (MISTRAL, f"[TOOL_CALLS] [{JSON_CALL}]"),
+    "mistral, two": (MISTRAL, f"[TOOL_CALLS] [{JSON_CALL}, {JSON_CALL}]"),
+    "mistral with names": (MISTRAL_ARGS, f"[TOOL_CALLS]search[ARGS]{ARGUMENTS}"),
+    "mistral with names, two": (MISTRAL_ARGS, f"[TOOL_CALLS]search[ARGS]{ARGUMENTS}" * 2),
+}
+"""As templates write calls, and as forced ones are written."""
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_tool_calls_are_read_in_each_form(kind: str, size: int) -> None:
+    form, text = WRITTEN[kind]
+    content, calls = read_tools([text[i : i + size] for i in range(0, len(text), size)], form)
+    assert content == ""
+    assert calls == [("search", json.loads(ARGUMENTS))] * (1 + ("two" in kind))
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (LLAMA3, JSON_CALL),
+        (JSON, f"{LLAMA_CALL};\n{LLAMA_CALL}"),
+        (MISTRAL, f'[TOOL_CALLS][{JSON_CALL[:-1]}, "id": "abc123def"}}]'),
+        (MISTRAL, f"[TOOL_CALLS]search[ARGS]{ARGUMENTS}"),
+    ],
+)
+def test_neighbouring_forms_are_read_too(form: Form, text: str) -> None:
+    content, calls = read_tools([text], form)
+    assert content == ""
+    assert set(map(repr, calls)) == {repr(("search", json.loads(ARGUMENTS)))}
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_a_forced_call_may_be_what_the_template_writes_and_nothing_else(kind: str) -> None:
+    form, text = WRITTEN[kind]
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = TEMPLATES[form]
+    grammars = Grammars(tokenizer, len(tokenizer))
+    parameters = {
+        "type": "object",
+        "properties": {"query": {"type": "string"}, "limit": {"type": "integer"}},
+        "required": ["query", "limit"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "search", "parameters": parameters}}
+    asked = ChatRequest(user("hi"), tools=[tool], constraint=Constraint(tools=("search",)))
+    grammar = grammars.write(asked)
+    assert grammar is not None
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    grammars.replay(grammar, [*ids, tokenizer.eos_token_id], "here")
+    for wrong in (text[:-1] + "!", "I " + text):
+        with pytest.raises(TrainingError, match="does not follow its grammar"):
+            grammars.replay(grammar, tokenizer.encode(wrong, add_special_tokens=False), "here")
+
+
+@pytest.mark.parametrize("form", [LLAMA3, JSON, MISTRAL, MISTRAL_ARGS, HERMES])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Plain.",
+        'In text: {"name": "search", "parameters": {}}',
+        '{"name": "Ann", "age": 3}',
+        '{"name": "search", "parameters": {}} and more',
+        '{"name": "search", "param',
+        "{" * 5000,
+        '{"a":' * 5000,
+        "[TOOL_CALLS] [{]",
+        '[TOOL_CALLS] [{"name": "search"}]',
+        "[TOOL_CALLS]search[ARGS]{",
+        "[TOOL_CALLS]",
+    ],
+)
+def test_what_is_no_call_in_a_form_is_content(form: Form, text: str) -> None:
+    if text.startswith("[") and form.opening != "[TOOL_CALLS]":
+        pytest.skip("another form's tag")
+    assert read_tools([text[i : i + 100] for i in range(0, len(text), 100)], form) == (text, [])
+
+
+def test_ids_of_calls_are_such_as_mistrals_template_takes() -> None:
+    tools = ToolCalls(MISTRAL)
+    tools.feed('[TOOL_CALLS] [{"name": "search", "arguments": {}}]')
+    [call] = tools.flush()[1]
+    assert len(call["id"]) == 9
+    assert call["id"].isalnum()
+
+
+TEMPLATES: dict[Form, Any] = {
+    HERMES: {"default": "{{ messages }}", "tool_use": "{{ tools }}<tool_call>"},
+    LLAMA3: "{% if tools %}{% endif %}{{ '\"parameters\": ' }}",
+    JSON: '{{ tools | tojson }}{{ name }}, "arguments": {{ values }}',
+    MISTRAL: "{{ tools }}[TOOL_CALLS] [",
+    MISTRAL_ARGS: "{{ tools }}[TOOL_CALLS]{{ name }}[ARGS]",
+}
+
+
+@pytest.mark.parametrize(("form", "template"), TEMPLATES.items())
+def test_the_form_of_calls_is_that_of_the_chat_template(form: Form, template: Any) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    assert find_form(tokenizer) is form
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ messages }}", "knows no tools"),
+        ("{{ tools }}<tool_call><function=f>", "'qwen3_xml', which is not read here"),
+        ("{{ tools }} [f(params_name1=1)]", "'pythonic', which is not read here"),
+        ("{{ tools }}", "does not say how tools are called"),
+    ],
+)
+async def test_tools_that_a_model_is_not_told_of_are_refused_by_name(
+    qwen: Path, tmp_path: Path, template: str, said: str
+) -> None:
+    shutil.copytree(qwen, tmp_path / "model")
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(tmp_path / "model")
+    tool = {"type": "function", "function": {"name": "search"}}
+    async with serving(tmp_path / "model") as backend:
+        for constraint in (None, Constraint(tools=("search",))):
+            with pytest.raises(UnsupportedError, match=said):
+                await ask(backend, "hi", tools=[tool], constraint=constraint)
 
 
 def test_text_before_a_tool_call_is_passed_on_before_the_call_is_complete() -> None:

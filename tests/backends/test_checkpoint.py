@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,7 +85,7 @@ async def test_a_save_replaces_the_older_one_and_leaves_nothing_behind(qwen: Pat
 async def test_a_save_that_fails_says_so_and_leaves_the_older_one(qwen: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     async with serving(qwen) as backend:
-        with pytest.raises(ModelError, match="can't write model folder"):
+        with pytest.raises(ModelError, match=r"can't write model folder"):
             await backend.save(tmp_path / "file" / "checkpoint")
     assert os.listdir(tmp_path) == ["file"]
 
@@ -104,6 +105,21 @@ async def test_a_folder_that_is_no_checkpoint_of_this_model_is_refused(
     async with serving(llama) as backend:
         with pytest.raises(ModelError, match=r"don't fit|size mismatch"):
             await backend.load(tmp_path / "qwen")
+
+
+async def test_a_disk_that_refuses_leaves_the_checkpoint_before_as_it_was(qwen: Path, tmp_path: Path) -> None:
+    async with serving(qwen) as backend:
+        await backend.save(tmp_path / "step")
+        before = {file: file.stat() for file in (tmp_path / "step").rglob("*")}
+        least, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, most))  # Python ignores the signal
+        try:
+            with pytest.raises(ModelError, match=r"can't write model folder .*free some space"):
+                await backend.save(tmp_path / "step")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (least, most))
+    assert {file: file.stat() for file in (tmp_path / "step").rglob("*")} == before
+    assert os.listdir(tmp_path) == ["step"]
 
 
 async def test_what_needs_a_started_backend_says_so(qwen: Path) -> None:
@@ -126,6 +142,18 @@ async def test_a_checkpoint_that_is_not_finite_is_not_gone_on_from(
         save_file(tensors, tmp_path / "step-000001" / file, {"format": "pt"})
         with pytest.raises(ModelError, match=r"step-000001.* is not finite .*delete the folder"):
             await backend.load(tmp_path / "step-000001")
+
+
+def test_verl_s_weights_in_shards_are_read_as_one_model(folder: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.config.save_pretrained(tmp_path)
+    tied = bool(model.config.tie_word_embeddings)
+    write_weights(tmp_path, model.state_dict().items(), tied=tied, shard_bytes=50_000)
+    assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) > 2
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
+    assert {name: tensor.tolist() for name, tensor in again.items()} == {
+        name: tensor.tolist() for name, tensor in model.state_dict().items()
+    }
 
 
 def test_verl_s_weights_that_are_not_finite_are_gone_through_and_not_written(tmp_path: Path) -> None:

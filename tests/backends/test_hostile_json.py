@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from lightning_core.backends.chat.prompts import plain_message
-from lightning_core.backends.chat.tags import parse_call
+from lightning_core.backends.chat.tool_calls import parse_call
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from lightning_core.backends.chat.folder import tiny_folder
-from lightning_core.backends.local import LocalBackend
+from lightning_core.backends.local import LocalBackend, tuning
 from lightning_core.backends.local.attention import use_plans
 from lightning_core.backends.local.decoder import NetworkDecoder, make_decoder
-from lightning_core.backends.local.model import load_model
+from lightning_core.backends.local.model import _container_limits, load_model
 from lightning_core.errors import ConfigError, ModelError, UnsupportedError
 from tests.backends.models import make_network
 from tests.backends.serving import serving
+
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @pytest.fixture
@@ -64,9 +69,7 @@ def test_the_stop_tokens_are_found_in_config_tokenizer_and_template(broken: Path
     assert load_model(broken).stop_ids == {0, 2, 7}
 
 
-@pytest.mark.parametrize(
-    "option", [{"dtype": "float8"}, {"max_batch": 0}, {"pack_tokens": 0}, {"threads": 0}]
-)
+@pytest.mark.parametrize("option", [{"dtype": "float8"}, {"max_batch": 0}, {"pack_tokens": 0}])
 def test_an_option_out_of_range_is_named(qwen: Path, option: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(option))):
         LocalBackend(qwen, **option)  # type: ignore[arg-type]
@@ -78,12 +81,62 @@ async def test_the_shipped_model_is_served_by_its_name() -> None:
         assert backend.upstream.model_name == "tiny"
 
 
-async def test_threads_are_chosen_by_measuring(qwen: Path) -> None:
+async def test_threads_are_chosen_by_measuring(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     backend = LocalBackend(qwen)
     await backend.start()
-    assert backend.tuning.decode_threads >= 1
-    assert backend.tuning.train_threads >= 1
+    assert 1 <= backend.tuning.decode_threads <= CORES
+    assert 1 <= backend.tuning.train_threads <= CORES
     await backend.close()
+
+
+@pytest.mark.parametrize(("limit", "threads"), [("1", 1), ("1,4", 1), ("9999", CORES), ("", CORES)])
+def test_a_large_model_takes_the_cores_that_omp_num_threads_leaves_it(
+    qwen: Path, monkeypatch: pytest.MonkeyPatch, limit: str, threads: int
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", limit)
+    monkeypatch.setattr(tuning, "SMALL", 0)
+    model = load_model(str(qwen))
+    assert tuning.tune_decoding(model, model.network, dtype="float32")[0] == threads
+
+
+def test_the_memory_is_what_the_container_was_given(tmp_path: Path) -> None:
+    assert min(_container_limits(tmp_path)) == 1 << 62  # no groups at all
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory.max").write_text("12345\n")  # cgroup v2
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("12345\n")  # v1
+    assert min(_container_limits(tmp_path)) == 12345
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert min(_container_limits(tmp_path)) == 1 << 62
+
+
+FREED = """
+import re
+import torch
+from lightning_core.backends.local.model import load_model
+
+def resident():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+
+load_model("tiny")
+before, large, small = resident(), [], []
+for _ in range(40):
+    large.append(torch.ones(2 << 20))
+    small.append(torch.ones(1 << 16))
+    large[-1] = large[-1] + 1
+used = resident() - before
+large.clear()
+print(used, resident() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_memory_of_freed_tensors_goes_back_to_the_system() -> None:
+    said = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True).stdout
+    used, left = map(float, said.split())
+    assert used > 300
+    assert left < 50
 
 
 def test_attention_that_no_plan_knows_is_refused_at_start() -> None:

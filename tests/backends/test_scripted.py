@@ -31,7 +31,7 @@ def make(request: pytest.FixtureRequest, model: Path) -> Make:
     """Another backend of the same model."""
     if request.param == "scripted":
         return lambda: ScriptedBackend(model)
-    return lambda: lightning.LocalBackend(model, threads=1)
+    return lambda: lightning.LocalBackend(model)
 
 
 @pytest.fixture

@@ -18,9 +18,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from lightning_core import GRPO
 from lightning_core.backends.base import Batch
-from lightning_core.backends.chat import smollm2
 from lightning_core.backends.chat.constraints import Grammars
-from lightning_core.backends.chat.folder import check_folder
+from lightning_core.backends.chat.folder import _find_weights, check_folder
 from lightning_core.backends.local.decoder import LlamaDecoder, make_decoder
 from lightning_core.backends.local.model import Model, load_model
 from lightning_core.errors import ModelError, UnsupportedError
@@ -52,7 +51,7 @@ def model(folder: Path) -> Model:
 @pytest.fixture(scope="module")
 def grammars(model: Model) -> Grammars:
     chat = model.chat
-    return Grammars(chat.tokenizer, chat.vocabulary, chat.stop_ids)
+    return Grammars(chat.tokenizer, chat.vocabulary)
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **options: Any) -> str:
@@ -79,7 +78,7 @@ def test_without_its_package_the_error_says_what_to_run(
 def test_chats_without_tools_render_as_by_the_models_own_template(
     model: Model, messages: list[dict[str, Any]]
 ) -> None:
-    file = smollm2._find_weights()
+    file = _find_weights()
     own = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     assert render(model.tokenizer, messages) == render(own, messages)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ async def test_a_version_answers_by_its_own_weights(
     qwen: Path, tmp_path: Path, lora: LoraOptions | None
 ) -> None:
     await trained(qwen, tmp_path / "one", lora)
-    backend = LocalBackend(qwen, threads=1)  # never started
+    backend = LocalBackend(qwen)  # never started
     old, new = await backend.open_engine(str(qwen), 0), await backend.open_engine(str(tmp_path / "one"), 1)
     try:
         assert old.upstream.model_name == new.upstream.model_name == "model"
@@ -61,7 +62,7 @@ async def test_a_version_answers_by_its_own_weights(
 
 
 async def test_two_engines_of_one_version_do_not_sample_alike(qwen: Path) -> None:
-    backend = LocalBackend(qwen, threads=1)
+    backend = LocalBackend(qwen)
     engines = [await backend.open_engine(str(qwen), 0) for _ in range(2)]
     said = []
     for opened in engines:
@@ -74,7 +75,7 @@ async def test_two_engines_of_one_version_do_not_sample_alike(qwen: Path) -> Non
 @pytest.mark.parametrize("lora", [None, LORA])
 async def test_what_moved_most_comes_first(qwen: Path, tmp_path: Path, lora: LoraOptions | None) -> None:
     await trained(qwen, tmp_path / "one", lora)
-    backend = LocalBackend(qwen, threads=1)
+    backend = LocalBackend(qwen)
     changes = await backend.compare_versions(str(qwen), str(tmp_path / "one"))
     before = AutoModelForCausalLM.from_pretrained(qwen, dtype=torch.float32).state_dict()
     await backend.export_version(str(tmp_path / "one"), tmp_path / "plain")
@@ -90,7 +91,7 @@ async def test_what_moved_most_comes_first(qwen: Path, tmp_path: Path, lora: Lor
 
 
 async def test_weights_that_can_not_be_reached_from_here_are_named(qwen: Path, tmp_path: Path) -> None:
-    backend = LocalBackend(qwen, threads=1)
+    backend = LocalBackend(qwen)
     with pytest.raises(ModelError, match=r"no folder .*elsewhere.* on this machine"):
         await backend.open_engine(str(tmp_path / "elsewhere"), 3)
     (tmp_path / "broken" / "model").mkdir(parents=True)
@@ -98,3 +99,16 @@ async def test_weights_that_can_not_be_reached_from_here_are_named(qwen: Path, t
         await backend.open_engine(str(tmp_path / "broken"), 3)
     with pytest.raises(ModelError, match="broken"):
         await backend.compare_versions(str(qwen), str(tmp_path / "broken"))
+
+
+async def test_versions_that_are_opened_at_once_all_answer(qwen: Path) -> None:
+    """transformers makes a model without memory under a setting of the whole process."""
+    backend = LocalBackend(qwen)
+    opened = await asyncio.gather(*(backend.open_engine(str(qwen), version) for version in range(4)))
+    try:
+        answers = [await greedy(one) for one in opened]
+    finally:
+        for one in opened:
+            await one.close()
+    assert [answer[3] for answer in answers] == [0, 1, 2, 3]
+    assert all(answer[1] == answers[0][1] for answer in answers)

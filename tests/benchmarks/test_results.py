@@ -19,7 +19,7 @@ from benchmarks.rewriting import Rewriting
 from benchmarks.studies import STUDIES, Study, Variant
 from benchmarks.tables import MEANING, agent_table, interval, part_table, run_table, spread, study_table
 from benchmarks.verl.study import STUDIES as BACKENDS
-from lightning_core.trainer.report import AgentScore, AgentSummary, Evaluation, Score, Summary
+from lightning_core.trainer.summary import AgentScore, AgentSummary, Evaluation, Score, Summary
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "benchmarks/results/README.md"

@@ -145,7 +145,7 @@ def test_code_that_is_nobody_s_is_its_caller_s() -> None:
     assert calling(house, "/usr/lib/python3.11/json/encoder.py") == "house"
 
 
-def test_the_backends_are_made_with_the_run_s_seed() -> None:
-    local, verl = (variant.seeded(3) for variant in STUDIES["verl"].variants)
+def test_verl_has_as_many_ranks_on_any_machine() -> None:
+    local, verl = (variant.settings() for variant in STUDIES["verl"].variants)
     assert local == {"backend": "local"}
-    assert (verl["backend"].seed, verl["backend"].gpus) == (3, RANKS)
+    assert verl["backend"].gpus == RANKS

@@ -61,7 +61,7 @@ def call(
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of a finished run, and what training said."""
     folder = tmp_path_factory.mktemp("runs") / "small"
-    done = run("train", SCRIPT, "--folder", folder, "--seed", 5)
+    done = run("train", SCRIPT, "--folder", folder, "--set", "seed=5")
     assert done.returncode == 0, done.stderr
     return folder, done.stderr
 
@@ -124,7 +124,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(finished, call):
 
 def test_resuming_with_another_seed_is_refused(finished, call):
     folder, _ = finished
-    other = call("train", SCRIPT, "--folder", folder, "--resume", "--seed", 6)
+    other = call("train", SCRIPT, "--folder", folder, "--resume", "--set", "seed=6")
     assert other.returncode == 1
     assert "another seed" in other.stderr
 
@@ -148,8 +148,8 @@ def test_an_app_that_always_fails_stops_the_run_and_says_why(tmp_path, call, mon
     ("arguments", "words"),
     [
         (["train", "nowhere.py"], "nowhere.py"),
-        (["train", SCRIPT, "--model", "/nowhere/model"], "/nowhere/model"),
-        (["train", SCRIPT, "--backend", "gpu"], "gpu"),
+        (["train", SCRIPT, "--set", "model=/nowhere/model"], "/nowhere/model"),
+        (["train", SCRIPT, "--set", "backend=gpu"], "gpu"),
         (["train", SCRIPT, "--store", "mysql://x"], "mysql"),
         (["train", SCRIPT, "--resume", "--folder", "nowhere"], "nowhere"),
         (["train", SCRIPT, "--steps", "-1"], "steps"),

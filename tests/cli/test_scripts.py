@@ -82,20 +82,20 @@ def hollow(tmp_path: Path) -> Path:
 def test_a_port_that_is_taken_is_refused_before_the_model_is_loaded(refused: Train, hollow: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        told = refused(FIT, "--model", hollow, "--set", f"listen=127.0.0.1:{port}")
+        told = refused(FIT, "--set", f"model={hollow}", "--set", f"listen=127.0.0.1:{port}")
     assert f"can't listen on 127.0.0.1:{port}" in told
     assert "choose another port" in told
-    assert "can't read" in refused(FIT, "--model", hollow), "the model can't be loaded"
+    assert "can't read" in refused(FIT, "--set", f"model={hollow}"), "the model can't be loaded"
 
 
 def test_a_folder_that_can_t_be_written_is_refused_before_the_model_is_loaded(
     refused: Train, hollow: Path, tmp_path: Path
 ):
     (tmp_path / "file").write_text("")
-    told = refused(FIT, "--model", hollow, "--folder", tmp_path / "file" / "run")
+    told = refused(FIT, "--set", f"model={hollow}", "--folder", tmp_path / "file" / "run")
     assert f"can't write the run folder '{tmp_path / 'file' / 'run'}'" in told
     assert "choose another" in told
-    told = refused(FIT, "--model", hollow, "--store", f"sqlite:///{tmp_path}/file/runs.db")
+    told = refused(FIT, "--set", f"model={hollow}", "--store", f"sqlite:///{tmp_path}/file/runs.db")
     assert "of store 'runs.db': make it or allow it" in told
 
 
@@ -103,7 +103,7 @@ def test_a_hub_that_is_away_is_said_at_once(refused: Train, monkeypatch: pytest.
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
-    told = refused(FIT, "--model", "somebody/some-model")
+    told = refused(FIT, "--set", "model=somebody/some-model")
     assert f"the hub http://127.0.0.1:{port} can't be reached" in told
     assert "hf download somebody/some-model" in told
 
@@ -132,7 +132,7 @@ def test_validation_tasks_that_are_trained_on_are_told(
     both = FIT.replace(
         'train=[{"question": "?"}]', "train=[{'n': 1}, {'n': 2}], validation=[{'n': 2}, {'n': 3}]"
     )
-    refused(both, "--model", hollow)
+    refused(both, "--set", f"model={hollow}")
     assert "1 of 2 validation tasks are training tasks too" in caplog.text
 
 

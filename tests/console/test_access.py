@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from lightning_core.console.export import write_report
 from lightning_core.console.shelf import Shelf, for_reading
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.plugins import load_plugins
@@ -125,3 +126,10 @@ def test_a_folder_of_runs_shows_each(finished: Path) -> None:
             return [one.name for one in await shelf.list()]
 
     assert asyncio.run(names()) == ["finished"]
+
+
+def test_a_run_that_is_kept_nowhere_has_no_page(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"run": "gone", "store": "memory://", "port": null}')
+    with pytest.raises(ConfigError, match="outlives its trainer"):
+        write_report(tmp_path, load_plugins())
+    assert [file.name for file in tmp_path.iterdir()] == ["run.json"]

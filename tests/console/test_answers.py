@@ -122,6 +122,13 @@ def test_another_scale_moves_what_it_scales(ask: Ask) -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
+def test_the_most_surprising_come_first_when_asked_for(ask: Ask) -> None:
+    found = [row["surprise"] for row in ask("rollouts", order="surprising")["rows"]]
+    assert found == sorted(found, reverse=True)
+    assert sorted(found) == sorted(row["surprise"] for row in ask("rollouts")["rows"])
+    assert len(set(found)) > 1
+
+
 def test_each_sampled_token_is_read(ask: Ask) -> None:
     row = ask("rollouts", split="train")["rows"][0]
     for node in ask("rollout", id=row["id"])["nodes"]:

@@ -18,6 +18,7 @@ from lightning_core.types import Call, Rollout
 from tests.console.conftest import STEPS, command, opening
 
 T = TypeVar("T")
+SHORT = ("finished/why", "finished/sandbox")
 
 
 def read(folder: Path, ask: Callable[[SqliteStore], Awaitable[T]]) -> T:
@@ -75,6 +76,22 @@ def test_the_worst_come_first_when_asked_for(browser: Any, address: str, finishe
         assert len(rewards) == len(read_rollouts(finished))
 
 
+def test_a_page_that_is_asked_for_before_the_first_stands_is_shown(browser: Any, address: str) -> None:
+    with opening(browser, address) as page:
+        held: list[Any] = []
+        page.route("**/api/runs*", lambda route: held.append(route))
+        page.goto("about:blank")
+        page.goto(address.partition("?")[0])
+        page.evaluate("location.hash = '#/finished/rollouts'")
+        while len(held) < 2:
+            page.wait_for_timeout(50)
+        for route in held:
+            route.continue_()
+        page.locator("table.rollouts tbody tr").first.wait_for()
+        page.wait_for_timeout(300)
+        assert page.url.endswith("#/finished/rollouts")
+
+
 def test_a_filter_that_fits_nothing_says_so(browser: Any, address: str) -> None:
     with opening(browser, at(address, "finished/rollouts?text=no+such+words")) as page:
         page.get_by_text("No rollout fits this filter.").wait_for()
@@ -104,7 +121,7 @@ def calls_of(folder: Path, rollout: Rollout) -> list[Call]:
 
 def test_every_control_has_a_name(browser: Any, address: str, finished: Path) -> None:
     rollout = read_rollouts(finished, limit=1)[0].id
-    for place in ("", "finished/rollouts", f"finished/rollout/{rollout}", "finished/models"):
+    for place in ("", "finished/rollouts", f"finished/rollout/{rollout}", "finished/models", *SHORT):
         with opening(browser, at(address, place)) as page:
             page.locator("main h1").first.wait_for(state="attached")
             page.wait_for_timeout(300)
@@ -123,7 +140,7 @@ def test_no_page_is_wider_than_the_screen(
 ) -> None:
     rollout = read_rollouts(finished, limit=1)[0].id
     size = {"width": width, "height": 800}
-    for place in ("finished", "finished/rollouts", f"finished/rollout/{rollout}", "finished/models"):
+    for place in ("finished", "finished/rollouts", f"finished/rollout/{rollout}", "finished/models", *SHORT):
         with opening(browser, at(address, place), viewport=size, color_scheme=scheme) as page:
             page.locator("main h1").first.wait_for(state="attached")
             page.wait_for_timeout(300)
@@ -143,3 +160,16 @@ def test_an_exported_page_opens_from_disk_and_holds_its_rollouts(
         page.locator(".score").wait_for()
         assert float(page.locator(".score .reward").inner_text()) == rollout.reward
         assert page.locator("button.step").count() >= 3
+
+
+def test_a_finished_run_has_its_page_in_its_folder(browser: Any, finished: Path) -> None:
+    with opening(browser, (finished / "report.html").as_uri()) as page:
+        page.locator(".verdict").wait_for()
+        page.get_by_role("link", name="Why").click()
+        page.locator(".strip").first.wait_for()
+        groups = {rollout.group_id for rollout in read_rollouts(finished, step=0, split="train")}
+        assert page.locator("tbody tr").count() == len(groups)
+        page.get_by_role("button", name="Step after").click()
+        page.wait_for_url("**step=1")
+        page.get_by_role("link", name="Time").click()
+        page.get_by_text(f"in {STEPS} steps").wait_for()

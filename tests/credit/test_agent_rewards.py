@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_core.credit.base import Credit, total_return
-from lightning_core.credit.per_agent import per_agent
-from lightning_core.credit.uniform import uniform
+from lightning_core.credit.whole import per_agent, uniform
 from lightning_core.types import Trajectory
 from tests.credit.test_credit import advantages_of, rollout
 

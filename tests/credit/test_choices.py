@@ -6,16 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from lightning_core.algorithms.dpo import Pairs, pair_up
 from lightning_core.credit.anchor import Anchor
 from lightning_core.credit.base import Credit, assign
 from lightning_core.credit.branches import without_dropped
-from lightning_core.credit.discounted import Discounted
+from lightning_core.credit.discounted import Discounted, turn
 from lightning_core.credit.gae import Gae
-from lightning_core.credit.pairs import Pairs, pair_up
-from lightning_core.credit.per_agent import per_agent
-from lightning_core.credit.state import state
-from lightning_core.credit.turn import turn
-from lightning_core.credit.uniform import uniform
+from lightning_core.credit.tabular import state
+from lightning_core.credit.whole import per_agent, uniform
 from lightning_core.types import Trajectory
 from tests.credit.telling import Said, tell
 

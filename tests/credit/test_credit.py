@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_core.credit.base import Credit, add_up, assign
-from lightning_core.credit.per_agent import per_agent
-from lightning_core.credit.uniform import uniform
+from lightning_core.credit.whole import per_agent, uniform
 from lightning_core.types import Trajectory, Transition
 
 METHODS = [uniform, per_agent]

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_core.credit.base import Baseline, Credit, Scale, add_parts, assign, explain
-from lightning_core.credit.best import Best, everything
-from lightning_core.credit.pairs import Pairs
-from lightning_core.credit.uniform import uniform
+from lightning_core.algorithms.dpo import Pairs
+from lightning_core.algorithms.sft import Best, everything
+from lightning_core.credit.base import Baseline, Credit, Scale, add_parts, assign
+from lightning_core.credit.explaining import explain
+from lightning_core.credit.whole import uniform
 from lightning_core.types import Trajectory
 from tests.credit.telling import Said, tell
 from tests.credit.test_laws import LAW, METHODS, NUMBERS, sayings, told

@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from lightning_core.algorithms.dpo import pair_up
+from lightning_core.algorithms.sft import Best
 from lightning_core.credit.base import Baseline, Finals, Scale, add_up, assign, only_finals
-from lightning_core.credit.best import Best
+from lightning_core.credit.discounted import turn
 from lightning_core.credit.hierarchical import Hierarchical
-from lightning_core.credit.pairs import pair_up
-from lightning_core.credit.per_agent import per_agent
-from lightning_core.credit.state import state
-from lightning_core.credit.turn import turn
-from lightning_core.credit.uniform import uniform
+from lightning_core.credit.tabular import state
+from lightning_core.credit.whole import per_agent, uniform
 from lightning_core.types import Trajectory
 from tests.credit.telling import Said, tell
 

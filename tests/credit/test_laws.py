@@ -12,15 +12,12 @@ from hypothesis import strategies as st
 
 from lightning_core.credit.anchor import Anchor
 from lightning_core.credit.base import Credit, Scale, add_up
-from lightning_core.credit.discounted import Discounted
+from lightning_core.credit.discounted import Discounted, turn
 from lightning_core.credit.gae import Gae
 from lightning_core.credit.hierarchical import Hierarchical
-from lightning_core.credit.per_agent import per_agent
 from lightning_core.credit.relevance import Relevance
-from lightning_core.credit.state import state
-from lightning_core.credit.tabular import Tabular
-from lightning_core.credit.turn import turn
-from lightning_core.credit.uniform import uniform
+from lightning_core.credit.tabular import Tabular, state
+from lightning_core.credit.whole import per_agent, uniform
 from lightning_core.types import Key, Trajectory
 from tests.credit.telling import Said, tell
 

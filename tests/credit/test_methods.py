@@ -9,10 +9,9 @@ import pytest
 
 from lightning_core.credit.anchor import Anchor
 from lightning_core.credit.base import Baseline, Credit, add_up
-from lightning_core.credit.discounted import Discounted
+from lightning_core.credit.discounted import Discounted, turn
 from lightning_core.credit.gae import Gae
 from lightning_core.credit.hierarchical import Hierarchical
-from lightning_core.credit.turn import turn
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.types import Trajectory
 from tests.credit.telling import Said, tell

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_core.algorithms.dpo import Pairs, pair_up
+from lightning_core.algorithms.sft import Best, everything
 from lightning_core.credit.base import assign
-from lightning_core.credit.best import Best, everything
-from lightning_core.credit.pairs import Pairs, pair_up
 from lightning_core.types import Key, Trajectory, Transition
 
 

@@ -10,11 +10,10 @@ from typing import get_args
 import pytest
 
 from lightning_core.credit.base import Baseline, Comparison, Credit, Peer, Scale, assign
-from lightning_core.credit.discounted import Discounted
+from lightning_core.credit.discounted import Discounted, turn
 from lightning_core.credit.relevance import Relevance
 from lightning_core.credit.tabular import Tabular
-from lightning_core.credit.turn import turn
-from lightning_core.credit.uniform import uniform
+from lightning_core.credit.whole import uniform
 from lightning_core.types import LARGEST_REWARD, Trajectory
 from tests.credit.telling import Said, tell
 

@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 
 from lightning_core.credit.base import Baseline, Comparison, Credit, assign
-from lightning_core.credit.discounted import Discounted
-from lightning_core.credit.per_agent import per_agent
-from lightning_core.credit.state import state
-from lightning_core.credit.tabular import Tabular
-from lightning_core.credit.turn import turn
-from lightning_core.credit.uniform import uniform
+from lightning_core.credit.discounted import Discounted, turn
+from lightning_core.credit.tabular import Tabular, state
+from lightning_core.credit.whole import per_agent, uniform
 from lightning_core.types import Trajectory
 from tests.credit.game import POLICY, START, Floats, gradient, play, probabilities, score, stories, total
 

@@ -3,6 +3,7 @@ variables, with the addresses of a cluster replaced by those of this machine."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -167,24 +168,46 @@ def answers(url: str) -> bool:
         return False
 
 
+def install_editable(source: Path, site: Path, name: str) -> None:
+    """A project of one module, and what pip's `-e` leaves of it among the installed ones."""
+    records = site / f"{name}-1.dist-info"
+    source.mkdir()
+    records.mkdir(parents=True)
+    build = '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
+    (source / "pyproject.toml").write_text(f'{build}[project]\nname = "{name}"\nversion = "1"\n')
+    (source / f"{name}.py").touch()
+    (records / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (records / "RECORD").write_text(f"{name}.pth,,\n")
+    (records / "direct_url.json").write_text(json.dumps({"url": source.as_uri(), "dir_info": {}}))
+
+
 def test_an_image_gets_what_the_script_had_loaded_in_the_versions_that_are_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")  # hatchling is here
     (tmp_path / "requirements.txt").write_text("boats>=1\n")
     (tmp_path / "small.py").write_text((ROOT / "tests/cli/small_job.py").read_text())
+    install_editable(tmp_path / "theirs", tmp_path / "site", "harbour")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.syspath_prepend(tmp_path / "theirs")
+    stale = tmp_path / "out/python/harbour-1-py2.py3-none-any.whl"
+    stale.parent.mkdir(parents=True)
+    stale.touch()  # of an earlier time
     with in_folder(tmp_path):
+        importlib.import_module("harbour")
         deployment = read(tmp_path)
-        loaded = ["openai.types", "torch", "lightning_core.types", "json"]
+        loaded = ["openai.types", "torch", "lightning_core.types", "harbour", "json"]
         write_files(ENGINES["docker"], deployment, Path("out"), loaded, "Made by a test.")
     python = tmp_path / "out/python"
-    (wheel,) = python.glob("*.whl")
+    (wheel,) = python.glob("agent_lightning_core-*.whl")
     own = f"@ file:///python/{wheel.name}"
     core, local, pins = (
         (python / f"{name}.txt").read_text().splitlines()
         for name in ("requirements", "requirements-local", "constraints")
     )
-    assert core == [f"agent-lightning-core[postgres] {own}", "openai", "boats>=1"]
+    theirs = "harbour @ file:///python/harbour-1-py2.py3-none-any.whl"
+    assert core == [f"agent-lightning-core[postgres] {own}", theirs, "openai", "boats>=1"]
+    assert "harbour.py" in zipfile.ZipFile(python / "harbour-1-py2.py3-none-any.whl").namelist()
     assert local == [f"agent-lightning-core[postgres,local] {own}", "torch"]
     assert f"openai=={version('openai')}" in pins
     assert not any("+" in pin for pin in pins)

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from examples.calc.problems import Problem
 from examples.calc.tasks import generate_split
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.trainer.report import Summary
+from lightning_core.trainer.summary import Summary
 from lightning_core.types import Call, Rollout
 from recipes.calc.corpus import SHARES, show_solving
 

@@ -17,7 +17,7 @@ from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.trainer.batch import to_trajectory
+from lightning_core.transitions import to_trajectory
 from lightning_core.types import Member, Rollout, Status, Task
 from tests.api import conftest as api
 from tests.api.conftest import RUN, open_desk, serving

@@ -82,7 +82,7 @@ async def undisturbed(killing: Killing, steps: int) -> str:
     run.parent.mkdir()
     store = f"sqlite:///{run.parent / 'store.db'}"
     environment = {"FAULTS_LEDGER": str(folder / "calm-ledger"), "OMP_NUM_THREADS": "1"}
-    arguments = ("train", str(SCRIPT), "--folder", str(run), "--store", store, "--remote", "runner")
+    arguments = ("train", str(SCRIPT), "--folder", str(run), "--store", store, "--set", "remote=runner")
     trainer = Role("calm", (*arguments, "--steps", str(steps)), environment, folder, nursery())
     trainer.start()
     await replay(killing.store, store, going=lambda: trainer.alive)

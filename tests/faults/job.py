@@ -55,7 +55,7 @@ def trainer() -> lightning.Trainer:
     return lightning.Trainer(
         agents=["writer"],
         algorithm=lightning.GRPO(group_size=GROUP_SIZE, tasks_per_step=TASKS_PER_STEP),
-        backend=lightning.LocalBackend("tiny", threads=1, dtype="float32"),
+        backend=lightning.LocalBackend("tiny", dtype="float32"),
         on_failure=lightning.FailurePolicy(retries=PATIENCE - 1),
         concurrency=6,
         timeout=60,

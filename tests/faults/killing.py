@@ -73,7 +73,9 @@ class Killing:
         run = self.folder / "killed" / "run"
         shared = ("--store", self.store)
         commands = {
-            "trainer": ("train", str(SCRIPT), *shared, "--folder", str(run), "--remote", "runner,gateway"),
+            "trainer": (
+                *("train", str(SCRIPT), *shared, "--folder", str(run), "--set", "remote=runner,gateway"),
+            ),
             "gateway": ("gateway", *shared, "--run", "run", "--name", "gateway"),
             **{
                 f"worker-{n}": ("worker", str(SCRIPT), *shared, "--run", "run", "--name", f"worker-{n}")

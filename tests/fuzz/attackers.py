@@ -19,8 +19,8 @@ from lightning_core.credit.base import assign
 from lightning_core.linking import with_final
 from lightning_core.plugins import load_plugins
 from lightning_core.trace import read_traces
-from lightning_core.trainer.batch import to_trajectory
 from lightning_core.trainer.parts import make_credit
+from lightning_core.transitions import to_trajectory
 from lightning_core.types import Call, Rollout
 from tests.fuzz.desk import Desk, Held
 from tests.fuzz.grammar import Case

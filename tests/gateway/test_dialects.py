@@ -178,7 +178,7 @@ async def test_a_retry_takes_the_place_of_a_try_that_still_runs(dialect: str) ->
         first = asyncio.create_task(ask(house, dialect, token, call="same"))
         await until(lambda: engine.opened == 1)
         second = asyncio.create_task(ask(house, dialect, token, call="same"))
-        assert (await first).status_code == 400
+        assert (await first).status_code == 409
         engine.resume.set()
         assert (await second).status_code == 200
         assert (await house.one_call()).status == "completed"

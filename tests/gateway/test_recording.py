@@ -142,11 +142,28 @@ async def test_a_retry_takes_the_place_of_a_try_that_still_runs() -> None:
         await until(lambda: engine.opened == 1)
         second = asyncio.create_task(web.post("/v1/chat/completions", json=BODY, headers=headers))
         refused = await first
-        assert refused.status_code == 400
+        assert refused.status_code == 409
         assert refused.json()["error"]["code"] == "superseded"
         assert engine.closed == 1
         engine.resume.set()
         assert (await second).status_code == 200
+        assert (await house.one_call()).status == "completed"
+
+
+async def test_a_try_that_is_waited_for_is_sent_again_where_one_given_up_is_read_after_it() -> None:
+    engine = ScriptedEngine(pause_after=2)
+    async with open_house(engine) as house, httpx.AsyncClient(base_url=house.url, timeout=60) as web:
+        token, named = await house.rollout(), {"x-lightning-call": "same"}
+        client = house.client(token).with_options(max_retries=2)
+        asked = client.chat.completions.create(model="m", messages=HI, extra_headers=named)
+        waiting = asyncio.create_task(asked)
+        await until(lambda: engine.opened == 1)
+        headers = {"authorization": f"Bearer {token}", **named}
+        given_up = asyncio.create_task(web.post("/v1/chat/completions", json=BODY, headers=headers))
+        await until(lambda: engine.opened == 3)
+        engine.resume.set()
+        assert (await waiting).choices[0].finish_reason == "stop"
+        assert (await given_up).status_code == 409
         assert (await house.one_call()).status == "completed"
 
 

@@ -81,9 +81,9 @@ def test_an_option_that_no_engine_here_honours_is_refused_by_name(fields: dict[s
             {"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}},
             "response_format.json_schema.schema",
         ),
-        ({"guided_json": "{"}, "guided_json"),
-        ({"guided_regex": 5}, "guided_regex"),
-        ({"guided_choice": []}, "guided_choice"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs.choice"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
         ({"tools": "look"}, "tools"),
@@ -103,6 +103,7 @@ def test_a_value_that_the_api_does_not_allow_is_refused_by_name(fields: dict[str
 
 def test_an_unknown_parameter_and_a_nameless_tool_are_refused() -> None:
     assert refused({"best_of": 3}).code == "unknown_parameter"
+    assert "give structured_outputs" in str(refused({"guided_json": {}}))
     assert refused({"tools": [{"type": "function", "function": {}}]}).code == "missing_required_parameter"
 
 

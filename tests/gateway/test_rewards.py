@@ -14,7 +14,7 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.errors import StoreError
-from lightning_core.runner import Runner
+from lightning_core.runner.runner import Runner
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.scope import Scope

@@ -35,6 +35,15 @@ def test_what_is_issued_is_read_back() -> None:
     assert tokens.read(tokens.issue(ROLLOUT, 3)) == Grant("r/ö", 3, Sampling(temperature=0.0, top_p=0.9))
 
 
+def test_an_attempt_draws_other_numbers_after_a_failure_and_the_same_after_a_loss() -> None:
+    def seed(attempt: int, error: str | None = None) -> int | None:
+        lost = ROLLOUT.model_copy(update={"error": error, "sampling": Sampling(seed=2**63 - 1)})
+        return Tokens(SECRET).read(Tokens(SECRET).issue(lost, attempt)).sampling.seed
+
+    assert seed(1) == seed(2) == 2**63 - 1
+    assert len({seed(1), seed(2, "KeyError: 'sql'"), seed(3, "KeyError: 'sql'")}) == 3
+
+
 def test_tokens_need_no_memory_of_their_issuer() -> None:
     assert Tokens(SECRET).read(Tokens(SECRET).issue(ROLLOUT, 1)).rollout_id == "r/ö"
 

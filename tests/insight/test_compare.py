@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_core.insight.compare import History, advise, compare, difference_of
+from lightning_core.insight.compare import History, advise, compare, compare_trials, difference_of
 from lightning_core.types import Metrics, Run, Status, Task
 from tests.insight.records import rollout
 
@@ -65,3 +65,26 @@ def test_runs_that_differ_in_two_settings_or_scripts_are_not_compared():
 
 def test_the_interval_of_equal_numbers_is_a_point():
     assert difference_of([0.5] * 3, [0.75] * 3) == (0.25, 0.25, 0.25)
+
+
+def test_a_trial_is_compared_task_by_task():
+    def played(*rewards):
+        return [
+            rollout(
+                place,
+                reward,
+                task=Task(id=task, input={}),
+                status=Status.FAILED if reward is None else Status.SUCCEEDED,
+            )
+            for place, (task, reward) in enumerate(rewards)
+        ]
+
+    first = played(("x", 0.0), ("x", 1.0), ("y", None), ("z", 1.0))
+    second = played(("x", 1.0), ("x", 1.0), ("y", 1.0), ("z", 1.0))
+    made = compare_trials(first, second)
+    assert made.tasks == {"y": (0.0, 1.0), "x": (0.5, 1.0), "z": (1.0, 1.0)}
+    assert made.means == (0.5, 1.0)
+    assert made.difference == 0.5
+    assert (made.low, made.high) == (0.0, 1.0)
+    assert compare_trials(first[:3], second).low is None
+    assert compare_trials([], second).difference is None

@@ -10,19 +10,16 @@ from typing import Any
 import pytest
 
 import lightning_core as lightning
+from lightning_core.algorithms.dpo import Pairs
+from lightning_core.algorithms.sft import Best
 from lightning_core.credit.anchor import Anchor
 from lightning_core.credit.base import Credit
-from lightning_core.credit.best import Best
-from lightning_core.credit.discounted import Discounted
+from lightning_core.credit.discounted import Discounted, turn
 from lightning_core.credit.gae import Gae
 from lightning_core.credit.hierarchical import Hierarchical
-from lightning_core.credit.pairs import Pairs
-from lightning_core.credit.per_agent import per_agent
 from lightning_core.credit.relevance import Relevance
-from lightning_core.credit.state import state
-from lightning_core.credit.tabular import Tabular
-from lightning_core.credit.turn import turn
-from lightning_core.credit.uniform import uniform
+from lightning_core.credit.tabular import Tabular, state
+from lightning_core.credit.whole import per_agent, uniform
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.insight.why import Method, Other, Step, differing, method_of, read_step, what_if, why
 from lightning_core.plugins import load_plugins

@@ -208,7 +208,6 @@ def test_what_a_judge_thought_before_is_no_part_of_its_answer() -> None:
         ({"model": ""}, "model"),
         ({"weight": 0}, "weight=0"),
         ({"weight": 1.5}, "weight=1.5"),
-        ({"timeout": 0}, "timeout"),
         ({"budget": 10}, "budget"),
         ({"base_url": "localhost:8000"}, "base_url"),
         ({"api_key": "sk-1"}, "give both"),

@@ -122,9 +122,12 @@ async def test_an_endpoint_that_is_not_there_is_an_error_that_says_so(no_pause: 
         await ask(server)
 
 
-async def test_an_answer_that_takes_too_long_is_a_failed_try(no_pause: None) -> None:
+async def test_an_answer_that_takes_too_long_is_a_failed_try(
+    no_pause: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "ANSWER_SECONDS", 0.1)
     with judging(shorter, delay=1.0) as server, pytest.raises(JudgeError, match=r"not answer within 0\.1 s"):
-        await ask(server, timeout=0.1)
+        await ask(server)
     assert len(server.asked) == 6
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -17,32 +16,18 @@ from pathlib import Path
 import pytest
 
 import lightning_core
+from tests.packaging.first_hour import ROOT, build, say
 from tests.test_docs import links
 
-ROOT = Path(__file__).parents[2]
 PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/[a-z]*/pyproject.toml"))
 INSTALLED = ["langgraph"]
 """Plugins that are built here; their files are alike, and `make dist` builds all."""
 
 
-def say(*command: str | Path, **options: object) -> str:
-    """What the command prints. Fails the test with it, if the command fails."""
-    ended = subprocess.run(
-        [str(part) for part in command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        **options,  # type: ignore[call-overload]
-    )
-    assert ended.returncode == 0, ended.stdout
-    return str(ended.stdout)
-
-
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
-    for place in (ROOT, *(ROOT / "plugins" / name for name in INSTALLED)):
-        say(sys.executable, "-m", "build", "-q", "--no-isolation", "--outdir", folder, place)
+    build(folder, *INSTALLED)
     return folder
 
 

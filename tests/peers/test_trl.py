@@ -45,7 +45,7 @@ def trainer(batch: Padded, algorithm: PolicyGradient, **settings: object) -> Sim
             "top_entropy_quantile": 1.0,
             "off_policy_mask_threshold": None,
             "importance_sampling_level": "token",
-            "beta": algorithm.kl,
+            "beta": algorithm.kl_weight,
             "epsilon_low": algorithm.clip_low,
             "epsilon_high": algorithm.clip_high,
             "use_vllm": algorithm.correction is not None,
@@ -76,7 +76,7 @@ def inputs(batch: Padded, **more: torch.Tensor) -> dict[str, torch.Tensor]:
 KINDS = {
     "grpo": {"aggregation": "sequence"},
     "dapo": {"aggregation": "token"},
-    "dr_grpo": {"aggregation": "constant", "constant": CONSTANT},
+    "dr_grpo": {"aggregation": CONSTANT},
 }
 
 
@@ -94,7 +94,7 @@ def test_grpo_dapo_and_dr_grpo_agree(kind, kl, seed):
 @pytest.mark.parametrize(("apart", "low", "high"), [(0.5, 0.2, 0.28), (1e-3, 3e-4, 4e-4)])
 def test_gspo_agrees(apart, low, high, seed):
     batch = make_batch(seed, apart=apart)
-    algorithm = GRPO(ratio="sequence", aggregation="sequence", correction=None, clip_low=low, clip_high=high)
+    algorithm = GRPO(ratio="sequence", aggregation="sequence", correction=None, clip=(low, high))
     settings = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
     theirs = GRPOTrainer._compute_loss(trainer(batch, algorithm, **settings), None, inputs(batch))
     assert_same_loss(batch, algorithm, theirs)
@@ -103,7 +103,7 @@ def test_gspo_agrees(apart, low, high, seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_cispo_agrees_without_a_bound_below(seed):
     batch = make_batch(seed)
-    algorithm = GRPO(ratio="weight", clip_low=1.0, correction=None)
+    algorithm = GRPO(ratio="weight", clip=(1.0, 0.28), correction=None)
     # their bound is that of the ratio itself
     settings = {"loss_type": "cispo", "epsilon_high": 1 + algorithm.clip_high}
     theirs = GRPOTrainer._compute_loss(trainer(batch, algorithm, **settings), None, inputs(batch))
@@ -129,7 +129,7 @@ def test_truncated_importance_sampling_agrees(seed):
 def test_on_policy_rloo_s_gradient_agrees(seed):
     # theirs sums a reply's log-probabilities and takes the mean over the rows, so the constant is 1
     batch = make_batch(seed, apart=0.0)
-    algorithm = RLOO(group_size=3, tasks_per_step=2, aggregation="constant", constant=1, correction=None)
+    algorithm = RLOO(group_size=3, tasks_per_step=2, aggregation=1, correction=None)
     given = inputs(batch, old_logps=(batch.old * batch.mask).sum(1))
     theirs = RLOOTrainer._compute_loss(trainer(batch, algorithm), None, given)
     assert_same_gradient(batch, algorithm, theirs)
@@ -203,8 +203,8 @@ def assert_equal(batch: Padded, ours: torch.Tensor, theirs: torch.Tensor) -> Non
     ("theirs", "ours"),
     [
         ("sigmoid", {}),
-        ("sigmoid_norm", {"length_normalised": True}),
-        ("ipo", {"loss_type": "ipo", "length_normalised": True}),
+        ("sigmoid_norm", {"loss_type": "sigmoid_norm"}),
+        ("ipo", {"loss_type": "ipo"}),
     ],
 )
 def test_dpo_agrees(theirs, ours, beta, seed):

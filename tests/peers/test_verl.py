@@ -28,7 +28,7 @@ from lightning_core.algorithms.reinforce_pp import ReinforcePP
 from lightning_core.algorithms.rloo import RLOO
 from lightning_core.credit.base import assign
 from lightning_core.credit.gae import Gae
-from lightning_core.credit.uniform import uniform
+from lightning_core.credit.whole import uniform
 from lightning_core.types import Trajectory, Transition
 from tests.peers.padded import TOLERANCE, Padded, assert_same_loss, make_batch, to_rollouts
 
@@ -38,15 +38,14 @@ MODES = {
     "token": "token-mean",
     "sequence": "seq-mean-token-mean",
     "rollout": "seq-mean-token-mean",
-    "constant": "seq-mean-token-sum-norm",
+    CONSTANT: "seq-mean-token-sum-norm",
 }
 """Their names of `aggregation`."""
 
 
-def options(aggregation: str) -> dict[str, object]:
+def options(aggregation: str | int) -> dict[str, object]:
     """Six rows: two tasks of three rollouts."""
-    constant = CONSTANT if aggregation == "constant" else None
-    return {"group_size": 3, "tasks_per_step": 2, "aggregation": aggregation, "constant": constant}
+    return {"group_size": 3, "tasks_per_step": 2, "aggregation": aggregation}
 
 
 def actor(algorithm: PolicyGradient) -> ActorConfig:
@@ -58,7 +57,7 @@ def actor(algorithm: PolicyGradient) -> ActorConfig:
         clip_ratio_low=algorithm.clip_low,
         clip_ratio_high=algorithm.clip_high,
         clip_ratio_c=algorithm.dual_clip or 1e9,
-        global_batch_info={"loss_scale_factor": CONSTANT} if algorithm.aggregation == "constant" else {},
+        global_batch_info={"loss_scale_factor": CONSTANT} if algorithm.aggregation == CONSTANT else {},
     )
 
 
@@ -93,7 +92,7 @@ def test_the_clipped_losses_agree_under_every_aggregation(ratio, name, aggregati
 @pytest.mark.parametrize("seed", SEEDS)
 def test_gspo_agrees_at_the_bounds_of_its_paper(seed):
     batch = make_batch(seed, apart=1e-3)
-    algorithm = GRPO(ratio="sequence", clip_low=3e-4, clip_high=4e-4, correction=None, **options("sequence"))
+    algorithm = GRPO(ratio="sequence", clip=(3e-4, 4e-4), correction=None, **options("sequence"))
     assert_same_loss(batch, algorithm, their_loss("gspo", batch, algorithm, batch.old))
 
 
@@ -116,7 +115,7 @@ def test_corrections_agree_and_so_does_the_decoupled_loss_they_make(correction, 
 @pytest.mark.parametrize("aggregation", MODES)
 def test_dual_clip_agrees(aggregation, seed):
     batch = make_batch(seed, apart=1.5)
-    algorithm = GRPO(correction=None, dual_clip=1.5, **options(aggregation))
+    algorithm = GRPO(correction=None, clip=(0.2, 0.28, 1.5), **options(aggregation))
     assert_same_loss(batch, algorithm, their_loss("vanilla", batch, algorithm, batch.old))
 
 
@@ -133,7 +132,7 @@ def test_the_estimates_of_the_divergence_agree(seed):
 def test_the_divergence_from_the_reference_agrees(name, seed):
     batch = make_batch(seed)
     theirs = core_algos.kl_penalty(batch.logprobs, batch.reference, name)
-    algorithm = GRPO(kl=0.1, kl_estimator=name, correction=None, **options("token"))
+    algorithm = GRPO(kl=(0.1, name), correction=None, **options("token"))
     penalty = core_algos.agg_loss(theirs, batch.mask, "token-mean")
     assert_same_loss(batch, algorithm, their_loss("vanilla", batch, algorithm, batch.old) + 0.1 * penalty)
 
@@ -259,10 +258,9 @@ def test_gae_agrees_and_passes_over_observations(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_loss_of_the_values_agrees(seed):
     batch = make_batch(seed)
-    theirs, share = core_algos.compute_value_loss(
-        batch.logprobs, batch.reference, batch.old, batch.mask, cliprange_value=0.3
+    theirs, _ = core_algos.compute_value_loss(
+        batch.logprobs, batch.reference, batch.old, batch.mask, cliprange_value=1e9
     )
-    losses, clipped = value_loss(batch.logprobs, batch.reference, batch.old, 0.3)
+    losses = value_loss(batch.logprobs, batch.reference)
     inside = batch.mask.bool()
     torch.testing.assert_close(losses[inside].mean(), theirs, rtol=TOLERANCE, atol=0)
-    torch.testing.assert_close(clipped[inside].mean(), share.double(), rtol=TOLERANCE, atol=0)

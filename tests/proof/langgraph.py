@@ -24,6 +24,10 @@ SHAPES = {
         "agents and a graph as tools",
         {"boss": 3, "librarian": 1, "clerk": 2, "look_up": 1, "summarise": 1},
     ),
+    apps.same_names: (
+        "own nodes called agent and model",
+        {"agent": 2, "model": 1, "helper": 1, "writer": 1},
+    ),
     apps.supervisor: ("supervisor", {"supervisor": 3, "maths": 1, "search": 1}),
     apps.swarm: ("swarm", {"alice": 1, "bob": 1}),
 }

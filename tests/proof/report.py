@@ -19,6 +19,7 @@ COLUMNS = (
     "missing",
     "surplus",
     "silent",
+    "timed out",
 )
 
 
@@ -37,7 +38,7 @@ def show(proof: Proof, seconds: float, console: Console) -> None:
     table.add_section()
     table.add_row("all", "", "", *_numbers(proof.tallies))
     console.print(table)
-    for error in proof.errors:
+    for error in [*proof.errors, *(said for tally in proof.tallies for said in tally.twice)]:
         console.print(error, markup=False, highlight=False)
     if proof.skipped:
         console.print(f"Not installed here: {', '.join(proof.skipped)}")

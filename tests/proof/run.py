@@ -17,7 +17,7 @@ from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import load_plugins
 from lightning_core.prompts import DECLARED, PinnedPrompts, Prompt, written
-from lightning_core.runner import Runner
+from lightning_core.runner.runner import Runner
 from lightning_core.runner.tagging import tagging
 from lightning_core.stores.base import Store
 from lightning_core.stores.sqlite import SqliteStore
@@ -56,6 +56,10 @@ class Tally:
     surplus: int = 0
     silent: int = 0
     """Calls of which nothing is known: neither recorded nor noticed."""
+    timed_out: int = 0
+    """Rollouts that failed by a time-out, and said so. What they did not come to ask is not missing."""
+    twice: list[str] = field(default_factory=list)
+    """What the store says of calls recorded under more than one id."""
 
     def add(
         self,
@@ -63,9 +67,14 @@ class Tally:
         repeats: int,
         events: Sequence[Event] = (),
         prompts: Mapping[str, int] | None = None,
+        *,
+        error: str | None = None,
     ) -> None:
-        """Count what was recorded and noticed under one rollout, which has these versions of prompts."""
+        """Count what was recorded and noticed under one rollout, which has these versions of prompts and
+        failed with that error."""
         self.rollouts += 1
+        timed_out = timed_out_by(error)
+        self.timed_out += timed_out
         self.calls += len(calls)
         nonces: defaultdict[str, set[str]] = defaultdict(set)
         for call in calls:
@@ -77,15 +86,17 @@ class Tally:
             if "nonce" in truth:
                 nonces[truth["nonce"]].add(call.id)
         self.wrong_call += sum(len(ids) - 1 for ids in nonces.values())
+        doubled = {each for ids in nonces.values() if len(ids) > 1 for each in ids}
+        self.twice += [f"{c.rollout_id}: call {c.id} {c.status} {c.error}" for c in calls if c.id in doubled]
         recorded = Counter((call.agent, call.status) for call in calls)
         expected = self.play.expected(repeats)
-        missing = (expected - recorded).total()
+        missing = 0 if timed_out else (expected - recorded).total()
         found = filter(None, map(read_unseen, events))
         noticed = sum(count for unseen, count in found if not unseen.line)
-        due = self.play.noticed * repeats
+        due = 0 if timed_out else self.play.noticed * repeats
         self.missing += missing
         self.silent += max(0, missing + due - noticed)
-        self.surplus += (recorded - expected).total() + max(0, noticed - due)
+        self.surplus += (recorded - expected).total() + max(0, noticed - self.play.noticed * repeats)
 
     @property
     def mistakes(self) -> int:
@@ -139,9 +150,15 @@ async def prove(folder: Path, *, calls: int, rollouts: int) -> Proof:
             finished = await stage.perform(store, scope_for, prompts)
         recorded = await store.get_calls([rollout.id for rollout in finished])
         events = await store.get_events([rollout.id for rollout in finished])
-    errors = [f"{r.id}: {r.error}" for r in finished if r.status is not Status.SUCCEEDED]
+    failed = [r for r in finished if r.status is not Status.SUCCEEDED]
+    errors = [f"{r.id}: {r.error}" for r in failed if not timed_out_by(r.error)]
     errors += [f"plugin {name!r} is broken: {problem}" for name, problem in plugins.broken.items()]
-    return Proof(stage.judge(recorded, events), stage.most, errors, _skipped())
+    return Proof(stage.judge(recorded, events, finished), stage.most, errors, _skipped())
+
+
+def timed_out_by(error: str | None) -> bool:
+    """Whether a rollout failed by a time-out: `TimeoutError`, `ConnectionTimeoutError`, `APITimeoutError`."""
+    return (error or "").partition(":")[0].rpartition(".")[2].endswith(("TimeoutError", "Timeout"))
 
 
 async def _put_prompts(store: Store) -> PinnedPrompts:
@@ -214,13 +231,23 @@ class Stage:
         return finished
 
     def judge(
-        self, recorded: Mapping[str, Sequence[Call]], events: Mapping[str, Sequence[Event]]
+        self,
+        recorded: Mapping[str, Sequence[Call]],
+        events: Mapping[str, Sequence[Event]],
+        finished: Sequence[Rollout],
     ) -> list[Tally]:
         """Compare what the store holds with what the prompts say and with what the apps should have made."""
         tallies = [Tally(play) for play in self.plays]
+        errors = {rollout.id: rollout.error for rollout in finished}
         for rollout in self.rollouts:
             tally = tallies[int(rollout.group_id)]
-            tally.add(recorded[rollout.id], self.repeats, events[rollout.id], rollout.prompt_versions)
+            tally.add(
+                recorded[rollout.id],
+                self.repeats,
+                events[rollout.id],
+                rollout.prompt_versions,
+                error=errors[rollout.id],
+            )
         return tallies
 
     async def _on_loop(self, task: Task) -> float:

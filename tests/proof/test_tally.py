@@ -93,6 +93,19 @@ def test_a_call_of_which_nothing_is_known_is_silent_and_one_that_was_noticed_is_
     assert (lost.missing, lost.silent) == (1, 1)
 
 
+def test_a_rollout_that_timed_out_misses_nothing_and_what_it_asked_is_judged() -> None:
+    judged = Tally(Play("f", "t", "w", _nothing, {"a": 1, "b": 1}, noticed=2))
+    judged.add([call("1", rollout_id="other")], 1, error="ConnectionTimeoutError: Connection timeout to host")
+    assert (judged.timed_out, judged.missing, judged.silent, judged.wrong_rollout) == (1, 0, 0, 1)
+    judged.add([], 1, error="ConnectionError: a time-out is no excuse here")
+    assert (judged.timed_out, judged.missing, judged.silent) == (1, 2, 4)
+
+
+def test_what_the_store_says_of_a_call_with_two_ids_is_printed() -> None:
+    wrong = call("2").model_copy(update={"id": "7", "status": "cancelled", "error": "the attempt has ended"})
+    assert "r: call 7 cancelled the attempt has ended" in report(Proof([tally(*RIGHT, wrong)]))
+
+
 def report(proof: Proof) -> str:
     """What is printed of a proof."""
     printed = StringIO()

@@ -14,8 +14,8 @@ from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.heartbeat import Heartbeat, make_member
-from lightning_core.runner import Runner
 from lightning_core.runner.gateways import Gateways, find_instance
+from lightning_core.runner.runner import Runner
 from lightning_core.stores.base import Store
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.tracing.scope import Scope, current_scope

@@ -52,7 +52,7 @@ def test_a_wire_that_is_cut_for_a_while_loses_no_rollout(
     store = server.url().replace("127.0.0.1", machine.here)
     with RunProcesses(tmp_path, store) as run:
         worker = run.work("apart", before=machine.there, NO_PROXY=machine.here)
-        trainer = run.train("--remote", "runner", "--set", f"listen={machine.here}:0", "--steps", 2)
+        trainer = run.train("--set", "remote=runner", "--set", f"listen={machine.here}:0", "--steps", 2)
         run.until(lambda: len(run.seen) > 6, worker, trainer)
         machine.cut()
         time.sleep(CUT_SECONDS)

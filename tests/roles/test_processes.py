@@ -25,7 +25,7 @@ def members(store: str) -> dict[str, Member]:
 def test_workers_and_trainer_may_be_killed_and_started_anew(tmp_path: Path, postgres_url: str) -> None:
     with RunProcesses(tmp_path, postgres_url) as run:
         early = [run.work(name, HANGS="1") for name in ("one", "two")]  # before the trainer
-        trainer = run.train("--remote", "runner")
+        trainer = run.train("--set", "remote=runner")
         run.until(lambda: len(run.seen) == 8, *early, trainer)
         known, port = members(postgres_url), run.port()
         assert set(known) == {"trainer trainer", "gateway trainer", "runner one", "runner two"}
@@ -38,7 +38,7 @@ def test_workers_and_trainer_may_be_killed_and_started_anew(tmp_path: Path, post
         trainer.kill()
         trainer.wait()
         steps = run.steps() + 2
-        resumed = run.train("--remote", "runner", "--resume", "--steps", steps)
+        resumed = run.train("--set", "remote=runner", "--resume", "--steps", steps)
         assert [process.wait() for process in (resumed, *workers)] == [0, 0, 0], run.said()
         run.check(steps)
         assert run.port() == port

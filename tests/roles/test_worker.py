@@ -113,7 +113,7 @@ async def test_it_waits_for_a_run_of_its_function_whose_trainer_lives(elsewhere:
 
 
 async def test_the_run_s_record_says_how_its_rollouts_are_run(elsewhere: Elsewhere) -> None:
-    penalised = lightning.FailurePolicy(retries=0, then="penalise", penalty=-2.0)
+    penalised = lightning.FailurePolicy(retries=0, then=-2.0)
     run = await elsewhere.open("run", on_failure=penalised)  # the worker's own trainer allows 1 ms
     asked = await elsewhere.ask(run, broken=True)
     async with elsewhere.playing(run):
@@ -151,7 +151,7 @@ async def test_it_takes_the_rules_of_a_run_that_is_resumed_with_others(elsewhere
         said: asyncio.Queue[str] = asyncio.Queue()
         working = elsewhere.work(say=said.put_nowait)
         await elsewhere.store.wait_finished([asked])
-        penalised = lightning.FailurePolicy(retries=0, then="penalise", penalty=-2.0)
+        penalised = lightning.FailurePolicy(retries=0, then=-2.0)
         run = await elsewhere.open("run", on_failure=penalised)
         for _ in range(2):
             while "works for" not in await said.get():
@@ -176,13 +176,6 @@ async def test_a_run_whose_rules_can_not_be_read_is_passed_over(elsewhere: Elsew
         await working
     with pytest.raises(ConfigError, match="does not say in a readable way"):
         await elsewhere.work(run="newer")
-
-
-@pytest.mark.parametrize("status", ["stopped", "failed"])
-async def test_once_it_ends_with_the_stop(elsewhere: Elsewhere, status: str) -> None:
-    await elsewhere.open("run", status=status)
-    await elsewhere.work(run="run", once=True)
-    assert elsewhere.said[-1].endswith(f"run run is {status}")
 
 
 async def test_it_gives_back_what_it_held_when_it_died(elsewhere: Elsewhere) -> None:

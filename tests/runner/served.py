@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_core.runner import Runner
 from lightning_core.runner.ray_workers import RayWorkers
+from lightning_core.runner.runner import Runner
 from lightning_core.stores.base import Store
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.tracing.openai_sdk import instrument

@@ -56,10 +56,9 @@ async def test_the_task_is_on_its_input_and_in_its_environment() -> None:
 import json, os, sys
 read, told = json.load(sys.stdin), json.loads(os.environ["LIGHTNING_TASK"])
 assert read == told and read["id"] and read["split"] == "train", (read, told)
-assert os.environ["MORE"] == "given"
 print(read["input"]["worth"])
 """
-    done, _ = await play(python(code, variables={"MORE": "given"}), worth=0.25)
+    done, _ = await play(python(code), worth=0.25)
     assert (done.reward, done.error) == (0.25, None)
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from lightning_core.errors import ConfigError, StoreError
-from lightning_core.runner import FailurePolicy, Runner
-from lightning_core.runner.runner import LEASE_SECONDS, RENEW_SECONDS, RETRY_SECONDS
+from lightning_core.runner.config import FailurePolicy
+from lightning_core.runner.runner import LEASE_SECONDS, RENEW_SECONDS, RETRY_SECONDS, Runner
 from lightning_core.stores.base import Store
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.sqlite import SqliteStore
@@ -285,7 +285,7 @@ async def test_a_penalty_is_given_only_when_the_tries_are_used_up(store: Store) 
         tries += 1
         raise ValueError("broke")
 
-    policy = FailurePolicy(retries=1, then="penalise", penalty=-0.5)
+    policy = FailurePolicy(retries=1, then=-0.5)
     asked = rollouts(1, max_attempts=policy.max_attempts)
     (failed,) = await run_all(solve, store, asked, on_failure=policy)
     assert (tries, failed.status, failed.reward) == (2, Status.FAILED, -0.5)
@@ -297,10 +297,10 @@ def test_a_failure_policy_that_makes_no_sense_is_refused() -> None:
         FailurePolicy(retries=-1)
     with pytest.raises(ConfigError, match="'forget'"):
         FailurePolicy(then="forget")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="penalty=nan"):
-        FailurePolicy(penalty=float("nan"))
-    with pytest.raises(ConfigError, match=r"penalty=-1e\+200 .* from -1e9 to 1e9"):
-        FailurePolicy(penalty=-1e200)
+    with pytest.raises(ConfigError, match="then=nan"):
+        FailurePolicy(then=float("nan"))
+    with pytest.raises(ConfigError, match=r"then=-1e\+200 .* from -1e9 to 1e9"):
+        FailurePolicy(then=-1e200)
 
 
 @pytest.mark.parametrize("option", [{"concurrency": 0}, {"timeout": 0.0}, {"lease_seconds": -1.0}])

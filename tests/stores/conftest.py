@@ -17,6 +17,7 @@ from psycopg.sql import SQL, Identifier
 from lightning_core.api.access import Grant, issue
 from lightning_core.api.app import LIMITS, Api
 from lightning_core.gateway.server import GatewayServer
+from lightning_core.stores import redis_store, sqlite
 from lightning_core.stores.base import Store
 from lightning_core.stores.http_store import HttpStore
 from lightning_core.stores.memory import MemoryStore
@@ -72,16 +73,20 @@ def redis_url(redis_server: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Store]:
+def make_store(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], Store]:
     """Makes a store of a kind which nobody else uses; it never polls, so only its own news can wake it."""
+    monkeypatch.setattr(redis_store, "LOOK_SECONDS", 600.0)
+    monkeypatch.setattr(sqlite, "POLL_SECONDS", 600.0)
 
     def make(kind: str) -> Store:
         if kind == "postgres":
             return PostgresStore(request.getfixturevalue("postgres_url"))
         if kind == "redis":
-            return RedisStore(request.getfixturevalue("redis_url"), look_seconds=600)
+            return RedisStore(request.getfixturevalue("redis_url"))
         if kind == "sqlite":
-            return SqliteStore(f"sqlite:///{tmp_path / 'runs.db'}", poll_seconds=600)
+            return SqliteStore(f"sqlite:///{tmp_path / 'runs.db'}")
         return MemoryStore("memory://")
 
     return make

@@ -59,7 +59,7 @@ async def read_of(store: Store, request: pytest.FixtureRequest, look: dict[str, 
         connection.raw.set_progress_handler(None, 1)
         return steps
     assert isinstance(store, SqliteStore)
-    connection = connect(store.path, 1.0)
+    connection = connect(store.path)
     connection.raw.set_progress_handler(count, 1)
     connection.page(page_of(look, after))
     connection.raw.close()

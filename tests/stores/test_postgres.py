@@ -19,9 +19,8 @@ from psycopg.conninfo import conninfo_to_dict
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.stores import postgres, postgres_connection
 from lightning_core.stores.notifications import KINDS, QUEUED, Notifications
-from lightning_core.stores.postgres import PostgresStore
+from lightning_core.stores.postgres import Channels, PostgresListener, PostgresStore
 from lightning_core.stores.postgres_connection import MARK, escape, may_pass, place_of, unescape
-from lightning_core.stores.postgres_listener import Channels, Listener
 from lightning_core.types import Attempt, Call, Reward, Rollout, Status, Task
 from tests.stores.cutting import Relay, relayed
 from tests.stores.hearing import TRIES, cancel_until_heard
@@ -275,7 +274,7 @@ async def test_who_hears_news_hangs_up_if_closed_just_as_the_server_is_back(post
         made.append(postgres_connection.connect(place_of(postgres_url)))
         return made[0]
 
-    listener = Listener(connect, Channels("news"), Notifications())
+    listener = PostgresListener(connect, Channels("news"), Notifications())
     listener.listen(QUEUED)
     assert await asyncio.to_thread(connecting.wait, PATIENT)
     ending = asyncio.create_task(listener.close())
@@ -365,7 +364,7 @@ async def test_news_come_through_however_long_the_name_of_the_schema_is(
             assert await waiting
 
 
-async def test_the_end_of_thousands_is_told_whole(store: PostgresStore, never_looks: None) -> None:
+async def test_the_end_of_thousands_is_told_whole(never_looks: None, store: PostgresStore) -> None:
     await store.enqueue(rollouts(3000))
     waiting = asyncio.create_task(store.wait_finished([f"r{i}" for i in range(3000)]))
     await asyncio.sleep(0.05)

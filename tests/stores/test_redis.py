@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from lightning_core.errors import ConfigError, LeaseLostError, StoreError
-from lightning_core.stores import queue
+from lightning_core.stores import queue, redis_connection, redis_store
 from lightning_core.stores.notifications import Notifications
 from lightning_core.stores.redis_connection import read_url
 from lightning_core.stores.redis_store import RedisDriver, RedisStore
@@ -51,9 +51,15 @@ def start(url: str, job: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.fixture(autouse=True)
+def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who wait are woken by messages or not at all."""
+    monkeypatch.setattr(redis_store, "LOOK_SECONDS", NEVER)
+
+
 @pytest.fixture
 async def store(redis_url: str) -> AsyncIterator[RedisStore]:
-    async with RedisStore(redis_url, look_seconds=NEVER) as opened:
+    async with RedisStore(redis_url) as opened:
         yield opened
 
 
@@ -84,7 +90,7 @@ async def test_a_server_that_is_killed_again_and_again_loses_nothing_and_counts_
     """Each rollout may be tried once: a lease that was lost or given twice would show."""
     count, finished = 240, 0
     reached = [asyncio.Event() for _ in range(7)]
-    async with RedisStore(f"{frail.url}?prefix=crashes:", look_seconds=NEVER) as store:
+    async with RedisStore(f"{frail.url}?prefix=crashes:") as store:
 
         async def work(worker: str) -> None:
             nonlocal finished
@@ -188,7 +194,7 @@ async def test_an_operation_whose_answer_was_lost_is_carried_out_once(
 
 async def test_one_who_waits_hears_what_happens_after_a_crash(frail: RedisServer) -> None:
     url = f"{frail.url}?prefix=waits:"
-    async with RedisStore(url, look_seconds=NEVER) as store, RedisStore(url) as other:
+    async with RedisStore(url) as store, RedisStore(url) as other:
         await store.enqueue(rollouts(1))
         (attempt,) = await store.lease("w", 1, PATIENT)
         ending = asyncio.create_task(store.wait_finished(["r0"]))
@@ -215,9 +221,12 @@ async def test_a_server_that_stays_away_is_told_in_words_and_the_store_works_aga
         assert await store.enqueue(rollouts(2)) == 1
 
 
-async def test_a_server_that_hangs_is_asked_again_and_does_nothing_twice(frail: RedisServer) -> None:
+async def test_a_server_that_hangs_is_asked_again_and_does_nothing_twice(
+    frail: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It reads the first tries after all, when nobody waits for their answers any more."""
-    async with RedisStore(f"{frail.url}?prefix=hangs:", answer_seconds=1.0) as store:
+    monkeypatch.setattr(redis_connection, "ANSWER_SECONDS", 1.0)
+    async with RedisStore(f"{frail.url}?prefix=hangs:") as store:
         assert await store.enqueue(rollouts(200)) == 200
         await store.lease("w", 1, NEVER)
         frail.hang()

@@ -19,7 +19,7 @@ import pytest
 from pydantic import PrivateAttr
 
 from lightning_core.errors import ConfigError, StoreError
-from lightning_core.stores import sql
+from lightning_core.stores import sql, sqlite
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.sqlite import SqliteConnection, SqliteStore
 from lightning_core.stores.table_store import Operation
@@ -165,10 +165,13 @@ async def test_another_store_on_the_file_hears_of_a_finish(url: str) -> None:
         assert await waiting == [done]
 
 
-async def test_a_waiter_reads_no_rollout_again_until_one_has_finished(url: str) -> None:
+async def test_a_waiter_reads_no_rollout_again_until_one_has_finished(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever else is written meanwhile, by this process or another."""
     said: list[str] = []
-    async with SqliteStore(url, poll_seconds=0.001) as trainer, SqliteStore(url) as worker:
+    monkeypatch.setattr(sqlite, "POLL_SECONDS", 0.001)
+    async with SqliteStore(url) as trainer, SqliteStore(url) as worker:
         await trainer.enqueue(rollouts(2))
         attempts = await worker.lease("w", 2, 60)
         await trainer._reader.run(Operation(lambda of: of.raw.set_trace_callback(said.append)))
@@ -183,7 +186,7 @@ async def test_a_waiter_reads_no_rollout_again_until_one_has_finished(url: str) 
 
 # refusals -------------------------------------------------------------------------------------
 async def open_and_close(url: str) -> None:
-    async with SqliteStore(url, busy_seconds=0.1):
+    async with SqliteStore(url):
         pass
 
 
@@ -276,8 +279,11 @@ async def test_a_file_that_may_not_be_written_is_refused(write_protected: str) -
         await open_and_close(write_protected)
 
 
-async def test_a_file_locked_too_long_is_refused_and_works_again_afterwards(tmp_path: Path, url: str) -> None:
-    async with SqliteStore(url, busy_seconds=0.1) as store:
+async def test_a_file_locked_too_long_is_refused_and_works_again_afterwards(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.1)
+    async with SqliteStore(url) as store:
         with locked(tmp_path / "runs.db"):
             results = await asyncio.gather(
                 *(store.enqueue([one]) for one in rollouts(20)), return_exceptions=True

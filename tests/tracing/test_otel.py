@@ -18,7 +18,7 @@ from opentelemetry.trace import Tracer
 
 from lightning_core.dialects import get_dialect
 from lightning_core.linking import link
-from lightning_core.runner import Runner
+from lightning_core.runner.runner import Runner
 from lightning_core.testing.truth import mark, read_marks
 from lightning_core.trace import describes_call
 from lightning_core.tracing.openai_sdk import instrument

@@ -12,13 +12,19 @@ from contextvars import Context
 
 import pytest
 
-from lightning_core.tracing import threads
-from lightning_core.tracing.scope import Scope, agent, current_agent, current_scope, rollout_scope
+from lightning_core.tracing.scope import (
+    Scope,
+    agent,
+    carry_into_threads,
+    current_agent,
+    current_scope,
+    rollout_scope,
+)
 
 
 @pytest.fixture(autouse=True)
 def installed() -> Iterator[None]:
-    undo = threads.install()
+    undo = carry_into_threads()
     yield
     undo()
 
@@ -115,7 +121,7 @@ def test_an_exception_and_a_result_pass_through() -> None:
 
 def test_the_originals_come_back_when_the_last_one_leaves() -> None:
     placed = (ThreadPoolExecutor.submit, threading.Thread.start)
-    undo = threads.install()
+    undo = carry_into_threads()
     assert (ThreadPoolExecutor.submit, threading.Thread.start) == placed
     undo()
     undo()
@@ -125,9 +131,9 @@ def test_the_originals_come_back_when_the_last_one_leaves() -> None:
 def test_uninstalled_threads_are_pythons_own() -> None:
     program = (
         "from threading import Thread; from concurrent.futures import ThreadPoolExecutor as P\n"
-        "from lightning_core.tracing import threads\n"
+        "from lightning_core.tracing.scope import carry_into_threads\n"
         "before = Thread.start, P.submit\n"
-        "undo = threads.install(); assert (Thread.start, P.submit) != before; undo()\n"
+        "undo = carry_into_threads(); assert (Thread.start, P.submit) != before; undo()\n"
         "assert (Thread.start, P.submit) == before"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

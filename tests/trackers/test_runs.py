@@ -67,7 +67,7 @@ def fit_tracked(folder: Path, **settings: Any) -> None:
     lightning.Trainer(
         agents=["writer"],
         algorithm=grpo(),
-        backend=lightning.LocalBackend("tiny", threads=1),
+        backend=lightning.LocalBackend("tiny"),
         alerts=lightning.Alerts(rules={"second": second}),
         folder=folder,
         progress=False,

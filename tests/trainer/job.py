@@ -83,7 +83,7 @@ def fit(folder: Path, kind: Plain, *, steps: int, ended: Callable[[], object]) -
         agents=["writer"],
         algorithm=kind.algorithm(),
         checkpoint_every=kind.checkpoint_every,
-        backend=lightning.LocalBackend("tiny", threads=1),
+        backend=lightning.LocalBackend("tiny"),
         steps=steps,
         folder=folder,
         resume=(folder / "run.json").exists(),

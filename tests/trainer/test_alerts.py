@@ -74,7 +74,7 @@ def collapsed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Aler
     lightning.Trainer(
         agents=["writer"],
         algorithm=grpo(credit="uniform"),
-        backend=Spoilt("tiny", threads=1),
+        backend=Spoilt("tiny"),
         steps=2 * GOOD + 2,
         folder=folder,
         progress=False,

@@ -20,7 +20,7 @@ from lightning_core.stores.memory import MemoryStore
 from lightning_core.tracing.scope import current_scope
 from lightning_core.trainer.display import describe_staleness
 from lightning_core.trainer.parts import ResolvedPhase
-from lightning_core.trainer.plan import admitted, make_tasks, plan_evaluation, plan_training
+from lightning_core.trainer.plan import RolloutPlan, admitted, make_tasks
 from lightning_core.trainer.report import find_evaluation
 from lightning_core.trainer.session import withdraw
 from lightning_core.trainer.updating import measure_staleness
@@ -123,7 +123,7 @@ async def test_what_was_not_yet_admitted_is_withdrawn_and_the_rest_is_left():
     async with MemoryStore() as store:
         tasks = make_tasks([{"n": n} for n in range(2)], "train")
         for step in range(3):
-            await store.enqueue(plan_training("run", step, tasks, 2, 1))
+            await store.enqueue(RolloutPlan("run", step).train(tasks, 2))
         done, running = await store.lease("worker", 2, 60, run_id="run")
         await store.finish(done, reward=1.0)
         assert await withdraw(store, "run", 2, 2) == 4
@@ -139,7 +139,7 @@ async def test_an_evaluation_of_updates_that_are_lost_is_withdrawn_and_what_othe
     async with MemoryStore() as store:
         tasks = make_tasks([{"n": n} for n in range(2)], "validation")
         for step in (5, 8):
-            await store.enqueue(plan_evaluation("run", step, tasks, 1))
+            await store.enqueue(RolloutPlan("run", step).evaluate(tasks))
         done, *_ = await store.lease("worker", 5, 60, run_id="run")
         await store.finish(done, reward=1.0)
         others = [
@@ -153,7 +153,7 @@ async def test_an_evaluation_of_updates_that_are_lost_is_withdrawn_and_what_othe
         assert Counter(left.values()) == {Status.QUEUED: 2, Status.CANCELLED: 4}
         assert (await store.get_rollouts([done.rollout.id]))[0].status is Status.SUCCEEDED
         assert await find_evaluation(store, "run", 8, None) is None
-        await store.enqueue(anew := plan_evaluation("run", 8, tasks, 1, retry=1))
+        await store.enqueue(anew := RolloutPlan("run", 8, retry=1).evaluate(tasks))
         await store.cancel([r.id for r in others])
         for attempt in await store.lease("worker", 9, 60, run_id="run"):
             await store.finish(attempt, reward=0.5)
@@ -167,7 +167,7 @@ async def test_rollouts_of_earlier_steps_are_run_first_whenever_they_were_asked_
     async with MemoryStore() as store:
         tasks = make_tasks([{"n": 1}], "train")
         for step in (2, 0, 1):
-            await store.enqueue(plan_training("run", step, tasks, 2, 1))
+            await store.enqueue(RolloutPlan("run", step).train(tasks, 2))
         leased = await store.lease("worker", 6, 60)
         assert [attempt.rollout.step for attempt in leased] == [0, 0, 1, 1, 2, 2]
 

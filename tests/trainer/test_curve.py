@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_core.stores.memory import MemoryStore
-from lightning_core.trainer.plan import plan_evaluation
+from lightning_core.trainer.plan import RolloutPlan
 from lightning_core.trainer.report import terminal_curve, transcripts
 from lightning_core.types import Metrics, Task
 
@@ -31,7 +31,7 @@ async def test_the_task_that_gained_most_is_shown_with_its_rewards_as_they_are()
     rewards = {0: {"a": 0.25, "b": 0.0, "c": 1.0}, 3: {"a": 0.75, "b": 1.5, "c": 0.5}}
     async with MemoryStore("memory://") as store:
         for step, by_task in rewards.items():
-            await store.enqueue(plan_evaluation("r", step, tasks, 1))
+            await store.enqueue(RolloutPlan("r", step).evaluate(tasks))
             for attempt in await store.lease("w", 6, 60.0):
                 await store.finish(attempt, reward=by_task[attempt.rollout.task.id])
         shown = await transcripts(store, "r", 3)

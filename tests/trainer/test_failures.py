@@ -17,13 +17,13 @@ import torch
 from benchmarks.credit.training import loss_of
 from lightning_core.algorithms.grpo import GRPO
 from lightning_core.credit.base import assign
-from lightning_core.credit.uniform import uniform
-from lightning_core.runner import FailurePolicy, Runner
+from lightning_core.credit.whole import uniform
+from lightning_core.runner.config import FailurePolicy
 from lightning_core.runner.outcome import is_of_world
+from lightning_core.runner.runner import Runner
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.tracing.scope import Scope, current_scope, report
-from lightning_core.trainer.batch import read_batch
-from lightning_core.trainer.failures import failure_numbers, with_lowest
+from lightning_core.trainer.batch import failure_numbers, read_batch, with_lowest
 from lightning_core.types import Attempt, Call, Choice, Rollout, Status, Task, Trajectory
 
 ASKED = httpx.Request("POST", "http://model/v1/chat/completions")
@@ -99,8 +99,8 @@ def attempt(**fields: Any) -> Attempt:
 
 
 def test_a_failure_counts_only_after_a_trained_reply_of_that_attempt_and_only_if_not_the_worlds():
-    default, penalise = FailurePolicy(penalty=-1.0), FailurePolicy(then="penalise", penalty=-0.5)
-    assert default.reward_of_failure(attempt(), [replied()], world=False) == -1.0
+    default, penalise = FailurePolicy(), FailurePolicy(then=-0.5)
+    assert default.reward_of_failure(attempt(), [replied()], world=False) == 0.0
     assert penalise.reward_of_failure(attempt(), [replied()], world=False) == -0.5
     assert default.reward_of_failure(attempt(), [replied()], world=True) is None
     for calls in ([], [replied(trained=False)], [replied(status="failed")], [replied(attempt=2)]):
@@ -111,7 +111,7 @@ def test_a_failure_counts_only_after_a_trained_reply_of_that_attempt_and_only_if
 def test_a_validation_has_no_group_whose_lowest_return_could_count():
     asked = attempt(split="validation")
     assert FailurePolicy().reward_of_failure(asked, [replied()], world=False) is None
-    assert FailurePolicy(then="penalise").reward_of_failure(asked, [replied()], world=False) == 0.0
+    assert FailurePolicy(then=-1.0).reward_of_failure(asked, [replied()], world=False) == -1.0
 
 
 # what it counts as ------------------------------------------------------------------------------

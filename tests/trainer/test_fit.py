@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import lightning_core as lightning
 from lightning_core.errors import ConfigError, TrainingError
-from lightning_core.trainer.report import Summary
+from lightning_core.trainer.summary import Summary
 
 TASKS = [{"question": f"List the boats with speed above {n}."} for n in range(8)]
 SMALL = lightning.GRPO(group_size=3, tasks_per_step=2)
@@ -90,7 +90,7 @@ def test_a_finished_run_is_resumed_with_more_steps(finished):
 
 def test_settings_say_the_same_in_another_process_and_without_what_does_not_count(tmp_path):
     def settings(port: int) -> dict[str, object]:
-        where = {"base_url": f"http://localhost:{port}/v1", "api_key": "secret", "timeout": float(port)}
+        where = {"base_url": f"http://localhost:{port}/v1", "api_key": f"secret-{port}"}
         judge = lightning.Judge(model="gpt", rubric=lambda task: "", **where)
         return {"air": lightning.AIR(functions=[lambda records: []]), "judge": judge, "steps": 0}
 
@@ -132,7 +132,7 @@ def test_a_step_that_failed_as_a_whole_is_made_anew_on_resume(tmp_path):
 
 
 def test_one_backend_object_serves_two_runs(tmp_path):
-    backend = lightning.LocalBackend("tiny", threads=1, learning_rate=1e-3)
+    backend = lightning.LocalBackend("tiny", learning_rate=1e-3)
     for name in ("one", "two"):
         assert fit(tmp_path / name, backend=backend).steps == 2
 
@@ -145,7 +145,7 @@ def test_fit_runs_inside_a_running_event_loop(tmp_path):
 
 
 def test_with_lora_the_policy_is_still_a_plain_transformers_folder(tmp_path):
-    backend = lightning.LocalBackend("tiny", threads=1, lora=lightning.LoraOptions(rank=4))
+    backend = lightning.LocalBackend("tiny", lora=lightning.LoraOptions(rank=4))
     fit(tmp_path / "run", backend=backend)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "policy")
     assert not any("lora" in name for name in model.state_dict())

@@ -20,7 +20,7 @@ import lightning_core as lightning
 from lightning_core.backends.base import Batch
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.testing.server import GatewayDouble, serving
-from lightning_core.trainer.report import Summary
+from lightning_core.trainer.summary import Summary
 from lightning_core.types import Call, Transition
 
 TASKS = [{"question": f"List the boats with speed above {n}."} for n in range(4)]
@@ -32,7 +32,7 @@ class KeepingBackend(lightning.LocalBackend):
     """The local backend, which also keeps what it was given to train on."""
 
     def __init__(self) -> None:
-        super().__init__("tiny", threads=1)
+        super().__init__("tiny")
         self.consumed: list[Transition] = []
 
     async def update(self, batch: Batch, algorithm: Any) -> dict[str, float]:
@@ -135,3 +135,28 @@ def test_the_summary_counts_them_as_not_trained(trained: Trained) -> None:
     assert (critic.trained, critic.calls, critic.transitions_with_advantage) == (False, 2 * ROLLOUTS, 0)
     assert (writer.trained, writer.calls) == (True, ROLLOUTS)
     assert writer.transitions_with_advantage > 0
+
+
+def test_without_an_agent_to_train_all_are_recorded_where_the_app_sends_them(tmp_path: Path) -> None:
+    with serving() as hosted:
+
+        async def solve(task: lightning.Task) -> float:
+            async with openai.AsyncOpenAI(api_key="sk-of-the-app", base_url=f"{hosted.url}/v1") as own:
+                with lightning.agent("writer"):
+                    said = [{"role": "user", "content": str(task.input["question"])}]
+                    await own.chat.completions.create(model="large", messages=said)  # type: ignore[arg-type]
+            return float("3" in str(task.input["question"]))
+
+        trainer = lightning.Trainer(agents=[], steps=0, folder=tmp_path / "run", progress=False)
+        summary = trainer.fit(solve, validation=TASKS)
+    assert len(hosted.seen) == 2 * len(TASKS)  # each task is tried twice
+    assert summary.before is not None
+    assert summary.before.sampled == 1 / len(TASKS)
+    assert summary.model == "none"
+    kept = lightning.demonstrations(tmp_path / "run", least_reward=1.0, split="validation")
+    assert [(each.agent, each.reply) for each in kept] == 2 * [("writer", {"content": "it is done"})]
+
+
+def test_training_no_agent_is_refused() -> None:
+    with pytest.raises(lightning.LightningError, match="agents=\\[\\] trains no agent"):
+        lightning.Trainer(agents=[], steps=1)

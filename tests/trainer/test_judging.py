@@ -230,7 +230,7 @@ class Kept(lightning.LocalBackend):
     """Keeps the trajectories of every batch."""
 
     def __init__(self, model: Path, trained: list[Trajectory]) -> None:
-        super().__init__(model, threads=1, learning_rate=3e-3)
+        super().__init__(model, learning_rate=3e-3)
         self.trained = trained
 
     async def update(self, batch: Batch, algorithm: Algorithm) -> dict[str, float]:

@@ -48,7 +48,7 @@ def fit_two_steps(folder: Path, notes: Notes, *, deadly: bool, resume: bool = Fa
 
     lightning.Trainer(
         algorithm=lightning.GRPO(group_size=3, tasks_per_step=2),
-        backend=lightning.LocalBackend("tiny", threads=1),
+        backend=lightning.LocalBackend("tiny"),
         steps=2,
         evaluate_every=1,
         checkpoint_every=2,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_core.trainer.batch import to_trajectory
 from lightning_core.transcript import observation
+from lightning_core.transitions import to_trajectory
 from lightning_core.types import Call, Rollout, Status, Task
 from tests.gateway.conftest import open_house
 

@@ -20,7 +20,8 @@ from lightning_core.backends.base import Batch
 from lightning_core.errors import ConfigError, TaskError, UnknownAgentError, UnsupportedError
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.display import Display
-from lightning_core.trainer.report import Summary, terminal_curve
+from lightning_core.trainer.report import terminal_curve
+from lightning_core.trainer.summary import Summary
 from lightning_core.types import Metrics, Rollout
 
 TASKS = [{"question": f"List the boats with speed above {n}."} for n in range(8)]
@@ -45,7 +46,7 @@ class Lettered(lightning.LocalBackend):
     """The local backend, which keeps a note of the phase each update was for, and on which demonstrations."""
 
     def __init__(self) -> None:
-        super().__init__("tiny", threads=1, dtype="float32", learning_rate=1e-3)
+        super().__init__("tiny", dtype="float32", learning_rate=1e-3)
         self.updates: list[tuple[int, str, tuple[str, ...]]] = []
 
     async def update(self, batch: Batch, algorithm: Any) -> dict[str, float]:

@@ -8,11 +8,10 @@ import pytest
 from lightning_core.errors import TaskError
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.trainer.plan import (
+    RolloutPlan,
     find_place,
     is_planned,
     make_tasks,
-    plan_evaluation,
-    plan_training,
     tasks_of_step,
 )
 from lightning_core.trainer.report import find_evaluation
@@ -37,13 +36,13 @@ def test_a_step_plans_the_same_again_and_another_seed_plans_another_order():
 
 
 def test_rollout_ids_are_unique_over_steps_places_and_members():
-    planned = [r for step in range(3) for r in plan_training("run", step, tasks(2) * 2, 4, 1)]
+    planned = [r for step in range(3) for r in RolloutPlan("run", step).train(tasks(2) * 2, 4)]
     assert len({rollout.id for rollout in planned}) == 3 * 4 * 4
     assert len({rollout.group_id for rollout in planned}) == 3 * 4
 
 
 def test_an_evaluation_runs_each_task_once_sampled_and_once_greedy():
-    planned = plan_evaluation("run", 0, tasks(3), 2)
+    planned = RolloutPlan("run", 0, 2).evaluate(tasks(3))
     assert Counter(rollout.sampling.temperature for rollout in planned) == {1.0: 3, 0.0: 3}
     assert {rollout.split for rollout in planned} == {"validation"}
 
@@ -51,8 +50,8 @@ def test_an_evaluation_runs_each_task_once_sampled_and_once_greedy():
 def test_what_is_planned_is_known_by_its_id_and_what_others_ask_for_is_not():
     for retry in (0, 2):
         planned = [
-            *plan_training("a-t1", 3, tasks(2), 2, 1, retry, first=10),
-            *plan_evaluation("a-t1", 3, tasks(2), 1, retry=retry),
+            *RolloutPlan("a-t1", 3, retry=retry).train(tasks(2), 2, first=10),
+            *RolloutPlan("a-t1", 3, retry=retry).evaluate(tasks(2)),
         ]
         assert all(map(is_planned, planned))
         assert len({find_place(rollout) for rollout in planned}) == len(planned)
@@ -67,7 +66,7 @@ async def test_what_others_ask_for_is_no_part_of_an_evaluation():
         other = Rollout(
             id="run-x0-1-0", run_id="run", task=task, group_id="run-x0-1", step=0, split="validation"
         )
-        planned = plan_evaluation("run", 0, [task], 1)
+        planned = RolloutPlan("run", 0).evaluate([task])
         await store.enqueue([*planned, other])
         for attempt in await store.lease("worker", 2, 60):
             assert attempt.rollout.id != other.id

@@ -96,7 +96,7 @@ def run(folder: Path, solve: Any, **settings: Any) -> None:
         model="tiny",
         agents=["writer"],
         prompts={"writer": SEED, "critic": SEED},
-        backend=lightning.LocalBackend("tiny", threads=1),
+        backend=lightning.LocalBackend("tiny"),
         folder=folder,
         progress=False,
         on_failure=lightning.FailurePolicy(retries=0),

@@ -80,7 +80,7 @@ def test_a_run_is_opened_with_its_origin_and_resumed_with_the_change(tmp_path):
         return 1.0
 
     def fit(**settings: Any) -> Any:
-        backend = lightning.LocalBackend("tiny", threads=1)
+        backend = lightning.LocalBackend("tiny")
         trainer = lightning.Trainer(
             backend=backend, steps=0, folder=tmp_path / "run", progress=False, **settings
         )

@@ -48,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(model: Path, folder: Path, *, seed: int = 0, steps: int = STEPS, **more: Any) -> Replies:
     """The replies and rewards of each place of a run."""
     trainer = lightning.Trainer(
-        backend=lightning.LocalBackend(model, threads=1, learning_rate=1e-3, seed=seed),
+        backend=lightning.LocalBackend(model, learning_rate=1e-3),
         algorithm=lightning.GRPO(group_size=8, tasks_per_step=4, credit="uniform"),
         store=f"sqlite:///{folder / 'store.db'}",
         folder=folder,

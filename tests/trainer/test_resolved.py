@@ -1,4 +1,4 @@
-"""A credit method and an algorithm that don't go together are refused at the start, with what to do."""
+"""Parts that don't go together are refused at the start, and a backend has the run's seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from lightning_core.credit.gae import Gae
 from lightning_core.credit.tabular import Tabular
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
-from lightning_core.trainer.parts import check_signals, resolve_phases
+from lightning_core.trainer.parts import check_signals, make_backend, resolve_phases
+from lightning_core.trainer.settings import Settings
+from tests.backends.scripted import ScriptedBackend
 
 
 @dataclass(frozen=True)
@@ -95,3 +97,10 @@ def test_signals_of_rollouts_are_refused_where_no_update_has_any(option):
         check_signals(resolve_phases([Phase(taught, 1)], load_plugins([])), **given)
     check_signals(resolve_phases([Phase(taught, 1), Phase(GRPO(), 1)], load_plugins([])), **given)
     check_signals(resolve_phases([Phase(taught, 1)], load_plugins([])), air=False, judge=False)
+
+
+def test_a_backend_has_the_run_s_seed_whether_named_or_given():
+    given = ScriptedBackend()
+    assert make_backend(Settings(backend=given, seed=7), load_plugins([])) is given
+    assert given.seed == 7
+    assert make_backend(Settings(backend="local", seed=7), load_plugins([])).seed == 7

@@ -30,8 +30,8 @@ import lightning_core as lightning
 from lightning_core.errors import ConfigError, TrainingError, TrainingStopped
 from lightning_core.gateway.server import ServerThread
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.trainer.report import Summary
 from lightning_core.trainer.searching import halves, interval
+from lightning_core.trainer.summary import Summary
 from lightning_core.types import Call, ResourceVersion, Rollout, Task
 
 SEED = "You know:"
@@ -410,7 +410,7 @@ def joined(folder: Path, phases: Any, **settings: Any) -> Summary:
     return lightning.Trainer(
         prompts={"writer": SEED},
         algorithm=phases,
-        backend=lightning.LocalBackend("tiny", threads=1),
+        backend=lightning.LocalBackend("tiny"),
         folder=folder,
         progress=False,
         **settings,

@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of two steps."""
     folder = tmp_path_factory.mktemp("served") / "run"
-    fit(folder, steps=2, keep_checkpoints=2, backend=LocalBackend("tiny", threads=1))
+    fit(folder, steps=2, keep_checkpoints=2, backend=LocalBackend("tiny"))
     return folder
 
 
@@ -82,7 +82,7 @@ async def test_after_a_rollback_a_rollout_is_answered_by_the_old_version_and_rec
         await roll_back(str(finished), None, "policy", version)
         (call,) = await answered(finished, f"after-{version}")
         assert (call.policy_version, call.trained, call.status) == (version, True, "completed")
-        await export_model(str(finished), None, "policy", version, tmp_path / str(version), "local")
+        await export_model(str(finished), None, "policy", version, tmp_path / str(version))
         network = AutoModelForCausalLM.from_pretrained(tmp_path / str(version), dtype=torch.float32)
         (choice,) = call.choices
         assert call.prompt_ids is not None
@@ -165,7 +165,7 @@ def test_trainer_here_and_two_gateways_elsewhere_train_on_the_weights_of_each_st
         for _ in range(2)
     ]
     try:
-        backend = LocalBackend("tiny", threads=1)
+        backend = LocalBackend("tiny")
         fit(tmp_path / "run", steps=2, store=store, remote=["gateway"], backend=backend)
         ends = [gateway.communicate(timeout=300)[1] for gateway in gateways]
     finally:

@@ -22,7 +22,7 @@ class Counting(lightning.LocalBackend):
     """The local backend, as if its optimizer were somebody else's."""
 
     def __init__(self) -> None:
-        super().__init__("tiny", threads=1)
+        super().__init__("tiny")
         self.busy = Meter()
 
     @property
@@ -72,6 +72,6 @@ def test_a_step_says_what_its_backend_and_its_parts_took(tmp_path: Path) -> None
 
 
 def test_a_backend_that_does_not_count_its_work_is_not_said_to_be_idle(tmp_path: Path) -> None:
-    steps = steps_of(tmp_path / "run", lightning.LocalBackend("tiny", threads=1))
+    steps = steps_of(tmp_path / "run", lightning.LocalBackend("tiny"))
     assert all("step_seconds" in step.values for step in steps)
     assert not any("backend_seconds" in step.values for step in steps)

@@ -17,13 +17,11 @@ TASKS = [{"number": n} for n in range(6)]
 KINDS = {
     "rloo": lightning.RLOO(group_size=2, tasks_per_step=3),
     "reinforce++": lightning.ReinforcePP(tasks_per_step=6),
-    "dr_grpo": lightning.GRPO(
-        group_size=2, tasks_per_step=3, scale="none", aggregation="constant", constant=3, epochs=2
-    ),
+    "dr_grpo": lightning.GRPO(group_size=2, tasks_per_step=3, scale="none", aggregation=3, epochs=2),
     "gspo": lightning.GRPO(
-        group_size=2, tasks_per_step=3, ratio="sequence", aggregation="sequence", clip_low=3e-4, epochs=2
+        group_size=2, tasks_per_step=3, ratio="sequence", aggregation="sequence", clip=(3e-4, 0.28), epochs=2
     ),
-    "cispo": lightning.GRPO(group_size=2, tasks_per_step=3, ratio="weight", clip_low=1.0, epochs=2),
+    "cispo": lightning.GRPO(group_size=2, tasks_per_step=3, ratio="weight", clip=(1.0, 0.28), epochs=2),
 }
 
 
@@ -55,7 +53,7 @@ def test_a_run_makes_its_update(kind: str, tmp_path: Path) -> None:
     lightning.Trainer(
         agents=["writer"],
         algorithm=KINDS[kind],
-        backend=lightning.LocalBackend("tiny", threads=1),
+        backend=lightning.LocalBackend("tiny"),
         steps=1,
         folder=folder,
         progress=False,

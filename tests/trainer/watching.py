@@ -15,7 +15,7 @@ from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.scope import current_scope
-from lightning_core.trainer.report import Summary
+from lightning_core.trainer.summary import Summary
 from lightning_core.types import Call, Metrics, Rollout, Trajectory
 from tests.backends.scripted import ScriptedBackend
 
@@ -31,7 +31,7 @@ class WatchedLocal(lightning.LocalBackend):
     """The same, with a real model."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__("tiny", threads=1, **options)
+        super().__init__("tiny", **options)
         self.batches: defaultdict[int, list[tuple[Trajectory, ...]]] = defaultdict(list)
 
     async def update(self, batch: Batch, algorithm: Algorithm) -> dict[str, float]:

@@ -20,23 +20,27 @@ from verl.utils import tensordict_utils
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
 
+from lightning_core.backends.settings import BETAS
 from lightning_core.backends.verl.batch import entry_values, to_batch
 from lightning_core.backends.verl.learning import Learner
+from lightning_core.backends.verl.loss import mask_outputs
 from lightning_core.backends.verl.rows import make_rows, share
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.trajectories import Floats
 from lightning_core.types import Key
 
 MICRO_TOKENS = 160
-"""Tokens of a micro-batch, few enough that there are several."""
+"""Tokens of a micro-batch, few enough that there are several; a longer reply has one of its own."""
 
 
 class Ranks:
     """What `Learner` asks of a cluster, of workers that are one in each process."""
 
-    def __init__(self, settings: VerlSettings, *, packed: bool) -> None:
-        """`packed`: the rows of a micro-batch pass as one sequence, as on GPUs; else padded."""
+    def __init__(self, settings: VerlSettings, longest: int, *, packed: bool) -> None:
+        """`longest` reply, prompt included. `packed`: the rows of a micro-batch pass as one sequence, as on
+        GPUs; else padded."""
         self._settings, self._packed = settings, packed
+        self._micro_tokens = max(longest, MICRO_TOKENS)
         self._policy = self._worker("language_model")
         self._reference = self._worker("language_model")
         self._critic = self._worker("value_model")
@@ -57,14 +61,14 @@ class Ranks:
             mixed_precision={"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
             use_torch_compile=False,
             use_dynamic_bsz=True,
-            max_token_len_per_gpu=MICRO_TOKENS,
-            infer_max_token_len_per_gpu=MICRO_TOKENS,
+            max_token_len_per_gpu=self._micro_tokens,
+            infer_max_token_len_per_gpu=self._micro_tokens,
         )
         optimizer = FSDPOptimizerConfig(
             lr=0.0,
             total_training_steps=100,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
+            betas=BETAS,
+            weight_decay=0.0,
             clip_grad=settings.max_grad_norm,
         )
         worker = TrainingWorker(
@@ -77,6 +81,8 @@ class Ranks:
             )
         )
         worker.reset()
+        if kind == "language_model":
+            mask_outputs(worker.engine)
         return worker
 
     def train(self, batch: TensorDict, loss: Callable[..., Any], rate: float) -> dict[str, Any]:
@@ -135,7 +141,9 @@ class Found(TypedDict):
 def main(job: Path, result: Path) -> None:
     """Make the updates that are asked for, and tell what came of them."""
     settings, packed, updates = pickle.loads(job.read_bytes())
-    ranks = Ranks(settings, packed=packed)
+    replies = [t for batch, _ in updates for each in batch for t in each.transitions]
+    longest = max(len(t.prompt_ids) + len(t.completion_ids) for t in replies)
+    ranks = Ranks(settings, longest, packed=packed)
     learner = Learner(ranks, settings, parameters=1)  # type: ignore[arg-type]
     before = learner.values(updates[-1][0])
     metrics = [learner.update(batch, algorithm) for batch, algorithm in updates]

@@ -33,6 +33,7 @@ from lightning_core.errors import EngineError, ModelError, TrainingError
 from lightning_core.trainer.demonstrations import encode_all
 from lightning_core.types import Trajectory
 from tests.backends.serving import Reply, as_transition, ask, plain_logprobs
+from tests.backends.test_constraints import sample as held
 from tests.verl.conftest import RATE, WARMUP
 from tests.verl.recorded import play, recorded_by
 
@@ -40,6 +41,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 TOLERANCE = 1e-4
 COUNTED = {"update_seconds", "forward_tokens", "unmerged_tokens", "merge_ratio"}
 """What a batch cut into rows costs, not what is learnt from it."""
+ROUNDING = {"logprob_gap_mean", "logprob_gap_max"}
+"""Of float32, where the weights are those that sampled."""
 DEMONSTRATIONS = [
     {"messages": [{"role": "user", "content": f"List boat {n}."}], "reply": f"SELECT {n};"} for n in range(5)
 ]
@@ -104,7 +107,7 @@ def gap(folder: Path, batch: Sequence[Trajectory]) -> float:
 
 @asynccontextmanager
 async def local(**options: Any) -> AsyncIterator[LocalBackend]:
-    made = LocalBackend("tiny", threads=1, learning_rate=RATE, warmup_steps=WARMUP, **options)
+    made = LocalBackend("tiny", learning_rate=RATE, warmup_steps=WARMUP, **options)
     await made.start()
     try:
         yield made
@@ -125,6 +128,19 @@ async def test_what_is_published_is_what_answers(backend: Any, tmp_path: Path) -
         assert apart(await exported(backend, tmp_path / f"{version}"), before) > RATE / 10
         assert gap(tmp_path / f"{version}", batch) < TOLERANCE / 2
         assert gap(tmp_path / f"{version - 1}", batch) > 2 * TOLERANCE
+
+
+async def test_replies_held_to_a_form_have_ratio_one_and_the_local_update(backend: Any) -> None:
+    """Sampled by vLLM under its masks, trained by verl's workers under the same."""
+    batch = await held(backend)
+    assert sum(t.grammar is not None for each in batch for t in each.transitions) > len(batch)
+    found = await backend.update(Batch(0, batch), GRPO(kl=0.1))
+    assert found["logprob_gap_max"] < TOLERANCE
+    assert found["kl_reference"] == pytest.approx(0.0, abs=1e-6)
+    async with local() as other:
+        wanted = await other.update(Batch(0, batch), GRPO(kl=0.1))
+    for name in wanted.keys() - COUNTED - ROUNDING:
+        assert found[name] == pytest.approx(wanted[name], rel=TOLERANCE, abs=1e-6), name
 
 
 async def test_updates_in_a_row_are_those_of_the_local_backend(backend: Any, tmp_path: Path) -> None:
@@ -193,7 +209,7 @@ async def test_the_local_backend_serves_what_is_exported(backend: Any, tmp_path:
     await backend.export(tmp_path / "model")
     asked = {"max_tokens": 12, "temperature": 0.0}
     wanted = await ask(backend, "List the boats", **asked)
-    made = LocalBackend(tmp_path / "model", threads=1)
+    made = LocalBackend(tmp_path / "model")
     await made.start()
     found = await ask(made, "List the boats", **asked)
     await made.close()

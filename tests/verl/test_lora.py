@@ -59,7 +59,7 @@ async def test_the_local_backend_serves_what_is_merged(backend: Any, tmp_path: P
     await backend.export(tmp_path / "model")
     asked = {"max_tokens": 12, "temperature": 0.0}
     wanted = await ask(backend, "List the boats", **asked)
-    made = LocalBackend(tmp_path / "model", threads=1)
+    made = LocalBackend(tmp_path / "model")
     await made.start()
     found = await ask(made, "List the boats", **asked)
     await made.close()

@@ -15,7 +15,7 @@ ROOT = "actor_rollout_ref"
     [
         (f"{ROOT}.actor.optim.lr", "learning_rate=... and warmup_steps=... to the backend"),
         (f"{ROOT}.actor.optim.min_lr_ratio", "learning_rate="),
-        (f"{ROOT}.actor.clip_ratio_high", "clip_low=... and clip_high=... to the algorithm"),
+        (f"{ROOT}.actor.clip_ratio_high", "clip=... to the algorithm"),
         (f"{ROOT}.actor.entropy_coeff", "the loss is the algorithm's"),
         (f"{ROOT}.actor.ppo_epochs", "epochs=... to the algorithm"),
         (f"{ROOT}.actor.use_kl_loss", "kl=... to the algorithm"),

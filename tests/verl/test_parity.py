@@ -32,6 +32,8 @@ from lightning_core.backends.verl.rows import make_rows, share
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.credit.base import assign
 from lightning_core.types import Key, Trajectory
+from tests.backends.serving import serving
+from tests.backends.test_constraints import sample
 from tests.verl.recorded import arrange, play, recorded_by, score
 
 HERE = Path(__file__).parent
@@ -54,11 +56,11 @@ def updates(qwen: Path) -> Updates:
     batches[4] = (replace(batches[4][0], transitions=(one,)),)
     algorithms: Sequence[Algorithm] = (
         GRPO(kl=0.2),
-        PolicyGradient(ratio="sequence", correction=None, clip_low=0.03, clip_high=0.03),
+        PolicyGradient(ratio="sequence", correction=None, clip=0.03),
         GRPO(epochs=2),
         pairs,
         GRPO(),
-        GRPO(mini_batch_size=1, clip_high=0.02, dual_clip=1.05, kl=0.1, kl_estimator="k1"),
+        GRPO(mini_batch_size=1, clip=(0.2, 0.02, 1.05), kl=(0.1, "k1")),
         PPO(epochs=1, critic=Critic(epochs=1, learning_rate=1e-4)),
     )
     return list(zip(batches, algorithms, strict=True))
@@ -113,6 +115,23 @@ def test_updates_through_verls_workers_are_the_local_ones(
             assert metrics[name] == pytest.approx(wanted[name], rel=TOLERANCE, abs=1e-6), (algorithm, name)
     assert_same_weights(policy, qwen, updates[0][0], found["logprobs"], count)
     assert_critic_learns(found, updates[-1][0])
+
+
+@pytest.mark.parametrize(("count", "packed"), [(1, True), (2, False)], ids=["one, packed", "two, padded"])
+async def test_at_the_first_pass_every_ratio_is_one_under_masks(
+    qwen: Path, tmp_path: Path, count: int, packed: bool
+) -> None:
+    """Replies that are free, held to each kind of form, forced to call tools, and go on from one another."""
+    async with serving(qwen) as backend:
+        batch = await sample(backend, temperature=0.6)
+    algorithm, settings = GRPO(kl=0.1), VerlSettings(qwen, learning_rate=RATE)
+    found = by_workers(count, (settings, packed, [(batch, algorithm)]), tmp_path)["metrics"][0]
+    assert found["logprob_gap_max"] < TOLERANCE
+    assert found["kl_reference"] == pytest.approx(0.0, abs=1e-6)
+    policy, options = Policy(load_model(qwen, device="cpu"), None), TrainingSettings(learning_rate=RATE)
+    wanted = Optimizer(policy, options, source=str(qwen)).update(batch, algorithm)
+    for name in ("loss", "grad_norm", "sampled_entropy"):
+        assert found[name] == pytest.approx(wanted[name], rel=TOLERANCE, abs=1e-6), name
 
 
 def assert_same_weights(

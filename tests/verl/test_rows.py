@@ -114,9 +114,13 @@ def test_a_transition_without_a_prompt_or_with_other_logprobs_is_refused_by_name
         make_state_rows([call("x", [], [3])])
 
 
-def test_a_reply_held_to_a_constraint_is_refused_by_name() -> None:
-    with pytest.raises(TrainingError, match="call 'x' of rollout 'r' was held to a constraint"):
-        rows_of(call("x", [1], [3], grammar='start: "a"'))
+def test_a_row_says_what_each_of_its_replies_was_held_to() -> None:
+    held = call("1", [1], [2], grammar='start: "a"')
+    rows = rows_of(held, call("2", [1, 2, 3], [4]), call("3", [7], [8]))
+    assert {row.keys: row.grammars for row in rows} == {
+        (("r", "1", 0), ("r", "2", 0)): ('start: "a"', None),
+        (("r", "3", 0),): (),
+    }
 
 
 few_tokens = st.lists(st.integers(0, 2), min_size=1, max_size=4)

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,9 @@ from aiohttp.test_utils import TestServer
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.chat.folder import tiny_folder
+from lightning_core.backends.verl.settings import VerlSettings
+from lightning_core.backends.vllm.client import Piece
+from lightning_core.backends.vllm.dispatch import _write
 from lightning_core.backends.vllm.server import ServerOptions, VllmServer
 from lightning_core.backends.vllm.upstream import Replicas, VllmUpstream
 from lightning_core.errors import ConfigError, EngineError, GatewayError, UnsupportedError
@@ -49,11 +53,35 @@ async def test_a_server_that_is_away_is_named(nobody: Callable[[], str]) -> None
     await replicas.close()
 
 
-async def test_a_constraint_is_refused_by_name(nobody: Callable[[], str]) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"strategy": "megatron"},
+        {"overrides": {"actor_rollout_ref.model.use_fused_kernels": True}},
+        {"overrides": {"actor_rollout_ref.actor": {"ulysses_sequence_parallel_size": 2}}},
+    ],
+)
+async def test_a_form_is_refused_by_name_where_the_update_has_no_masks(
+    nobody: Callable[[], str], settings: dict[str, Any]
+) -> None:
     replicas = Replicas([nobody()], "tiny")
     asked = ChatRequest(user("hi"), constraint=Constraint(regex="a"))
-    with pytest.raises(UnsupportedError, match=r"with vLLM no reply can be held to a constraint.*regex"):
-        await VllmUpstream("tiny", replicas).chat(asked)
+    unmasked = VerlSettings("tiny", **settings).unmasked
+    with pytest.raises(UnsupportedError, match=r"form \(regex\) with .*(megatron|True|size=2).*could not"):
+        await VllmUpstream("tiny", replicas, unmasked=unmasked).chat(asked)
+    await replicas.close()
+
+
+async def test_a_token_against_the_grammar_is_found_out(nobody: Callable[[], str]) -> None:
+    """As of a server that does not know the option, and samples freely."""
+    replicas = Replicas([nobody()], "tiny")
+    grammars = VllmUpstream("tiny", replicas).grammars
+    held = Completion([5], Options(max_tokens=9), Request(), grammars.start('start: "SELECT"'))
+    token = grammars._tokenizer.convert_tokens_to_ids("S")
+    _write(held, Piece([token], [0.0]))
+    with pytest.raises(EngineError, match=r"holds replies to no form.*backend guidance"):
+        _write(held, Piece([token], [-1.0]))
+    assert held.ids == [token]
     await replicas.close()
 
 

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 pytest.importorskip("vllm")
 
 from examples.sql.prompts import write_prompt
+from lightning_core.backends.chat.constraints import penalties
 from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend
 from lightning_core.backends.vllm.server import VllmEngine
@@ -24,8 +25,9 @@ from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.stores.memory import MemoryStore
 from lightning_core.types import Demonstration, Rollout, Task
-from lightning_core.upstream import ChatRequest
+from lightning_core.upstream import ChatRequest, Constraint
 from tests.backends.serving import ask, ask_all, plain_logprobs, serving, user
+from tests.backends.test_constraints import ADD, KINDS, PERSON, matches
 from tests.vllm.weights import PROMPT, Servers, running
 
 TOOL = {
@@ -76,6 +78,36 @@ async def test_logprobs_are_those_at_the_temperature(
         plain = plain_logprobs(network, reply.prompt_ids, reply.ids, temperature)
         assert reply.logprobs == pytest.approx(plain, abs=1e-3)
     assert {reply.policy_version for reply in replies} == {engine.replicas.policy_version}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_replies_are_held_to_a_form_and_have_the_logprobs_of_its_masks(
+    engine: VllmEngine, network: Any, kind: str
+) -> None:
+    replies = await ask_all(engine, SQL, n=4, temperature=0.7, max_tokens=120, **KINDS[kind])
+    ended = [reply for reply in replies if reply.finish_reason != "length"]
+    assert ended or kind in ("grammar", "regex")
+    assert [reply.text for reply in ended if not matches(kind, reply)] == []
+    grammars = engine.upstream.grammars
+    grammar = grammars.write(ChatRequest(SQL, **KINDS[kind]))
+    assert grammar is not None
+    for reply in replies:
+        with torch.no_grad():
+            logits = network(torch.tensor([reply.prompt_ids + reply.ids])).logits[0] / 0.7
+        logits = logits[len(reply.prompt_ids) - 1 : -1]
+        words = grammars.replay(grammar, reply.ids, "here")
+        logits += torch.from_numpy(penalties(words, logits.shape[1]))
+        masked = logits.log_softmax(-1)[torch.arange(len(reply.ids)), torch.tensor(reply.ids)]
+        assert reply.logprobs == pytest.approx(masked.tolist(), abs=1e-3)
+        assert any(p < -1e-3 for p in reply.logprobs)
+
+
+async def test_beside_a_schema_a_reply_may_be_a_call_of_a_tool(engine: VllmEngine) -> None:
+    asked: dict[str, Any] = {"constraint": Constraint(schema=PERSON), "tools": [ADD], "max_tokens": 99}
+    replies = await ask_all(engine, user("hello"), n=32, temperature=2.0, **asked)
+    ended = [reply for reply in replies if reply.finish_reason != "length"]
+    assert 0 < sum(bool(reply.tool_calls) for reply in ended) < len(ended)
+    assert all(matches("tools" if reply.tool_calls else "schema", reply) for reply in ended)
 
 
 async def test_equal_seeds_give_equal_replies_and_choices_differ(rambler: Servers) -> None:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from lightning_core.backends.chat.constraints import Matcher
 
 
+WAKE_SECONDS = 0.03
+"""Between wake-ups of the readers of replies that go on; finished ones wake at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How a reply is sampled."""
@@ -112,8 +116,6 @@ class Wakes:
     Every wake-up makes the reader's loop run Python, which the engine then waits for at the interpreter lock.
     """
 
-    every: float
-    """Seconds between wake-ups of replies that go on; finished ones wake at once."""
     _last: float = 0.0
     _due: dict[asyncio.AbstractEventLoop, list[Request]] = field(default_factory=dict)
 
@@ -127,7 +129,7 @@ class Wakes:
 
     def time_for_all(self, now: float) -> bool:
         """Whether replies that go on should be added too."""
-        if now - self._last < self.every:
+        if now - self._last < WAKE_SECONDS:
             return False
         self._last = now
         return True

@@ -23,6 +23,9 @@ our own, but for one case: a `$ref` beside an `$id`, which draft 7 and earlier r
 
 A schema's properties come in the order it names them, and JSON is written on one line, with a space after
 "," and ":", as chat templates write it. Free blank space would be tokens that say nothing, to be learnt.
+
+vLLM's servers get the same text, for their own use of the library ("guidance"). There a reply ends with the
+tokenizer's end token alone, so it does here: both engines and both backends make the same masks.
 """
 
 from __future__ import annotations
@@ -30,13 +33,13 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.backends.chat.tags import CLOSE, OPEN
+from lightning_core.backends.chat.tool_calls import find_form
 from lightning_core.errors import EngineError, TrainingError, UnsupportedError
 from lightning_core.upstream import ChatRequest, Constraint
 
@@ -48,7 +51,6 @@ Words = NDArray[np.uint32]
 """A mask: bit i of word w is token 32 * w + i, set where the token may come next."""
 KEPT: Final = 64
 """Grammars that are kept ready."""
-_BREAK: Final = r'"\n"'
 _EIGHT: Final = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") > 0,
     np.float32(0),
@@ -62,13 +64,13 @@ _PLAIN: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_sepa
 class Matcher:
     """Where one reply stands in its grammar."""
 
-    __slots__ = ("_matcher",)
+    __slots__ = ("_matcher", "grammar")
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: LLMatcher, grammar: str) -> None:
+        self._matcher, self.grammar = matcher, grammar
 
     def fill(self, words: Words) -> None:
-        """Write which tokens may come next. Stop tokens are among them exactly where the grammar accepts.
+        """Write which tokens may come next. The end token is among them exactly where the grammar accepts.
 
         Raises EngineError if the grammar is too much for the library from here on.
         """
@@ -89,9 +91,9 @@ class Matcher:
 class Grammars:
     """Grammars and their masks for one model. Methods may be called from any thread."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, stop_ids: Iterable[int]) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> None:
         """Token ids go from 0 to `vocabulary` - 1; the tokenizer is read when it is first needed."""
-        self._tokenizer, self._stop_ids = tokenizer, sorted(stop_ids)
+        self._tokenizer = tokenizer
         self.vocabulary, self.words = vocabulary, (vocabulary + 31) // 32
         self._read: LLTokenizer | None = None
         self._ready: OrderedDict[str, LLMatcher] = OrderedDict()
@@ -115,7 +117,7 @@ class Grammars:
 
     def start(self, grammar: str) -> Matcher:
         """The beginning of a reply. Raises UnsupportedError for a grammar that can't be read."""
-        return Matcher(self._compile(grammar, "this grammar").deep_copy())
+        return Matcher(self._compile(grammar, "this grammar").deep_copy(), grammar)
 
     def replay(self, grammar: str, token_ids: Sequence[int], where: str) -> Words:
         """(N, words) the masks under which N recorded tokens were sampled.
@@ -153,7 +155,7 @@ class Grammars:
         matcher = LLMatcher(vocabulary, grammar, log_level=0)
         if not reason:
             try:
-                Matcher(matcher.deep_copy()).fill(np.zeros(self.words, np.uint32))
+                Matcher(matcher.deep_copy(), grammar).fill(np.zeros(self.words, np.uint32))
             except EngineError as error:
                 reason = str(error)
         if reason:
@@ -167,9 +169,9 @@ class Grammars:
             from llguidance.hf import from_tokenizer
 
             try:
-                self._read = from_tokenizer(
-                    self._tokenizer, n_vocab=self.vocabulary, eos_token=self._stop_ids
-                )
+                if self._tokenizer.eos_token_id is None:
+                    raise ValueError("it names no eos_token to end a reply with")
+                self._read = from_tokenizer(self._tokenizer, n_vocab=self.vocabulary)
             except ValueError as error:
                 raise UnsupportedError(
                     f"this model's tokenizer can't be read for constraints: {error}; ask without one"
@@ -191,22 +193,29 @@ class Grammars:
         return f"start: {written}"
 
     def _calls(self, tools: list[dict[str, Any]], *, parallel: bool) -> str:
-        """At least one call of these functions, as `replies.ToolCalls` reads them."""
+        """At least one call of these functions, as `tool_calls.ToolCalls` reads them."""
         if not tools:
             raise UnsupportedError("a call of a tool is asked for, and the request has no such tool; send it")
-        names = [f"call{index}" for index in range(len(tools))]
+        form, names = find_form(self._tokenizer), [f"call{index}" for index in range(len(tools))]
+        many = f"call ({_literal(form.between)} call)*" if form.between else "call+"
+        calls = many if parallel else "call"
         rules = [
-            f"start: call ({_BREAK} call)*" if parallel else "start: call",
-            f"call: {self._tag(OPEN)} {_BREAK} ({' | '.join(names)}) {_BREAK} {self._tag(CLOSE)}",
+            f"start: {self._written_as(form.first)} {calls} {self._written_as(form.last)}",
+            f"call: {self._written_as(form.before)} ({' | '.join(names)}) {self._written_as(form.after)}",
         ]
         for name, tool in zip(names, tools, strict=True):
             function = tool["function"]
-            opening = f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": '
+            before, after = form.written(function["name"])
             arguments = _json(_arguments(function.get("parameters")))
-            self._check_text(opening + arguments, f"call of {function['name']!r}")
-            rules.append(f'{name}: {_literal(opening)} {name}_arguments "}}"')
+            self._check_text(before[0] + arguments, f"call of {function['name']!r}")
+            rules.append(
+                f"{name}: {self._written_as(before)} {name}_arguments {_literal(after) if after else ''}"
+            )
             rules.append(f"{name}_arguments: {arguments}")
         return "\n".join(rules)
+
+    def _written_as(self, parts: Sequence[str]) -> str:
+        return " ".join(map(self._tag, parts))
 
     def _tag(self, tag: str) -> str:
         """A tag is one token where the model has it so, else text."""
@@ -249,9 +258,8 @@ def penalties(words: Words, vocabulary: int) -> NDArray[np.float32]:
 
 def _either(parts: dict[str, str]) -> str:
     """Any one of several grammars, each with names of its own."""
-    start = f"start: {' | '.join('@' + name for name in parts)}"
-    named = [{"name": name, "lark_grammar": grammar} for name, grammar in parts.items()]
-    return json.dumps({"grammars": [{"lark_grammar": start}, *named]}, ensure_ascii=False)
+    named = [f"{name}: %lark {{\n{grammar}\n}}" for name, grammar in parts.items()]
+    return "\n".join([f"start: {' | '.join(parts)}", *named])
 
 
 def _arguments(schema: Any) -> dict[str, Any] | bool:

@@ -20,6 +20,7 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 
 from lightning_core.backends.chat.encoding import Encoder
+from lightning_core.backends.chat.tool_calls import find_form
 from lightning_core.errors import ContextLengthError, UnsupportedError
 from lightning_core.json_text import JsonError, read_written, whole
 from lightning_core.upstream import ChatRequest
@@ -188,6 +189,8 @@ class Prompts:
     ) -> str:
         """The conversation as text; `asks` adds what stands before a reply."""
         check_arguments(self._tokenizer, tools, arguments)
+        if tools:
+            find_form(self._tokenizer)
         if len(messages) > context:  # each takes a token and more
             raise self._too_long(len(messages), context)
         try:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from tokenizers.decoders import DecodeStream
 
 from lightning_core.backends.chat.completion import Completion, Request
-from lightning_core.backends.chat.tags import BEGIN, CLOSE, END, OPEN, Thinking, ToolCalls, held_back
+from lightning_core.backends.chat.tags import BEGIN, END, Thinking, held_back
+from lightning_core.backends.chat.tool_calls import HERMES, TAGS, Form, ToolCalls
 from lightning_core.upstream import ChatRequest, Delta
 
 if TYPE_CHECKING:
@@ -109,12 +110,13 @@ class Choice:
         text: TextStream,
         request: ChatRequest,
         thinking: Thinking | None = None,
+        form: Form = HERMES,
     ) -> None:
-        """`thinking` reads the thoughts of a model that has some."""
+        """`thinking` reads the thoughts of a model that has some, `form` is that of its tool calls."""
         self.index, self.completion = index, completion
         self._text = text
         self._stops = StopStrings(request.stop)
-        self._tools = ToolCalls() if request.tools else None
+        self._tools = ToolCalls(form) if request.tools else None
         self._parallel = request.parallel
         self._thinking = thinking
         self._thought = ""
@@ -171,7 +173,9 @@ class Choice:
             self._thought += thought
             text += self._call(rest, calls)
         if self._tools is not None and reason:
-            text += self._tools.flush()
+            rest, found = self._tools.flush()
+            text += rest
+            calls += found if self._parallel else found[:1]
             reason = "tool_calls" if self._tools.found and reason == "stop" else reason
         self.ended = reason is not None
         thought, self._thought = self._thought, ""
@@ -194,5 +198,5 @@ def hidden_ids(tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int]) -> 
     them."""
     added = tokenizer.added_tokens_decoder.items()
     special = {i for i, token in added if token.special}
-    tags = {i for i, token in added if token.content in (OPEN, CLOSE, BEGIN, END)}
+    tags = {i for i, token in added if token.content in (*TAGS, BEGIN, END)}
     return frozenset((special | stop_ids) - tags)

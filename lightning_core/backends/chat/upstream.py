@@ -16,6 +16,7 @@ from lightning_core.backends.chat.constraints import Grammars
 from lightning_core.backends.chat.prompts import Prompts
 from lightning_core.backends.chat.replies import ChatGeneration, Choice, TextStream, hidden_ids
 from lightning_core.backends.chat.tags import BEGIN, Thinking, thinks
+from lightning_core.backends.chat.tool_calls import HERMES, find_form
 from lightning_core.errors import ContextLengthError
 from lightning_core.types import Demonstration
 from lightning_core.upstream import ChatRequest
@@ -64,7 +65,7 @@ class ChatUpstream:
         self._tokenizer = model.tokenizer.backend_tokenizer
         self._hidden = hidden_ids(model.tokenizer, model.stop_ids)
         self.prompts = Prompts(model.tokenizer, model.name, model.vocabulary)
-        self.grammars = Grammars(model.tokenizer, model.vocabulary, model.stop_ids)
+        self.grammars = Grammars(model.tokenizer, model.vocabulary)
         # their threads end when this object goes
         self._short = ThreadPoolExecutor(2, "lightning-prompts")
         self._long = ThreadPoolExecutor(1, "lightning-long-prompts")
@@ -75,6 +76,7 @@ class ChatUpstream:
 
     async def chat(self, request: ChatRequest) -> ChatGeneration:
         """Put the choices in line. Raises ContextLengthError or UnsupportedError before that."""
+        form = find_form(self.model.tokenizer) if request.tools else HERMES
         grammar = await self._grammar(request)
         ids = await self._prompt(request)
         seed = self._seed(request, ids)
@@ -92,7 +94,7 @@ class ChatUpstream:
             matcher = None if grammar is None else self.grammars.start(grammar)
             completion = Completion(ids, options, shared, matcher)
             text = TextStream(self._tokenizer, self._hidden)
-            choices.append(Choice(index, completion, text, request, self._thinking(request, ids)))
+            choices.append(Choice(index, completion, text, request, self._thinking(request, ids), form))
             self._engine.submit(completion)
         return ChatGeneration(ids, shared, choices, grammar)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.local.preflight import plan_run
-from lightning_core.backends.local.tuning import Tuning, tune
+from lightning_core.backends.local.tuning import Tuning, tune_decoding, tune_training
 from lightning_core.backends.local.versions import (
     Content,
     LocalSettings,
@@ -81,6 +80,8 @@ class LocalBackend(LocalSettings):
         self.policy_version = 0
         self._speed: Speed | None = None
         """Of the engines of single versions, once one is known."""
+        self._opening = asyncio.Lock()
+        """One version is read at a time: transformers makes models under a setting of the whole process."""
         self._parts: Parts | None = None
         self._worker = ThreadPoolExecutor(1, "lightning-optimizer")
         self._updates = 0
@@ -136,14 +137,16 @@ class LocalBackend(LocalSettings):
     def _build(self) -> Parts:
         """Load the model and measure what suits this machine; sets the number of threads of this thread."""
         model = load_model(str(self.model), context=self.context, device=self.device)
-        # what serves is plain, without LoRA's layers
-        serving = copy.deepcopy(model.network) if self.lora else model.network
+        # what serves is plain, and LoRA's layers are put into the network itself
+        decode_threads, dtype = tune_decoding(model, model.network, dtype=self.dtype)
+        engine = make_engine(model, model.network, decode_threads, dtype, self.max_batch)
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)  # LoRA's start is random
             policy = Policy(model, self.lora)
-        tuning = tune(policy, serving, threads=self.threads, dtype=self.dtype)
-        torch.set_num_threads(tuning.train_threads)
-        engine = make_engine(model, serving, tuning.decode_threads, tuning.decode_dtype, self.max_batch)
+        bfloat16 = dtype == torch.bfloat16
+        train_threads = tune_training(policy, bfloat16=bfloat16)
+        tuning = Tuning(decode_threads, dtype, train_threads, bfloat16)
+        torch.set_num_threads(train_threads)
         upstream = ChatUpstream(model.chat, engine, seed=self.seed)
         optimizer = Optimizer(
             policy,
@@ -179,8 +182,9 @@ class LocalBackend(LocalSettings):
         if self._parts is not None:
             self._speed = self._parts.tuning.decode_threads, self._parts.tuning.decode_dtype
         self._switch_quickly()
-        opened = await open_version(self._content(source), version, self, self._speed)
-        self._speed = opened.speed
+        async with self._opening:
+            opened = await open_version(self._content(source), version, self, self._speed)
+            self._speed = opened.speed
         return opened
 
     def _switch_quickly(self) -> None:

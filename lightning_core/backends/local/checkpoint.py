@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import peft
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save_file
 
 from lightning_core.backends.folders import recover, replacing
 from lightning_core.backends.local.model import Model
@@ -29,6 +30,7 @@ WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
 MOMENTS, CRITIC, STATE = "moments.safetensors", "critic.safetensors", "state.json"
 Tensors = dict[str, dict[str, torch.Tensor]]
 """Named tensors, by the name of the file they are in."""
+Files = Mapping[str, bytes | dict[str, torch.Tensor]]
 
 
 class Checkpoints:
@@ -41,14 +43,13 @@ class Checkpoints:
     def save(self, folder: Path, tensors: Tensors, state: dict[str, Any]) -> None:
         """Write `folder`, replacing an older one of that name. Raises ModelError if the disk refuses."""
         files = {f"model/{name}": content for name, content in self._model_files().items()}
-        files |= {name: to_bytes(content) for name, content in tensors.items()}
-        write_folder(folder, files | {STATE: json.dumps(state).encode()})
+        write_folder(folder, {**files, **tensors, STATE: json.dumps(state).encode()})
 
     def export(self, folder: Path) -> None:
         """Write the policy as it serves as a transformers folder. Raises ModelError if the disk refuses."""
         policy = self._policy
         weights = {n: w for n, w in policy.serving_weights().items() if n not in policy.tied_names}
-        write_folder(folder, {**plain_files(policy.model), WEIGHTS: to_bytes(weights)})
+        write_folder(folder, {**plain_files(policy.model), WEIGHTS: weights})
 
     def load(self, folder: Path) -> tuple[Tensors, dict[str, Any]]:
         """Put the folder's weights into the policy; returns what else was saved.
@@ -88,20 +89,14 @@ class Checkpoints:
         if wrong:
             raise ValueError(f"weights that don't fit: {wrong[:3]}")
 
-    def _model_files(self) -> dict[str, bytes]:
+    def _model_files(self) -> Files:
         if self._fixed is None:
             self._fixed = _fixed_files(self._policy)
         policy = self._policy
         if policy.lora is None:
             weights = {n: w for n, w in policy.base.state_dict().items() if n not in policy.tied_names}
-            return {**self._fixed, WEIGHTS: to_bytes(weights)}
-        return {**self._fixed, ADAPTER: to_bytes(peft.get_peft_model_state_dict(policy.network))}
-
-
-def to_bytes(weights: dict[str, torch.Tensor]) -> bytes:
-    """The content of a safetensors file."""
-    content: bytes = save({n: w.detach().cpu().contiguous() for n, w in weights.items()}, {"format": "pt"})
-    return content
+            return {**self._fixed, WEIGHTS: weights}
+        return {**self._fixed, ADAPTER: peft.get_peft_model_state_dict(policy.network)}
 
 
 def _fixed_files(policy: Policy) -> dict[str, bytes]:
@@ -130,8 +125,11 @@ def _read_files(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
 
-def write_folder(folder: Path, files: dict[str, bytes]) -> None:
-    """The folder with these files, replacing an older one: whole, or not at all."""
+def write_folder(folder: Path, files: Files) -> None:
+    """The folder with these files, replacing an older one: whole, or not at all.
+
+    Tensors become a safetensors file, without a copy of them in memory.
+    """
     with replacing(folder) as partial:
         for name in files:
             (partial / name).parent.mkdir(parents=True, exist_ok=True)
@@ -139,8 +137,14 @@ def write_folder(folder: Path, files: dict[str, bytes]) -> None:
             list(pool.map(lambda name: _write(partial / name, files[name]), files))
 
 
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
+def _write(path: Path, content: bytes | dict[str, torch.Tensor]) -> None:
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        tensors = {name: weight.detach().cpu().contiguous() for name, weight in content.items()}
+        try:
+            save_file(tensors, path, {"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+    with path.open("rb+") as file:
         os.fsync(file.fileno())

@@ -22,8 +22,8 @@ import torch
 
 from lightning_core.algorithms import losses
 from lightning_core.algorithms.base import Algorithm, Critic
-from lightning_core.backends.local.optimizer import PACK_TOKENS, Descent
-from lightning_core.backends.local.packing import Tensors, to_tensors
+from lightning_core.backends.local.optimizer import Descent
+from lightning_core.backends.local.packing import PACK_TOKENS, Tensors, recompute_layers, to_tensors
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.settings import TrainingSettings
 from lightning_core.errors import TrainingError, UnsupportedError
@@ -84,6 +84,7 @@ class LocalCritic:
     def _parts(self) -> tuple[ValueNetwork, Descent]:
         if self._made is None:
             network = ValueNetwork(self._policy, bfloat16=self._bfloat16)
+            self._policy.copies += 4  # weight, gradient and two moments
             self._made = network, Descent(list(network.trained().values()), self._options, scheduled=False)
         return self._made
 
@@ -136,16 +137,16 @@ class LocalCritic:
         """One pass and one optimizer step."""
         network, descent = self._parts()
         descent.zero()
-        total = clipped_share = 0.0
+        total = 0.0
         for pack in packs:
-            values = network(self._tensors(pack))
+            tensors = self._tensors(pack)
+            recompute_layers(network, self._policy.must_recompute(tensors.plan))
+            values = network(tensors)
             entries = [states[key] for key in pack.keys]
             targets = values.new_tensor([t.target for t in entries])
-            old = values.new_tensor([t.target if t.value is None else t.value for t in entries])
-            loss, clipped = losses.value_loss(values, targets, old, critic.clip)
+            loss = losses.value_loss(values, targets)
             torch.autograd.backward(loss.sum() / len(states))
             total += float(loss.detach().sum()) / len(states)
-            clipped_share += float(clipped.sum()) / len(states)
         norm = descent.clip()
         if not math.isfinite(norm) or not math.isfinite(total):
             raise TrainingError(
@@ -156,7 +157,6 @@ class LocalCritic:
         descent.check_finite(network, "critic's")
         return {
             "value_loss": total,
-            "value_clip_share": clipped_share,
             "value_grad_norm": norm,
             "value_learning_rate": rate,
         }

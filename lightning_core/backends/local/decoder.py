@@ -87,7 +87,11 @@ class LlamaDecoder:
         half = self._size // 2
         self._cos = cos[0].to(dtype)[:, None]  # (context, 1, D)
         self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1).to(dtype)[:, None]
-        self.refresh(network.state_dict())
+        weights = network.state_dict()
+        output = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
+        self._head = torch.empty(output.shape[::-1], dtype=dtype, device=device)
+        self._blocks = [self._layer(weights, f"model.layers.{i}.") for i in range(self._layers)]
+        self._take_rest(weights)
 
     @staticmethod
     def fits(network: PreTrainedModel) -> bool:
@@ -103,11 +107,17 @@ class LlamaDecoder:
         return rope.get("rope_type", "default") in STATIC_ROPE and not biased
 
     def refresh(self, weights: Mapping[str, torch.Tensor]) -> None:
-        self._embedding = self._own(weights["model.embed_tokens.weight"])
+        for i in range(self._layers):  # one by one: there is never a second copy of all
+            self._blocks[i] = self._layer(weights, f"model.layers.{i}.")
+        self._take_rest(weights)
+
+    def _take_rest(self, weights: Mapping[str, torch.Tensor]) -> None:
+        embedding = weights["model.embed_tokens.weight"]
+        output = weights.get("lm_head.weight", embedding)
+        self._head.copy_(output.detach().t())
+        tied = output.data_ptr() == embedding.data_ptr()
+        self._embedding = self._head.t() if tied else self._own(embedding)
         self._norm = self._own(weights["model.norm.weight"])
-        head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-        self._head = self._own(head).t().contiguous()
-        self._blocks = [self._layer(weights, f"model.layers.{i}.") for i in range(self._layers)]
 
     def _own(self, *parts: torch.Tensor) -> torch.Tensor:
         return torch.cat([part.detach() for part in parts]).to(self._dtype)

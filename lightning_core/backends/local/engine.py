@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
@@ -44,8 +44,6 @@ class EngineOptions:
     """Memory for the keys and values of replies in flight; long ones leave fewer rows, at least one."""
     prefix_bytes: int = 1 << 28
     """Memory for reusable prompt prefixes; 0 turns reuse off."""
-    wake_seconds: float = 0.03
-    """How often the reader of a running reply is woken."""
 
 
 class Engine:
@@ -63,7 +61,7 @@ class Engine:
         self._inbox: queue.SimpleQueue[Completion | Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: deque[Completion] = deque()
         self._sampler: Sampler | None = None
-        self._wakes = Wakes(options.wake_seconds)
+        self._wakes = Wakes()
         self._held = False
         self._when_idle: list[Future[None]] = []
         self._open = True
@@ -138,7 +136,7 @@ class Engine:
 
         self._inbox.put(go)
 
-    def refresh(self, weights: dict[str, torch.Tensor], policy_version: int) -> Future[None]:
+    def refresh(self, weights: Mapping[str, torch.Tensor], policy_version: int) -> Future[None]:
         """Answer with new weights from the next step on; forgets all reusable prefixes. Call while held."""
 
         def take() -> None:

@@ -17,15 +17,18 @@ import torch
 from lightning_core.algorithms.base import Algorithm, Entries, last_pass, mini_batches
 from lightning_core.backends.chat.constraints import Grammars
 from lightning_core.backends.local.model import load_model
-from lightning_core.backends.local.packing import Tensors, entry_logprobs, to_tensors
+from lightning_core.backends.local.packing import (
+    PACK_TOKENS,
+    Tensors,
+    entry_logprobs,
+    recompute_layers,
+    to_tensors,
+)
 from lightning_core.backends.local.policy import Policy
-from lightning_core.backends.settings import TrainingSettings
+from lightning_core.backends.settings import BETAS, TrainingSettings
 from lightning_core.errors import BackendError, TrainingError
-from lightning_core.trajectories import MergeReport, Pack, make_packs, report_merge
+from lightning_core.trajectories import Pack, make_packs, report_merge
 from lightning_core.types import Trajectory
-
-PACK_TOKENS = 2048
-"""Tokens of a forward pass where the settings name none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +52,11 @@ class Descent:
             options
             if scheduled
             else TrainingSettings(
-                betas=options.betas,
-                weight_decay=options.weight_decay,
                 warmup_steps=options.warmup_steps,
                 max_grad_norm=options.max_grad_norm,
             )
         )
-        self._adamw = torch.optim.AdamW(
-            self.parameters, betas=options.betas, weight_decay=options.weight_decay, fused=True
-        )
+        self._adamw = torch.optim.AdamW(self.parameters, betas=BETAS, weight_decay=0.0, fused=True)
         self.steps = 0
         """Steps so far."""
 
@@ -139,7 +138,7 @@ class Optimizer:
         `grammars` are the model's own, made here if they are not given."""
         self._policy, self._options, self._source, self._bfloat16 = policy, options, source, bfloat16
         chat = policy.model.chat
-        self._grammars = grammars or Grammars(chat.tokenizer, chat.vocabulary, chat.stop_ids)
+        self._grammars = grammars or Grammars(chat.tokenizer, chat.vocabulary)
         self.learning_rate = options.learning_rate or policy.default_learning_rate()
         self.descent = Descent(policy.parameters, options)
         self._reference: torch.nn.Module | None = None
@@ -187,7 +186,9 @@ class Optimizer:
         packs = [pack for part in parts for pack in part]
         report = report_merge(trajectories, packs)
         metrics = last_pass(steps, len(parts))
-        return {**metrics, **_counts(packs, report), "update_seconds": time.monotonic() - started}
+        tokens = float(sum(len(pack.targets) for pack in packs))
+        seconds = time.monotonic() - started
+        return {**metrics, "tokens": tokens, **report.metrics(), "update_seconds": seconds}
 
     def _step(
         self, packs: list[Pack], algorithm: Algorithm, proximal: list[torch.Tensor] | None
@@ -221,8 +222,9 @@ class Optimizer:
         old = gap = furthest = 0.0
         count = 0
         for place, pack in enumerate(packs):
-            began = None if proximal is None else proximal[place]
-            entries, loss, metrics = self._loss(self._tensors(pack), algorithm, began)
+            began, tensors = None if proximal is None else proximal[place], self._tensors(pack)
+            recompute_layers(self._policy.network, self._policy.must_recompute(tensors.plan))
+            entries, loss, metrics = self._loss(tensors, algorithm, began)
             torch.autograd.backward(loss)
             for name, value in {"loss": loss, **metrics}.items():
                 sums[name] += float(value.detach())
@@ -281,18 +283,9 @@ class Optimizer:
             self._reference = load_model(
                 self._source, context=model.context, device=str(self._device)
             ).network
+            self._policy.copies += 1
         return entry_logprobs(self._reference, pack)
 
     @property
     def _device(self) -> torch.device:
         return self.descent.device
-
-
-def _counts(packs: list[Pack], report: MergeReport) -> dict[str, float]:
-    return {
-        "tokens": float(sum(len(pack.targets) for pack in packs)),
-        "forward_tokens": float(report.tokens_after),
-        "unmerged_tokens": float(report.tokens_before),
-        "merge_ratio": report.ratio,
-        "unmerged_calls": float(len(report.unmerged)),
-    }

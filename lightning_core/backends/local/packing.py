@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lightning_core.backends.chat.constraints import Grammars, Words
 from lightning_core.backends.local.attention import network_logits
@@ -17,6 +19,8 @@ from lightning_core.trajectories import Ints, Pack
 LOGITS_BYTES = 1 << 26
 """Most that the logits of one part of a pass take; they are made again for the gradient, part by part. A pass
 over 2,048 tokens of a vocabulary of 49 thousand would keep four times 400 MB otherwise."""
+PACK_TOKENS = 2048
+"""Tokens of a forward pass where the settings name none."""
 CHUNK = 128
 """Query tokens that attend together; each chunk gathers only the keys that one of its tokens sees."""
 
@@ -41,10 +45,15 @@ class TreePlan:
 
     def __init__(self, ends: torch.Tensor, groups: int, dtype: torch.dtype) -> None:
         """`ends` (T,) as in `Pack`; `groups` G query heads share one key head."""
-        self._groups = groups
+        self.tokens, self._groups = len(ends), groups
         self._chunks = [
             _chunk(ends, a, min(a + CHUNK, len(ends)), groups, dtype) for a in range(0, len(ends), CHUNK)
         ]
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of tokens whose attention is computed."""
+        return sum(chunk.bias.numel() for chunk in self._chunks) // self._groups
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
@@ -140,6 +149,18 @@ def _masks(pack: Pack, grammars: Grammars | None) -> tuple[Ints, Words]:
             places[own] = [found.setdefault(mask.tobytes(), len(found)) for mask in words]
     masks = np.frombuffer(b"".join(found), np.uint32).reshape(len(found), grammars.words)
     return places, masks
+
+
+def recompute_layers(network: torch.nn.Module, on: bool) -> None:
+    """Whether a pass keeps only the input of each layer, and computes the rest again for its gradient.
+
+    Chen et al., arXiv 1604.06174. It costs one more forward pass and changes no gradient. transformers asks
+    for a layer in training mode; the parts of the layer stay in evaluation mode, without dropout.
+    """
+    for layer in network.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.gradient_checkpointing = layer.training = on
+            layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
 
 
 def entry_logprobs(network: torch.nn.Module, pack: Tensors) -> torch.Tensor:

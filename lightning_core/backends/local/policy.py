@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import peft
 import torch
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from lightning_core.backends.local.model import Model, kv_heads, parameter_count
+from lightning_core.backends.local.model import Model, kv_heads, memory_bytes, parameter_count
+from lightning_core.backends.local.packing import TreePlan
+from lightning_core.backends.preflight import ModelSize, read_size
 from lightning_core.backends.settings import LoraOptions, default_learning_rate
 from lightning_core.errors import ConfigError
+
+WIDE = 4
+"""Bytes of a number in float32. In bfloat16 activations take half of what is said here."""
+
+
+def pass_bytes(size: ModelSize, tokens: int, pairs: int) -> int:
+    """Activations of a pass with so many pairs of tokens in attention; nothing is computed again."""
+    return size.layers * (size.layer_bytes(tokens, WIDE) + WIDE * size.heads * pairs)
+
+
+def activation_room(size: ModelSize, lora: LoraOptions | None, memory: int, copies: int) -> int:
+    """Bytes of the memory that activations may take.
+
+    A quarter is left for replies, their prefixes and the app, and a GiB for the libraries. Weights, the
+    engine's copy, further `copies`, gradients and Adam's two moments take their part first.
+    """
+    state = WIDE * ((2 + copies) * size.parameters + 3 * size.trained(lora))
+    return max(0, memory - memory // 4 - (1 << 30) - state)
 
 
 class Policy:
@@ -22,6 +43,9 @@ class Policy:
     def __init__(self, model: Model, lora: LoraOptions | None) -> None:
         self.model, self.lora = model, lora
         self.base: PreTrainedModel = model.network
+        self.copies = 0
+        """What others keep of the weights, such as a critic: numbers for each parameter."""
+        self._size = read_size(self.base, Path(model.name), model.context)
         self.network: torch.nn.Module = model.network
         if lora is None:
             self.base.requires_grad_(True)
@@ -33,6 +57,11 @@ class Policy:
     def parameters(self) -> list[torch.nn.Parameter]:
         """Those that are trained."""
         return [p for p in self.network.parameters() if p.requires_grad]
+
+    def must_recompute(self, plan: TreePlan) -> bool:
+        """Whether the memory has no room for all activations of such a pass."""
+        room = activation_room(self._size, self.lora, memory_bytes(self.base.device), self.copies)
+        return pass_bytes(self._size, plan.tokens, plan.pairs) > room
 
     @property
     def tied_names(self) -> frozenset[str]:
@@ -49,18 +78,9 @@ class Policy:
         """That of every backend, `lora.default_learning_rate`."""
         return default_learning_rate(parameter_count(self.base), self.lora)
 
-    @torch.no_grad()
-    def serving_weights(self) -> dict[str, torch.Tensor]:
+    def serving_weights(self) -> Mapping[str, torch.Tensor]:
         """The network's `state_dict` as it serves: with LoRA, base weights plus the adapters' product."""
-        if self.lora is None:
-            return dict(self.base.state_dict())
-        weights = {name: w for name, w in self.base.state_dict().items() if ".lora_" not in name}
-        for name, module in self.base.named_modules():
-            if isinstance(module, peft.tuners.lora.LoraLayer):
-                weights[f"{name}.base_layer.weight"] = module.base_layer.weight + module.get_delta_weight(
-                    "default"
-                )
-        return {name.replace(".base_layer.", "."): w for name, w in weights.items()}
+        return _ServingWeights(self.base) if self.lora else dict(self.base.state_dict())
 
     @contextmanager
     def frozen_start(self) -> Iterator[torch.nn.Module]:
@@ -68,6 +88,33 @@ class Policy:
         assert isinstance(self.network, peft.PeftModel)
         with self.network.disable_adapter():
             yield self.network
+
+
+class _ServingWeights(Mapping[str, torch.Tensor]):
+    """What LoRA amounts to. A product is made when it is asked for: all take as much as the model."""
+
+    def __init__(self, base: PreTrainedModel) -> None:
+        self._adapted = {
+            f"{name}.weight": module
+            for name, module in base.named_modules()
+            if isinstance(module, peft.tuners.lora.LoraLayer)
+        }
+        weights = {name: w for name, w in base.state_dict().items() if ".lora_" not in name}
+        self._plain = {name.replace(".base_layer.", "."): w for name, w in weights.items()}
+
+    @torch.no_grad()
+    def __getitem__(self, name: str) -> torch.Tensor:
+        weight: torch.Tensor = self._plain[name]
+        if name not in self._adapted:
+            return weight
+        merged: torch.Tensor = weight + self._adapted[name].get_delta_weight("default")
+        return merged
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._plain)
+
+    def __len__(self) -> int:
+        return len(self._plain)
 
 
 def tied_names(network: PreTrainedModel) -> frozenset[str]:

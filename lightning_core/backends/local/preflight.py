@@ -4,35 +4,37 @@ Memory, in bytes, beside what `backends.preflight` says of training, with P para
 
     engine       b P        its own copy of the weights
     replies      2 b k L    keys and values of each token; at most an eighth of the memory
-    scores       2 H t^2 L  of a pass: what attention keeps of H heads
+    scores       b H n L    of a pass: what attention keeps of n pairs of tokens and H heads
     reference    4 P, a critic 16 P, where an algorithm has one
 
-An upper bound: in bfloat16, which is chosen by measuring, the engine and a pass take half.
+A pass whose activations and scores have no room keeps the input of each layer, and one layer is computed
+again at a time. An upper bound: in bfloat16, which is chosen by measuring, the engine and a pass take half.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from lightning_core.algorithms.base import Algorithm
-from lightning_core.backends.local.model import DEFAULT_CONTEXT, pick_device
-from lightning_core.backends.local.optimizer import PACK_TOKENS
-from lightning_core.backends.local.tuning import memory_bytes
+from lightning_core.backends.local.model import FAMILIES, memory_bytes, pick_device
+from lightning_core.backends.local.packing import LOGITS_BYTES, PACK_TOKENS
+from lightning_core.backends.local.policy import WIDE, activation_room, pass_bytes
 from lightning_core.backends.local.versions import LocalSettings
 from lightning_core.backends.preflight import (
+    DEFAULT_CONTEXT,
     MemoryEstimate,
     MemoryUse,
     ModelSize,
     RunPlan,
+    TrainingMemory,
     check_memory,
     measure,
     training_memory,
 )
 from lightning_core.backends.settings import LoraOptions, default_learning_rate
 
-WIDE = 4
 WHERE = "this process"
 
 
@@ -43,7 +45,7 @@ def plan_run(settings: LocalSettings, algorithms: Sequence[Algorithm]) -> RunPla
     memory = memory_bytes(device)
     rate = settings.learning_rate or default_learning_rate(size.parameters, settings.lora)
     tokens = settings.pack_tokens or PACK_TOKENS
-    training = training_memory(size, settings.lora, tokens=max(tokens, size.context), number=WIDE)
+    training = _training(settings, size, algorithms, memory)
     facts = (
         *size.facts(settings.lora),
         ("machine", f"{WHERE}, on {device.type}; {settings.max_batch} replies at a time"),
@@ -61,21 +63,42 @@ def _estimate(
     settings: LocalSettings, size: ModelSize, algorithms: Sequence[Algorithm], memory: int
 ) -> MemoryEstimate:
     context = min(size.context, settings.context or size.context)
-    tokens = max(settings.pack_tokens or PACK_TOKENS, context)
-    training = training_memory(size, settings.lora, tokens=tokens, number=WIDE)
-    heads = size.query * size.key_heads // max(1, size.keys)
     cache = 2 * WIDE * size.keys * size.layers
-    copies = 4 * any(each.needs_reference for each in algorithms)
-    copies += 16 * any(each.critic is not None for each in algorithms)
-    need = training.peak + 2 * heads * tokens**2 * size.layers + (WIDE + copies) * size.parameters
+    need = _training(settings, size, algorithms, memory).peak
+    need += WIDE * (1 + _copies(algorithms)) * size.parameters
     need += min(memory // 8, settings.max_batch * context * cache)
     return MemoryEstimate((MemoryUse("memory", need, memory),))
+
+
+def _training(
+    settings: LocalSettings, size: ModelSize, algorithms: Sequence[Algorithm], memory: int
+) -> TrainingMemory:
+    """With as many activations as there is room for, or those that are least."""
+    context = min(size.context, settings.context or size.context)
+    tokens = max(settings.pack_tokens or PACK_TOKENS, context)
+    pairs = tokens**2 // 2
+    least = training_memory(size, settings.lora, tokens=tokens, number=WIDE, checkpoints=True)
+    room = activation_room(size, settings.lora, memory, _copies(algorithms))
+    spared = least.activations + WIDE * size.heads * pairs
+    logits = 4 * LOGITS_BYTES if size.architecture in FAMILIES else least.logits
+    return replace(
+        least,
+        activations=min(pass_bytes(size, tokens, pairs), max(room, spared)),
+        logits=min(least.logits, logits),
+    )
+
+
+def _copies(algorithms: Sequence[Algorithm]) -> int:
+    """Numbers for each parameter that a reference and a critic keep."""
+    return any(each.needs_reference for each in algorithms) + 4 * any(each.critic for each in algorithms)
 
 
 def _changes(settings: LocalSettings, size: ModelSize) -> Iterator[tuple[str, LocalSettings]]:
     """Settings that people turn to make a model fit, with how that is written."""
     tokens, half = settings.pack_tokens or PACK_TOKENS, max(256, size.context // 2)
-    plain: dict[str, Any] = {each.name: getattr(settings, each.name) for each in fields(LocalSettings)}
+    plain: dict[str, Any] = {
+        each.name: getattr(settings, each.name) for each in fields(LocalSettings) if each.init
+    }
     tried: list[tuple[str, dict[str, Any]]] = [
         (f"pack_tokens={tokens // 2}", {"pack_tokens": tokens // 2}),
         (f"context={half} with pack_tokens={half}", {"context": half, "pack_tokens": half}),

@@ -55,36 +55,19 @@ def kv_shape(network: PreTrainedModel, dtype: torch.dtype) -> Shape:
     )
 
 
-def memory_bytes(device: torch.device) -> int:
-    """Memory of the device, free or not; of the machine where the device shares it."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[1])
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on every system
-        return 4 << 30
+def tune_training(policy: Policy, *, bfloat16: bool) -> int:
+    """The number of threads of an update. Changes that of the calling thread."""
+    return _fastest(policy.base, lambda: _train_pass(policy, bfloat16))
 
 
-def tune(policy: Policy, serving: PreTrainedModel, *, threads: int | None, dtype: str) -> Tuning:
-    """Choose what the caller did not; `serving` is the network without LoRA's layers.
-
-    Changes the calling thread's number of threads. Raises UnsupportedError as `tune_decoding` does.
-    """
-    decode_threads, decode_dtype = tune_decoding(policy.model, serving, threads=threads, dtype=dtype)
-    bfloat16 = decode_dtype == torch.bfloat16
-    train_threads = threads or _fastest(serving, lambda: _train_pass(policy, bfloat16))
-    return Tuning(decode_threads, decode_dtype, train_threads, bfloat16)
-
-
-def tune_decoding(
-    model: Model, serving: PreTrainedModel, *, threads: int | None, dtype: str
-) -> tuple[int, torch.dtype]:
+def tune_decoding(model: Model, serving: PreTrainedModel, *, dtype: str) -> tuple[int, torch.dtype]:
     """(threads, number format) of an engine for `serving`, the plain network of `model`.
 
+    Changes the calling thread's number of threads.
     Raises UnsupportedError for bfloat16 that was asked for and moves log-probabilities too far.
     """
     chosen = _choose_dtype(model, serving, dtype)
-    return threads or _fastest(serving, lambda: _decode_step(model, serving, chosen)), chosen
+    return _fastest(serving, lambda: _decode_step(model, serving, chosen)), chosen
 
 
 def _choose_dtype(model: Model, serving: PreTrainedModel, dtype: str) -> torch.dtype:
@@ -107,7 +90,7 @@ def _fastest(network: PreTrainedModel, make: Callable[[], Callable[[], None]]) -
     """The number of threads for the work that `make` prepares."""
     if network.device.type != "cpu":
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = _cores()
     counts = sorted({1, *(2**i for i in range(1, 8) if 2**i <= cores), cores})
     if parameter_count(network) >= SMALL or len(counts) == 1:
         return cores
@@ -119,6 +102,13 @@ def _fastest(network: PreTrainedModel, make: Callable[[], Callable[[], None]]) -
         if seconds * WORTH < best:
             chosen, best = count, seconds
     return chosen
+
+
+def _cores() -> int:
+    """Those this process may use; OMP_NUM_THREADS limits them, as it does in torch and NumPy."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return min(cores, int(limit)) if limit.isdigit() and int(limit) else cores
 
 
 def _best(work: Callable[[], None]) -> float:

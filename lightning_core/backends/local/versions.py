@@ -30,17 +30,15 @@ from lightning_core.backends.local.checkpoint import (
     STATE,
     WEIGHTS,
     plain_files,
-    to_bytes,
     write_folder,
 )
 from lightning_core.backends.local.decoder import make_decoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
-from lightning_core.backends.local.model import Model, load_model
+from lightning_core.backends.local.model import Model, load_model, memory_bytes
 from lightning_core.backends.local.policy import tied_names
-from lightning_core.backends.local.tuning import kv_shape, memory_bytes, tune_decoding
+from lightning_core.backends.local.tuning import kv_shape, tune_decoding
 from lightning_core.backends.settings import BackendSettings
 from lightning_core.errors import ModelError
-from lightning_core.ranges import check_range
 
 PREFIX_TOKENS = 1 << 17
 """Tokens whose keys and values are kept for reuse at most, memory allowing: a training step's worth."""
@@ -114,7 +112,7 @@ def export_version(content: Content, folder: Path) -> None:
     model = read_version(content, name="", context=None, device="cpu")
     tied = tied_names(model.network)
     weights = {n: w for n, w in model.network.state_dict().items() if n not in tied}
-    write_folder(folder, plain_files(model) | {WEIGHTS: to_bytes(weights)})
+    write_folder(folder, plain_files(model) | {WEIGHTS: weights})
 
 
 def compare_versions(before: Content, after: Content) -> list[TensorChange]:
@@ -180,13 +178,6 @@ class LocalSettings(BackendSettings):
 
     device: str = "auto"
     """A device of torch; "auto": a GPU if there is one."""
-    threads: int | None = None
-    """Of the engine and of training; None: measured at the start."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.threads is not None:
-            check_range("threads", self.threads, least=1, whole=True)
 
 
 Speed = tuple[int, torch.dtype]
@@ -226,7 +217,7 @@ def _make(content: Content, version: int, settings: LocalSettings, speed: Speed 
     _, name = find_source(settings.model)
     model = read_version(content, name=name, context=settings.context, device=settings.device)
     if speed is None:
-        speed = tune_decoding(model, model.network, threads=settings.threads, dtype=settings.dtype)
+        speed = tune_decoding(model, model.network, dtype=settings.dtype)
     engine = make_engine(model, model.network, *speed, settings.max_batch)
     engine.policy_version = version
     # two engines with one seed would sample alike, in two gateways or one after another in the same

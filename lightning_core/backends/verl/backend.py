@@ -6,7 +6,9 @@ The gateway speaks to the servers as it does to the local engine, and the traine
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,10 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch, TensorChange, check_loss
 from lightning_core.backends.chat.folder import check_folder
+from lightning_core.backends.folders import recover, replacing
+from lightning_core.backends.local.checkpoint import STATE
 from lightning_core.backends.local.versions import Content, compare_versions, export_version
 from lightning_core.backends.meter import Meter
 from lightning_core.backends.preflight import RunPlan, measure
-from lightning_core.backends.verl.checkpoint import read_state, write_checkpoint, write_model
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.backends.vllm.server import ServerOptions, VllmEngine
 from lightning_core.errors import BackendError, ConfigError, ModelError, TrainingError, UnsupportedError
@@ -35,6 +38,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 WATCH_SECONDS: Final = 1.0
 """Between two looks whether a server has ended."""
+SERVER_SECONDS: Final = 600.0
+"""Requests wait so long while no server is alive; to start one again takes minutes for a big model."""
 KILL_SECONDS: Final = 1.0
 """What is under way at `close` may take so long to end by itself."""
 
@@ -161,12 +166,12 @@ class VerlBackend(VerlSettings):
         replicas = Replicas(
             cluster.servers.addresses,
             cluster.served_name,
-            server_timeout=self.server_timeout,
+            server_timeout=SERVER_SECONDS,
             max_running=PER_SLOT * self.max_batch,
             take_back=False,  # one that was started again has the weights of the start: see `_watching`
             busy=self._busy,
         )
-        upstream = VllmUpstream(self.model, replicas, seed=self.seed)
+        upstream = VllmUpstream(self.model, replicas, seed=self.seed, unmasked=self.unmasked)
         learner = Learner(cluster, self, size.parameters, self._busy)
         return _Parts(cluster, learner, replicas, upstream)
 
@@ -242,7 +247,7 @@ class VerlBackend(VerlSettings):
 
         def write() -> None:
             with self._busy:
-                write_checkpoint(parts.cluster, Path(folder), state)
+                _write_checkpoint(parts.cluster, Path(folder), state)
 
         await self._work(write)
 
@@ -252,7 +257,7 @@ class VerlBackend(VerlSettings):
 
         def write() -> None:
             with self._busy:
-                write_model(parts.cluster, Path(folder))
+                _export(parts.cluster, Path(folder))
 
         await self._work(write)
 
@@ -267,7 +272,7 @@ class VerlBackend(VerlSettings):
 
     def _read(self, parts: _Parts, folder: Path) -> dict[str, Any]:
         """Load what the workers need to go on; returns the rest."""
-        state = read_state(folder)
+        state = _read_state(folder)
         self._ahead = True
         parts.cluster.load(folder / "verl")
         return state
@@ -372,3 +377,41 @@ def _fetch(model: str | Path) -> Path:
             f"model {str(model)!r} is no folder here and can't be had from the hub: {error}; download it "
             "where there is a network, and give its folder"
         ) from error
+
+
+# on disk ----------------------------------------------------------------------------------
+def _write_checkpoint(cluster: Cluster, folder: Path, state: dict[str, Any]) -> None:
+    """`model/` as a transformers folder, verl's own files to go on from, and `state`."""
+    with replacing(folder) as partial:
+        _write_model(cluster, partial / "model")
+        cluster.save(partial / "verl")
+        (partial / STATE).write_text(json.dumps(state))
+
+
+def _export(cluster: Cluster, folder: Path) -> None:
+    """A plain transformers folder, in place of an older one. Raises ModelError if the disk won't."""
+    with replacing(folder) as partial:
+        _write_model(cluster, partial)
+
+
+def _write_model(cluster: Cluster, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in cluster.folder.iterdir():
+        if file.is_file() and not file.name.endswith((".safetensors", ".safetensors.index.json", ".bin")):
+            shutil.copy(file, folder / file.name)
+    cluster.export(folder)
+
+
+def _read_state(folder: Path) -> dict[str, Any]:
+    """The state of a checkpoint. Raises ModelError if it is none, or verl's own files are gone."""
+    recover(folder)
+    try:
+        state: dict[str, Any] = json.loads((folder / STATE).read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"can't go on from checkpoint {str(folder)!r}: {error}") from error
+    if not (folder / "verl" / "policy").is_dir():
+        raise ModelError(
+            f"checkpoint {str(folder)!r} was not written by the verl backend, or what is needed to go on "
+            "was deleted; start a new run with model= its folder `model`"
+        )
+    return state

@@ -9,6 +9,7 @@ its own when it cuts, so there are no more fields than the loss needs.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +28,7 @@ OF_SPANS: Final = "span_"
 """How the fields begin that have one number for each span: those of `SPAN`."""
 OF_ENTRIES: Final = "entry_"
 """How the fields begin that have one number for each entry."""
+GRAMMARS: Final = "grammars"
 _AT_ONCE: Final = 256
 """Rows; of some hundred tokens each, what is worked out of so many is about a megabyte."""
 
@@ -57,7 +59,6 @@ def to_batch(
     reference: Floats | None = None,
     coefficients: Floats | None = None,
     targets: Floats | None = None,
-    values: Floats | None = None,
 ) -> TensorDict:
     """The rows as verl's workers take them: `fields`, with one number as temperature where all rows share it.
 
@@ -69,7 +70,7 @@ def to_batch(
     from tensordict.tensorclass import NonTensorData
 
     more = {"proximal": proximal, "reference": reference, "coefficients": coefficients}
-    batch: dict[str, Any] = {**fields(rows, memory, **more, targets=targets, values=values)}
+    batch: dict[str, Any] = {**fields(rows, memory, **more, targets=targets)}
     shared = {row.temperature for row in rows}
     if len(shared) == 1:
         batch["temperature"] = NonTensorData(shared.pop())
@@ -87,6 +88,8 @@ def fields(
         entry_logprobs              as recorded
         entry_*                     what `more` gives: (E,) each, for the entries in the order of the rows;
                                     what is None is left out
+        grammars                    (N, B_i) bytes: of each row that has any, the spans' grammars as JSON;
+                                    left out if no row has
         temperature                 (N,)
 
     Raises TrainingError if there are no rows, or for an array of another length.
@@ -111,7 +114,11 @@ def fields(
     logprobs = memory.take("logprobs", int(counts.sum()), np.float32)
     of_entries = {"logprobs": np.concatenate([row.logprobs for row in rows], out=logprobs)}
     of_entries |= {name: _checked(name, each, counts) for name, each in more.items() if each is not None}
+    written = [json.dumps(row.grammars).encode() if row.grammars else b"" for row in rows]
+    grammars = np.frombuffer(bytearray().join(written), np.uint8)
+    held = {GRAMMARS: _jagged(grammars, np.array([len(text) for text in written]))} if len(grammars) else {}
     return {
+        **held,
         **{name: _jagged(values, lengths) for name, values in of_tokens.items()},
         **{f"{OF_SPANS}{name}": _jagged(np.ascontiguousarray(spans[name]), sizes) for name in named},
         **{f"{OF_ENTRIES}{name}": _jagged(values, counts) for name, values in of_entries.items()},

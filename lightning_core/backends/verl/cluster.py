@@ -2,8 +2,8 @@
 
 verl's parts are used as they are: a group of its hybrid workers under Ray (training engine, link to vLLM,
 checkpoint engine), its vLLM replicas, and the manager that brings weights from the one to the other. Its
-trainer is not used. What is ours comes in where verl lets it: the loss (`set_loss_fn`), and three methods
-more on the worker.
+trainer is not used. What is ours comes in where verl lets it: the loss (`set_loss_fn`), the masks of grammars
+(`mask_outputs`), and three methods more on the worker.
 
 Versions: from 0.9.1, whose worker layer this is written to (0.9.0 moved it, and 0.8 has another); below 0.10,
 as names move between releases. `tests/verl/test_names.py` lists every name that is used.
@@ -58,6 +58,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker  #
 from verl.workers.rollout.replica import get_rollout_replica_class  # noqa: E402
 
 from lightning_core.backends.verl.configuration import make_config  # noqa: E402
+from lightning_core.backends.verl.loss import mask_outputs  # noqa: E402
 from lightning_core.backends.verl.ray_link import RayLink, done, give_back, kill, told  # noqa: E402
 from lightning_core.backends.verl.resources import COLOCATED  # noqa: E402
 from lightning_core.backends.verl.servers import Servers  # noqa: E402
@@ -65,6 +66,14 @@ from lightning_core.backends.verl.servers import Servers  # noqa: E402
 
 class Worker(ActorRolloutRefWorker):  # type: ignore[misc]
     """verl's hybrid worker, and what a controller of ours asks of it beside."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def init_model(self) -> None:
+        """As verl's; log-probabilities are then taken under the grammars of the rows."""
+        super().init_model()
+        for trained in (self.actor, self.ref):
+            if trained is not None:
+                mask_outputs(trained.engine)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def set_rate(self, rate: float) -> None:

@@ -95,10 +95,7 @@ class Learner:
         return {
             **metrics,
             "tokens": float(sum(len(row.logprobs) for row in rows)),
-            "forward_tokens": float(report.tokens_after),
-            "unmerged_tokens": float(report.tokens_before),
-            "merge_ratio": report.ratio,
-            "unmerged_calls": float(len(report.unmerged)),
+            **report.metrics(),
             "worker_seconds": self._worker_seconds,
             "update_seconds": time.monotonic() - started,
         }
@@ -220,11 +217,10 @@ class Learner:
 
     def _pass(self, rows: list[Row], states: Sequence[Transition], critic: Critic) -> dict[str, float]:
         targets = np.array([t.target for t in states], dtype=np.float32)
-        values = np.array([t.target if t.value is None else t.value for t in states], dtype=np.float32)
         rate = critic.learning_rate or (1e-3 if self._parameters < SMALL else 10 * self.learning_rate)
-        batch = to_batch(rows, memory=self._memory, targets=targets, values=values)
+        batch = to_batch(rows, memory=self._memory, targets=targets)
         with self._at_work():
-            reported = self._cluster.train_critic(batch, ValueLoss(critic.clip), rate)
+            reported = self._cluster.train_critic(batch, ValueLoss(), rate)
         self.critic_steps = (self.critic_steps or 0) + 1
         norm = _number(reported["grad_norm"])
         if not math.isfinite(norm):  # the policy's step is made; verl has made none of this

@@ -9,10 +9,14 @@ An algorithm with units (DPO) must see the tokens of a unit together, which may 
 or on different ranks. For those the driver takes the loss itself, on log-probabilities that were inferred for
 the whole batch, and the workers descend sum(coefficient * logprob), the coefficients being its derivatives.
 As the loss depends on the weights through these log-probabilities only, that is the same gradient.
+
+Replies that were held to a grammar get its masks again before verl takes log-probabilities of the logits
+(`mask_outputs`): each worker makes those of its own rows, from the grammar's text and the recorded ids.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +25,8 @@ import torch
 
 from lightning_core.algorithms import losses
 from lightning_core.algorithms.base import Algorithm, Entries
-from lightning_core.backends.verl.batch import fields, flat, parents_of
+from lightning_core.backends.chat.constraints import Grammars, penalties
+from lightning_core.backends.verl.batch import GRAMMARS, fields, flat, parents_of
 from lightning_core.backends.verl.rows import Row
 from lightning_core.errors import TrainingError
 from lightning_core.trajectories import Floats
@@ -32,6 +37,8 @@ nothing but padding has none."""
 SUM, MAX = "sum/", "max/"
 """How the names of our metrics begin that are to be added up, and those whose maximum counts."""
 RECORDED, COUNT, GAP = "recorded_logprob", "recorded_tokens", "logprob_gap"
+AT_ONCE = 64
+"""Tokens whose masks are spread over the vocabulary at a time: 40 MB for 152,000 tokens in float32."""
 
 Reported = tuple[torch.Tensor, dict[str, dict[str, float]]]
 
@@ -68,18 +75,12 @@ class LinearLoss:
 class ValueLoss:
     """Half the mean squared error of a critic's values, as the local backend's."""
 
-    clip: float | None = None
-    """How far from `values` a value may go and still be improved; None for no limit."""
-
     def __call__(
         self, model_output: Mapping[str, Any], data: Mapping[str, Any], dp_group: Any = None
     ) -> Reported:
         values = at_parents(model_output["values"], data)
-        loss, clipped = losses.value_loss(values, _given(data, "targets"), _given(data, "values"), self.clip)
-        weights = _given(data, "weight")
-        total = (weights * loss).sum()
-        metrics = {"value_loss": total, "value_clip_share": (weights * clipped).sum()}
-        return total * data["dp_size"], {METRICS: _numbers(SUM, metrics)}
+        total = (_given(data, "weight") * losses.value_loss(values, _given(data, "targets"))).sum()
+        return total * data["dp_size"], {METRICS: _numbers(SUM, {"value_loss": total})}
 
 
 def coefficients(
@@ -196,3 +197,49 @@ def _leaves(reported: Any) -> Iterable[dict[str, float]]:
             yield from _leaves(each)
     else:
         yield reported
+
+
+def mask_outputs(engine: Any) -> None:
+    """Let an engine of verl's take log-probabilities under the grammars of its rows."""
+    plain = engine.prepare_model_outputs
+    made: list[Grammars] = []
+
+    def masked(*, output: Any, micro_batch: Mapping[str, Any], **more: Any) -> Any:
+        if GRAMMARS in micro_batch.keys():  # noqa: SIM118
+            if not made:
+                model = engine.model_config
+                made.append(Grammars(model.tokenizer, model.hf_config.vocab_size))
+            mask_logits(output.logits, micro_batch, made[0])
+        return plain(output=output, micro_batch=micro_batch, **more)
+
+    engine.prepare_model_outputs = masked
+
+
+def mask_logits(logits: torch.Tensor, data: Mapping[str, Any], grammars: Grammars) -> None:
+    """In place, minus infinity in the logits of a micro-batch for what its rows' grammars do not allow.
+
+    The logits are (1, all tokens, V), one row after another, or (N, longest row, V). Raises TrainingError for
+    a reply that does not follow its grammar.
+    """
+    ids, texts, first, count = (data[name] for name in ("input_ids", GRAMMARS, "span_first", "span_count"))
+    rows = zip(ids.unbind(), texts.unbind(), first.unbind(), count.unbind(), strict=True)
+    padded, places = logits.shape[0] > 1, ids.offsets().tolist()
+    if not padded and logits.shape[1] < places[-1]:
+        raise TrainingError(
+            f"the logits are of {logits.shape[1]} tokens where the rows have {places[-1]}: a reply that was "
+            "held to a form can't be trained with sequences cut over ranks"
+        )
+    every = logits.view(-1, logits.shape[-1])
+    for number, (tokens, text, firsts, counts) in enumerate(rows):
+        start = number * logits.shape[1] if padded else places[number]
+        written = bytes(text.tolist())
+        spans = zip(json.loads(written or "[]"), firsts.tolist(), counts.tolist(), strict=bool(written))
+        for grammar, parent, many in spans:
+            if grammar is None:
+                continue
+            sampled = tokens[parent + 1 : parent + 1 + many].tolist()
+            words = grammars.replay(grammar, sampled, f"a reply of {many} tokens")
+            for at in range(0, many, AT_ONCE):
+                added = torch.from_numpy(penalties(words[at : at + AT_ONCE], every.shape[-1]))
+                place = start + parent + at
+                every[place : place + len(added)] += added.to(every)

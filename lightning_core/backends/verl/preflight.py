@@ -278,5 +278,7 @@ def _changes(settings: VerlSettings, size: ModelSize, gpus: int) -> Iterator[tup
 
 
 def _changed(settings: VerlSettings, **change: object) -> VerlSettings:
-    plain: dict[str, Any] = {each.name: getattr(settings, each.name) for each in fields(VerlSettings)}
+    plain: dict[str, Any] = {
+        each.name: getattr(settings, each.name) for each in fields(VerlSettings) if each.init
+    }
     return VerlSettings(**{**plain, **change})

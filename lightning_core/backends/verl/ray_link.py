@@ -7,6 +7,7 @@ daemons die with it, and then the workers (what these have started: `guard`).
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import threading
 import time
@@ -19,7 +20,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from lightning_core import telemetry
 from lightning_core.backends.verl.guard import set_guard
-from lightning_core.backends.verl.resources import COLOCATED, check_free, groups
+from lightning_core.backends.verl.resources import COLOCATED, check_free, groups, unreachable
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.errors import BackendError
 from lightning_core.masking import is_secret
@@ -67,10 +68,11 @@ class RayLink:
         address = self._settings.address
         where = self._here(gpus) if address is None else {"address": address}
         environment = {"env_vars": _environment()}
+        shown = logging.getLogger(__name__).isEnabledFor(logging.INFO)
         try:
-            ray.init(**where, log_to_driver=self._settings.log, runtime_env=environment)
+            ray.init(**where, log_to_driver=shown, runtime_env=environment)
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            raise _unreachable(address, error) from error
+            raise unreachable(address, error) from error
         self._joined = True
 
     def _here(self, gpus: int) -> dict[str, Any]:
@@ -84,13 +86,6 @@ class RayLink:
             "_node_ip_address": LOOPBACK,
         }
         return {**where, "num_gpus": all_gpus} if self._settings.device == "cpu" else where
-
-
-def _unreachable(address: str | None, error: BaseException) -> BackendError:
-    return BackendError(
-        f"can't reach a Ray cluster at address={address!r}: {error}; check that it runs (`ray status`), or "
-        "leave the address away for one on this machine"
-    )
 
 
 def _claim() -> int:

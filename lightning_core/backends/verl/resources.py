@@ -194,10 +194,7 @@ def _ask_ray(settings: VerlSettings) -> Resources:
             _knock(address)
             ray.init(address=address, log_to_driver=False)
         except (OSError, RuntimeError, ValueError) as error:
-            raise BackendError(
-                f"can't reach a Ray cluster at address={address!r}: {error}; check that it runs "
-                "(`ray status`), or leave the address out for one on this machine"
-            ) from error
+            raise unreachable(address, error) from error
     try:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         return Resources(tuple(_machine(node, settings.device) for node in nodes), source)
@@ -208,6 +205,14 @@ def _ask_ray(settings: VerlSettings) -> Resources:
     finally:
         if not before:
             ray.shutdown()
+
+
+def unreachable(address: str | None, error: BaseException) -> BackendError:
+    """The error of an address at which no cluster answers."""
+    return BackendError(
+        f"can't reach a Ray cluster at address={address!r}: {error}; check that it runs (`ray status`), or "
+        "leave the address out for one on this machine"
+    )
 
 
 def _knock(address: str) -> None:

@@ -22,7 +22,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.errors import TrainingError
 from lightning_core.sequences import join, spell
 from lightning_core.trajectories import (
     Floats,
@@ -71,6 +70,8 @@ class Row:
     """Sampled with; 1 where it was greedy."""
     keys: tuple[Key, ...]
     """(S,) the transitions."""
+    grammars: tuple[str | None, ...] = ()
+    """(S,) what each was held to; empty if none was held to anything."""
 
     @property
     def is_padding(self) -> bool:
@@ -89,17 +90,12 @@ def make_rows(
 
     `weights` gives the loss weight of one token of each transition. `merge=False` gives each transition a row
     of its own, for comparison. Raises TrainingError for a transition without a prompt, whose logprobs do not
-    match its tokens, or that was held to a constraint.
+    match its tokens.
     """
     units = units or {}
     replies = [t for t in trained_transitions(trajectories) if t.key in weights]
     for reply in replies:
         check_tokens(reply)
-        if reply.grammar is not None:
-            raise TrainingError(
-                f"call {reply.call_id!r} of rollout {reply.rollout_id!r} was held to a constraint, whose "
-                "masks the verl backend does not apply; train it with the local backend"
-            )
     spelt = [spell(t.prompt_ids, t.completion_ids) for t in replies]
     temperatures = [t.temperature or 1.0 for t in replies]
     chains = _chains(spelt, temperatures, merge)
@@ -116,6 +112,7 @@ def make_rows(
         advantages=[t.advantage or 0.0 for t in ordered],
         weights=[weights[t.key] for t in ordered],
         units=[units.get(t.key, -1) for t in ordered],
+        grammars=[t.grammar for t in ordered],
     )
 
 
@@ -227,6 +224,7 @@ def _cut(
     advantages: Sequence[float],
     weights: Sequence[float],
     units: Sequence[int],
+    grammars: Sequence[str | None] = (),
 ) -> list[Row]:
     """A row of each chain, whose last sequence holds the others.
 
@@ -241,6 +239,7 @@ def _cut(
     rows, at = [], 0
     for each in chains:
         end = at + len(each)
+        held = tuple(grammars[at:end])
         rows.append(
             Row(
                 np.frombuffer(spelt[each[-1]], ">u4"),
@@ -248,6 +247,7 @@ def _cut(
                 logprobs[entries[at] : entries[end]],
                 temperatures[each[-1]],
                 tuple(keys[number] for number in each),
+                held if any(grammar is not None for grammar in held) else (),
             )
         )
         at = end

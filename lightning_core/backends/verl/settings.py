@@ -16,7 +16,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from lightning_core.backends.settings import BackendSettings, LoraOptions, check_choice, default_learning_rate
+from lightning_core.backends.settings import (
+    BETAS,
+    BackendSettings,
+    LoraOptions,
+    check_choice,
+    default_learning_rate,
+)
 from lightning_core.errors import ConfigError, UnsupportedError
 from lightning_core.ranges import check_range
 
@@ -51,11 +57,6 @@ class VerlSettings(BackendSettings):
     where GPUs serve and train in turn."""
     offload: bool = False
     """Keep weights and optimizer state in main memory between updates."""
-    server_timeout: float = 600.0
-    """Seconds that requests wait for a server when none is alive: one that has ended is started again, which
-    takes minutes for a big model."""
-    log: bool = False
-    """Show here what the workers and servers print."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Keys of verl's own configuration: {"actor_rollout_ref.rollout.max_num_batched_tokens": 16384}. They
     come last, so they win. What verl would not be asked for is refused (`INSTEAD`)."""
@@ -68,7 +69,6 @@ class VerlSettings(BackendSettings):
                 check_range(name, value, least=1, whole=True)
         check_range("serving_gpus", self.serving_gpus, least=0, whole=True)
         check_range("gpu_memory", self.gpu_memory, above=0, below=1)
-        check_range("server_timeout", self.server_timeout, least=0)
         check_choice("strategy", self.strategy, STRATEGIES)
         if self.serving_gpus and self.sleep:
             raise ConfigError(
@@ -95,6 +95,17 @@ class VerlSettings(BackendSettings):
     def sleeps(self) -> bool:
         """Whether the engine's memory is freed while weights are trained."""
         return (not self.separate and self.device != "cpu") if self.sleep is None else self.sleep
+
+    @property
+    def unmasked(self) -> str:
+        """The setting with which an update can't compute under a grammar's masks; empty if there is none."""
+        if self.strategy == "megatron":
+            return "strategy='megatron'"
+        for key, value in flat(self.overrides):
+            cut = key.endswith("ulysses_sequence_parallel_size") and value != 1
+            if cut or (key.endswith("use_fused_kernels") and value):
+                return f"{key}={value!r}"
+        return ""
 
     @property
     def device(self) -> str:
@@ -138,8 +149,8 @@ def verl_values(settings: VerlSettings, *, folder: Path, context: int, gpus: int
         f"{ROOT}.actor.use_dynamic_bsz": True,
         f"{ROOT}.actor.ppo_max_token_len_per_gpu": settings.pass_tokens(context),
         f"{ROOT}.actor.optim.lr": settings.learning_rate or 1e-6,
-        f"{ROOT}.actor.optim.betas": list(settings.betas),
-        f"{ROOT}.actor.optim.weight_decay": settings.weight_decay,
+        f"{ROOT}.actor.optim.betas": list(BETAS),
+        f"{ROOT}.actor.optim.weight_decay": 0.0,
         f"{ROOT}.actor.optim.clip_grad": settings.max_grad_norm,
         f"{ROOT}.rollout.name": "vllm",
         f"{ROOT}.rollout.seed": settings.seed,
@@ -151,6 +162,7 @@ def verl_values(settings: VerlSettings, *, folder: Path, context: int, gpus: int
         f"{ROOT}.rollout.dtype": settings.number_format,
         f"{ROOT}.rollout.free_cache_engine": settings.sleeps,
         f"{ROOT}.rollout.enable_sleep_mode": settings.sleeps,
+        f"{ROOT}.rollout.engine_kwargs.vllm.structured_outputs_config": {"backend": "guidance"},
         **_engine(settings),
         **_lora(settings.lora),
         **(_separate(settings) if settings.separate else {}),
@@ -212,7 +224,7 @@ def _cpu(context: int, spread: bool) -> dict[str, Any]:
         f"{ROOT}.actor.use_torch_compile": False,
         f"{ROOT}.actor.fsdp_config.use_torch_compile": False,
         f"{ROOT}.rollout.enforce_eager": True,
-        # the engine computes by itself (see `backends.vllm.cpu`), where VLLM_ENABLE_V1_MULTIPROCESSING is 0
+        # the engine computes by itself (`backends.vllm.server`) where VLLM_ENABLE_V1_MULTIPROCESSING is 0
         f"{ROOT}.rollout.engine_kwargs.vllm.distributed_executor_backend": "mp" if spread else "uni",
         # in main memory, of which vLLM would take a large share
         f"{ROOT}.rollout.engine_kwargs.vllm.kv_cache_memory_bytes": 256 << 20,
@@ -225,7 +237,7 @@ def _cpu(context: int, spread: bool) -> dict[str, Any]:
 
 PARTS: Final = {
     "algorithm": "give the algorithm its own options, such as GRPO(kl=...)",
-    "critic": "the critic takes what is given for actor_rollout_ref; give its rate, epochs and clip as "
+    "critic": "the critic takes what is given for actor_rollout_ref; give its rate and epochs as "
     "PPO(critic=Critic(...))",
     "data": "the tasks are the trainer's; give context=... to the backend",
     "trainer": "give gpus=... and nodes=... to the backend, and the rest to the trainer",
@@ -236,7 +248,7 @@ INSTEAD: Final = {
     "the rate has no end; give steps=... to the trainer": "actor.optim.total_training_steps",
     "after warm-up the rate is constant": "actor.optim.num_cycles actor.optim.warmup_style",
     "give max_grad_norm=... to the backend": "actor.grad_clip",
-    "give clip_low=... and clip_high=... to the algorithm": "actor.clip_ratio*",
+    "give clip=... to the algorithm": "actor.clip_ratio*",
     "give epochs=... to the algorithm": "actor.ppo_epochs",
     "a step is made of a whole batch; give tasks_per_step=... to the algorithm": "actor.ppo_mini_batch_size",
     "a step is made of a whole batch": "actor.shuffle actor.data_loader_seed",

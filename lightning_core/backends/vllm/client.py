@@ -73,6 +73,8 @@ def sampling_body(completion: Completion, model: str, stop_ids: frozenset[int]) 
         "return_tokens_as_token_ids": True,
         **AS_SAMPLED,
     }
+    if completion.matcher is not None:
+        body["structured_outputs"] = {"grammar": completion.matcher.grammar}
     if options.seed:
         digest = hashlib.blake2b(options.seed.encode(), digest_size=8).digest()
         body["seed"] = int.from_bytes(digest) >> 1  # vLLM takes a signed one

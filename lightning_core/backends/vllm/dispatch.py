@@ -20,7 +20,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_core.backends.chat.completion import Completion, Request, Wakes
+from lightning_core.backends.chat.completion import WAKE_SECONDS, Completion, Request, Wakes
 from lightning_core.backends.meter import Meter
 from lightning_core.backends.vllm.client import Client, LostError, Piece, SilentError, sampling_body
 from lightning_core.errors import EngineError, GatewayError
@@ -28,8 +28,7 @@ from lightning_core.errors import EngineError, GatewayError
 logger = logging.getLogger(__name__)
 PROBES = 4
 """A server is probed so many times within `silence`."""
-WAKE_SECONDS = 0.03
-"""How often the reader of a running reply is woken."""
+HOLD = "start it with --structured-outputs-config.backend guidance, and vLLM 0.12 or newer"
 Revive = Callable[[], Awaitable[None]]
 """Starts a server again if its process has ended."""
 
@@ -227,7 +226,7 @@ class Dispatcher:
         self._open = asyncio.Event()
         """Whether new requests may begin."""
         self._open.set()
-        self._wakes = Wakes(WAKE_SECONDS)
+        self._wakes = Wakes()
 
     def start(self, completion: Completion, stop_ids: frozenset[int]) -> None:
         """Begin with a reply."""
@@ -369,7 +368,14 @@ def _broken(why: str) -> EngineError:
 
 
 def _write(completion: Completion, piece: Piece) -> None:
-    """Append what came; the ids last, so that they are never the longer ones."""
+    """Append what came; the ids last, so that they are never the longer ones. Raises EngineError for a token
+    that the reply's grammar does not allow: its log-probability is not that under the grammar's masks."""
+    if completion.matcher is not None:
+        for token_id in piece.ids:
+            try:
+                completion.matcher.take(token_id)
+            except EngineError as error:
+                raise EngineError(f"the server holds replies to no form: {error}; {HOLD}") from error
     completion.logprobs += piece.logprobs
     completion.best += piece.best
     completion.ids += piece.ids

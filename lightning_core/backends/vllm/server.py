@@ -39,6 +39,8 @@ MOST_LOGPROBS = 20
 GRACE_SECONDS = 5.0
 """Between the request to end and the end by force."""
 LOOK_SECONDS = 0.2
+START_SECONDS = 600.0
+"""How long vLLM may take to answer first."""
 LAST_LINES = 20
 CPU_ENVIRONMENT = MappingProxyType(
     {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -80,7 +82,6 @@ class VllmServer:
         *,
         name: str | None = None,
         options: ServerOptions | None = None,
-        start_seconds: float = 600.0,
     ) -> None:
         """`name` is what the model is served as, its folder's by default.
 
@@ -91,7 +92,6 @@ class VllmServer:
         self.options = options or ServerOptions()
         check_machine()
         self.port = free_port()
-        self._start_seconds = start_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._log: Path | None = None
@@ -116,7 +116,7 @@ class VllmServer:
             await asyncio.to_thread(self._launch)
         client = Client()
         try:
-            async with asyncio.timeout(self._start_seconds):
+            async with asyncio.timeout(START_SECONDS):
                 while await client.find_problem(self.url) is not None:
                     self._check_alive()
                     await asyncio.sleep(LOOK_SECONDS)
@@ -124,7 +124,7 @@ class VllmServer:
             said = self.tail()
             await self.close()
             raise EngineError(
-                f"vLLM did not answer within {self._start_seconds:g} s; it wrote last:\n{said}"
+                f"vLLM did not answer within {START_SECONDS:g} s; it wrote last:\n{said}"
             ) from error
         except BaseException:
             await self.close()
@@ -244,6 +244,7 @@ def arguments(source: str, name: str, port: int, seed: int, options: ServerOptio
         "--gpu-memory-utilization": options.gpu_memory_utilization,
         "--tensor-parallel-size": options.tensor_parallel_size,
         "--logprobs-mode": "processed_logprobs",
+        "--structured-outputs-config.backend": "guidance",
         "--max-logprobs": MOST_LOGPROBS,
         "--generation-config": "vllm",
     }

@@ -7,12 +7,9 @@ an event loop of its own.
 from __future__ import annotations
 
 import asyncio
-import sys
-import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 from lightning_core.backends.chat.completion import Completion
 from lightning_core.backends.chat.folder import find_source, find_stop_ids, load_config, load_tokenizer
@@ -22,9 +19,9 @@ from lightning_core.backends.meter import Meter
 from lightning_core.backends.vllm.client import Client, check_server
 from lightning_core.backends.vllm.dispatch import Dispatcher, Pool, Revive, Rules
 from lightning_core.errors import ConfigError, GatewayError, UnsupportedError
+from lightning_core.loop_thread import LoopThread
 from lightning_core.upstream import ChatRequest
 
-T = TypeVar("T")
 PER_SLOT = 2
 """Replies in flight at a server for each that it samples at a time: the next are there when some end."""
 
@@ -129,71 +126,6 @@ def _clean(urls: Sequence[str]) -> list[str]:
     return [url.rstrip("/").removesuffix("/v1") for url in urls]
 
 
-class LoopThread:
-    """An event loop in a thread: starts when it is first needed; `stop` ends it for good."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
-        self.stopped = False
-
-    def call(self, work: Callable[..., object], *arguments: object) -> None:
-        """Have the loop do this soon, in the order of the calls; after `stop`, nothing."""
-        with self._starting:
-            if not self.stopped:
-                self._started().call_soon_threadsafe(work, *arguments)
-
-    async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await it there."""
-        with self._starting:
-            if self.stopped:
-                work.close()
-                raise RuntimeError(f"{self._name} was stopped")
-            future = asyncio.run_coroutine_threadsafe(work, self._started())
-        return await asyncio.wrap_future(future)
-
-    def stop(self) -> None:
-        """End the loop and wait for the thread; what is still in flight there is cancelled."""
-        with self._starting:
-            self.stopped = True
-            loop, thread = self._loop, self._thread
-        if loop is not None and thread is not None and thread.is_alive():
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-
-    def _started(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = _new_loop()
-            self._thread = threading.Thread(
-                target=self._serve, args=(self._loop,), name=self._name, daemon=True
-            )
-            self._thread.start()
-        return self._loop
-
-    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_forever()
-        finally:
-            left = asyncio.all_tasks(loop)
-            for task in left:
-                task.cancel()
-            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    if sys.platform == "win32":
-        return asyncio.new_event_loop()
-    import uvloop
-
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
-
-
 @dataclass(frozen=True, slots=True)
 class _Engine:
     """The servers, and the tokens that end a reply."""
@@ -209,13 +141,21 @@ class VllmUpstream(ChatUpstream):
     """Serves chat completions from vLLM's servers (`upstream.Upstream`).
 
     Prompts are rendered here, with the tokenizer and template of the model's folder. Log-probabilities are
-    those of the distribution sampled from: with `top_p` below 1, that of the tokens it leaves over.
+    those of the distribution sampled from: with `top_p` below 1, that of the tokens it leaves over; under a
+    constraint, that of the tokens it allows. A server that allows others is found out, and its reply fails.
     """
 
     def __init__(
-        self, model_folder: str | Path, replicas: Replicas, *, name: str | None = None, seed: int | None = 0
+        self,
+        model_folder: str | Path,
+        replicas: Replicas,
+        *,
+        name: str | None = None,
+        seed: int | None = 0,
+        unmasked: str = "",
     ) -> None:
-        """`name` is what the model is called, the folder's own by default.
+        """`name` is what the model is called, the folder's own by default. `unmasked` is the setting for
+        which the update can't compute under masks: replies are then held to no form.
 
         With `seed` None, requests that have none are sent without: faster on a GPU, but servers that were
         started with one `--seed` may then sample alike. Raises ModelError.
@@ -227,7 +167,7 @@ class VllmUpstream(ChatUpstream):
         context = replicas.context or config.max_position_embeddings
         model = ChatModel(name or called, tokenizer, context, stop_ids, config.vocab_size)
         super().__init__(model, _Engine(replicas, stop_ids), seed=seed)
-        self.replicas = replicas
+        self.replicas, self._unmasked = replicas, unmasked
 
     async def chat(self, request: ChatRequest) -> ChatGeneration:
         """Put the choices in line; the first request has the servers checked, if `check` was not called.
@@ -235,10 +175,11 @@ class VllmUpstream(ChatUpstream):
         Raises ContextLengthError or UnsupportedError before anything is sampled, EngineError for servers
         that can't be used.
         """
-        if request.constraint is not None:
+        if request.constraint is not None and self._unmasked:
             raise UnsupportedError(
-                f"with vLLM no reply can be held to a constraint yet ({request.constraint.kind}); leave it "
-                "out, or use the local backend"
+                f"no reply is held to a form ({request.constraint.kind}) with {self._unmasked}: the update "
+                "could not compute under its masks; leave that setting, or the form, or train with "
+                "Trainer(constrain=False)"
             )
         await self.check()
         return await super().chat(request)

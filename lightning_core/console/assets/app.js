@@ -10,9 +10,10 @@ import * as why from "console/why.js";
 import * as time from "console/time.js";
 import * as compare from "console/compare.js";
 import * as models from "console/models.js";
+import * as sandbox from "console/sandbox.js";
 
-const PAGES = { runs, run, rollouts, rollout: replay, why, time, compare, models };
-const TABS = [["run", "Run"], ["rollouts", "Rollouts"], ["why", "Why"], ["time", "Time"], ["compare", "Compare"], ["models", "Models"]];
+const PAGES = { runs, run, rollouts, rollout: replay, why, time, compare, models, sandbox };
+const TABS = [["run", "Run"], ["rollouts", "Rollouts"], ["why", "Why"], ["time", "Time"], ["compare", "Compare"], ["models", "Models"], ["sandbox", "Sandbox"]];
 const TICK = 2000;
 const main = document.getElementById("main");
 const bar = document.getElementById("bar");
@@ -49,6 +50,7 @@ async function open() {
   const mine = ++latest;
   const place = here();
   if (!known.length || place.page === "runs") known = await ask("runs");
+  if (mine !== latest) return;
   if (place.page === "runs" && known.length === 1) { location.replace(`#/${encodeURIComponent(known[0].name)}`); return; }
   const part = PAGES[place.page];
   if (!part) throw new Error(`There is no page "${place.page}".`);

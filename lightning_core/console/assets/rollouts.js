@@ -69,7 +69,7 @@ function filters(place, asked, names) {
     choice("status", "status", [["", "all"], ...["succeeded", "failed", "running", "queued", "cancelled"].map((s) => [s, s])]),
     choice("agent", "agent", [["", "all"], ...names.map((name) => [name, name])]),
     field("low", "reward from", "number", { step: "any", style: { width: "5em" } }), field("high", "to", "number", { step: "any", style: { width: "5em" } }),
-    choice("order", "first", [["", "newest"], ["oldest", "oldest"], ["best", "best"], ["worst", "worst"]]),
+    choice("order", "first", [["", "newest"], ["oldest", "oldest"], ["best", "best"], ["worst", "worst"], ["surprising", "most surprising"]]),
     field("task", "task id", "text", { style: { width: "8em" } }), field("text", "words in prompts and replies", "search"),
     h("button", {}, "Filter"),
     h("button.plain", { type: "button", onclick: () => go({}) }, "Clear"));

@@ -12,7 +12,7 @@ const CHARTS = [
   ["Automatic intermediate rewards", [["air_reward", "mean of a rollout"]], {}],
   ["Signals by rule", [["air/*", ""]], { low: 0 }],
   ["Gradient norm", [["grad_norm", "before the clip"], ["value_grad_norm", "critic"]], { low: 0 }],
-  ["Clipped share", [["clip_share", "policy"], ["bounded_share", "off-policy bound"], ["value_clip_share", "critic"]], { low: 0 }],
+  ["Clipped share", [["clip_share", "policy"], ["bounded_share", "off-policy bound"]], { low: 0 }],
   ["Divergence from the start, nats", [["kl_reference", "KL"]], {}],
   ["Loss", [["loss", "policy"], ["value_loss", "critic"]], {}],
   ["Engine and training disagree, nats", [["logprob_gap_mean", "mean"], ["logprob_gap_max", "most"]], { low: 0 }],
@@ -126,7 +126,7 @@ function summary(run) {
     h("dl.tiles", {}, tiles.filter(Boolean).map(([label, value]) => h("div", {}, h("dt", {}, label), h("dd", {}, value)))),
     run.alerts.length ? h("ul.alerts", { "aria-label": "Alerts" }, run.alerts.map((alert) =>
       h(`li.${alert.level}`, {}, h("b", {}, alert.rule.replaceAll("_", " ")), " ",
-        alert.step !== null && h("span.quiet", {}, `step ${alert.step + 1}  `), alert.message))) : null,
+        alert.step !== null && h("span.quiet", {}, `step ${alert.step + 1}: `), alert.message))) : null,
   ];
 }
 

@@ -11,6 +11,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -38,18 +39,13 @@ EVERY_ADDRESS = ("0.0.0.0", "::")
 
 @dataclass(frozen=True, slots=True)
 class Hosting:
-    """Where a gateway listens, and what it serves."""
+    """Where a gateway listens."""
 
     host: str = "127.0.0.1"
     port: int = 0
     """0: a free one."""
     address: str | None = None
     """The URL under which others reach it, where that is not the one it listens at."""
-    backend: str = "local"
-    """The backend whose engine serves the weights."""
-    hosts: tuple[str, ...] = ()
-    """Names by which requests without a token may reach it, beside addresses and this machine's own. They are
-    recorded as belonging to no rollout. None are served if this is empty."""
 
 
 async def host_gateway(hosting: Hosting, joining: Joining) -> None:
@@ -95,24 +91,19 @@ class GatewayPart:
                 break
             await asyncio.sleep(WEIGHTS_SECONDS)
         async with AsyncExitStack() as stack:
-            upstream = await stack.enter_async_context(
-                serving_run(self.store, run, self.plugins, backend=hosting.backend)
-            )
-            gateway = Gateway(
-                upstream,
-                self.store,
-                tokens_of(run),
-                agents=agents_of(run),
-                anonymous=bool(hosting.hosts),
-                hosts=hosting.hosts,
-                prompts=PinnedPrompts(self.store, run),
-            )
+            upstream = await stack.enter_async_context(serving_run(self.store, run, self.plugins))
+            gateway = make_gateway(self.store, run, upstream)
             server = await stack.enter_async_context(GatewayServer(gateway, hosting.host, hosting.port))
             url = public_address(server.url, hosting.address)
             member = make_member(run.id, "gateway", self.own, url=url, instance=gateway.instance)
             await stack.enter_async_context(Heartbeat(self.store, member))
             self.say(f"{self.name} listens at {url}")
             await asyncio.Event().wait()
+
+
+def make_gateway(store: Store, run: Run, upstream: VersionedUpstream) -> Gateway:
+    """A gateway for the rollouts of a run."""
+    return Gateway(upstream, store, tokens_of(run), agents=agents_of(run), prompts=PinnedPrompts(store, run))
 
 
 def public_address(listening: str, address: str | None) -> str:
@@ -139,7 +130,7 @@ def make_upstream(
 
 @asynccontextmanager
 async def serving_run(
-    store: Store, run: Run, plugins: Plugins, *, backend: str = "local", version: int | None = None
+    store: Store, run: Run, plugins: Plugins, *, version: int | None = None
 ) -> AsyncIterator[VersionedUpstream]:
     """An upstream for a run that is not trained in this process; `version` answers in place of the current
     one. Raises ConfigError for a run without weights, NotFoundError for a version that it does not have,
@@ -149,7 +140,7 @@ async def serving_run(
     if current is None:
         raise ConfigError(f"run {run.id!r} has no weights yet; wait until its trainer has started")
     _check_reachable(run, current)
-    reader = open_reader(run, versions, plugins, backend)
+    reader = open_reader(run, versions, plugins)
     name = _name(base_model(run, versions))
     upstream = make_upstream(store, run.id, reader, name=name, embedded=False, pinned=version)
     try:
@@ -159,9 +150,14 @@ async def serving_run(
         await reader.close()
 
 
-def open_reader(run: Run, versions: list[ResourceVersion], plugins: Plugins, backend: str) -> Backend:
-    """A backend that is not started, to read the run's versions with."""
-    made: Backend = plugins.part("backend", backend)(model=base_model(run, versions), seed=0)
+def open_reader(run: Run, versions: list[ResourceVersion], plugins: Plugins) -> Backend:
+    """A backend that is not started, to read the run's versions with: of the kind that trained it. The local
+    one stands in for a script's own backend object, which has no registered name, and for verl's where there
+    is no vLLM."""
+    kind = str(run.config.get("backend"))
+    if kind not in plugins.names("backend") or (kind == "verl" and find_spec("vllm") is None):
+        kind = "local"
+    made: Backend = plugins.part("backend", kind)(model=base_model(run, versions))
     return made
 
 

@@ -39,8 +39,6 @@ class Joining:
     name: str | None = None
     """The process's name: one that starts again under it takes the place of the one that died. No two at work
     in one role may have the same. None: a name of this process alone."""
-    once: bool = False
-    """End also when the run is stopped or has failed, instead of waiting until it is resumed."""
     look_seconds: float = BEAT_SECONDS
     """Between two looks at the run."""
     say: Callable[[str], None] = log.info
@@ -92,8 +90,6 @@ class Joined:
             if run.status == "running":
                 say(f"{name} works for run {run.id}")
                 await self._play(run)
-            elif self.joining.once:
-                break
             run = await self._news(run)
         say(f"{name} ends: run {run.id} is {run.status}" if run else f"{name} ends")
 

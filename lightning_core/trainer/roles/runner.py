@@ -18,10 +18,10 @@ from lightning_core.gateway.tokens import Tokens, expiry
 from lightning_core.heartbeat import Heartbeat, make_member
 from lightning_core.plugins import load_plugins
 from lightning_core.prompts import PinnedPrompts
-from lightning_core.runner import Runner
 from lightning_core.runner.config import RECORDED, RolloutConfig, read_config
 from lightning_core.runner.gateways import Gateways
 from lightning_core.runner.ray_workers import Workers
+from lightning_core.runner.runner import Runner
 from lightning_core.runner.tagging import tagging
 from lightning_core.stores.base import Store
 from lightning_core.tracing.scope import Scope

@@ -21,7 +21,8 @@ from plugins.autogen.tests.apps import Build, Kit
 Entrance = Literal["run", "run_stream"]
 Place = Literal["tasks", "threads"]
 ENTRANCES: tuple[Entrance, ...] = ("run", "run_stream")
-ROLLOUTS = 16
+ROLLOUTS = 4
+"""At once; `tests.proof` runs 200."""
 INFO = ModelInfo(
     vision=False, function_calling=True, json_output=False, family="unknown", structured_output=False
 )

@@ -12,19 +12,29 @@ from lightning_core.testing.server import GatewayDouble
 from plugins.crewai.tests import apps
 from plugins.crewai.tests.playing import ENTRANCES, ROLLOUTS, Entrance, expect, play
 
+BUILDS = list(enumerate(apps.CALLS))
 
-@pytest.mark.parametrize("entrance", ENTRANCES)
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("build", apps.CALLS, ids=lambda build: build.__name__)
+
+@pytest.mark.parametrize(
+    ("build", "entrance", "stream"),
+    [
+        pytest.param(build, entrance, bool((i + j) % 2), id=f"{build.__name__}-{entrance}")
+        for i, build in BUILDS
+        for j, entrance in enumerate(ENTRANCES)
+    ],
+)
 async def test_every_call_is_named(
     gateway: GatewayDouble, build: apps.Build, entrance: Entrance, stream: bool
 ) -> None:
+    """Each shape by each entrance, its replies whole and streamed in turn."""
     await play(build, gateway, entrance, stream=stream)
     expect(gateway, apps.CALLS[build])
 
 
-@pytest.mark.parametrize("entrance", ["kickoff", "akickoff"])
-@pytest.mark.parametrize("build", apps.CALLS, ids=lambda build: build.__name__)
+@pytest.mark.parametrize(
+    ("build", "entrance"),
+    [pytest.param(build, ("kickoff", "akickoff")[i % 2], id=build.__name__) for i, build in BUILDS],
+)
 async def test_every_call_of_the_responses_api_is_named(
     gateway: GatewayDouble, build: apps.Build, entrance: Entrance
 ) -> None:

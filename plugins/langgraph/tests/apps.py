@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import uuid
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Annotated, Any, TypedDict
 
 from langchain.agents import create_agent
@@ -12,6 +13,7 @@ from langchain.tools import ToolRuntime, tool
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.prebuilt import create_react_agent
 from langgraph.types import Send
 from langgraph_supervisor import create_supervisor
 from langgraph_swarm import create_handoff_tool, create_swarm
@@ -103,17 +105,37 @@ def nested(llm: ChatOpenAI, aio: bool) -> Graph:
     return graph.compile()
 
 
-def react(llm: ChatOpenAI, aio: bool) -> Graph:
-    """A hand-written agent whose node is called "agent", as a subgraph of the node "researcher"."""
-    graph = StateGraph(State)
-    loop = StateGraph(State)
-    loop.add_node("agent", asking(llm, "researcher", aio))
-    loop.add_edge(START, "agent")
-    graph.add_node("researcher", loop.compile())
-    graph.add_node("agent", asking(llm, "agent", aio))
-    graph.add_edge(START, "researcher")
-    graph.add_edge("researcher", "agent")
+def same_names(llm: ChatOpenAI, aio: bool) -> Graph:
+    """Nodes of the app's own called as the parts of ready-made agents are, beside such agents."""
+    graph = StateGraph(MessagesState)
+    for outer, inner in (("researcher", "agent"), ("coder", "model")):
+        loop = StateGraph(MessagesState)
+        loop.add_node(inner, answering(llm, inner, aio))
+        loop.add_edge(START, inner)
+        graph.add_node(outer, loop.compile())
+    graph.add_node("helper", create_react_agent(llm, [], prompt=mark(agent="helper")))
+    graph.add_node("writer", create_agent(llm, [], system_prompt=mark(agent="writer")))
+    graph.add_node("agent", answering(llm, "agent", aio))
+    for before, after in pairwise([START, "researcher", "coder", "helper", "writer", "agent"]):
+        graph.add_edge(before, after)
     return graph.compile()
+
+
+def answering(llm: ChatOpenAI, name: str, aio: bool) -> Any:
+    """As `asking`, in a state of messages."""
+
+    def node(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [llm.invoke([*state["messages"][:1], HumanMessage(mark(agent=name))])]}
+
+    async def anode(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await llm.ainvoke([*state["messages"][:1], HumanMessage(mark(agent=name))])]}
+
+    return anode if aio else node
+
+
+def nameless(llm: ChatOpenAI, aio: bool) -> Graph:
+    """`create_agent` without a name, in no graph."""
+    return create_agent(llm, [], system_prompt=mark(agent="agent"))
 
 
 def boss_with_tools(llm: ChatOpenAI, aio: bool) -> Graph:

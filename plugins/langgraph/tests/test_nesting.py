@@ -23,7 +23,7 @@ from lightning_core.tracing.scope import agent, current_scope, rollout_scope
 from lightning_core.types import UNNAMED
 from plugins.langgraph.tests import apps
 from plugins.langgraph.tests.apps import State, prompt
-from plugins.langgraph.tests.playing import ENTRANCES, expect, given, play, scope_at
+from plugins.langgraph.tests.playing import ENTRANCES, ROLLOUTS, expect, given, play, scope_at
 
 
 def graph_of(**nodes: Callable[..., Any]) -> Any:
@@ -209,11 +209,11 @@ async def test_all_entrances_and_shapes_at_once_never_mix(gateway: GatewayDouble
     shapes = (apps.parallel, apps.fan_out, apps.nested, apps.boss_with_tools)
     await asyncio.gather(
         *(
-            play(build(llm, entrance in ("ainvoke", "astream")), gateway, entrance, rollouts=8)
+            play(build(llm, entrance in ("ainvoke", "astream")), gateway, entrance)
             for entrance in ENTRANCES
             for build in shapes
         )
     )
     assert gateway.mistakes() == []
-    assert len(gateway.seen) == 4 * 8 * (5 + 7 + 9 + 8)
+    assert len(gateway.seen) == len(ENTRANCES) * ROLLOUTS * (5 + 7 + 9 + 8)
     assert current_scope() is None

@@ -20,7 +20,8 @@ Dialect = Literal["chat", "responses"]
 DIALECTS: tuple[Dialect, ...] = ("chat", "responses")
 Entrance = Literal["run", "run_streamed", "run_sync in threads", "run_streamed in threads"]
 ENTRANCES: tuple[Entrance, ...] = ("run", "run_streamed", "run_sync in threads", "run_streamed in threads")
-ROLLOUTS = 16
+ROLLOUTS = 4
+"""At once; `tests.proof` runs 200."""
 
 
 def scope_at(server: GatewayDouble, rollout: str = "r1") -> Scope:

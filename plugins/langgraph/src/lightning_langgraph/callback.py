@@ -50,7 +50,7 @@ class LightningCallback(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.lightning_runs.enter(run_id, parent_run_id, metadata)
+        self.lightning_runs.enter(run_id, parent_run_id, metadata, inputs)
 
     def on_tool_start(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from asyncio import CancelledError
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -45,9 +46,12 @@ def same_arguments(asked: object, given: object) -> bool:
     return asked == given
 
 
-def is_interrupt(error: BaseException) -> bool:
-    """An interrupt, which ends the graph for now: the tool runs again when the graph goes on."""
-    return any(kind.__name__ == "GraphBubbleUp" for kind in type(error).__mro__)
+def is_unfinished(error: BaseException) -> bool:
+    """An interrupt, after which the tool runs again when the graph goes on, or a cancellation, of which
+    LangChain tells from langchain-core 1.8 on."""
+    return isinstance(error, CancelledError) or any(
+        kind.__name__ == "GraphBubbleUp" for kind in type(error).__mro__
+    )
 
 
 def error_kind(error: BaseException) -> ToolErrorType:

@@ -20,7 +20,7 @@ from uuid import UUID
 
 from lightning_core.tracing.scope import enter_order
 from lightning_core.types import Who
-from lightning_langgraph.naming import OWNER, agent_name, node_around, scope_key
+from lightning_langgraph.naming import OWNER, agent_name, is_made, namespace, node_around, scope_key
 
 FRAMEWORK = "langgraph"
 
@@ -37,6 +37,8 @@ class Run:
     entered: int
     root: UUID
     """The outermost run around it, or its own id."""
+    made: bool
+    """Whether its node may be part of a ready-made agent."""
 
 
 class Runs:
@@ -48,11 +50,15 @@ class Runs:
         """Model runs that have not ended, and the outermost run around each. The context may outlive them,
         so it is checked against this."""
 
-    def enter(self, run_id: UUID, parent: UUID | None, metadata: Mapping[str, Any] | None) -> None:
-        """A node, chain or tool starts."""
-        key = self._key(parent, metadata or {})
-        owner, root = (metadata or {}).get(OWNER), self.find_root(parent) or run_id
-        self._open[run_id] = Run(key, owner, parent, self._order(key, parent), root)
+    def enter(
+        self, run_id: UUID, parent: UUID | None, metadata: Mapping[str, Any] | None, state: Any = None
+    ) -> None:
+        """A node, chain or tool starts; `state` is what it was given."""
+        metadata = metadata or {}
+        made = self._made(parent, metadata, state)
+        key = self._key(parent, metadata, made)
+        root = self.find_root(parent) or run_id
+        self._open[run_id] = Run(key, metadata.get(OWNER), parent, self._order(key, parent), root, made)
 
     def leave(self, run_id: UUID) -> None:
         """It has ended, well or not, and with an outermost run all that is in it: nobody tells the end of
@@ -77,7 +83,8 @@ class Runs:
 
     def find_who(self, parent: UUID | None, metadata: Mapping[str, Any] | None) -> Who | None:
         """The agent that a run with this metadata, started by `parent`, works for; None outside any."""
-        key = self._key(parent, metadata or {})
+        metadata = metadata or {}
+        key = self._key(parent, metadata, self._made(parent, metadata))
         return Who(key[0], self._order(key, parent), FRAMEWORK) if key[0] is not None else None
 
     def end_call(self, run_id: UUID) -> None:
@@ -101,22 +108,29 @@ class Runs:
         """An open run; None if it is not open here."""
         return self._open.get(run_id) if run_id is not None else None
 
-    def _key(self, parent: UUID | None, metadata: Mapping[str, Any]) -> tuple[str | None, str]:
+    def _made(self, parent: UUID | None, metadata: Mapping[str, Any], state: Any = None) -> bool:
+        """All that runs in a node is part of what the node is part of."""
+        run = self.find(parent)
+        if run is not None and run.key[1] == namespace(metadata):
+            return run.made
+        return is_made(metadata, state)
+
+    def _key(self, parent: UUID | None, metadata: Mapping[str, Any], made: bool) -> tuple[str | None, str]:
         """The run's agent and namespace.
 
         A ready-made agent that is a node of a graph gets the name of the agent whose tool runs that graph:
         LangGraph hands the metadata down, and what is handed down wins. Then the node is the name.
         """
-        agent, namespace = scope_key(metadata)
-        around = node_around(metadata)
+        agent, path = scope_key(metadata, made)
+        around = node_around(metadata, made)
         if around is not None and agent == metadata.get(OWNER) == self._owner_of_graph(parent, around[1]):
-            return around[0], namespace
-        return agent, namespace
+            return around[0], path
+        return agent, path
 
-    def _owner_of_graph(self, run_id: UUID | None, namespace: str) -> str | None:
+    def _owner_of_graph(self, run_id: UUID | None, path: str) -> str | None:
         """`lc_agent_name` of the nearest open run around that has this namespace."""
         run = self.find(run_id)
-        while run is not None and _without_counters(run.key[1]) != namespace:
+        while run is not None and _without_counters(run.key[1]) != path:
             run = self.find(run.parent)
         return run.owner if run is not None else None
 
@@ -165,5 +179,5 @@ def _open_run(callbacks: Any) -> Run | None:
     return None
 
 
-def _without_counters(namespace: str) -> str:
-    return "|".join(part for part in namespace.split("|") if not part.isdigit())
+def _without_counters(path: str) -> str:
+    return "|".join(part for part in path.split("|") if not part.isdigit())

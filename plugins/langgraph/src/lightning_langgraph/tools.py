@@ -23,7 +23,7 @@ from langchain_core.messages.tool import ToolOutputMixin
 
 from lightning_core.tracing.tools import report_tool
 from lightning_core.types import ToolErrorType
-from lightning_langgraph.outcomes import error_kind, is_interrupt, offered_in, same_arguments, tool_messages
+from lightning_langgraph.outcomes import error_kind, is_unfinished, offered_in, same_arguments, tool_messages
 from lightning_langgraph.runs import FRAMEWORK, Runs
 
 _REFUSED_ARGUMENTS = "Tool input validation error"
@@ -200,7 +200,7 @@ class Tools:
 
     def tool_fails(self, run_id: UUID, error: BaseException) -> None:
         run = self._runs.pop(run_id, None)
-        if run is None or is_interrupt(error):
+        if run is None or is_unfinished(error):
             return
         run.ended_at = time.time()
         if run.node is None:
@@ -225,7 +225,7 @@ class Tools:
                 self._forget(run_id)
 
     def _forget(self, root: UUID) -> None:
-        """Also of the models and tools that were cancelled, whose end nobody tells."""
+        """Also models and tools that were cancelled: LangChain may not tell of their end."""
         self._asked.pop(root, None)
         for run_id, model in list(self._models.items()):
             if model.root == root:

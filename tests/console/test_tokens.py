@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from lightning_core.insight.tokens import pieces
+from lightning_core.console.rollouts import pieces
 
 TEXTS = ("the boats sail, and the boats sail home", "Größe: 12 µm \n é 漢字 🚤!", " ", "a")
 
