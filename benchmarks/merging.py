@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.report import Row, publish
 from benchmarks.shapes import VOCABULARY, random_qwen3
-from lightning_core.algorithms.grpo import GRPO
+from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.backends.local.attention import use_plans
 from lightning_core.backends.local.model import Model
 from lightning_core.backends.local.optimizer import Optimizer

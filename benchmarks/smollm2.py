@@ -111,7 +111,7 @@ def update(folder: Path) -> Work:
     """A step of the local backend."""
     import torch
 
-    from lightning_core.algorithms.grpo import GRPO
+    from lightning_core.algorithms.policy_gradient import GRPO
     from lightning_core.backends.local.model import load_model
     from lightning_core.backends.local.optimizer import Optimizer
     from lightning_core.backends.local.policy import Policy

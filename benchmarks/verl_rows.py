@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.report import Row as Measured
 from benchmarks.report import publish
-from lightning_core.algorithms.grpo import GRPO
+from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.backends.verl.batch import Memory, entry_values, fields
 from lightning_core.backends.verl.rows import make_rows, report_rows, share
 from lightning_core.sequences import as_ids, as_logprobs

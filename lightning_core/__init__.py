@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from lightning_core.algorithms.bootstrap import Bootstrap as Bootstrap
     from lightning_core.algorithms.dpo import DPO as DPO
     from lightning_core.algorithms.gepa import GEPA as GEPA
-    from lightning_core.algorithms.grpo import GRPO as GRPO
-    from lightning_core.algorithms.ppo import PPO as PPO
-    from lightning_core.algorithms.reinforce_pp import ReinforcePP as ReinforcePP
-    from lightning_core.algorithms.rloo import RLOO as RLOO
+    from lightning_core.algorithms.policy_gradient import GRPO as GRPO
+    from lightning_core.algorithms.policy_gradient import PPO as PPO
+    from lightning_core.algorithms.policy_gradient import RLOO as RLOO
+    from lightning_core.algorithms.policy_gradient import ReinforcePP as ReinforcePP
     from lightning_core.algorithms.sft import SFT as SFT
     from lightning_core.backends.local import LocalBackend as LocalBackend
     from lightning_core.backends.settings import LoraOptions as LoraOptions
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from lightning_core.judge.judge import Judge as Judge
     from lightning_core.plugins import attach as attach
     from lightning_core.prompts import Prompt as Prompt
-    from lightning_core.runner.command import Command as Command
     from lightning_core.runner.config import FailurePolicy as FailurePolicy
+    from lightning_core.runner.program import Command as Command
     from lightning_core.runner.ray_workers import RayWorkers as RayWorkers
     from lightning_core.tracing.environment import environment as environment
     from lightning_core.tracing.rewards import reward as reward
@@ -61,20 +61,20 @@ _HOMES = {
     "Alerts": "alerts.watch",
     "Bootstrap": "algorithms.bootstrap",
     "Call": "types",
-    "Command": "runner.command",
+    "Command": "runner.program",
     "Critic": "algorithms.base",
     "DPO": "algorithms.dpo",
     "Demonstration": "types",
     "FailurePolicy": "runner.config",
     "GEPA": "algorithms.gepa",
-    "GRPO": "algorithms.grpo",
+    "GRPO": "algorithms.policy_gradient",
     "Judge": "judge.judge",
     "LightningError": "errors",
     "LocalBackend": "backends.local",
     "LoraOptions": "backends.settings",
-    "RLOO": "algorithms.rloo",
-    "ReinforcePP": "algorithms.reinforce_pp",
-    "PPO": "algorithms.ppo",
+    "RLOO": "algorithms.policy_gradient",
+    "ReinforcePP": "algorithms.policy_gradient",
+    "PPO": "algorithms.policy_gradient",
     "Phase": "algorithms.base",
     "Prompt": "prompts",
     "RayWorkers": "runner.ray_workers",

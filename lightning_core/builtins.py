@@ -10,7 +10,7 @@ from lightning_core.hookspecs import Register, hookimpl
 
 @hookimpl
 def lightning_register(register: Register) -> None:
-    register("store", "memory", "lightning_core.stores.memory:MemoryStore")
+    register("store", "memory", "lightning_core.stores.sqlite:MemoryStore")
     register("store", "sqlite", "lightning_core.stores.sqlite:SqliteStore")
     for scheme in ("http", "https"):
         register("store", scheme, "lightning_core.stores.http_store:HttpStore")
@@ -33,10 +33,10 @@ def lightning_register(register: Register) -> None:
     register("credit", "tabular", "lightning_core.credit.tabular:Tabular")
     register("credit", "hierarchical", "lightning_core.credit.hierarchical:Hierarchical")
 
-    register("algorithm", "grpo", "lightning_core.algorithms.grpo:GRPO")
-    register("algorithm", "rloo", "lightning_core.algorithms.rloo:RLOO")
-    register("algorithm", "reinforce++", "lightning_core.algorithms.reinforce_pp:ReinforcePP")
-    register("algorithm", "ppo", "lightning_core.algorithms.ppo:PPO")
+    register("algorithm", "grpo", "lightning_core.algorithms.policy_gradient:GRPO")
+    register("algorithm", "rloo", "lightning_core.algorithms.policy_gradient:RLOO")
+    register("algorithm", "reinforce++", "lightning_core.algorithms.policy_gradient:ReinforcePP")
+    register("algorithm", "ppo", "lightning_core.algorithms.policy_gradient:PPO")
     register("algorithm", "dpo", "lightning_core.algorithms.dpo:DPO")
     register("algorithm", "sft", "lightning_core.algorithms.sft:SFT")
 

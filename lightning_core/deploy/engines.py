@@ -20,11 +20,8 @@ from typing import Any, Final
 import yaml
 
 from lightning_core.deploy.deployment import RUNS, Deployment
-from lightning_core.deploy.docker import make_compose
-from lightning_core.deploy.helm import make_values
+from lightning_core.deploy.documents import make_compose, make_job, make_task, make_values
 from lightning_core.deploy.lock import write_lock
-from lightning_core.deploy.ray import make_job
-from lightning_core.deploy.sky import make_task
 from lightning_core.errors import ConfigError
 from lightning_core.trainer.folder import write_atomically
 

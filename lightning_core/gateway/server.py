@@ -20,8 +20,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from lightning_core.errors import GatewayError
-from lightning_core.gateway.limits import LIMITS, Bounded, Limits
-from lightning_core.gateway.protocol import HttpProtocol
+from lightning_core.gateway.limits import LIMITS, Bounded, HttpProtocol, Limits
 
 _BACKLOG: Final = 4096
 _KEEP_ALIVE_SECONDS: Final = 300

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from threading import Thread
 
 from lightning_core.errors import RewardError
-from lightning_core.runner.command import COMMAND_GRACE_SECONDS, Command
 from lightning_core.runner.outcome import Outcome, Solve, failed, to_reward
-from lightning_core.runner.program import END_SECONDS
+from lightning_core.runner.program import COMMAND_GRACE_SECONDS, END_SECONDS, Command
 from lightning_core.tracing.scope import Scope, leave_behind, rollout_scope
 from lightning_core.types import Task
 

@@ -1,4 +1,4 @@
-"""The store in one SQLite file: the default. Several processes of one machine may share it.
+"""The store in one SQLite file, the default, or in memory. Several processes of one machine may share a file.
 
 What a method has returned from survives `kill -9` of every process (not a power loss, see `_prepare`). A file
 is either ours, with the schema this version writes, or it is refused: another program's tables are left
@@ -9,10 +9,12 @@ may read it.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sqlite3
 import stat
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -25,7 +27,7 @@ from lightning_core.stores.packing import dump_json
 from lightning_core.stores.rows import SCHEMA, Dialect, Row
 from lightning_core.stores.sql import SqlTransaction
 from lightning_core.stores.table_store import Operation, TableDriver, TableStore
-from lightning_core.stores.workers import Job, Worker
+from lightning_core.stores.workers import Direct, Job, Worker
 from lightning_core.types import Attempt
 
 log = logging.getLogger(__name__)
@@ -80,6 +82,25 @@ class SqliteStore(TableStore):
     async def _ends(self) -> int:
         ended: int = await self._reader.run(Operation(ends))
         return ended
+
+
+class MemoryStore(TableStore):
+    """`memory://`: a store of its own for each object, and gone with it.
+
+    It may be used from any thread and event loop, before it is opened and after it was closed. An operation
+    runs where it is called, as it waits for no disk.
+    """
+
+    def __init__(self, url: str = "memory://") -> None:
+        if url != "memory://":
+            raise ConfigError(
+                f"store {url!r} is not a memory store: write 'memory://', without anything after it"
+            )
+        self.name = url
+        notifications = Notifications()
+        worker = Direct(SqliteDriver(url, connect_memory, notifications))
+        super().__init__(worker, worker, notifications, look_seconds=math.inf)
+        weakref.finalize(self, worker.connection.raw.close)
 
 
 class SqliteConnection(SqlTransaction):

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from lightning_core.air.base import AIR
 from lightning_core.alerts.watch import Alerts
 from lightning_core.algorithms.base import Algorithm, Phase
-from lightning_core.algorithms.grpo import GRPO
+from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.algorithms.search import Search
 from lightning_core.errors import ConfigError
 from lightning_core.judge.judge import Judge

@@ -20,7 +20,7 @@ from lightning_core.cli.app import app
 from lightning_core.cli.rollouts import open_run
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.trainer.batch import add_automatic
 from lightning_core.trainer.launch import Launch, launching
 from lightning_core.trainer.parts import make_rulebook

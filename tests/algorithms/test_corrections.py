@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from lightning_core.algorithms.base import Entries
-from lightning_core.algorithms.corrections import Correction, Masked, Truncated
-from lightning_core.algorithms.grpo import GRPO
+from lightning_core.algorithms.policy_gradient import GRPO, Correction, Masked, Truncated
 from lightning_core.errors import ConfigError
 
 LN2 = math.log(2)

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from lightning_core.algorithms.base import Entries
-from lightning_core.algorithms.corrections import Truncated
-from lightning_core.algorithms.grpo import GRPO
 from lightning_core.algorithms.losses import k3
+from lightning_core.algorithms.policy_gradient import GRPO, Truncated
 from lightning_core.errors import ConfigError
 from lightning_core.types import Trajectory, Transition
 

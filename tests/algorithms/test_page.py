@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import lightning_core as lightning
-from lightning_core.algorithms.grpo import GRPO
+from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.plugins import load_plugins
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
@@ -40,9 +40,9 @@ def test_every_option_has_a_row_with_its_default(heading, algorithm):
 
 
 def _corrections():
-    from lightning_core.algorithms import corrections
+    from lightning_core.algorithms import policy_gradient
 
-    return corrections
+    return policy_gradient
 
 
 def test_every_variant_is_accepted_as_it_stands():

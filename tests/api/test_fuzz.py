@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from lightning_core.api.app import Api
 from lightning_core.stores.base import Store
-from lightning_core.stores.memory import MemoryStore
-from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.stores.sqlite import MemoryStore, SqliteStore
 from tests.api.conftest import OTHER, RUN, SERVER_SECRET, Desk, error, rollout, tokens
 
 DOCUMENT: dict[str, Any] = Api(MemoryStore()).app().openapi()

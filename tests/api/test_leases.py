@@ -16,7 +16,7 @@ from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.stores.base import Store
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.types import Member, Rollout, Status
 from tests.api.conftest import RUN, Desk, error, every_kind, open_desk, rollout
 from tests.gateway.scripted import ScriptedEngine, until

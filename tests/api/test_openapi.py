@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from lightning_core.api.app import Api
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.types import Rollout
 from tests.api.conftest import Desk, open_desk
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lightning_core.api.app import Api
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/rest.md").read_text()

@@ -9,7 +9,7 @@ import pytest
 
 from lightning_core.runner.config import RECORDED, FailurePolicy, RolloutConfig
 from lightning_core.stores.base import Store
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.types import Rollout, Status
 from tests.api.conftest import RUN, Desk, error, open_desk, rollout, serving
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_core.stores.base import Store
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.types import (
     Alert,
     Call,

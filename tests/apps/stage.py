@@ -28,7 +28,7 @@ from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import load_plugins
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.testing.server import serving
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope, read_unseen, rollout_scope

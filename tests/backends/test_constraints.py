@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from lightning_core.algorithms.grpo import GRPO
+from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.backends.base import Batch
 from lightning_core.backends.chat.constraints import Grammars
 from lightning_core.backends.chat.folder import load_tokenizer, tiny_folder

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from lightning_core.algorithms.grpo import GRPO
+from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.backends.base import Batch
 from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.local.attention import Plan, use_plans

@@ -11,7 +11,7 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.algorithms.base import Critic
-from lightning_core.algorithms.corrections import Masked, Truncated
+from lightning_core.algorithms.policy_gradient import Masked, Truncated
 from lightning_core.backends.local import LocalBackend
 from lightning_core.backends.settings import LoraOptions, TrainingSettings
 from lightning_core.backends.verl.backend import VerlBackend

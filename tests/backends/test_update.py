@@ -14,8 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lightning_core.algorithms.base import Entries
-from lightning_core.algorithms.grpo import GRPO
-from lightning_core.algorithms.ppo import PPO
+from lightning_core.algorithms.policy_gradient import GRPO, PPO
 from lightning_core.backends.base import Batch
 from lightning_core.backends.local import LocalBackend
 from lightning_core.backends.local.model import load_model

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from lightning_core.algorithms.grpo import GRPO
+from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.backends.base import Batch
 from lightning_core.backends.local import LocalBackend
 from lightning_core.backends.local.versions import LocalVersion

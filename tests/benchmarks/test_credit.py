@@ -29,7 +29,7 @@ from benchmarks.credit.truth import Floats, Truth
 from benchmarks.credit.walk import Walk
 from benchmarks.intervals import median_of, ratio_of
 from benchmarks.page import insert
-from lightning_core.algorithms.rloo import RLOO
+from lightning_core.algorithms.policy_gradient import RLOO
 from lightning_core.credit.base import assign
 from lightning_core.plugins import load_plugins
 from lightning_core.types import Key, Trajectory

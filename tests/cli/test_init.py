@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lightning_core.cli.app import app
-from lightning_core.cli.init import _MODULES, Framework, read_starter
+from lightning_core.cli.training import _MODULES, Framework, read_starter
 from lightning_core.errors import ConfigError
 
 SMALL = """

@@ -21,8 +21,7 @@ from lightning_core.credit.relevance import (
     learn_from,
     spread_of,
 )
-from lightning_core.credit.table import Table
-from lightning_core.credit.tabular import Tabular
+from lightning_core.credit.tabular import Table, Tabular
 from lightning_core.errors import ConfigError
 from lightning_core.types import Trajectory
 from tests.credit.game import AGENTS, POLICY, Floats, Story, play, probabilities, score, stories, total

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_core.credit.base import add_up
-from lightning_core.credit.table import visits
-from lightning_core.credit.tabular import Tabular, state
+from lightning_core.credit.tabular import Tabular, state, visits
 from lightning_core.errors import ConfigError
 from lightning_core.types import Trajectory
 from tests.credit.telling import Said, tell

@@ -24,8 +24,8 @@ import pytest
 
 from lightning_core.cli.training import call_once, read_launch
 from lightning_core.deploy.deployment import RUNS, Deployment, read_deployment
+from lightning_core.deploy.documents import make_values
 from lightning_core.deploy.engines import ENGINES, dump, first_reward, write_files
-from lightning_core.deploy.helm import make_values
 from lightning_core.trainer.trainer import Trainer
 from tests.deploy.cases import ROOT, in_folder
 from tests.deploy.test_helm import ALL_ON, Helm, helm, pods, template

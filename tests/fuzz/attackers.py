@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from benchmarks.tiny_server import TOKENS
-from lightning_core.algorithms.grpo import GRPO
+from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.credit.base import assign
 from lightning_core.linking import with_final
 from lightning_core.plugins import load_plugins

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from lightning_core.errors import StoreError
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.types import Call, Sampling
 from tests.gateway.conftest import House, open_house
 from tests.gateway.scripted import END, ScriptedEngine, logprob, until

@@ -28,7 +28,7 @@ from opentelemetry.trace import Status as SpanStatus
 import lightning_core as lightning
 from lightning_core.gateway import otlp
 from lightning_core.linking import inherit_agents, link
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.tracing.scope import Scope, rollout_scope
 from lightning_core.types import Event, Span
 from tests.gateway.conftest import House, open_house

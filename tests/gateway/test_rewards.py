@@ -15,8 +15,7 @@ import pytest
 import lightning_core as lightning
 from lightning_core.errors import StoreError
 from lightning_core.runner.runner import Runner
-from lightning_core.stores.memory import MemoryStore
-from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.stores.sqlite import MemoryStore, SqliteStore
 from lightning_core.tracing.scope import Scope
 from lightning_core.transitions import to_trajectory
 from lightning_core.types import Attempt, Reward, Rollout, Task

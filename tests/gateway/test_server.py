@@ -13,7 +13,7 @@ from lightning_core.errors import GatewayError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from tests.gateway.scripted import ScriptedEngine
 
 

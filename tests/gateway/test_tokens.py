@@ -12,7 +12,7 @@ import pytest
 
 from lightning_core.errors import AccessError, ConfigError
 from lightning_core.gateway.tokens import GRACE_SECONDS, Grant, Tokens
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.trainer.roles.runner import scopes
 from lightning_core.types import Attempt, Call, Rollout, Run, Sampling, Task
 from tests.gateway.conftest import House, open_house

@@ -20,11 +20,8 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.rloo_trainer import RLOOTrainer
 
 from lightning_core.algorithms.base import Algorithm, Entries
-from lightning_core.algorithms.corrections import Truncated
 from lightning_core.algorithms.dpo import DPO
-from lightning_core.algorithms.grpo import GRPO
-from lightning_core.algorithms.policy_gradient import PolicyGradient
-from lightning_core.algorithms.rloo import RLOO
+from lightning_core.algorithms.policy_gradient import GRPO, RLOO, PolicyGradient, Truncated
 from lightning_core.algorithms.sft import SFT
 from tests.peers.padded import TOLERANCE, Padded, assert_same_gradient, assert_same_loss, make_batch
 

@@ -19,13 +19,16 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 from verl.workers.config import ActorConfig
 
-from lightning_core.algorithms.corrections import Masked, Truncated
-from lightning_core.algorithms.grpo import GRPO
 from lightning_core.algorithms.losses import k1, k2, k3, value_loss
-from lightning_core.algorithms.policy_gradient import PolicyGradient
-from lightning_core.algorithms.ppo import PPO
-from lightning_core.algorithms.reinforce_pp import ReinforcePP
-from lightning_core.algorithms.rloo import RLOO
+from lightning_core.algorithms.policy_gradient import (
+    GRPO,
+    PPO,
+    RLOO,
+    Masked,
+    PolicyGradient,
+    ReinforcePP,
+    Truncated,
+)
 from lightning_core.credit.base import assign
 from lightning_core.credit.gae import Gae
 from lightning_core.credit.whole import uniform

@@ -15,7 +15,7 @@ from lightning_core import heartbeat as signs
 from lightning_core.cli.runs import member_table
 from lightning_core.heartbeat import MISSING_SECONDS, Heartbeat, find_living, make_member
 from lightning_core.stores.base import Store
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.trainer.session import RemoteWaiter, command_for
 from lightning_core.types import Member, Rollout, Task
 

@@ -14,7 +14,7 @@ from typing import Any
 from lightning_core.runner.ray_workers import RayWorkers
 from lightning_core.runner.runner import Runner
 from lightning_core.stores.base import Store
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope
 from lightning_core.types import Attempt, Rollout, Task

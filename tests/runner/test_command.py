@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lightning_core.errors import ConfigError
-from lightning_core.runner.command import Command
+from lightning_core.runner.program import Command
 from lightning_core.runner.runner import prepare
 from lightning_core.types import Rollout, Span, Status
 from tests.gateway.scripted import until

@@ -13,7 +13,7 @@ from lightning_core.runner import pool
 from lightning_core.runner.outcome import Outcome, Solve
 from lightning_core.runner.pool import WorkerPool
 from lightning_core.runner.runner import Runner
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.tracing.scope import Scope
 from lightning_core.types import Attempt, Rollout, Status, Task
 

@@ -14,8 +14,7 @@ import pytest
 import lightning_core as lightning
 from lightning_core.runner.config import FailurePolicy
 from lightning_core.stores.base import Store
-from lightning_core.stores.memory import MemoryStore
-from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.stores.sqlite import MemoryStore, SqliteStore
 from lightning_core.types import Reward, Status, Task
 from tests.runner.test_runner import rollouts, run_all
 

@@ -20,10 +20,9 @@ from lightning_core.gateway.server import GatewayServer
 from lightning_core.stores import redis_store, sqlite
 from lightning_core.stores.base import Store
 from lightning_core.stores.http_store import HttpStore
-from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.postgres import PostgresStore
 from lightning_core.stores.redis_store import RedisStore
-from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.stores.sqlite import MemoryStore, SqliteStore
 from tests.stores import redis_server as redis_servers
 from tests.stores.postgres_server import OWN_URL, serving
 

@@ -13,9 +13,9 @@ from lightning_core.errors import StoreError
 from lightning_core.gateway.server import ServerThread
 from lightning_core.stores.base import Store
 from lightning_core.stores.http_store import HttpStore
-from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.postgres import PostgresStore
 from lightning_core.stores.redis_store import RedisStore
+from lightning_core.stores.sqlite import MemoryStore
 from tests.stores import postgres_server, redis_server
 from tests.stores.conftest import SECRET, with_token
 

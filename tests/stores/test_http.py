@@ -19,7 +19,7 @@ from lightning_core.heartbeat import Heartbeat, make_member
 from lightning_core.stores.base import Store
 from lightning_core.stores.http_link import TOKEN_NAME
 from lightning_core.stores.http_store import HttpStore
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.types import Reward, Rollout, Run, Status, Task
 from tests.gateway.scripted import ScriptedEngine
 from tests.stores.conftest import SECRET, with_token

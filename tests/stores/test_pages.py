@@ -11,12 +11,11 @@ import redis
 
 from lightning_core.stores import postgres_connection, sql
 from lightning_core.stores.base import Store
-from lightning_core.stores.memory import MemoryStore
 from lightning_core.stores.postgres import PostgresStore
 from lightning_core.stores.postgres_connection import place_of
 from lightning_core.stores.queue import Page
 from lightning_core.stores.redis_store import RedisStore
-from lightning_core.stores.sqlite import SqliteStore, connect
+from lightning_core.stores.sqlite import MemoryStore, SqliteStore, connect
 from lightning_core.types import Status
 from tests.stores.conftest import KINDS
 from tests.stores.test_laws import enqueue_many

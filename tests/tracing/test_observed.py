@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from lightning_core.linking import link
 from lightning_core.runner.runner import Runner
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.testing.server import GatewayDouble
 from lightning_core.testing.truth import Tagged, mark, mistakes, read_marks
 from lightning_core.tracing.scope import Scope, agent, rollout_scope

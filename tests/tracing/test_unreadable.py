@@ -12,7 +12,7 @@ import pytest
 
 from lightning_core.dialects.chat import Chat
 from lightning_core.runner.runner import Runner
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.tracing.observed import ObservedCall
 from lightning_core.tracing.scope import Scope, agent
 from lightning_core.types import Attempt, Call, Event, Rollout, Task

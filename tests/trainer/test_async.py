@@ -16,7 +16,7 @@ import lightning_core as lightning
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch
 from lightning_core.errors import TrainingError
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.tracing.scope import current_scope
 from lightning_core.trainer.display import describe_staleness
 from lightning_core.trainer.parts import ResolvedPhase

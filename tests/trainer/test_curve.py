@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.trainer.plan import RolloutPlan
 from lightning_core.trainer.report import terminal_curve, transcripts
 from lightning_core.types import Metrics, Task

@@ -15,13 +15,13 @@ import requests
 import torch
 
 from benchmarks.credit.training import loss_of
-from lightning_core.algorithms.grpo import GRPO
+from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.credit.base import assign
 from lightning_core.credit.whole import uniform
 from lightning_core.runner.config import FailurePolicy
 from lightning_core.runner.outcome import is_of_world
 from lightning_core.runner.runner import Runner
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.tracing.scope import Scope, current_scope, report
 from lightning_core.trainer.batch import failure_numbers, read_batch, with_lowest
 from lightning_core.types import Attempt, Call, Choice, Rollout, Status, Task, Trajectory

@@ -21,8 +21,7 @@ from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.judge.judge import Judge
 from lightning_core.linking import with_final
 from lightning_core.plugins import load_plugins
-from lightning_core.stores.memory import MemoryStore
-from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.stores.sqlite import MemoryStore, SqliteStore
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.judging import TRIES, Judging, check_judge
 from lightning_core.trainer.parts import resolve_phases

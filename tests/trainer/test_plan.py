@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from lightning_core.errors import TaskError
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.trainer.plan import (
     RolloutPlan,
     find_place,

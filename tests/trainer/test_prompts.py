@@ -19,8 +19,7 @@ from lightning_core.dialects.chat import Chat
 from lightning_core.dialects.responses import Responses
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.prompts import Pinned, Prompt, put_in
-from lightning_core.stores.memory import MemoryStore
-from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.stores.sqlite import MemoryStore, SqliteStore
 from lightning_core.testing.server import GatewayDouble, serving
 from lightning_core.types import Call, Rollout
 from lightning_core.versions import put_prompt

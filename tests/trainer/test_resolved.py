@@ -8,10 +8,7 @@ from typing import ClassVar
 import pytest
 
 from lightning_core.algorithms.base import Phase
-from lightning_core.algorithms.grpo import GRPO
-from lightning_core.algorithms.ppo import PPO
-from lightning_core.algorithms.reinforce_pp import ReinforcePP
-from lightning_core.algorithms.rloo import RLOO
+from lightning_core.algorithms.policy_gradient import GRPO, PPO, RLOO, ReinforcePP
 from lightning_core.algorithms.sft import SFT
 from lightning_core.credit.gae import Gae
 from lightning_core.credit.tabular import Tabular

@@ -10,8 +10,7 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.errors import ConfigError, NotFoundError
-from lightning_core.stores.memory import MemoryStore
-from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.stores.sqlite import MemoryStore, SqliteStore
 from lightning_core.trainer.folder import RunFolder, absolute
 from lightning_core.trainer.versions import prune
 from lightning_core.types import ResourceVersion, Rollout, Task

@@ -22,8 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from lightning_core.algorithms.base import Algorithm, Critic
 from lightning_core.algorithms.dpo import DPO
-from lightning_core.algorithms.grpo import GRPO
-from lightning_core.algorithms.ppo import PPO
+from lightning_core.algorithms.policy_gradient import GRPO, PPO
 from lightning_core.algorithms.sft import SFT
 from lightning_core.backends.base import Batch
 from lightning_core.backends.chat.folder import tiny_folder

@@ -17,7 +17,7 @@ pytest.importorskip("verl", reason="verl lives in an environment of its own: mak
 import psutil
 import ray
 
-from lightning_core.algorithms.grpo import GRPO
+from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.backends.base import Batch
 from lightning_core.errors import BackendError, TrainingError
 from lightning_core.types import Trajectory

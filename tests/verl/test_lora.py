@@ -11,7 +11,7 @@ import pytest_asyncio
 
 pytest.importorskip("verl", reason="verl lives in an environment of its own: make test-verl")
 
-from lightning_core.algorithms.grpo import GRPO
+from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.backends.base import Batch
 from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend

@@ -16,11 +16,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lightning_core.algorithms.base import Algorithm, Critic
-from lightning_core.algorithms.corrections import Masked
 from lightning_core.algorithms.dpo import DPO
-from lightning_core.algorithms.grpo import GRPO
-from lightning_core.algorithms.policy_gradient import PolicyGradient
-from lightning_core.algorithms.ppo import PPO
+from lightning_core.algorithms.policy_gradient import GRPO, PPO, Masked, PolicyGradient
 from lightning_core.algorithms.sft import SFT
 from lightning_core.backends.local.critic import LocalCritic
 from lightning_core.backends.local.model import load_model

@@ -21,9 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from lightning_core.algorithms.base import Algorithm, Critic
 from lightning_core.algorithms.dpo import DPO
-from lightning_core.algorithms.grpo import GRPO
-from lightning_core.algorithms.policy_gradient import PolicyGradient
-from lightning_core.algorithms.ppo import PPO
+from lightning_core.algorithms.policy_gradient import GRPO, PPO, PolicyGradient
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy

@@ -13,8 +13,7 @@ pytest.importorskip("verl", reason="verl lives in an environment of its own: mak
 import ray
 from omegaconf import OmegaConf
 
-from lightning_core.algorithms.grpo import GRPO
-from lightning_core.algorithms.ppo import PPO
+from lightning_core.algorithms.policy_gradient import GRPO, PPO
 from lightning_core.backends.preflight import measure
 from lightning_core.backends.settings import LoraOptions
 from lightning_core.backends.verl.backend import VerlBackend

@@ -26,7 +26,7 @@ from lightning_core.errors import ConfigError, EngineError, GatewayError, Unsupp
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.upstream import ChatRequest, Constraint
 from tests.backends.serving import serving, user
 

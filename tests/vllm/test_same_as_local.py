@@ -23,7 +23,7 @@ from lightning_core.errors import ContextLengthError, UnsupportedError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
-from lightning_core.stores.memory import MemoryStore
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.types import Demonstration, Rollout, Task
 from lightning_core.upstream import ChatRequest, Constraint
 from tests.backends.serving import ask, ask_all, plain_logprobs, serving, user

@@ -23,8 +23,7 @@ from lightning_core.backends.chat.completion import Completion, Wakes
 from lightning_core.backends.chat.constraints import Matcher
 from lightning_core.backends.local.cache import Prefixes, Shape, Slots
 from lightning_core.backends.local.decoder import Decoder
-from lightning_core.backends.local.plan import Run, StepPlan
-from lightning_core.backends.local.rows import Rows
+from lightning_core.backends.local.rows import Rows, Run, StepPlan
 from lightning_core.backends.local.sampling import Draws, Sampler, hold
 from lightning_core.errors import EngineError, GatewayError
 
