@@ -24,7 +24,7 @@ from benchmarks.stores.processes import cpu_seconds
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store
 from lightning_core.stores.sqlite import SqliteConnection, SqliteStore
-from lightning_core.stores.table_store import Operation
+from lightning_core.stores.workers import Operation
 from lightning_core.trainer.parts import open_store
 
 Count = Callable[[Store], Awaitable[int]]

@@ -35,7 +35,6 @@ def clipped_weight(
     advantages: Tensor,
     clip_low: float,
     clip_high: float,
-    dual_clip: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(clip(r) A logprobs, 1.0 where the clip was active); the clipped ratio is a weight without gradient.
 

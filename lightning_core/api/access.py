@@ -232,7 +232,7 @@ class Caller:
         rollouts = await self.rollouts([_named(rollout_id) for rollout_id, _ in wanted])
         if self.admin:
             return
-        held = {_address(self.lease_of(key)) for key in keys}
+        held = {(lease.rollout_id, lease.attempt) for lease in map(self.lease_of, keys)}
         for address, rollout in zip(wanted, rollouts, strict=True):
             if address not in held:
                 raise ScopeError(
@@ -246,10 +246,6 @@ def run_prefix(run_id: str) -> str:
     """With what the ids of a run's rollouts begin that clients enqueue. Runs made here have no colon in their
     id, nor have those of trainers, so no prefix of a run is that of another."""
     return f"{run_id}:"
-
-
-def _address(lease: Lease | Held) -> _Address:
-    return lease.rollout_id, lease.attempt
 
 
 def _named(rollout_id: str | None) -> str:

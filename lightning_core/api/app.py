@@ -15,13 +15,11 @@ from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from lightning_core.api import leases, records, rollouts, runs
-from lightning_core.api.leases import Gateways
 from lightning_core.api.routing import (
     DOCUMENTED,
     Problem,
@@ -32,6 +30,7 @@ from lightning_core.api.routing import (
 )
 from lightning_core.errors import LightningError
 from lightning_core.gateway.limits import Limits
+from lightning_core.runner.gateways import GatewayFinder
 from lightning_core.stores.base import Store
 from lightning_core.types import Record
 
@@ -66,7 +65,7 @@ class Api:
             redoc_url=None,
             redirect_slashes=False,
             separate_input_output_schemas=False,
-            generate_unique_id_function=_name,
+            generate_unique_id_function=lambda route: route.name,
             exception_handlers={
                 LightningError: refuse_lightning,
                 RequestValidationError: refuse_input,
@@ -75,7 +74,7 @@ class Api:
             },
         )
         app.state.store, app.state.secret, app.state.stopping = self._store, self._secret, self._stopping
-        app.state.gateways = Gateways(self._store)
+        app.state.gateways = GatewayFinder(self._store)
         app.include_router(_health)
         for part in (rollouts, leases, records, runs):
             app.include_router(part.router, prefix=BASE, responses=DOCUMENTED)
@@ -93,10 +92,6 @@ _health = APIRouter(tags=["server"])
 async def health() -> Response:
     """Whether the server is up; needs no token."""
     return JSONResponse({"status": "ok"})
-
-
-def _name(route: APIRoute) -> str:
-    return route.name
 
 
 # the OpenAPI document -------------------------------------------------------------------------------

@@ -35,18 +35,14 @@ from lightning_core.errors import AccessError, RewardError
 from lightning_core.gateway.tokens import Tokens, expiry
 from lightning_core.runner.config import may_end_without_reward, read_config
 from lightning_core.runner.gateways import (
-    FRESH_SECONDS,
     RETRY_SECONDS,
-    Gateway,
-    answering,
+    GatewayFinder,
     choose,
-    find_instance,
-    gateways_among,
 )
 from lightning_core.stores.base import Store
 from lightning_core.stores.rules import holds
 from lightning_core.tracing.environment import variables
-from lightning_core.types import UNNAMED, Attempt, Member, Record, Rollout, Run
+from lightning_core.types import UNNAMED, Attempt, Record, Rollout, Run
 
 router = APIRouter(prefix="/leases", tags=["leases"], route_class=JsonRoute)
 Waiting = Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="Seconds to wait.")]
@@ -150,7 +146,7 @@ async def lease(body: LeaseRequest, caller: Worker, request: Request) -> Respons
     A worker that finds none waits up to `wait` seconds, also while a run's gateways are away. What it does
     not finish or extend within `seconds` is given to others.
     """
-    gateways: Gateways = request.app.state.gateways
+    gateways: GatewayFinder = request.app.state.gateways
     attempts = await _lease(body, caller, request, gateways)
     try:
         leases = [await _leased(attempt, body, caller, gateways) for attempt in attempts]
@@ -163,7 +159,7 @@ async def lease(body: LeaseRequest, caller: Worker, request: Request) -> Respons
     return reply({"leases": leases})
 
 
-async def _leased(attempt: Attempt, body: LeaseRequest, caller: Caller, gateways: Gateways) -> Leased:
+async def _leased(attempt: Attempt, body: LeaseRequest, caller: Caller, gateways: GatewayFinder) -> Leased:
     rollout = attempt.rollout
     run = await caller.store.find_run(rollout.run_id)
     rules = None if run is None else read_config(run)
@@ -189,7 +185,9 @@ def _tokens(run: Run | None) -> Tokens | None:
         return None
 
 
-async def _lease(body: LeaseRequest, caller: Caller, request: Request, gateways: Gateways) -> list[Attempt]:
+async def _lease(
+    body: LeaseRequest, caller: Caller, request: Request, gateways: GatewayFinder
+) -> list[Attempt]:
     run_id = _run_of(caller, body.run_id)
     store, deadline = caller.store, time.monotonic() + body.wait
     while True:
@@ -256,8 +254,10 @@ async def finish(body: Finish, caller: Worker, request: Request) -> Response:
     if isinstance(body.key, Held):
         return reply(await caller.store.finish(attempt, reward=body.reward, error=body.error))
     if body.error is not None and holds(attempt, attempt.rollout):
-        gateways: Gateways = request.app.state.gateways
-        if await gateways.lost(read_lease(caller.secret, body.key)):
+        gateways: GatewayFinder = request.app.state.gateways
+        sent = read_lease(caller.secret, body.key)
+        url = sent.gateway_url
+        if url is not None and await gateways.lost(sent.run_id, url, sent.gateway_instance):
             await caller.store.release([attempt])
             return reply((await caller.rollouts([attempt.rollout.id]))[0])
     reward = await _reward_of(caller.store, attempt, body)
@@ -295,43 +295,3 @@ async def _reward_of(store: Store, attempt: Attempt, body: Finish) -> float | No
             "`reward`, or with `error` if it failed"
         )
     return None
-
-
-# where the app of a leased rollout sends its calls ---------------------------------------------------
-class Gateways:
-    """Finds the gateways of runs, and believes what it found for some seconds."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._found: dict[str, tuple[float, list[Gateway]]] = {}
-        """By run: until when it is believed, and the gateways that answered."""
-
-    async def answering(self, run_id: str) -> list[Gateway]:
-        """The gateways of a run that answer; one that comes back is seen at once."""
-        now = time.monotonic()
-        self._found = {run: found for run, found in self._found.items() if found[0] > now}
-        if run_id not in self._found:
-            found = await answering(await self._members(run_id))
-            if not found:
-                return []
-            self._found[run_id] = time.monotonic() + FRESH_SECONDS, found
-        return self._found[run_id][1]
-
-    async def away(self, run_id: str) -> bool:
-        """Whether the run has gateways, or will have, as a trainer opened it, and none of them answers: an
-        app that is run now could only fail."""
-        if await self.answering(run_id):
-            return False
-        run = await self._store.find_run(run_id)
-        return (run is not None and read_config(run) is not None) or bool(await self._members(run_id))
-
-    async def lost(self, lease: Lease) -> bool:
-        """Whether the attempt's gateway does not answer, or is another one than when the attempt began: its
-        failure says nothing of the app then."""
-        if lease.gateway_url is None or await find_instance(lease.gateway_url) == lease.gateway_instance:
-            return False
-        self._found.pop(lease.run_id, None)
-        return True
-
-    async def _members(self, run_id: str) -> list[Member]:
-        return gateways_among(await self._store.list_members(run_id))

@@ -42,7 +42,7 @@ from lightning_core.errors import (
 )
 from lightning_core.gateway.wire import read_body, read_content, wait_disconnect
 from lightning_core.json_text import EXACT_JSON, JsonError, read_json
-from lightning_core.stores.packing import dump_json
+from lightning_core.stores.packing import as_plain, dump_json
 
 T = TypeVar("T")
 _NO_JSON: Final = MappingProxyType({math.inf: "Infinity", -math.inf: "-Infinity"})
@@ -107,7 +107,7 @@ class _Reply(Response):
 
     def written(self, *, exact: bool) -> Response:
         if exact:
-            return Response(dump_json(_plain(self.content)), media_type=EXACT_JSON)
+            return Response(dump_json(as_plain(self.content)), media_type=EXACT_JSON)
         return Response(to_json(self.content), media_type="application/json")
 
 
@@ -118,21 +118,11 @@ def reply(content: Any) -> Response:
 
 def to_json(content: Any) -> bytes:
     """JSON of models, lists and dicts of them."""
-    plain = _plain(content)
+    plain = as_plain(content)
     try:
         return dump(plain, inf_nan_mode="strings")
     except PydanticSerializationError:  # half a surrogate pair, which a model may well write
         return json.dumps(_finite(plain)).encode()
-
-
-def _plain(content: Any) -> Any:
-    if isinstance(content, BaseModel):
-        return content.model_dump()
-    if isinstance(content, list | tuple):
-        return [_plain(one) for one in content]
-    if isinstance(content, dict):
-        return {key: _plain(value) for key, value in content.items()}
-    return content
 
 
 def _finite(content: Any) -> Any:

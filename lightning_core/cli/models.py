@@ -20,6 +20,7 @@ from rich.text import Text
 
 from lightning_core.backends.base import Backend, TensorChange, check_versions
 from lightning_core.cli.rollouts import open_run
+from lightning_core.cli.runs import describe_age
 from lightning_core.errors import ConfigError
 from lightning_core.heartbeat import find_living
 from lightning_core.plugins import load_plugins
@@ -33,7 +34,6 @@ _SHOWN: Final = 12
 """Tensors that a comparison lists."""
 _NUMBERS: Final = ("step", "reward", "sampled", "greedy", "choosing")
 """Metrics that the list has columns for, in this order."""
-_SECONDS: Final = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +312,4 @@ def _or_dash(value: int | None) -> str:
 
 
 def _ago(when: float) -> str:
-    passed = max(time.time() - when, 0.0)
-    size, unit = next(((size, unit) for size, unit in _SECONDS if passed >= size), _SECONDS[-1])
-    return f"{passed / size:.0f} {unit}"
+    return describe_age(time.time() - when)

@@ -223,7 +223,8 @@ async def show_run(path: Path) -> None:
         evidence = await find_evidence(store, run, metrics, counts)
         members = await store.list_members(run_id)
         alerts = await store.list_alerts(run_id)
-        rules = await _rules(store, run_id) if _automatic(metrics) else []
+        automatic = any(k.startswith("air/") and v for one in metrics for k, v in one.values.items())
+        rules = await _rules(store, run_id) if automatic else []
     console.print(f"run {run_id}: {run.status if run else 'not begun'}, {len(metrics)} steps")
     if run and run.provenance:
         console.print(origin_lines(run.provenance), soft_wrap=True)
@@ -257,11 +258,6 @@ def show_summary(summary: Summary, console: Console) -> None:
     skipped = f"{summary.zero_variance_groups} groups of equal rewards left out"
     console.print(f"{summary.rollouts} rollouts, {summary.failures} failed, {skipped}")
     console.print(describe_staleness(summary.staleness_mean, summary.staleness_max) or "trained on-policy")
-
-
-def _automatic(metrics: Sequence[Metrics]) -> bool:
-    """Whether any step had automatic intermediate rewards: only then is what gave them looked up."""
-    return any(name.startswith("air/") and value for one in metrics for name, value in one.values.items())
 
 
 async def _rules(store: Store, run_id: str) -> list[RuleLine]:

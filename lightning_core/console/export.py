@@ -121,7 +121,9 @@ def _quote(text: str) -> str:
 def write(answers: dict[str, Any]) -> str:
     """The file."""
     scripts = {
-        f"console/{name}": _as_data(read_asset(name)) for name in asset_names() if name.endswith(".js")
+        f"console/{name}": "data:text/javascript;base64," + b64encode(read_asset(name).encode()).decode()
+        for name in asset_names()
+        if name.endswith(".js")
     }
     imports = orjson.dumps({"imports": scripts}).decode()
     sheet = read_asset("uplot.css") + read_asset("style.css")
@@ -135,7 +137,3 @@ def write(answers: dict[str, Any]) -> str:
         imports,
         f'<script type="application/json" id="answers">{held}</script>',
     )
-
-
-def _as_data(script: str) -> str:
-    return "data:text/javascript;base64," + b64encode(script.encode()).decode()

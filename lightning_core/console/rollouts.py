@@ -117,11 +117,8 @@ class _Filter:
     def calls(self, calls: Sequence[Call]) -> bool:
         if self.agent is not None and all(call.agent != self.agent for call in calls):
             return False
-        return not self.text or any(self.text in _words(call).lower() for call in calls)
-
-
-def _words(call: Call) -> str:
-    return transcript.text([*transcript.prompt(call), *transcript.replies(call)])
+        said = (transcript.text([*transcript.prompt(call), *transcript.replies(call)]) for call in calls)
+        return not self.text or any(self.text in text.lower() for text in said)
 
 
 async def _rows(store: Store, page: Sequence[Rollout], wanted: _Filter) -> list[dict[str, Any] | None]:

@@ -252,7 +252,7 @@ async def show_comparison(question: Question) -> dict[str, Any]:
         "runs": names,
         "settings": {name: list(values) for name, values in made.settings.items()},
         "curves": {
-            name: [[_point(bucket) for bucket in buckets] for buckets in made.curves[name]]
+            name: [[(each.step + 1, each.mean) for each in buckets] for buckets in made.curves[name]]
             for name in ("reward", "entropy", "grad_norm")
             if name in made.curves
         },
@@ -283,19 +283,14 @@ async def _history(question: Question, found: Found) -> History:
     return History(run, await store.list_metrics(run.id), greedy)
 
 
-def _point(bucket: Bucket) -> tuple[int, float]:
-    return bucket.step + 1, bucket.mean
-
-
 def _parted(
     tasks: Mapping[str, tuple[float | None, ...]],
 ) -> Sequence[tuple[str, tuple[float | None, ...]]]:
     """The tasks on which the runs part, those furthest apart first."""
     apart = {task: [one for one in rewards if one is not None] for task, rewards in tasks.items()}
     spread = {task: max(rewards) - min(rewards) for task, rewards in apart.items() if rewards}
-    return [(task, tasks[task]) for task in sorted(spread, key=lambda task: -spread[task]) if spread[task]][
-        :100
-    ]
+    parted = sorted((task for task in spread if spread[task]), key=lambda task: -spread[task])
+    return [(task, tasks[task]) for task in parted[:100]]
 
 
 ANSWERS: Final = MappingProxyType(

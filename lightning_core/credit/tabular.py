@@ -42,10 +42,10 @@ shows only once they are all done. Only calls of trained agents are visits.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from lightning_core.credit.base import Comparison, Part, add_parts, total_return, turn_numbers
 from lightning_core.credit.branches import reward_without_call
@@ -79,15 +79,15 @@ def visits(trajectory: Trajectory) -> list[Visit]:
     earned, following = 0.0, None
     for choices in reversed(calls.values()):
         earned += choices[0].reward
-        here = [Visit(t, _state(t), earned, following) for t in choices if t.trained]
+        here = [
+            Visit(t, (t.agent, t.observation) if t.observation else None, earned, following)
+            for t in choices
+            if t.trained
+        ]
         found += reversed(here)
         if here and here[0].state is not None and choices[0].call_id in alone:
             following = here[0]
     return found[::-1]
-
-
-def _state(transition: Transition) -> State | None:
-    return (transition.agent, transition.observation) if transition.observation else None
 
 
 def _alone(calls: Sequence[Transition]) -> set[str]:
@@ -106,7 +106,6 @@ def _alone(calls: Sequence[Transition]) -> set[str]:
 Turn = tuple[str, int]
 """An agent, and which of its calls it is."""
 Label = State | Turn
-Entry = TypeVar("Entry")
 
 
 class Table:
@@ -123,7 +122,10 @@ class Table:
                 earned[self.turn(v, place)].setdefault(place, []).append(v.earned)
                 if v.state is not None:
                     earned[v.state].setdefault(place, []).append(v.earned)
-        self._earned = {label: _means(of_label) for label, of_label in earned.items()}
+        self._earned = {
+            label: {place: fmean(values) for place, values in of_label.items()}
+            for label, of_label in earned.items()
+        }
 
     def returned(self, visit: Visit, place: int) -> float:
         """What the rollout itself earned from this visit on."""
@@ -153,10 +155,6 @@ class Table:
     def _others(self, label: Label | None, place: int, agent: str) -> list[float]:
         found = {} if label is None else self._earned.get(label, {})
         return [earned + self._final(other, agent) for other, earned in found.items() if other != place]
-
-
-def _means(values: Mapping[Entry, Sequence[float]]) -> dict[Entry, float]:
-    return {label: fmean(found) for label, found in values.items()}
 
 
 # credit ----------------------------------------------------------------------------------

@@ -54,17 +54,13 @@ def write_lock(folder: Path, deployment: Deployment, loaded: Iterable[str]) -> N
     theirs = own.read_text().splitlines() if own.is_file() else []
     _write(folder / "requirements.txt", [*core, *theirs])
     _write(folder / "requirements-local.txt", [line(OWN, extras), *_roots(used & heavy, installed)])
-    pins = (f"{name}=={_public(each.version)}" for name, each in sorted(installed.items()))
+    # Without what says for which processor a version was built: an index may have it for another.
+    pins = (f"{name}=={each.version.partition('+')[0]}" for name, each in sorted(installed.items()))
     _write(folder / "constraints.txt", [pin for pin in pins if pin.partition("==")[0] not in wheels])
 
 
 def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _public(version: str) -> str:
-    """Without what says for which processor it was built: an index may have it for another."""
-    return version.partition("+")[0]
 
 
 def _roots(names: set[str], installed: Mapping[str, Distribution]) -> list[str]:

@@ -345,8 +345,6 @@ class Other:
     """Leave the automatic rewards out."""
     reward: RewardFunction | None = None
     """Gives rollouts that succeeded their final reward, that of single agents included."""
-    names: Mapping[str, str] = field(default_factory=dict)
-    """What the settings are called, for people."""
 
 
 def what_if(step: Step, method: Method, other: Other) -> WhatIf:

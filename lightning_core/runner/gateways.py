@@ -16,6 +16,7 @@ from hashlib import blake2b
 from typing import Protocol
 
 from lightning_core.heartbeat import living
+from lightning_core.runner.config import read_config
 from lightning_core.stores.base import Store
 from lightning_core.tracing.scope import Scope
 from lightning_core.types import Attempt, Member
@@ -50,17 +51,54 @@ class GatewayHealth(Protocol):
         """Whether the gateway of this attempt is or was away, so that its failure says nothing of the app."""
 
 
+class GatewayFinder:
+    """Finds the gateways that the members of runs name, and believes what it found for some seconds."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._found: dict[str, tuple[float, list[Gateway]]] = {}
+        """By run: until when it is believed, and the gateways that answered."""
+
+    async def answering(self, run_id: str) -> list[Gateway]:
+        """The gateways of a run that answer; one that comes back is seen at once."""
+        now = time.monotonic()
+        self._found = {run: found for run, found in self._found.items() if found[0] > now}
+        if run_id not in self._found:
+            found = await answering(await self._members(run_id))
+            if not found:
+                return []
+            self._found[run_id] = time.monotonic() + FRESH_SECONDS, found
+        return self._found[run_id][1]
+
+    async def away(self, run_id: str) -> bool:
+        """Whether the run has gateways, or will have, as a trainer opened it, and none of them answers: an
+        app that is run now could only fail."""
+        if await self.answering(run_id):
+            return False
+        run = await self._store.find_run(run_id)
+        return (run is not None and read_config(run) is not None) or bool(await self._members(run_id))
+
+    async def lost(self, run_id: str, url: str, instance: str | None) -> bool:
+        """Whether no gateway answers there, or another one than `instance`: the failure of an attempt that
+        was sent there says nothing of the app then."""
+        if await find_instance(url) == instance:
+            return False
+        self._found.pop(run_id, None)
+        return True
+
+    async def _members(self, run_id: str) -> list[Member]:
+        return gateways_among(await self._store.list_members(run_id))
+
+
 class Gateways:
-    """The gateways that the members of a run name."""
+    """The gateways of one run, for its runner."""
 
     def __init__(self, store: Store, run_id: str, make_scope: Callable[[Attempt, str, str], Scope]) -> None:
         """`make_scope(attempt, url, instance)` is the scope of an attempt at a gateway."""
-        self._store = store
+        self._finder = GatewayFinder(store)
         self._run_id = run_id
         self._make_scope = make_scope
         self._found: list[Gateway] = []
-        self._until = 0.0
-        """Until when `_found` is believed."""
 
     def scope_for(self, attempt: Attempt) -> Scope:
         """The scope of an attempt, once `ready`. One rollout keeps to one gateway while that is there."""
@@ -70,24 +108,16 @@ class Gateways:
     async def ready(self) -> None:
         """Wait until a gateway answers."""
         told = False
-        while time.monotonic() >= self._until:
-            if found := await self._look():
-                self._found, self._until = found, time.monotonic() + FRESH_SECONDS
-                break
+        while not (found := await self._finder.answering(self._run_id)):
             if not told:
                 told = True
                 log.warning("run %s: no gateway answers; waiting for one", self._run_id)
             await asyncio.sleep(RETRY_SECONDS)
+        self._found = found
 
     async def lost(self, scope: Scope) -> bool:
         """Whether the attempt's gateway does not answer, or is another one than when the attempt began."""
-        if await find_instance(scope.gateway_url) == scope.gateway_instance:
-            return False
-        self._until = 0.0
-        return True
-
-    async def _look(self) -> list[Gateway]:
-        return await answering(gateways_among(await self._store.list_members(self._run_id)))
+        return await self._finder.lost(self._run_id, scope.gateway_url, scope.gateway_instance)
 
 
 def gateways_among(members: Sequence[Member]) -> list[Member]:
@@ -100,20 +130,16 @@ def gateways_among(members: Sequence[Member]) -> list[Member]:
 async def answering(members: Sequence[Member]) -> list[Gateway]:
     """The gateways that answer now, and are those that their members speak of."""
     answers = await asyncio.gather(*(find_instance(member.url or "") for member in members))
-    return [_gateway(m, said) for m, said in zip(members, answers, strict=True) if said and _is(m, said)]
+    return [
+        Gateway(member.name, member.url or "", said)
+        for member, said in zip(members, answers, strict=True)
+        if said and member.data.get("instance") == said
+    ]
 
 
 def choose(gateways: Sequence[Gateway], rollout_id: str) -> Gateway:
     """The gateway of a rollout: the same one while it is there, and others for other rollouts."""
     return max(gateways, key=lambda one: blake2b(f"{one.name} {rollout_id}".encode()).digest())
-
-
-def _is(member: Member, instance: str) -> bool:
-    return bool(member.data.get("instance") == instance)
-
-
-def _gateway(member: Member, instance: str) -> Gateway:
-    return Gateway(member.name, member.url or "", instance)
 
 
 async def find_instance(url: str) -> str | None:

@@ -199,7 +199,8 @@ class RaySlot:
             result: tuple[Report, bool] = working.result()
         except ray.exceptions.RayError as error:
             await self.end()
-            return Outcome(error=describe(_death(task, error)), world=True)
+            died = WorkerError(f"the worker of task {task.id!r} died: {_cause(error)}")
+            return Outcome(error=describe(died), world=True)
         report, self.alive = result
         report.put_into(scope)
         assert report.outcome is not None
@@ -225,10 +226,6 @@ class RaySlot:
         calling = asyncio.wrap_future(getattr(self._actor, method).remote(*arguments).future())
         calling.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return calling
-
-
-def _death(task: Task, error: Exception) -> WorkerError:
-    return WorkerError(f"the worker of task {task.id!r} died: {_cause(error)}")
 
 
 def _quiet() -> dict[str, str]:

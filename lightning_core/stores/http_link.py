@@ -10,7 +10,6 @@ from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import httpx
-from pydantic import BaseModel
 
 from lightning_core.errors import (
     AccessError,
@@ -24,7 +23,7 @@ from lightning_core.errors import (
 )
 from lightning_core.json_text import EXACT_JSON, load_json
 from lightning_core.loop_thread import LoopThread
-from lightning_core.stores.packing import dump_json
+from lightning_core.stores.packing import as_plain, dump_json
 
 T = TypeVar("T")
 TOKEN_NAME: Final = "LIGHTNING_API_TOKEN"
@@ -87,7 +86,7 @@ class Link:
             method,
             self._url + path,
             params=given,
-            content=None if body is None else dump_json(_plain(body)),
+            content=None if body is None else dump_json(as_plain(body)),
             headers=self._headers(),
             extensions={"timeout": _timeout(wait)},
         )
@@ -178,11 +177,3 @@ def _timeout(wait: float) -> dict[str, float | None]:
     """In seconds, as httpx's transport takes it."""
     answer = wait + _ANSWER_SECONDS
     return {"connect": _CONNECT_SECONDS, "read": answer, "write": _ANSWER_SECONDS, "pool": None}
-
-
-def _plain(content: object) -> object:
-    if isinstance(content, BaseModel):
-        return content.model_dump()
-    if isinstance(content, dict):
-        return {key: _plain(value) for key, value in content.items()}
-    return [_plain(one) for one in content] if isinstance(content, list | tuple) else content

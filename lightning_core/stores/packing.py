@@ -13,12 +13,24 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
 
 from lightning_core.errors import StoreError, TokenIdsError
 from lightning_core.json_text import load_json
 from lightning_core.sequences import as_ids, as_logprobs
 from lightning_core.types import Choice
+
+
+def as_plain(content: Any) -> Any:
+    """Models, and lists and dicts of them, as plain values."""
+    if isinstance(content, BaseModel):
+        return content.model_dump()
+    if isinstance(content, list | tuple):
+        return [as_plain(one) for one in content]
+    if isinstance(content, dict):
+        return {key: as_plain(value) for key, value in content.items()}
+    return content
 
 
 def dump_json(value: Any) -> bytes:

@@ -27,8 +27,8 @@ from lightning_core.errors import ConfigError, StoreError
 from lightning_core.stores.notifications import CANCELLED, KINDS, Listener, Notifications, Topic
 from lightning_core.stores.rows import Row
 from lightning_core.stores.sql import SqlTransaction
-from lightning_core.stores.table_store import TableDriver, TableStore
-from lightning_core.stores.workers import Job, Worker
+from lightning_core.stores.table_store import TableStore
+from lightning_core.stores.workers import Driver, Job, Worker
 
 try:
     import psycopg
@@ -138,7 +138,7 @@ def _words(statement: str) -> Any:
     return statement.format_map(DIALECT).replace("?", "%b")
 
 
-class _Reader(TableDriver[PostgresConnection]):
+class _Reader(Driver[PostgresConnection]):
     """Each statement sees what was committed before it."""
 
     def __init__(self, place: Place, notifications: Notifications) -> None:

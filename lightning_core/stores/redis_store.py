@@ -26,8 +26,8 @@ from lightning_core.errors import ConfigError
 from lightning_core.stores import queue, rules
 from lightning_core.stores.notifications import CANCELLED, Listener, Notifications, Topic
 from lightning_core.stores.rows import CALLS
-from lightning_core.stores.table_store import Operation, TableDriver, TableStore
-from lightning_core.stores.workers import Job, Worker
+from lightning_core.stores.table_store import TableStore
+from lightning_core.stores.workers import Driver, Job, Operation, Worker
 from lightning_core.types import Rollout
 
 try:
@@ -201,7 +201,7 @@ class _ConflictError(Exception):
     """What was read has changed before it was written."""
 
 
-class RedisDriver(TableDriver[RedisConnection]):
+class RedisDriver(Driver[RedisConnection]):
     """Reads, and writes what the operations have left to be written."""
 
     def __init__(self, link: RedisLink, notifications: Notifications, *, writes: bool) -> None:

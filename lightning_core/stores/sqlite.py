@@ -26,8 +26,8 @@ from lightning_core.stores.notifications import FINISHED, Notifications, Topic
 from lightning_core.stores.packing import dump_json
 from lightning_core.stores.rows import SCHEMA, Dialect, Row
 from lightning_core.stores.sql import SqlTransaction
-from lightning_core.stores.table_store import Operation, TableDriver, TableStore
-from lightning_core.stores.workers import Direct, Job, Worker
+from lightning_core.stores.table_store import TableStore
+from lightning_core.stores.workers import Direct, Driver, Job, Operation, Worker
 from lightning_core.types import Attempt
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ def _words(statement: str) -> str:
     return statement.format_map(DIALECT)
 
 
-class SqliteDriver(TableDriver[SqliteConnection]):
+class SqliteDriver(Driver[SqliteConnection]):
     """Begins and commits on the connections that it is told to make."""
 
     def __init__(

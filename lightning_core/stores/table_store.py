@@ -7,13 +7,10 @@ never holds up the recording of a call. What is written at the same time shares 
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
-from lightning_core.errors import LightningError, NotFoundError
+from lightning_core.errors import NotFoundError
 from lightning_core.stores import queue, rules
 from lightning_core.stores.notifications import (
     CANCELLED,
@@ -39,7 +36,7 @@ from lightning_core.stores.rows import (
     RUNS,
     Table,
 )
-from lightning_core.stores.workers import Direct, Driver, Job, Worker
+from lightning_core.stores.workers import Direct, Operation, Worker
 from lightning_core.types import (
     Alert,
     Attempt,
@@ -62,87 +59,6 @@ from lightning_core.types import (
 C = TypeVar("C", bound=Transaction)
 T = TypeVar("T")
 R = TypeVar("R", bound=Record)
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """What to do in a transaction. What it locks is locked for all operations of the transaction at once."""
-
-    run: Callable[[Any], Any]
-    """May return a function: its last part, for when the others have sent what they need."""
-    ids: Sequence[str] = ()
-    """Of the rollouts that it locks."""
-    lease: tuple[int, str | None] | None = None
-    """How many queued rollouts of which run it leases."""
-    call: tuple[Call, bool] | None = None
-    """The call that it records, and whether the attempt must be running."""
-    new: Sequence[Rollout] = ()
-    """What it enqueues."""
-    last: tuple[Table[Any], Sequence[str]] | None = None
-    """Of which rollouts it reads what is recorded in that table."""
-
-
-class TableDriver(Driver[C]):
-    """Carries out jobs in transactions of one database."""
-
-    def __init__(self, notifications: Notifications) -> None:
-        self.notifications = notifications
-        self.unsure: Sequence[Job] = ()
-        """The jobs of the last transaction, while it is not known whether it was committed."""
-
-    @abstractmethod
-    def transaction(self, connection: C, jobs: Sequence[Job]) -> AbstractContextManager[list[Topic]]:
-        """Begins, and commits or takes back; gives what to tell when it is committed. Sets `unsure` before it
-        asks for a commit whose answer may be lost."""
-
-    def committed(self, connection: C) -> bool:
-        """Whether the last transaction was; if not, it never will be."""
-        return False
-
-    def carry_out(self, connection: C, jobs: Sequence[Job]) -> None:
-        """Run all in one transaction. An operation raises our own errors before it writes anything, so such
-        a refusal is its result; any other error takes the transaction back."""
-        if self.unsure and self.committed(connection):
-            for job in self.unsure:
-                job.done = True
-        self.unsure = ()
-        pending = [job for job in jobs if not job.done]
-        try:
-            if pending:
-                self._carry_out(connection, pending)
-        except Exception as error:
-            if not self.lost(error):
-                self.unsure = ()
-            raise
-        self.unsure = ()
-
-    def _carry_out(self, connection: C, jobs: Sequence[Job]) -> None:
-        with self.transaction(connection, jobs) as topics:
-            self.lock(connection, [job.operation for job in jobs])
-            for job in jobs:
-                job.error = None
-                _take(job, job.operation.run, connection)
-            for job in jobs:
-                if callable(job.result):
-                    _take(job, job.result)
-        for job in jobs:
-            job.done = True
-        self.notifications.tell(topics)
-
-    def lock(self, connection: C, operations: Sequence[Operation]) -> None:
-        """Read at once what the operations of a transaction are about to change."""
-        queue.lock(connection, [name for one in operations for name in one.ids])
-        leases = [one.lease for one in operations if one.lease is not None]
-        runs = {run_id for _, run_id in leases}
-        if len(leases) > 1 and len(runs) == 1:
-            connection.queue = iter(connection.due(sum(limit for limit, _ in leases), *runs))
-
-
-def _take(job: Job, operation: Callable[..., Any], *given: object) -> None:
-    try:
-        job.result = operation(*given)
-    except LightningError as error:
-        job.result, job.error = None, error
 
 
 class TableStore:

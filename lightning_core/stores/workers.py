@@ -13,26 +13,47 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from lightning_core.errors import StoreError
-from lightning_core.stores.notifications import LONGEST_PAUSE
+from lightning_core.errors import LightningError, StoreError
+from lightning_core.stores import queue
+from lightning_core.stores.notifications import LONGEST_PAUSE, Notifications, Topic
+from lightning_core.stores.queue import Transaction
+from lightning_core.stores.rows import Table
+from lightning_core.types import Call, Rollout
 
-C = TypeVar("C")
+C = TypeVar("C", bound=Transaction)
 MOST_TOGETHER = 256
 """Operations that share a transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What to do in a transaction. What it locks is locked for all operations of the transaction at once."""
+
+    run: Callable[[Any], Any]
+    """May return a function: its last part, for when the others have sent what they need."""
+    ids: Sequence[str] = ()
+    """Of the rollouts that it locks."""
+    lease: tuple[int, str | None] | None = None
+    """How many queued rollouts of which run it leases."""
+    call: tuple[Call, bool] | None = None
+    """The call that it records, and whether the attempt must be running."""
+    new: Sequence[Rollout] = ()
+    """What it enqueues."""
+    last: tuple[Table[Any], Sequence[str]] | None = None
+    """Of which rollouts it reads what is recorded in that table."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
     """One operation and the caller who waits for it. Made on the caller's loop."""
 
-    operation: Any
-    """As the driver takes them."""
+    operation: Operation
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     future: asyncio.Future[Any] = field(init=False)
     result: Any = None
@@ -60,10 +81,15 @@ class Job:
 
 
 class Driver(ABC, Generic[C]):
-    """How a thread reaches its database. All but `name` is called in that thread."""
+    """Carries out jobs in transactions of one database. All but `name` is called in one thread."""
 
     name: str
     """For messages, without a password."""
+
+    def __init__(self, notifications: Notifications) -> None:
+        self.notifications = notifications
+        self.unsure: Sequence[Job] = ()
+        """The jobs of the last transaction, while it is not known whether it was committed."""
 
     @abstractmethod
     def connect(self) -> C:
@@ -73,9 +99,51 @@ class Driver(ABC, Generic[C]):
     def close(self, connection: C) -> None: ...
 
     @abstractmethod
+    def transaction(self, connection: C, jobs: Sequence[Job]) -> AbstractContextManager[list[Topic]]:
+        """Begins, and commits or takes back; gives what to tell when it is committed. Sets `unsure` before it
+        asks for a commit whose answer may be lost."""
+
+    def committed(self, connection: C) -> bool:
+        """Whether the last transaction was; if not, it never will be."""
+        return False
+
     def carry_out(self, connection: C, jobs: Sequence[Job]) -> None:
-        """Carry out the jobs, as far as they can be; sets `done` on those that are. If it raises, none of
-        the others has changed anything, or the error is one that `lost` knows."""
+        """Run all in one transaction, and set `done`. An operation raises our own errors before it writes
+        anything, so such a refusal is its result; any other error takes the transaction back."""
+        if self.unsure and self.committed(connection):
+            for job in self.unsure:
+                job.done = True
+        self.unsure = ()
+        pending = [job for job in jobs if not job.done]
+        try:
+            if pending:
+                self._carry_out(connection, pending)
+        except Exception as error:
+            if not self.lost(error):
+                self.unsure = ()
+            raise
+        self.unsure = ()
+
+    def _carry_out(self, connection: C, jobs: Sequence[Job]) -> None:
+        with self.transaction(connection, jobs) as topics:
+            self.lock(connection, [job.operation for job in jobs])
+            for job in jobs:
+                job.error = None
+                _take(job, job.operation.run, connection)
+            for job in jobs:
+                if callable(job.result):
+                    _take(job, job.result)
+        for job in jobs:
+            job.done = True
+        self.notifications.tell(topics)
+
+    def lock(self, connection: C, operations: Sequence[Operation]) -> None:
+        """Read at once what the operations of a transaction are about to change."""
+        queue.lock(connection, [name for one in operations for name in one.ids])
+        leases = [one.lease for one in operations if one.lease is not None]
+        runs = {run_id for _, run_id in leases}
+        if len(leases) > 1 and len(runs) == 1:
+            connection.queue = iter(connection.due(sum(limit for limit, _ in leases), *runs))
 
     def lost(self, error: Exception) -> bool:
         """Whether the connection is broken, so that a new one is needed."""
@@ -92,6 +160,13 @@ class Driver(ABC, Generic[C]):
     def explain(self, error: Exception) -> Exception:
         """What the error means for the user."""
         return error
+
+
+def _take(job: Job, operation: Callable[..., Any], *given: object) -> None:
+    try:
+        job.result = operation(*given)
+    except LightningError as error:
+        job.result, job.error = None, error
 
 
 class Worker(Generic[C]):
@@ -128,7 +203,7 @@ class Worker(Generic[C]):
             self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    async def run(self, operation: Any) -> Any:
+    async def run(self, operation: Operation) -> Any:
         """The operation's result, once it is durable. It is carried out even if the caller is cancelled."""
         job = Job(operation)
         with self._gate:
@@ -221,7 +296,7 @@ class Direct(Generic[C]):
     async def close(self) -> None:
         """It stays open, as nothing else holds what is in it."""
 
-    async def run(self, operation: Any) -> Any:
+    async def run(self, operation: Operation) -> Any:
         """The operation's result."""
         job = Job(operation)
         try:

@@ -8,6 +8,7 @@ whatever the app has set, a trained agent's call goes to the gateway. Other agen
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import os
@@ -41,11 +42,7 @@ def _create(original: Callable[..., Any], cache: Any, *args: Any, **kwargs: Any)
 
 def _miss(original: Callable[..., Any], cache: Any, *args: Any, **kwargs: Any) -> Any:
     """LiteLLM: nothing is found."""
-    return _nothing() if inspect.iscoroutinefunction(original) else None
-
-
-async def _nothing() -> None:
-    return None
+    return asyncio.sleep(0) if inspect.iscoroutinefunction(original) else None
 
 
 CACHES: Final[Mapping[str, tuple[str, tuple[str, ...], Bypass]]] = {

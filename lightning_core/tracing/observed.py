@@ -60,13 +60,18 @@ def watch(request: Any, scope: Scope, agent: str, call_id: str, dialect: type[Di
 
     From here on it is under way; if it never passes `send`, that is how the rollout ends with it.
     """
-    try:
-        content = request.content
-    except RuntimeError:  # it is sent piece by piece
-        content = None
-    watched = ObservedCall(scope, agent, call_id, dialect, request.url, content)
+    watched = ObservedCall(scope, agent, call_id, dialect, request.url, content_of(request))
     request.extensions[_WATCHED] = watched
     scope.under_way[call_id] = watched.call
+
+
+def content_of(request: Any) -> bytes | None:
+    """A request's body; None if it is sent piece by piece."""
+    try:
+        content: bytes = request.content
+        return content
+    except RuntimeError:
+        return None
 
 
 def keep_token(request: Any) -> None:

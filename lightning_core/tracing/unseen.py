@@ -129,7 +129,7 @@ def meet_httpx(request: Any, users: Sequence[Puller]) -> bool:
     path, netloc = request.url.path, request.url.netloc.decode("ascii")
     if not (_CERTAIN.search(path) or _LIKELY.search(path)):
         return False
-    body = _content(request)
+    body = observed.content_of(request)
     if not _is_call(path, body):
         return False
     if scope is None:
@@ -205,14 +205,6 @@ def _read(body: object) -> Mapping[str, object]:
         except ValueError:
             return {}
     return body if isinstance(body, dict) else {}
-
-
-def _content(request: Any) -> bytes | None:
-    try:
-        content: bytes = request.content
-        return content
-    except RuntimeError:  # it is sent piece by piece
-        return None
 
 
 # calls outside every rollout ----------------------------------------------------------------

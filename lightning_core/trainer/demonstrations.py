@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from lightning_core.sequences import as_ids, as_logprobs
 from lightning_core.tracing.scope import matches
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.parts import open_store
+from lightning_core.trainer.plan import shuffled
 from lightning_core.types import (
     UNNAMED,
     Call,
@@ -175,15 +176,5 @@ def _encode(index: int, row: Demonstration, backend: Backend, agents: tuple[str,
 
 def draw(encoded: Sequence[Trajectory], step: int, count: int, seed: int) -> list[Trajectory]:
     """`count` of them: the next ones of an endless stream of shuffled passes; none twice in one update."""
-    stream = _stream(len(encoded), step * count, seed)
-    chosen = dict.fromkeys(next(stream) for _ in range(count))
-    return [encoded[index] for index in chosen]
-
-
-def _stream(size: int, start: int, seed: int) -> Iterator[int]:
-    epoch, place = divmod(start, size)
-    while True:
-        order = list(range(size))
-        random.Random(f"demonstrations-{seed}-{epoch}").shuffle(order)
-        yield from order[place:]
-        epoch, place = epoch + 1, 0
+    stream = shuffled(len(encoded), step * count, f"demonstrations-{seed}")
+    return [encoded[index] for index in dict.fromkeys(islice(stream, count))]

@@ -145,7 +145,9 @@ def _tell(
 ) -> tuple[dict[str, Dialogue], list[Dialogue], Question]:
     """(what happened in each rollout, those that differ, the question about them)."""
     told = {rollout.id: dialogue(calls[rollout.id]) for rollout in group}
-    different = sorted(set(told.values()), key=_digest)
+    different = sorted(
+        set(told.values()), key=lambda lines: blake2b(repr(lines).encode(errors="replace")).digest()
+    )
     return told, different, make_question(judge, group[0].task, different)
 
 
@@ -162,10 +164,6 @@ def _reward(judge: Judge, rollout: Rollout, score: Score) -> Reward:
 
 def _judged(rewards: Sequence[Reward]) -> bool:
     return any(reward.source == SOURCE for reward in rewards)
-
-
-def _digest(lines: Dialogue) -> str:
-    return blake2b(repr(lines).encode(errors="replace")).hexdigest()
 
 
 # the endpoint ----------------------------------------------------------------------------

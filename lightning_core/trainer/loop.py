@@ -221,7 +221,8 @@ class AgentNames:
         missing = [each for each in patterns if not any(matches(name, (each,)) for name in self.seen)]
         unmatched = len(missing) == len(patterns)
         for pattern in missing:
-            meant = next((name for name in self._unclaimed() if _alike(name, pattern)), None)
+            unclaimed = sorted(name for name in self.seen if not matches(name, self.patterns))
+            meant = next((name for name in unclaimed if _alike(name, pattern)), None)
             said = f"agents={list(patterns)!r}: no call so far came from {pattern!r}"
             if meant is not None:
                 raise UnknownAgentError(f"{said}; {meant!r} was meant? {self._choice()}")
@@ -230,10 +231,6 @@ class AgentNames:
             if pattern not in self._told:
                 self._told.add(pattern)
                 logger.warning("%s; the run goes on. %s", said, self._choice())
-
-    def _unclaimed(self) -> list[str]:
-        """Agents that were seen and that no pattern matches."""
-        return sorted(name for name in self.seen if not matches(name, self.patterns))
 
     def _choice(self) -> str:
         names = ", ".join(map(repr, sorted(self.seen)))

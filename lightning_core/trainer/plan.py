@@ -11,8 +11,9 @@ import json
 import random
 import re
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from pydantic import ValidationError
@@ -69,13 +70,17 @@ def count_shared(train: Iterable[Task], validation: Iterable[Task]) -> int:
 
 def tasks_of_step(tasks: Sequence[Task], step: int, count: int, seed: int) -> list[Task]:
     """`count` tasks: the next ones of an endless stream of shuffled passes over all tasks."""
-    chosen = []
-    for place in range(step * count, (step + 1) * count):
-        epoch, index = divmod(place, len(tasks))
-        order = list(range(len(tasks)))
+    return [tasks[index] for index in islice(shuffled(len(tasks), step * count, str(seed)), count)]
+
+
+def shuffled(size: int, start: int, seed: str) -> Iterator[int]:
+    """An endless stream of shuffled passes over the numbers below `size`, from place `start` on."""
+    epoch, place = divmod(start, size)
+    while True:
+        order = list(range(size))
         random.Random(f"{seed}-{epoch}").shuffle(order)
-        chosen.append(tasks[order[index]])
-    return chosen
+        yield from order[place:]
+        epoch, place = epoch + 1, 0
 
 
 def admitted(step: int, phase: ResolvedPhase, total: int) -> range:

@@ -13,6 +13,8 @@ from io import BytesIO
 from statistics import fmean
 from typing import Any, BinaryIO
 
+from rich.markup import escape
+
 from lightning_core.insight.failures import group_failures
 from lightning_core.insight.verdict import (
     Evidence,
@@ -276,7 +278,7 @@ async def transcripts(store: Store, run_id: str, last: int) -> str:
         f"[bold]{name}[/bold] (reward {say(reward_of(r))})\n" + "\n".join(map(_line, calls[r.id]))
         for name, r in (("before", first), ("after", after))
     ]
-    return f"[bold]one task[/bold] {_escape(task_text(after.task))}\n" + "\n".join(parts)
+    return f"[bold]one task[/bold] {escape(task_text(after.task))}\n" + "\n".join(parts)
 
 
 def _gain(pair: tuple[Rollout, Rollout]) -> float:
@@ -314,13 +316,7 @@ def task_text(task: Task) -> str:
 def _line(call: Call) -> str:
     message = call.choices[0].message if call.choices else {}
     said = message.get("content") or message.get("tool_calls") or ""
-    return f"  {call.agent:>16}  {_escape(str(said).strip())}"
-
-
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+    return f"  {call.agent:>16}  {escape(str(said).strip())}"
 
 
 async def write_report(store: Store, folder: RunFolder, settings: Settings, model: str) -> Summary:

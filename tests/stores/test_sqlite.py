@@ -21,7 +21,7 @@ from pydantic import PrivateAttr
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.stores import sql, sqlite
 from lightning_core.stores.sqlite import MemoryStore, SqliteConnection, SqliteStore
-from lightning_core.stores.table_store import Operation
+from lightning_core.stores.workers import Operation
 from lightning_core.types import Call, Reward, Rollout, Run, Span, Status, Task
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 from lightning_core.errors import ConfigError
@@ -55,25 +54,19 @@ def tokens_of(run: Run) -> Tokens:
 
 def scopes(run: Run, timeout: float | None) -> Callable[[Attempt, str, str], Scope]:
     """Makes the scope of an attempt, given its gateway's address and which gateway that is."""
-    return partial(_scope, tokens_of(run), agents_of(run), timeout)
+    tokens, agents = tokens_of(run), agents_of(run)
 
+    def scope(attempt: Attempt, url: str, instance: str) -> Scope:
+        return Scope(
+            rollout_id=attempt.rollout.id,
+            attempt=attempt.number,
+            gateway_url=url,
+            token=tokens.issue(attempt.rollout, attempt.number, expires_at=expiry(timeout)),
+            agents=agents,
+            gateway_instance=instance,
+        )
 
-def _scope(
-    tokens: Tokens,
-    agents: tuple[str, ...] | None,
-    timeout: float | None,
-    attempt: Attempt,
-    url: str,
-    instance: str,
-) -> Scope:
-    return Scope(
-        rollout_id=attempt.rollout.id,
-        attempt=attempt.number,
-        gateway_url=url,
-        token=tokens.issue(attempt.rollout, attempt.number, expires_at=expiry(timeout)),
-        agents=agents,
-        gateway_instance=instance,
-    )
+    return scope
 
 
 @asynccontextmanager
