@@ -81,12 +81,11 @@ def read_filter(where: Sequence[str]) -> Filter:
 @asynccontextmanager
 async def open_run(path: Path) -> AsyncIterator[tuple[Store, str]]:
     """The store of a run, and the run's id in it. Raises ConfigError for what is not a run's folder."""
-    folder = RunFolder(path, resume=True)
-    address = folder.read_address()
-    if address is None:
+    found = RunFolder(path, resume=True).find_run()
+    if found is None:
         raise ConfigError(f"{str(path)!r} is not a run's folder; `agentlightning runs` lists the runs")
-    async with open_store(address["store"] or folder.store_url, load_plugins()) as store:
-        yield store, address["run"]
+    async with open_store(found[0], load_plugins()) as store:
+        yield store, found[1]
 
 
 async def find_rollouts(store: Store, run_id: str, newest: int | None = None) -> list[Rollout]:

@@ -147,11 +147,8 @@ def find_folders(path: Path) -> list[Found]:
 
 
 def _find(path: Path) -> Found | None:
-    folder = RunFolder(path, resume=True)
-    address = folder.read_address()
-    if address is None:
-        return None
-    return Found(path.resolve().name, address["run"], address["store"] or folder.store_url, path)
+    found = RunFolder(path, resume=True).find_run()
+    return None if found is None else Found(path.resolve().name, found[1], found[0], path)
 
 
 def _check_there(url: str) -> None:

@@ -17,12 +17,11 @@ from lightning_core.trainer.parts import open_store
 
 async def find_reward(path: Path) -> str | None:
     """A line about the first rollout that has a reward; None if there is none."""
-    folder = RunFolder(path, resume=True)
-    address = folder.read_address()
-    if address is None:
+    found = RunFolder(path, resume=True).find_run()
+    if found is None:
         return None
-    async with open_store(address["store"] or folder.store_url, load_plugins()) as store:
-        rollouts = await store.find_rollouts(address["run"], limit=1000)
+    async with open_store(found[0], load_plugins()) as store:
+        rollouts = await store.find_rollouts(found[1], limit=1000)
         rewarded = [one for one in rollouts if one.reward is not None]
         if not rewarded:
             return None

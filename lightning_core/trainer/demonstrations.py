@@ -100,11 +100,10 @@ def _address(source: str | Path) -> tuple[str, str | None]:
     """The store's URL, and the run if `source` is one's folder."""
     if "://" in str(source):
         return str(source), None
-    folder = RunFolder(Path(source), resume=True)
-    address = folder.read_address()
-    if address is None:
+    found = RunFolder(Path(source), resume=True).find_run()
+    if found is None:
         raise ConfigError(f"{str(source)!r} is neither a store's URL nor a run's folder")
-    return address["store"] or folder.store_url, address["run"]
+    return found
 
 
 def _of_call(call: Call, left_out: Counter[str]) -> Iterator[Demonstration]:

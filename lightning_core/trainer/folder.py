@@ -128,6 +128,11 @@ class RunFolder:
             return None
         return address
 
+    def find_run(self) -> tuple[str, str] | None:
+        """(URL of its store, id in it) of the run; None before it was opened."""
+        address = self.read_address()
+        return None if address is None else (address["store"] or self.store_url, address["run"])
+
     def write_address(self, store: str | None, port: int | None = None) -> None:
         """Say under which id and in which store the run is kept, None is the folder's own, and at which port
         its gateway listens. The store's password is left out."""
