@@ -22,9 +22,10 @@ from starlette.responses import Response
 from lightning_core.api.access import Admin, Anyone, Caller, Client, member_key
 from lightning_core.api.fields import NEXT, FieldError, Nothing, Some, answer, example
 from lightning_core.api.routing import JsonRoute, Page, reply
-from lightning_core.errors import ConfigError, NotFoundError, ScopeError
+from lightning_core.errors import ConfigError, ScopeError
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.heartbeat import living
+from lightning_core.stores import base
 from lightning_core.stores.base import Store
 from lightning_core.types import Alert, Integer, Member, Metrics, Record, ResourceVersion, Role, Run
 from lightning_core.versions import CHOICES, POLICY, read_number
@@ -154,10 +155,7 @@ async def _runs(caller: Caller) -> list[Run]:
 @router.get("/runs/{run_id:path}", response_model=PublicRun)
 async def get_run(run_id: str, caller: Client) -> Response:
     """One run."""
-    run = await caller.store.find_run(caller.run(run_id))
-    if run is None:
-        raise NotFoundError(f"no run {run_id!r} in this store")
-    return reply(_public(run))
+    return reply(_public(await base.get_run(caller.store, caller.run(run_id))))
 
 
 @router.put("/resources", response_model=ResourceVersion)

@@ -24,7 +24,7 @@ from lightning_core.cli.runs import describe_age
 from lightning_core.errors import ConfigError
 from lightning_core.heartbeat import find_living
 from lightning_core.plugins import load_plugins
-from lightning_core.stores.base import Store
+from lightning_core.stores.base import Store, get_run
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.roles.gateway import open_reader
 from lightning_core.types import ResourceVersion, Run
@@ -188,7 +188,7 @@ async def show_difference(run: str, store: str | None, name: str, numbers: tuple
         if before.kind == "prompt":
             console.print(_text_difference(before, after), markup=False, highlight=False, soft_wrap=True)
             return
-        reader = _reader(await _run(opened, run_id), versions, "compare_versions")
+        reader = _reader(await get_run(opened, run_id), versions, "compare_versions")
         changes = await reader.compare_versions(str(before.uri), str(after.uri))
     console.print(_moved(changes, numbers))
 
@@ -264,7 +264,7 @@ async def export_model(run: str, store: str | None, name: str, version: int, fol
         if chosen.kind == "prompt":
             _write_text(folder / f"{Path(name).name}.txt", str(chosen.uri))
         else:
-            reader = _reader(await _run(opened, run_id), versions, "export_version")
+            reader = _reader(await get_run(opened, run_id), versions, "export_version")
             await reader.export_version(str(chosen.uri), folder)
     Console().print(f"version {version} of {name} is in {folder}", highlight=False, soft_wrap=True)
 
@@ -277,13 +277,6 @@ def _check_empty(folder: Path) -> None:
 def _write_text(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
-
-
-async def _run(store: Store, run_id: str) -> Run:
-    run = await store.find_run(run_id)
-    if run is None:
-        raise ConfigError(f"the store has no run {run_id!r}")
-    return run
 
 
 def _reader(run: Run, versions: Versions, method: str) -> Backend:

@@ -32,7 +32,7 @@ from lightning_core.heartbeat import find_living, living
 from lightning_core.insight.failures import group_failures
 from lightning_core.insight.verdict import say, verdict
 from lightning_core.plugins import load_plugins
-from lightning_core.stores.base import Store
+from lightning_core.stores.base import Store, get_run
 from lightning_core.trace import read_traces
 from lightning_core.trackers.tensorboard import TensorBoard, find_earlier
 from lightning_core.trainer.display import (
@@ -373,12 +373,10 @@ async def export_run(path: Path, url: str) -> None:
 
 
 async def export_tensorboard(path: Path, folder: Path) -> None:
-    """Write all steps, evaluations and alerts of a run. ConfigError for a run that is not there, and for a
-    folder where its trainer writes."""
+    """Write all steps, evaluations and alerts of a run. NotFoundError for a run that is not there,
+    ConfigError for a folder where its trainer writes."""
     async with open_run(path) as (store, run_id):
-        run = await store.find_run(run_id)
-        if run is None:
-            raise ConfigError(f"run {run_id!r} was not begun yet")
+        run = await get_run(store, run_id)
         if any(find_earlier(folder, run_id)) and await find_living(store, run_id, "trainer"):
             raise ConfigError(
                 f"run {run_id!r} is being trained, and {str(folder)!r} holds event files of it, which its "

@@ -21,7 +21,7 @@ from lightning_core.insight.bottleneck import bottleneck, by_agent, by_tool, eng
 from lightning_core.insight.compare import History, advise, compare
 from lightning_core.insight.curves import Bucket, curves, width_of
 from lightning_core.insight.verdict import verdict
-from lightning_core.stores.base import Store
+from lightning_core.stores.base import Store, get_run
 from lightning_core.trainer.plan import is_planned
 from lightning_core.trainer.report import (
     NAMED_VERSIONS,
@@ -274,9 +274,7 @@ async def show_advice(question: Question) -> list[dict[str, Any]]:
 
 async def _history(question: Question, found: Found) -> History:
     store = await question.shelf.read(found)
-    run = await store.find_run(found.run_id)
-    if run is None:
-        raise ConfigError(f"run {found.run_id!r} has not begun")
+    run = await get_run(store, found.run_id)
     evaluated = [one.step for one in await store.count_rollouts(run.id) if one.split == "validation"]
     held_out = await store.find_rollouts(run.id, step=max(evaluated), split="validation") if evaluated else []
     greedy = [one for one in held_out if one.sampling.temperature == 0.0 and one.status.finished]

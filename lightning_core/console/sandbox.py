@@ -20,16 +20,16 @@ import orjson
 
 from lightning_core.console.asking import Question
 from lightning_core.console.models import AUTHOR
-from lightning_core.console.shelf import TRIAL, TRIED, Found
-from lightning_core.errors import ConfigError, NotFoundError
+from lightning_core.console.shelf import TRIAL, TRIED
+from lightning_core.errors import ConfigError
 from lightning_core.insight.compare import compare_trials
 from lightning_core.plugins import Plugins
 from lightning_core.prompts import read_declared
-from lightning_core.stores.base import Store
+from lightning_core.stores.base import Store, get_run
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.plan import RolloutPlan
 from lightning_core.trainer.report import task_text
-from lightning_core.types import Rollout, Run, Task
+from lightning_core.types import Run, Task
 from lightning_core.versions import POLICY, find_current, get_version, put_prompt
 
 ARMS: Final = ("a", "b")
@@ -49,7 +49,7 @@ _TOLD: Final = 2000
 async def show_sandbox(question: Question) -> dict[str, Any]:
     """What can be tried, and what was: each trial with the difference of its arms."""
     store, found = await question.run()
-    run = await _run(store, found)
+    run = await get_run(store, found.run_id)
     names = list(read_declared(run))
     runs = [one for one in await store.list_runs() if one.config.get(TRIED) == run.id]
     return {
@@ -67,7 +67,7 @@ async def try_versions(question: Question) -> dict[str, Any]:
     """Begin a trial of `a` against `b`, each {"version", "prompts"}, with `samples` of each of `tasks`."""
     found = await question.shelf.get(question.word("run"))
     store = await question.shelf.write(found)
-    run = await _run(store, found)
+    run = await get_run(store, found.run_id)
     if found.folder is None:
         raise ConfigError("a trial runs the run's script: open the run's folder on the machine that has it")
     _check_there(run)
@@ -96,7 +96,7 @@ async def save_prompt(question: Question) -> dict[str, Any]:
     found = await question.shelf.get(question.word("run"))
     store = await question.shelf.write(found)
     name, text = question.word("name"), question.word("text")
-    seed = read_declared(await _run(store, found)).get(name)
+    seed = read_declared(await get_run(store, found.run_id)).get(name)
     if seed is None:
         raise ConfigError(
             f"the run declared no prompt {name!r}: give prompts={{{name!r}: ...}} to its trainer"
@@ -199,22 +199,15 @@ async def _trial(question: Question, store: Store, trial: Run) -> dict[str, Any]
         "problem": trial.config.get(PROBLEM, ""),
         "ended": sum(one.status.finished for one in rollouts),
         "rollouts": len(rollouts),
-        **asdict(compare_trials(*([one for one in rollouts if _arm_of(one) == arm] for arm in ARMS))),
+        **asdict(
+            compare_trials(
+                *([one for one in rollouts if one.id.startswith(f"{trial.id}-s0-{arm}")] for arm in ARMS)
+            )
+        ),
     }
 
 
-def _arm_of(rollout: Rollout) -> str:
-    return rollout.id.removeprefix(f"{rollout.run_id}-s0-")[:1]
-
-
 # what can be tried ------------------------------------------------------------------------------
-async def _run(store: Store, found: Found) -> Run:
-    run = await store.find_run(found.run_id)
-    if run is None:
-        raise NotFoundError(f"run {found.run_id!r} has not begun")
-    return run
-
-
 def script_of(run: Run) -> str:
     """The path of the script that the run was begun with."""
     return str(run.provenance.get("script") or "")

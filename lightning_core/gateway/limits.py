@@ -80,7 +80,12 @@ class _Body:
             async with asyncio.timeout_at(self._until):
                 message = await self._receive()
         except TimeoutError:
-            raise self._too_slow() from None
+            raise ApiError(
+                f"the body was not complete after {self._limits.body_seconds:g} s; send it "
+                "faster, or in parts",
+                status=408,
+                code="too_slow",
+            ) from None
         if message["type"] == "http.request":
             self._size += len(message.get("body", b""))
             self._check(self._size)
@@ -94,13 +99,6 @@ class _Body:
                 status=413,
                 code="too_large",
             )
-
-    def _too_slow(self) -> ApiError:
-        return ApiError(
-            f"the body was not complete after {self._limits.body_seconds:g} s; send it faster, or in parts",
-            status=408,
-            code="too_slow",
-        )
 
 
 def _length(scope: Scope) -> int | None:

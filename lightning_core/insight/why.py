@@ -16,9 +16,9 @@ from pydantic import JsonValue
 from lightning_core.air.rulebook import Rulebook, is_automatic
 from lightning_core.credit.base import Baseline, Credit, CreditReport, Scale
 from lightning_core.credit.explaining import Explanation, Term, explain
-from lightning_core.errors import ConfigError, LightningError, NotFoundError
+from lightning_core.errors import ConfigError, LightningError
 from lightning_core.linking import with_final
-from lightning_core.stores.base import Store
+from lightning_core.stores.base import Store, get_run
 from lightning_core.trace import Trace, build
 from lightning_core.transitions import to_trajectory
 from lightning_core.types import (
@@ -249,10 +249,7 @@ async def read_why(store: Store, run_id: str, number: int) -> tuple[Step, Method
 
     Raises NotFoundError for a run that has not begun, and ConfigError as `method_of` does.
     """
-    run = await store.find_run(run_id)
-    if run is None:
-        raise NotFoundError(f"run {run_id!r} has not begun")
-    method = method_of(run, number)
+    method = method_of(await get_run(store, run_id), number)
     step = await read_step(store, await store.find_rollouts(run_id, step=number, split="train"))
     return step, method, why(step.trajectories(), method, step.weights())
 

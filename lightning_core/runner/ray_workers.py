@@ -183,7 +183,10 @@ class RaySlot:
         import ray
 
         if not self.near and urlsplit(scope.gateway_url).hostname in LOOPBACK:
-            raise _unreachable(scope)
+            raise ConfigError(
+                f"the gateway is at {scope.gateway_url!r}, and a worker on another machine, which can't "
+                "reach it: give the gateway an address that the cluster's nodes can reach"
+            )
         begun()
         working = self._call("run", Assignment.of(scope, task))
         try:
@@ -239,10 +242,3 @@ def _cause(error: Exception) -> str:
     said = str(getattr(error, "cause", None) or error)
     _, found, why = said.partition("The actor is dead because ")
     return f"{found}{why}"[:400] if found else said.strip()[-800:]
-
-
-def _unreachable(scope: Scope) -> ConfigError:
-    return ConfigError(
-        f"the gateway is at {scope.gateway_url!r}, and a worker on another machine, which can't reach it: "
-        "give the gateway an address that the cluster's nodes can reach"
-    )

@@ -142,10 +142,6 @@ def _carried(scope: Scope, users: list[Puller], function: Callable[..., Any], *,
 _Patching = Callable[[ModuleType, Puller], list[Callable[[], None]]]
 
 
-def _executors(module: Any, user: Puller) -> list[Callable[[], None]]:
-    return [patch(module.ProcessPoolExecutor, "submit", user, _submit)]
-
-
 def _submit(original: Callable[..., Future[Any]], users: list[Puller]) -> Callable[..., Future[Any]]:
     def submit(pool: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         scope = current_scope() if users else None
@@ -209,10 +205,6 @@ class _InContext:
         return self.context.copy().run(self.function, *args, **kwargs)
 
 
-def _processes(module: Any, user: Puller) -> list[Callable[[], None]]:
-    return [patch(module.BaseProcess, "start", user, _start)]
-
-
 def _start(original: Callable[..., None], users: list[Puller]) -> Callable[..., None]:
     def start(process: Any) -> None:
         scope = current_scope() if users else None
@@ -232,8 +224,8 @@ def _forks(process: Any) -> bool:
 
 
 _PATCHES: Final[Mapping[str, _Patching]] = {
-    "concurrent.futures.process": _executors,
+    "concurrent.futures.process": lambda of, user: [patch(of.ProcessPoolExecutor, "submit", user, _submit)],
     "multiprocessing.pool": _pools,
-    "multiprocessing.process": _processes,
+    "multiprocessing.process": lambda of, user: [patch(of.BaseProcess, "start", user, _start)],
 }
 """By module."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from lightning_core.errors import NotFoundError
 from lightning_core.types import (
     Alert,
     Attempt,
@@ -207,3 +208,11 @@ class Store(Protocol):
 
     async def list_alerts(self, run_id: str) -> list[Alert]:
         """In the order they were added."""
+
+
+async def get_run(store: Store, run_id: str) -> Run:
+    """The run. Raises NotFoundError if it is not in the store."""
+    run = await store.find_run(run_id)
+    if run is None:
+        raise NotFoundError(f"run {run_id!r} has not begun: it is not in this store")
+    return run

@@ -82,7 +82,10 @@ class Servers:
         Raises BackendError if one ends meanwhile, and the workers with it."""
         with (
             told("the weights did not reach the vLLM servers"),
-            ending_if(self._is_one_gone, self._policy.workers),
+            ending_if(
+                lambda: not all(alive(replica.servers, busy=True) for replica in self._replicas),
+                self._policy.workers,
+            ),
         ):
             self._manager.update_weights(global_steps=version)
 
@@ -115,9 +118,6 @@ class Servers:
         return [
             rank for rank, each in enumerate(self._replicas) if not each.servers or not alive(each.servers)
         ]
-
-    def _is_one_gone(self) -> bool:
-        return not all(alive(replica.servers, busy=True) for replica in self._replicas)
 
     def _start_again(self, dead: list[int]) -> None:
         gone = [self._replicas[rank] for rank in dead]
