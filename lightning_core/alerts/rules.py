@@ -302,7 +302,7 @@ class RolloutsWithoutCalls:
 
     A cache of replies does that: the first rollout of a group asks, the others are given what it was told.
     Their calls are then missing in every comparison with it. Known caches are by-passed for trained agents
-    (`tracing/caches.py`).
+    (`tracing/unseen.py`).
     """
 
     share: float = 0.05

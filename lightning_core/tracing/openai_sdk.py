@@ -23,7 +23,7 @@ from uuid import uuid4
 from lightning_core.dialects import find_dialect
 from lightning_core.errors import InstrumentationError
 from lightning_core.prompts import put_in
-from lightning_core.tracing import caches, headers, observed, spans, unseen
+from lightning_core.tracing import headers, observed, spans, unseen
 from lightning_core.tracing.importing import WhenImported
 from lightning_core.tracing.patching import patch
 from lightning_core.tracing.routing import SDKS, Puller, Sdk, at_gateway, route
@@ -47,8 +47,7 @@ class Instrumentation:
             return self
         self._undo += [carry_into_threads(), spans.install(_span_processor)]
         hooks = [WhenImported(name, self._listen) for name in observed.CLIENTS]
-        hooks += [WhenImported(name, self._watch) for name in unseen.LIBRARIES]
-        hooks += [WhenImported(name, self._bypass) for name in caches.CACHES]
+        hooks += [WhenImported(name, self._watch) for name in (*unseen.LIBRARIES, *unseen.CACHES)]
         hooks += [WhenImported(sdk.module, partial(self._patch, sdk)) for sdk in SDKS]
         self._undo += [hook.stop for hook in hooks]
         try:
@@ -77,9 +76,6 @@ class Instrumentation:
 
     def _watch(self, module: ModuleType) -> None:
         self._undo += unseen.install(module, self._who)
-
-    def _bypass(self, module: ModuleType) -> None:
-        self._undo += caches.install(module, self._who)
 
     def _patch(self, sdk: Sdk, module: ModuleType) -> None:
         owner = _require(sdk, module)

@@ -15,16 +15,25 @@ as the SDKs' does. A POST that reads as a call of a model, and bears none of our
 | aiohttp | `ClientSession._request` | yes |
 | urllib3 | `PoolManager.urlopen`; in a pool of one host, `HTTPConnectionPool.urlopen` | yes; no |
 | http.client, urllib.request | `HTTPConnection.request` | no |
+
+A call that a framework's cache of replies answers passes by the SDKs too. So a trained agent's calls by-pass
+these caches inside a rollout. A cached reply is no sample of the policy: of a group's rollouts the first asks
+and the others repeat its reply, so nothing is recorded of them and all get one reward. Other agents keep
+their caches. `LIGHTNING_CACHES=keep` in the environment keeps all of them.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
+import os
 import re
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -65,6 +74,8 @@ _LIKELY: Final = re.compile(r"/(?:responses|completions?|messages|generate|v\d+/
 """Paths that other services have too: their body decides."""
 _OF_MODELS: Final = frozenset({"model", "prompt", "inputs"})
 """What the body of a call of a model has, one of them at least."""
+KEEP: Final = "LIGHTNING_CACHES"
+"""The variable that says "keep"."""
 _OURS: Final = str(Path(__file__).parents[1])
 _LIBRARIES: Final = (sysconfig.get_path("stdlib"), "site-packages", "dist-packages", "<frozen")
 
@@ -234,22 +245,29 @@ def _app_line() -> str | None:
 
 # the libraries ------------------------------------------------------------------------------
 Wrap = Callable[[Callable[..., Any], list[Puller]], Callable[..., Any]]
+Bypass = Callable[..., Any]
+"""What is called instead of a cache's method: `bypass(original, owner, *args, **kwargs)`."""
 
 
 def install(module: ModuleType, user: Puller) -> list[Callable[[], None]]:
-    """Meet what is sent with one of `LIBRARIES`, until the functions returned are called."""
-    owner, name, wrap = LIBRARIES[module.__name__]
-    kind = getattr(module, owner, None)
-    if not hasattr(kind, name):
-        log.warning(
-            "%s has no %s.%s: calls of models that are made with it past an SDK are neither routed nor "
-            "noticed; make them with the SDK of OpenAI or Anthropic, or with httpx",
-            module.__name__,
-            owner,
-            name,
+    """Meet what is sent with one of `LIBRARIES`, or by-pass one of `CACHES`, until the functions returned are
+    called."""
+    if module.__name__ in CACHES:
+        owner, names, bypass = CACHES[module.__name__]
+        wrap: Wrap = partial(_around, bypass)
+        lost = "a cache of its replies can't be by-passed; switch it off for the agents that are trained"
+    else:
+        owner, name, wrap = LIBRARIES[module.__name__]
+        names = (name,)
+        lost = (
+            "calls of models that are made with it past an SDK are neither routed nor noticed; make them "
+            "with the SDK of OpenAI or Anthropic, or with httpx"
         )
+    kind = getattr(module, owner, None)
+    if missing := [name for name in names if not hasattr(kind, name)]:
+        log.warning("%s has no %s.%s: %s", module.__name__, owner, missing[0], lost)
         return []
-    return [patch(kind, name, user, wrap)]  # type: ignore[arg-type]
+    return [patch(kind, name, user, wrap) for name in names]  # type: ignore[arg-type]
 
 
 def _session_send(original: Callable[..., Any], users: list[Puller]) -> Callable[..., Any]:
@@ -334,3 +352,45 @@ LIBRARIES: Final[Mapping[str, tuple[str, str, Wrap]]] = {
     "http.client": ("HTTPConnection", "request", _connection_request),
 }
 """The module, and its class, method and wrapper."""
+
+
+# the caches ---------------------------------------------------------------------------------
+def _without_cache(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """LangChain: False switches off the model's own cache and the global one."""
+    return original(model.model_copy(update={"cache": False}), *args, **kwargs)
+
+
+def _create(original: Callable[..., Any], cache: Any, *args: Any, **kwargs: Any) -> Any:
+    """AutoGen: the client that the cache is around."""
+    return getattr(cache.client, original.__name__)(*args, **kwargs)
+
+
+def _miss(original: Callable[..., Any], cache: Any, *args: Any, **kwargs: Any) -> Any:
+    """LiteLLM: nothing is found."""
+    return asyncio.sleep(0) if inspect.iscoroutinefunction(original) else None
+
+
+def _around(bypass: Bypass, original: Callable[..., Any], users: list[Puller]) -> Callable[..., Any]:
+    def around(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        scope = current_scope() if users else None
+        if scope is None or os.environ.get(KEEP) == "keep" or not scope.trains(name_caller(users)):
+            return original(owner, *args, **kwargs)
+        return bypass(original, owner, *args, **kwargs)
+
+    return around
+
+
+CACHES: Final[Mapping[str, tuple[str, tuple[str, ...], Bypass]]] = {
+    "langchain_core.language_models.chat_models": (
+        "BaseChatModel",
+        ("_generate_with_cache", "_agenerate_with_cache"),
+        _without_cache,
+    ),
+    "autogen_ext.models.cache._chat_completion_cache": (
+        "ChatCompletionCache",
+        ("create", "create_stream"),
+        _create,
+    ),
+    "litellm.caching.caching": ("Cache", ("get_cache", "async_get_cache"), _miss),
+}
+"""The module, and its class, the methods that look into the cache, and what is done instead."""

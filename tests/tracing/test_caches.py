@@ -10,7 +10,7 @@ from openai import DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
 
 from lightning_core.testing.server import GatewayDouble
 from lightning_core.testing.truth import mark
-from lightning_core.tracing import caches
+from lightning_core.tracing import unseen as caches
 from lightning_core.tracing.scope import Scope, agent, rollout_scope
 
 pytestmark = pytest.mark.usefixtures("tagging")
