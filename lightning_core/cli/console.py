@@ -17,15 +17,15 @@ def console(
         str,
         typer.Argument(metavar="RUN|STORE", help="A run's folder, a folder of runs, or a store's URL."),
     ] = "runs",
-    port: Annotated[int, typer.Option(help="Where to listen on this machine; 0 takes a free one.")] = 0,
+    port: Annotated[int, typer.Option(help="Port on this machine; 0 takes a free one.")] = 0,
     export: Annotated[
         Path | None,
         typer.Option(help="Write a page that opens from disk to this new folder, and end."),
     ] = None,
 ) -> None:
-    """Show runs in the browser, while they go on and afterwards: curves, rollouts, replay, and why.
+    """Show runs in the browser, during and after training: curves, rollouts, replay, and why.
 
-    It listens on this machine alone, reads the store, and opens to whoever has the address that it prints.
+    It listens only on this machine. The printed address holds a token: anyone who has it can open the page.
 
         agentlightning console runs/demo
     """
@@ -48,7 +48,7 @@ async def serve_console(what: str, port: int) -> None:
         async with GatewayServer(made, port=port, name="lightning-console") as server:
             stop = until_signal()
             say(f"{server.url}/?token={made.token}")
-            say("open it in a browser; it is for you alone (Ctrl-C ends)")
+            say("open this address in a browser, and keep it private (Ctrl-C ends)")
             await stop.wait()
 
 

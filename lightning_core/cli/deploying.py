@@ -28,25 +28,25 @@ def deploy(
     context: typer.Context,
     target: Annotated[Target, typer.Argument(help="Docker Compose, Helm, KubeRay or SkyPilot.")],
     script: Annotated[Path, typer.Argument(help="A Python script that calls Trainer(...).fit(...).")],
-    workers: Annotated[int, typer.Option(help="Workers, at most.")] = 2,
+    workers: Annotated[int, typer.Option(help="Maximum number of workers.")] = 2,
     gpu: Annotated[str | None, typer.Option(help="GPUs of the trainer, such as L40S:1.")] = None,
-    cloud: Annotated[str | None, typer.Option(help="Clouds that SkyPilot may choose from, by comma.")] = None,
-    spot: Annotated[bool, typer.Option("--spot", help="On machines that may be taken away.")] = False,
+    cloud: Annotated[str | None, typer.Option(help="Clouds for SkyPilot, separated by commas.")] = None,
+    spot: Annotated[bool, typer.Option("--spot", help="Use spot machines.")] = False,
     secret: Annotated[
-        list[str] | None, typer.Option(help="Name of a variable with a secret; may be given several times.")
+        list[str] | None, typer.Option(help="Name of a variable with a secret; may be repeated.")
     ] = None,
     given: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A setting of the trainer, as with `train`."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("deploy"),
-    up: Annotated[bool, typer.Option("--up", help="Start it, and follow to the first reward.")] = False,
-    down: Annotated[bool, typer.Option("--down", help="Take it away, and list what stays.")] = False,
+    up: Annotated[bool, typer.Option("--up", help="Start it, and wait for the first reward.")] = False,
+    down: Annotated[bool, typer.Option("--down", help="Remove all but data, and list the data.")] = False,
 ) -> None:
-    """Write files that run a script elsewhere: workers, gateway, trainer, and a PostgreSQL beside them.
+    """Write files that run a script in containers: trainer, gateway, workers and PostgreSQL.
 
-    Give it in your project's folder, which goes into the image. The files are yours to edit and to commit; no
-    secret stands in them. --up and --down use the docker, helm, kubectl or sky that is installed here.
+    Run it in your project's folder, which goes into the image. You can edit and commit the files; they hold
+    no secrets. --up and --down use your docker, helm, kubectl or sky.
 
         agentlightning deploy docker train.py --secret OPENAI_API_KEY --up
     """

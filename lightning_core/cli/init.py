@@ -41,12 +41,12 @@ _MODULES: Final = {
 
 
 def init(
-    framework: Annotated[Framework, typer.Argument(help="What the app is made with.")] = Framework.PLAIN,
-    folder: Annotated[Path, typer.Argument(help="Where to write; made if it is not there.")] = Path(),
+    framework: Annotated[Framework, typer.Argument(help="The framework of the app.")] = Framework.PLAIN,
+    folder: Annotated[Path, typer.Argument(help="Where to write; created if missing.")] = Path(),
 ) -> None:
     """Write a small app that trains as it is: app.py, train.py with its reward, and tasks.jsonl.
 
-    Put your own app in place of app.py, and your own tasks into tasks.jsonl. Nothing is overwritten.
+    Then replace app.py by your own app, and write your tasks into tasks.jsonl. It overwrites nothing.
 
         agentlightning init langgraph my_app
     """

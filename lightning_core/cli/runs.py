@@ -76,11 +76,11 @@ def show(
     where: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help=_WHERE)] = None,
     full: Annotated[bool, typer.Option("--full", help="Shorten no text, list all, and say why.")] = False,
 ) -> None:
-    """Show a run: its curve, held-out reward before and after, what each agent did, failures, and a verdict.
+    """Show a run: curve, held-out reward before and after, figures of each agent, failures, and a verdict.
 
-    With --rollout it shows that rollout as a tree: calls, the tools they asked for, spans and rewards; with
-    --full also why each call has its advantage. With --where it lists the rollouts that fit, by task, step,
-    split, agent or status.
+    With --rollout it shows one rollout as a tree of calls, tool calls, spans and rewards. With --full it also
+    says why each call got its advantage. With --where it lists the matching rollouts, by task, step, split,
+    agent or status.
 
         agentlightning show runs/demo --where status=failed --where step=3
         agentlightning show runs/demo --rollout worst --full
@@ -93,7 +93,7 @@ def show(
 
 
 def alerts(run: _Run) -> None:
-    """List what a run warned of, in the order it was found: what happened, to what, and what to do."""
+    """List the warnings of a run, oldest first: what happened, to what, and what to do."""
     asyncio.run(list_alerts(run))
 
 
@@ -224,7 +224,7 @@ async def show_run(path: Path) -> None:
         members = await store.list_members(run_id)
         alerts = await store.list_alerts(run_id)
         rules = await _rules(store, run_id) if _automatic(metrics) else []
-    console.print(f"run {run_id}: {run.status if run else 'not begun'}, {len(metrics)} steps")
+    console.print(f"run {run_id}: {run.status if run else 'not started'}, {len(metrics)} steps")
     if run and run.provenance:
         console.print(origin_lines(run.provenance), soft_wrap=True)
     if members:
@@ -382,7 +382,7 @@ async def export_tensorboard(path: Path, folder: Path) -> None:
     async with open_run(path) as (store, run_id):
         run = await store.find_run(run_id)
         if run is None:
-            raise ConfigError(f"run {run_id!r} was not begun yet")
+            raise ConfigError(f"run {run_id!r} has not started yet")
         if any(find_earlier(folder, run_id)) and await find_living(store, run_id, "trainer"):
             raise ConfigError(
                 f"run {run_id!r} is being trained, and {str(folder)!r} holds event files of it, which its "

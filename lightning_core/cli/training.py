@@ -23,8 +23,8 @@ from lightning_core.trainer.roles.joining import Joining
 from lightning_core.trainer.trainer import Trainer
 
 _BACKEND = "backend."
-_SET = "Another setting of the trainer or of its backend; may be given several times."
-_OWN = "A setting of the worker, such as concurrency=8 or workers=ray:8; may be given several times."
+_SET = "Any setting of the trainer or of its backend; may be repeated."
+_OWN = "A setting of the worker, such as concurrency=8 or workers=ray:8; may be repeated."
 
 
 def train(
@@ -32,23 +32,21 @@ def train(
     script: Annotated[Path, typer.Argument(help="A Python script that calls Trainer(...).fit(...).")],
     steps: Annotated[int | None, typer.Option(help="Updates to make.")] = None,
     store: Annotated[str | None, typer.Option(help="URL of the store.")] = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="Where the run lies (default: runs/<date-time>).")
-    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="The run's folder (default: runs/<date-time>).")] = None,
     given: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=_SET)] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --folder, or with the newest one.")
+        bool, typer.Option("--resume", help="Continue the run in --folder, or the newest one.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be trained, and start and write nothing.")
+        bool, typer.Option("--dry-run", help="Print the plan and its memory; start and write nothing.")
     ] = False,
 ) -> None:
-    """Run a training script, with these settings in place of its own.
+    """Run a training script; these options replace its settings.
 
-    Every setting of Trainer can be given with --set, as JSON or as text, several times: --set seed=1
-    --set model=Qwen/Qwen3-0.6B --set backend=verl; one of its backend as --set backend.gpus=4. What stands
-    after `--` is given to the script. Ctrl-C ends cleanly; the same command with --resume goes on from the
-    last update.
+    --set takes any setting of Trainer, as JSON or text, and may be repeated: --set seed=1
+    --set model=Qwen/Qwen3-0.6B --set backend=verl. A setting of the backend is --set backend.gpus=4.
+    Arguments after `--` go to the script. Ctrl-C ends cleanly; the same command with --resume continues from
+    the last update.
 
         agentlightning train examples/sql/train.py --steps 20 --set seed=1
     """
@@ -66,19 +64,19 @@ def worker(
     script: Annotated[Path, typer.Argument(help="The script that the trainer was started with.")],
     store: Annotated[str, typer.Option(help="URL of the run's store.")],
     run: Annotated[
-        str | None, typer.Option(help="Id of the run (default: the newest of this script that is trained).")
+        str | None, typer.Option(help="Id of the run (default: this script's newest in training).")
     ] = None,
     given: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=_OWN)] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Its own name: started again under it, it gives back at once what it held before."),
+        typer.Option(help="Name of this worker; restarted with it, it gives its old rollouts back at once."),
     ] = None,
 ) -> None:
-    """Run rollouts for a trainer that was started elsewhere with `train --set remote=runner`.
+    """Run rollouts for a trainer that was started with `train --set remote=runner`.
 
-    It may be started before the trainer, several times, and on any machine that reaches store and gateway.
-    It waits while the trainer or the gateway is away, and ends when the run is finished. Ctrl-C gives back
-    what it holds.
+    Start any number of workers, before or after the trainer, on any machine that reaches store and gateway.
+    Each waits while the trainer or the gateway is away, and ends when the run is finished. Ctrl-C gives back
+    its rollouts.
 
         agentlightning worker examples/sql/train.py --store postgresql://me@db.local/runs
     """
@@ -109,7 +107,7 @@ def train_script(script: Path, arguments: Sequence[str], launch: Launch) -> None
         run_script(script, arguments, Launch(launch.settings, launch.backend, fit))
     except TrainingStopped as stop:
         Console(stderr=True).print(
-            f"stopped; go on with the same settings and --resume --folder {stop.folder}", soft_wrap=True
+            f"stopped; to continue, add --resume --folder {stop.folder} to the same settings", soft_wrap=True
         )
         raise typer.Exit(130) from None
     except KeyboardInterrupt:  # before a run was begun, or after it
