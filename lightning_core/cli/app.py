@@ -37,7 +37,7 @@ def _say_version(asked: bool) -> None:
 def command(
     version: Annotated[
         bool,
-        typer.Option("--version", is_eager=True, callback=_say_version, help="Say the version, and end."),
+        typer.Option("--version", is_eager=True, callback=_say_version, help="Print the version, and end."),
     ] = False,
 ) -> None:
     """Train the agents you already have."""
@@ -99,7 +99,7 @@ class Once(logging.Filter):
     def repeated(self) -> list[str]:
         """A line for each warning that came again."""
         return [
-            f"{name} said {count - 1} more times: {message}"
+            f"{name} logged this {count - 1} more times: {message}"
             for (name, message), count in self.counts.items()
             if count > 1
         ]

@@ -45,7 +45,7 @@ class _Where:
 
 
 app = typer.Typer(
-    help="Versions of a run's weights and prompts: list them, compare them, go back, take one out.",
+    help="List, compare, choose and export versions of a run's weights and prompts.",
     no_args_is_help=True,
 )
 _Run = Annotated[str, typer.Argument(help="Folder of a run, such as runs/demo; with --store its id.")]
@@ -54,7 +54,7 @@ _Run = Annotated[str, typer.Argument(help="Folder of a run, such as runs/demo; w
 def _number(text: str) -> int:
     number = read_number(text)
     if number is None:
-        raise typer.BadParameter(f"{text!r} is no number of a version: give one such as 12")
+        raise typer.BadParameter(f"{text!r} is not the number of a version: give one such as 12")
     return number
 
 
@@ -62,17 +62,17 @@ def _number(text: str) -> int:
 def options(
     context: typer.Context,
     store: Annotated[
-        str | None, typer.Option(help="URL of the run's store, where its folder is not at hand.")
+        str | None, typer.Option(help="URL of the run's store, if its folder is not on this machine.")
     ] = None,
-    name: Annotated[str, typer.Option(help="What has versions: the weights, or a prompt's name.")] = POLICY,
+    name: Annotated[str, typer.Option(help="The weights, or the name of a prompt.")] = POLICY,
 ) -> None:
-    """Versions of a run's weights and prompts: list them, compare them, go back, take one out."""
+    """List, compare, choose and export versions of a run's weights and prompts."""
     context.obj = _Where(store, name)
 
 
 @app.command("list")
 def list_command(context: typer.Context, run: _Run) -> None:
-    """List the versions: parent, author, numbers, and which one is served.
+    """List the versions: parent, author, figures, and which one is served.
 
     agentlightning models list runs/demo
     """
@@ -86,7 +86,7 @@ def diff(
     before: Annotated[int, typer.Argument(help="A version.", parser=_number)],
     after: Annotated[int, typer.Argument(help="Another one.", parser=_number)],
 ) -> None:
-    """Compare two versions: their numbers, and how far each tensor moved, or which lines of a prompt changed.
+    """Compare two versions: their figures, and how far each tensor moved or which lines of a prompt changed.
 
     agentlightning models diff runs/demo 0 40
     """
@@ -100,10 +100,10 @@ def rollback(
     run: _Run,
     version: Annotated[int, typer.Argument(help="The version to serve from now on.", parser=_number)],
 ) -> None:
-    """Make a version the current one: gateways of the run answer by it within a second.
+    """Make a version the current one: gateways of the run serve it within a second.
 
-    It is about serving. While the run is trained it is refused, and training that goes on later does so from
-    its newest checkpoint, which is then current again.
+    This changes what is served, not what is trained. During training it is refused. Training that continues
+    later starts from its newest checkpoint, which is then current again.
 
         agentlightning models rollback runs/demo 12
     """
@@ -114,10 +114,10 @@ def rollback(
 def export(
     context: typer.Context,
     run: _Run,
-    version: Annotated[int, typer.Argument(help="The version to take out.", parser=_number)],
+    version: Annotated[int, typer.Argument(help="The version to export.", parser=_number)],
     out: Annotated[Path, typer.Argument(help="A new folder.")],
 ) -> None:
-    """Write a version as a plain transformers folder, LoRA merged; a prompt as a text file.
+    """Write a version as a transformers folder with LoRA merged, or a prompt as a text file.
 
     agentlightning models export runs/demo 12 models/boats
     """

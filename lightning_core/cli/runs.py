@@ -76,11 +76,11 @@ def show(
     where: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help=_WHERE)] = None,
     full: Annotated[bool, typer.Option("--full", help="Shorten no text, list all, and say why.")] = False,
 ) -> None:
-    """Show a run: its curve, held-out reward before and after, what each agent did, failures, and a verdict.
+    """Show a run: curve, held-out reward before and after, figures of each agent, failures, and a verdict.
 
-    With --rollout it shows that rollout as a tree: calls, the tools they asked for, spans and rewards; with
-    --full also why each call has its advantage. With --where it lists the rollouts that fit, by task, step,
-    split, agent or status.
+    With --rollout it shows one rollout as a tree of calls, tool calls, spans and rewards. With --full it also
+    says why each call got its advantage. With --where it lists the matching rollouts, by task, step, split,
+    agent or status.
 
         agentlightning show runs/demo --where status=failed --where step=3
         agentlightning show runs/demo --rollout worst --full
@@ -93,7 +93,7 @@ def show(
 
 
 def alerts(run: _Run) -> None:
-    """List what a run warned of, in the order it was found: what happened, to what, and what to do."""
+    """List the warnings of a run, oldest first: what happened, to what, and what to do."""
     asyncio.run(list_alerts(run))
 
 
@@ -182,7 +182,7 @@ async def read_line(path: Path) -> RunLine:
     except (LightningError, OSError, ValueError):  # such as a server that is away
         return RunLine(name=path.name, created_at=begun, status="unreadable")
     if run is None:
-        return RunLine(name=path.name, created_at=begun, status="not begun")
+        return RunLine(name=path.name, created_at=begun, status="not started")
     killed = run.status == "running" and not RunFolder(path, resume=True).held
     script = Path(str(run.provenance.get("script") or "-")).name
     model = str(run.config.get("model", "-"))
@@ -225,7 +225,7 @@ async def show_run(path: Path) -> None:
         alerts = await store.list_alerts(run_id)
         automatic = any(k.startswith("air/") and v for one in metrics for k, v in one.values.items())
         rules = await _rules(store, run_id) if automatic else []
-    console.print(f"run {run_id}: {run.status if run else 'not begun'}, {len(metrics)} steps")
+    console.print(f"run {run_id}: {run.status if run else 'not started'}, {len(metrics)} steps")
     if run and run.provenance:
         console.print(origin_lines(run.provenance), soft_wrap=True)
     if members:

@@ -28,9 +28,9 @@ from lightning_core.trainer.roles.runner import agents_of, tokens_of
 from lightning_core.trainer.settings import Settings, parse_listen
 from lightning_core.versions import read_number
 
-_ALLOW_HOST = "A host whose clients and web pages may use it without a token; may be given several times."
+_ALLOW_HOST = "A host name that clients and web pages may use without a token; may be repeated."
 _Listen = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="Where to listen; beyond this machine only if you say so.")
+    str, typer.Option(metavar="HOST:PORT", help="Where to listen; the default is this machine only.")
 ]
 
 
@@ -55,9 +55,9 @@ def serve(
 ) -> None:
     """Serve a model, or the current version of a run, behind the recording gateway, without training.
 
-    Any OpenAI client can talk to it: set OPENAI_BASE_URL to the address printed. Of a run, the version that
-    is current when a request comes answers it, and NAME@VERSION as the model's name asks for another. RUN@12
-    serves version 12 whichever is current.
+    Any OpenAI client can use it: set OPENAI_BASE_URL to the printed address. The run's current version
+    answers each request; a client gets another version by the model name NAME@VERSION. RUN@12 always serves
+    version 12.
 
         agentlightning serve runs/demo
     """
@@ -66,21 +66,19 @@ def serve(
 
 def gateway(
     store: Annotated[str, typer.Option(help="URL of the run's store.")],
-    run: Annotated[
-        str | None, typer.Option(help="Id of the run (default: the newest that is trained).")
-    ] = None,
+    run: Annotated[str | None, typer.Option(help="Id of the run (default: the newest in training).")] = None,
     listen: _Listen = "127.0.0.1:0",
     address: Annotated[
-        str | None, typer.Option(help="URL at which workers reach it, if it is not the one it listens at.")
+        str | None, typer.Option(help="URL at which workers reach it, if it differs from --listen.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Its own name: started again under it, it replaces the old one.")
+        str | None, typer.Option(help="Name of this gateway; restarted with it, it replaces the old one.")
     ] = None,
 ) -> None:
-    """Serve the rollouts of a run that was started elsewhere with `train --set remote=gateway`.
+    """Serve the rollouts of a run that was started with `train --set remote=gateway`.
 
-    It may be started before the trainer, and several times. It reads the weights where the trainer saves
-    them, so it must reach the run's folder at the same path. It ends when the run is finished.
+    Start any number of gateways, before or after the trainer. Each reads the weights that the trainer saves,
+    so the run's folder must have the same path here. It ends when the run is finished.
 
         agentlightning gateway --store postgresql://me@db.local/runs
     """
@@ -94,15 +92,15 @@ def console(
         str,
         typer.Argument(metavar="RUN|STORE", help="A run's folder, a folder of runs, or a store's URL."),
     ] = "runs",
-    port: Annotated[int, typer.Option(help="Where to listen on this machine; 0 takes a free one.")] = 0,
+    port: Annotated[int, typer.Option(help="Port on this machine; 0 takes a free one.")] = 0,
     export: Annotated[
         Path | None,
         typer.Option(help="Write a page that opens from disk to this new folder, and end."),
     ] = None,
 ) -> None:
-    """Show runs in the browser, while they go on and afterwards: curves, rollouts, replay, and why.
+    """Show runs in the browser, during and after training: curves, rollouts, replay, and why.
 
-    It listens on this machine alone, reads the store, and opens to whoever has the address that it prints.
+    It listens only on this machine. The printed address holds a token: anyone who has it can open the page.
 
         agentlightning console runs/demo
     """
@@ -120,8 +118,8 @@ def api(
 ) -> None:
     """Serve a store over REST, for workers and clients in any language.
 
-    Requests bear a token, made by `agentlightning token`. With LIGHTNING_API_SECRET in the environment tokens
-    for all runs are taken as well. /api/v1/openapi.json describes what is served.
+    Requests need a token, made by `agentlightning token`. With LIGHTNING_API_SECRET in the environment it
+    also accepts tokens for all runs. /api/v1/openapi.json describes the API.
 
         agentlightning api --store sqlite:///runs/demo/store.db
     """
@@ -132,13 +130,13 @@ def token(
     scope: Annotated[str, typer.Argument(help="worker, client or admin.")],
     store: Annotated[str | None, typer.Option(help="URL of the run's store.")] = None,
     run: Annotated[
-        str | None, typer.Option(help="Id of the run (default: all runs, by LIGHTNING_API_SECRET).")
+        str | None, typer.Option(help="Id of the run (default: all runs, with LIGHTNING_API_SECRET).")
     ] = None,
-    hours: Annotated[float, typer.Option(help="How long it is good for.")] = 24.0,
+    hours: Annotated[float, typer.Option(help="Hours until the token expires.")] = 24.0,
 ) -> None:
     """Print a token for the REST API.
 
-    A worker may lease rollouts and report on them, a client may enqueue and read, an admin may do everything.
+    A worker may lease rollouts and report results, a client may enqueue and read, an admin may do everything.
 
         agentlightning token worker --store sqlite:///runs/demo/store.db --run demo
     """
@@ -197,7 +195,7 @@ async def _of_run(
     async with open_run(folder) as (store, run_id):
         run = await store.find_run(run_id)
         if run is None or not run.secret:
-            raise ConfigError(f"run {run_id!r} has not begun; train it first")
+            raise ConfigError(f"run {run_id!r} has not started; train it first")
         async with serving_run(store, run, load_plugins(), version=version) as upstream:
             gateway = Gateway(
                 upstream, store, tokens_of(run), agents=agents_of(run), anonymous=True, hosts=hosts
@@ -216,7 +214,7 @@ async def serve_console(what: str, port: int) -> None:
         async with GatewayServer(made, port=port, name="lightning-console") as server:
             stop = until_signal()
             say(f"{server.url}/?token={made.token}")
-            say("open it in a browser; it is for you alone (Ctrl-C ends)")
+            say("open this address in a browser, and keep it private (Ctrl-C ends)")
             await stop.wait()
 
 

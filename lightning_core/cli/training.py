@@ -29,8 +29,8 @@ from lightning_core.trainer.roles.joining import Joining
 from lightning_core.trainer.trainer import Trainer
 
 _BACKEND = "backend."
-_SET = "Another setting of the trainer or of its backend; may be given several times."
-_OWN = "A setting of the worker, such as concurrency=8 or workers=ray:8; may be given several times."
+_SET = "Any setting of the trainer or of its backend; may be repeated."
+_OWN = "A setting of the worker, such as concurrency=8 or workers=ray:8; may be repeated."
 
 
 _STARTERS: Final = Path(__file__).parents[1] / "starters"
@@ -68,12 +68,12 @@ class Target(StrEnum):
 
 
 def init(
-    framework: Annotated[Framework, typer.Argument(help="What the app is made with.")] = Framework.PLAIN,
-    folder: Annotated[Path, typer.Argument(help="Where to write; made if it is not there.")] = Path(),
+    framework: Annotated[Framework, typer.Argument(help="The framework of the app.")] = Framework.PLAIN,
+    folder: Annotated[Path, typer.Argument(help="Where to write; created if missing.")] = Path(),
 ) -> None:
     """Write a small app that trains as it is: app.py, train.py with its reward, and tasks.jsonl.
 
-    Put your own app in place of app.py, and your own tasks into tasks.jsonl. Nothing is overwritten.
+    Then replace app.py by your own app, and write your tasks into tasks.jsonl. It overwrites nothing.
 
         agentlightning init langgraph my_app
     """
@@ -94,23 +94,21 @@ def train(
     script: Annotated[Path, typer.Argument(help="A Python script that calls Trainer(...).fit(...).")],
     steps: Annotated[int | None, typer.Option(help="Updates to make.")] = None,
     store: Annotated[str | None, typer.Option(help="URL of the store.")] = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="Where the run lies (default: runs/<date-time>).")
-    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="The run's folder (default: runs/<date-time>).")] = None,
     given: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=_SET)] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --folder, or with the newest one.")
+        bool, typer.Option("--resume", help="Continue the run in --folder, or the newest one.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be trained, and start and write nothing.")
+        bool, typer.Option("--dry-run", help="Print the plan and its memory; start and write nothing.")
     ] = False,
 ) -> None:
-    """Run a training script, with these settings in place of its own.
+    """Run a training script; these options replace its settings.
 
-    Every setting of Trainer can be given with --set, as JSON or as text, several times: --set seed=1
-    --set model=Qwen/Qwen3-0.6B --set backend=verl; one of its backend as --set backend.gpus=4. What stands
-    after `--` is given to the script. Ctrl-C ends cleanly; the same command with --resume goes on from the
-    last update.
+    --set takes any setting of Trainer, as JSON or text, and may be repeated: --set seed=1
+    --set model=Qwen/Qwen3-0.6B --set backend=verl. A setting of the backend is --set backend.gpus=4.
+    Arguments after `--` go to the script. Ctrl-C ends cleanly; the same command with --resume continues from
+    the last update.
 
         agentlightning train examples/sql/train.py --steps 20 --set seed=1
     """
@@ -128,19 +126,19 @@ def worker(
     script: Annotated[Path, typer.Argument(help="The script that the trainer was started with.")],
     store: Annotated[str, typer.Option(help="URL of the run's store.")],
     run: Annotated[
-        str | None, typer.Option(help="Id of the run (default: the newest of this script that is trained).")
+        str | None, typer.Option(help="Id of the run (default: this script's newest in training).")
     ] = None,
     given: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=_OWN)] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Its own name: started again under it, it gives back at once what it held before."),
+        typer.Option(help="Name of this worker; restarted with it, it gives its old rollouts back at once."),
     ] = None,
 ) -> None:
-    """Run rollouts for a trainer that was started elsewhere with `train --set remote=runner`.
+    """Run rollouts for a trainer that was started with `train --set remote=runner`.
 
-    It may be started before the trainer, several times, and on any machine that reaches store and gateway.
-    It waits while the trainer or the gateway is away, and ends when the run is finished. Ctrl-C gives back
-    what it holds.
+    Start any number of workers, before or after the trainer, on any machine that reaches store and gateway.
+    Each waits while the trainer or the gateway is away, and ends when the run is finished. Ctrl-C gives back
+    its rollouts.
 
         agentlightning worker examples/sql/train.py --store postgresql://me@db.local/runs
     """
@@ -152,25 +150,25 @@ def deploy(
     context: typer.Context,
     target: Annotated[Target, typer.Argument(help="Docker Compose, Helm, KubeRay or SkyPilot.")],
     script: Annotated[Path, typer.Argument(help="A Python script that calls Trainer(...).fit(...).")],
-    workers: Annotated[int, typer.Option(help="Workers, at most.")] = 2,
+    workers: Annotated[int, typer.Option(help="Maximum number of workers.")] = 2,
     gpu: Annotated[str | None, typer.Option(help="GPUs of the trainer, such as L40S:1.")] = None,
-    cloud: Annotated[str | None, typer.Option(help="Clouds that SkyPilot may choose from, by comma.")] = None,
-    spot: Annotated[bool, typer.Option("--spot", help="On machines that may be taken away.")] = False,
+    cloud: Annotated[str | None, typer.Option(help="Clouds for SkyPilot, separated by commas.")] = None,
+    spot: Annotated[bool, typer.Option("--spot", help="Use spot machines.")] = False,
     secret: Annotated[
-        list[str] | None, typer.Option(help="Name of a variable with a secret; may be given several times.")
+        list[str] | None, typer.Option(help="Name of a variable with a secret; may be repeated.")
     ] = None,
     given: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A setting of the trainer, as with `train`."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("deploy"),
-    up: Annotated[bool, typer.Option("--up", help="Start it, and follow to the first reward.")] = False,
-    down: Annotated[bool, typer.Option("--down", help="Take it away, and list what stays.")] = False,
+    up: Annotated[bool, typer.Option("--up", help="Start it, and wait for the first reward.")] = False,
+    down: Annotated[bool, typer.Option("--down", help="Remove all but data, and list the data.")] = False,
 ) -> None:
-    """Write files that run a script elsewhere: workers, gateway, trainer, and a PostgreSQL beside them.
+    """Write files that run a script in containers: trainer, gateway, workers and PostgreSQL.
 
-    Give it in your project's folder, which goes into the image. The files are yours to edit and to commit; no
-    secret stands in them. --up and --down use the docker, helm, kubectl or sky that is installed here.
+    Run it in your project's folder, which goes into the image. You can edit and commit the files; they hold
+    no secrets. --up and --down use your docker, helm, kubectl or sky.
 
         agentlightning deploy docker train.py --secret OPENAI_API_KEY --up
     """
@@ -250,7 +248,7 @@ def train_script(script: Path, arguments: Sequence[str], launch: Launch) -> None
         run_script(script, arguments, Launch(launch.settings, launch.backend, fit))
     except TrainingStopped as stop:
         Console(stderr=True).print(
-            f"stopped; go on with the same settings and --resume --folder {stop.folder}", soft_wrap=True
+            f"stopped; to continue, add --resume --folder {stop.folder} to the same settings", soft_wrap=True
         )
         raise typer.Exit(130) from None
     except KeyboardInterrupt:  # before a run was begun, or after it

@@ -124,7 +124,7 @@ def _zigzag(buckets: Sequence[Bucket], spans: Sequence[tuple[int, int]], width: 
 def _status(run: Run | None, members: Sequence[Member]) -> str:
     """Of a run that says it is running: whether its trainer is alive."""
     if run is None:
-        return "not begun"
+        return "not started"
     alive = any(member.role == "trainer" for member in living(members))
     return "interrupted" if run.status == "running" and not alive else run.status
 

@@ -176,8 +176,8 @@ def _is_address(name: str) -> bool:
 
 def _foreign(header: str, value: str, name: str) -> ApiError:
     return ApiError(
-        f"the {header} {short(value)} is foreign to this gateway, which serves its own pages alone without a "
-        f"rollout's token; if you trust it, start the gateway with --allow-host {name or 'NAME'}",
+        f"the {header} {short(value)} is not this gateway's own, and the request has no rollout's token; if "
+        f"you trust it, start the gateway with --allow-host {name or 'NAME'}",
         status=403,
         code="foreign_host" if header == "Host" else "foreign_origin",
         kind="permission_error",

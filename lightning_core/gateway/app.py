@@ -116,7 +116,7 @@ class Gateway:
     async def _other_media(self, request: Request) -> Response:
         self._access.admit(request.scope)
         raise ApiError(
-            f"{request.url.path} is not served: {self._upstream.model_name!r} reads and writes text alone; "
+            f"{request.url.path} is not served: {self._upstream.model_name!r} only reads and writes text; "
             "send audio and images with a client whose base_url is the server of a model for them",
             status=404,
             code="unsupported_endpoint",

@@ -99,12 +99,13 @@ def read_rewards(content: bytes, caller: Caller) -> list[Reward]:
 def _reward(item: Any, place: str, caller: Caller) -> Reward:
     if not isinstance(item, dict):
         raise ApiError(
-            f"{place.rstrip('.') or 'the body'} is {short(item)}, no reward; {_EXAMPLE}", code="invalid_json"
+            f"{place.rstrip('.') or 'the body'} is {short(item)}, not a reward; {_EXAMPLE}",
+            code="invalid_json",
         )
     for name in item:
         if name not in ("value", *_TEXTS):
             raise ApiError(
-                f"{place + name!r} is no field of a reward; {_EXAMPLE}",
+                f"{place + name!r} is not a field of a reward; {_EXAMPLE}",
                 code="unknown_parameter",
                 param=place + name,
             )

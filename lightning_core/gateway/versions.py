@@ -77,7 +77,7 @@ def _asked(model: str, served: str) -> int | None:
     number = read_number(version)
     if number is None:
         raise ApiError(
-            f"{short(model)} is no version of {served!r}: give its number in the digits 0 to 9, such as "
+            f"{short(model)} is not a version of {served!r}: give its number in the digits 0 to 9, such as "
             f"{version_name(served, 3)!r}",
             status=404,
             code="model_not_found",

@@ -214,5 +214,5 @@ async def get_run(store: Store, run_id: str) -> Run:
     """The run. Raises NotFoundError if it is not in the store."""
     run = await store.find_run(run_id)
     if run is None:
-        raise NotFoundError(f"run {run_id!r} has not begun: it is not in this store")
+        raise NotFoundError(f"run {run_id!r} is not in this store")
     return run

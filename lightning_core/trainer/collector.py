@@ -137,5 +137,5 @@ def check_any_reward(rollouts: Sequence[Rollout], where: str) -> None:
     """Raise TrainingError with the app's own error if no rollout has a reward."""
     if all(rollout.reward is None for rollout in rollouts):
         raise TrainingError(
-            f"all {len(rollouts)} rollouts failed in {where}. The first said:\n{rollouts[0].error}"
+            f"all {len(rollouts)} rollouts failed in {where}. The first error:\n{rollouts[0].error}"
         )

@@ -71,7 +71,7 @@ def demonstrations(
     if not found:
         seen = ", ".join(sorted({repr(call.agent) for call in calls})) or "none"
         raise DataError(
-            f"{str(source)!r} holds nothing to imitate: {len(good)} of {len(rollouts)} {split} rollouts are "
+            f"{str(source)!r} has no calls to imitate: {len(good)} of {len(rollouts)} {split} rollouts are "
             f"good enough, {len(chosen)} of their calls are of {list(wanted)!r} (agents seen: {seen}), left "
             f"out: {dict(left_out)!r}"
         )

@@ -151,7 +151,7 @@ def _left(summary: Summary, folder: Path) -> Text:
     """What the folder holds now, and what to do next; a run without a model has no policy."""
     picture = folder / "curve.png"
     lines = [
-        f"policy      {folder / 'policy'}   (an ordinary transformers folder)",
+        f"policy      {folder / 'policy'}   (a transformers folder)",
         f"summary     {folder / 'summary.json'}",
         f"curve       {picture if picture.exists() else NO_PLOTS}",
         f"next        agentlightning show {folder}",

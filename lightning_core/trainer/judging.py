@@ -119,7 +119,7 @@ class Judging:
         except JudgeError as problem:
             raise TrainingError(
                 f"judge {judge.model!r} at {endpoint.shown} gave no scores for group {group[0].group_id!r} "
-                f"(task {group[0].task.id!r}): {problem}. Every rollout and all scores so far are kept: mend "
+                f"(task {group[0].task.id!r}): {problem}. Every rollout and all scores so far are kept: fix "
                 "the cause, then resume"
             ) from problem
         by_dialogue = dict(zip(different, scores, strict=True))

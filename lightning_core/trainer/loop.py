@@ -225,12 +225,12 @@ class AgentNames:
             meant = next((name for name in unclaimed if _alike(name, pattern)), None)
             said = f"agents={list(patterns)!r}: no call so far came from {pattern!r}"
             if meant is not None:
-                raise UnknownAgentError(f"{said}; {meant!r} was meant? {self._choice()}")
+                raise UnknownAgentError(f"{said}; did you mean {meant!r}? {self._choice()}")
             if unmatched and (last or self.rollouts >= PATIENCE):
                 raise UnknownAgentError(f"{said} in {self.rollouts} rollouts. {self._choice()}")
             if pattern not in self._told:
                 self._told.add(pattern)
-                logger.warning("%s; the run goes on. %s", said, self._choice())
+                logger.warning("%s; the run continues. %s", said, self._choice())
 
     def _choice(self) -> str:
         names = ", ".join(map(repr, sorted(self.seen)))

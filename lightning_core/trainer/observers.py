@@ -372,7 +372,9 @@ def make_rules(setting: Alerts, plugins: Plugins) -> Mapping[str, Rule]:
     names = plugins.names("alert")
     own = {name: each for name, each in setting.rules.items() if callable(each)}
     for name in own.keys() & set(names):
-        raise ConfigError(f"Alerts(rules=...) has a function called {name!r}, as there is a rule: rename it")
+        raise ConfigError(
+            f"Alerts(rules=...) has a function named {name!r}, but a rule has that name: rename the function"
+        )
     changes = {name: each for name, each in setting.rules.items() if not callable(each)}
     for name in changes.keys() - set(names):
         plugins.part("alert", name)  # says which there are

@@ -53,8 +53,8 @@ def check_signals(phases: Sequence[ResolvedPhase], *, air: bool, judge: bool) ->
     for option, given in (("air", air), ("judge", judge)):
         if given:
             raise ConfigError(
-                f"{option}=... makes rewards of training rollouts, and a run that learns from demonstrations "
-                f"alone has none; leave {option} out, or add a phase with rollouts"
+                f"{option}=... gives rewards to training rollouts, and a run that learns only from "
+                f"demonstrations has none; leave {option} out, or add a phase with rollouts"
             )
 
 

@@ -41,7 +41,7 @@ def make_tasks(rows: Iterable[Task | Mapping[str, Any]], split: Split) -> list[T
             except (TypeError, ValueError) as problem:
                 raise TaskError(
                     f"{split} task {index}: field {name!r} is not JSON ({problem}); "
-                    "a task must be plain data, so that a worker in another process can have it"
+                    "a task must be plain data, so that it can be sent to a worker in another process"
                 ) from None
         try:
             tasks.append(Task(id=str(row.get("id") or ""), input=dict(row), split=split))

@@ -83,7 +83,7 @@ async def open_run(session: Session, train: Sequence[Task], validation: Sequence
     elif folder.latest_checkpoint() is not None:
         raise ConfigError(
             f"{str(folder.path)!r} holds checkpoints of a run that its store does not know; "
-            "resume it with the store it was begun with"
+            "resume it with the store that it was started with"
         )
     await store.put_run(run)
     before = folder.read_address() or {}

@@ -376,7 +376,7 @@ async def ask(reflection: object, question: str) -> tuple[str, int]:
     except JudgeError as problem:
         raise TrainingError(
             f"the reflecting model {shown(reflection)} gave no answer: {problem}. Every trial and answer so "
-            "far is kept: mend the cause, then resume"
+            "far is kept: fix the cause, then resume"
         ) from problem
 
 

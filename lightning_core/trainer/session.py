@@ -211,7 +211,7 @@ class Session:
             begun, shown = without_password(address["store"] or "of its folder"), without_password(given)
             if shown != begun:
                 raise ConfigError(
-                    f"run {self.folder.run_id!r} was begun with store {begun!r}, not {shown!r}; "
+                    f"run {self.folder.run_id!r} was started with store {begun!r}, not {shown!r}; "
                     "resume it without `store`"
                 )
         return str(given or (address or {}).get("store") or self.folder.store_url)

@@ -245,7 +245,7 @@ class Settings:
             raise ConfigError(f"remote={unknown!r}: roles that can be remote are {', '.join(REMOTE_ROLES)}")
         if roles and (self.store or "").startswith("memory:"):
             raise ConfigError(
-                f"store {self.store!r} is seen by no other process, so none can play "
+                f"store {self.store!r} can't be read by another process, so none can be "
                 f"{' or '.join(sorted(roles))}; use 'sqlite:///runs.db' on one machine, 'postgresql://…' or "
                 "'redis://…' on several"
             )

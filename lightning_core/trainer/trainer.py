@@ -164,7 +164,7 @@ async def _train(session: Session, run: Run, train: Sequence[Task], validation: 
     checkpoint, total = session.folder.latest_checkpoint(), session.settings.total_steps
     first = checkpoint[0] if checkpoint else 0
     if first > total:
-        raise ConfigError(f"{first} steps are made already: resume with steps={first} or more")
+        raise ConfigError(f"the run already has {first} steps: resume it with steps={first} or more")
     await session.begin(run)
     history = [entry for entry in await session.store.list_metrics(run.id) if entry.step < first]
     async with session.observers.observe(run, history):

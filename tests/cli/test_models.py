@@ -162,4 +162,4 @@ def test_a_version_is_named_by_digits_of_ascii(
     more = {"rollback": [], "export": [str(tmp_path / "out")], "diff": ["0"]}[verb]
     for asked in ("٠", "1_0", "+1"):
         said = command(verb, run, asked, *more, fails=True)
-        assert "is no number of a version" in said
+        assert "is not the number of a version" in said

@@ -164,6 +164,6 @@ def test_what_a_framework_warns_of_again_and_again_is_said_once(tmp_path: Path):
         timeout=800,
     ).stderr
     assert told.count("WARNING openai.agents: OPENAI_API_KEY is not set, skipping trace export") == 1
-    assert "openai.agents said 2 more times: OPENAI_API_KEY is not set" in told
+    assert "openai.agents logged this 2 more times: OPENAI_API_KEY is not set" in told
     assert told.count("WARNING crewai: context of") == 1
     assert told.count("ours") == 3

@@ -199,7 +199,7 @@ async def test_audio_and_images_are_refused_with_the_reason(
     for base in ("/v1", "/rollouts/r1/agents/a/v1"):
         reply = await web.post(base + path, json={"model": "m"}, headers=headers)
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unsupported_endpoint")
-        assert "reads and writes text alone; send audio and images with" in reply.json()["error"]["message"]
+        assert "only reads and writes text; send audio and images with" in reply.json()["error"]["message"]
     assert (await web.post("/v1" + path)).status_code == 401
 
 

@@ -63,7 +63,7 @@ async def test_another_rollout_s_token_is_refused(house: House, web: httpx.Async
     [
         (b"{", None, "can't be read as JSON"),
         (b'{"value": NaN}', None, "can't be read as JSON"),
-        (5, None, 'the body is 5, no reward; send {"value": 1.0}'),
+        (5, None, 'the body is 5, not a reward; send {"value": 1.0}'),
         ([{"value": 1.0}, None], None, r"[1] is None, no reward"),
         ({}, "value", "value is missing"),
         ({"value": "1.0"}, "value", "value must be a finite number from -1e9 to 1e9, not '1.0'"),
@@ -74,7 +74,7 @@ async def test_another_rollout_s_token_is_refused(house: House, web: httpx.Async
         ({"value": 1.0, "call": 7}, "call", "call must be a non-empty string, not 7"),
         ({"value": 1.0, "id": ""}, "id", "id must be a non-empty string"),
         ({"value": 1.0, "agent": "a", "call": "c"}, "agent", "are both given"),
-        ({"value": 1.0, "agnet": "a"}, "agnet", "'agnet' is no field of a reward"),
+        ({"value": 1.0, "agnet": "a"}, "agnet", "'agnet' is not a field of a reward"),
     ],
 )
 async def test_what_is_no_reward_is_refused_by_field_and_nothing_is_stored(

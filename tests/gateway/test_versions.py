@@ -293,7 +293,7 @@ def replace_version(rollout: Rollout, version: int) -> Rollout:
 async def test_a_version_is_named_by_digits_of_ascii_and_anything_else_is_refused_by_name(asked: str) -> None:
     async with open_site(3) as site:
         for client in (site.client(agent="critic"), site.client(await site.rollout("r1"))):
-            with pytest.raises(openai.NotFoundError, match="is no version of 'tiny'") as refused:
+            with pytest.raises(openai.NotFoundError, match="is not a version of 'tiny'") as refused:
                 await ask(client, f"tiny@{asked}")
             assert repr(f"tiny@{asked}") in refused.value.message or asked == "9" * 10
         assert await ask(site.client(agent="critic"), "tiny@3") == "policy-3"

@@ -30,7 +30,7 @@ def test_a_run_that_is_resumed_without_naming_its_store_stays_there(tmp_path: Pa
         assert json.loads((run / "run.json").read_bytes())["store"] == store
     assert not (run / "store.db").exists()
     fit(run, resume=True, store=store)
-    with pytest.raises(ConfigError, match=r"begun with store 'sqlite:.*shared\.db', not 'redis://me@h'"):
+    with pytest.raises(ConfigError, match=r"started with store 'sqlite:.*shared\.db', not 'redis://me@h'"):
         fit(run, resume=True, store="redis://me:secret@h")
 
 

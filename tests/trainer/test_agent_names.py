@@ -40,7 +40,7 @@ def test_patterns_that_were_all_matched_are_fine(patterns, caplog):
 
 @pytest.mark.parametrize("typo", ["rewrite_qurey", "rewite_query", "Rewrite_Query", "rewrite-query"])
 def test_a_name_that_looks_like_one_that_was_seen_is_refused_at_once(typo):
-    with pytest.raises(UnknownAgentError, match=rf"'{typo}'; 'rewrite_query' was meant.*'write_query'"):
+    with pytest.raises(UnknownAgentError, match=rf"'{typo}'; did you mean 'rewrite_query'.*'write_query'"):
         names(("write_query", typo), "write_query", "rewrite_query").check()
 
 
@@ -60,7 +60,7 @@ def test_an_agent_that_was_not_called_yet_is_said_once_and_stops_nothing(pattern
         found.check()
     [record] = caplog.records
     assert record.levelno == logging.WARNING
-    assert f"no call so far came from {patterns[-1]!r}; the run goes on" in record.getMessage()
+    assert f"no call so far came from {patterns[-1]!r}; the run continues" in record.getMessage()
 
 
 def test_beside_an_agent_that_is_trained_a_missing_one_is_waited_for_to_the_end():
@@ -122,6 +122,6 @@ def test_a_run_whose_first_batches_have_no_call_of_the_trained_agent_goes_on_unt
 
 
 def test_a_misspelt_agent_ends_the_run_before_anything_is_learnt(tmp_path: Path):
-    with pytest.raises(UnknownAgentError, match="'writer' was meant"):
+    with pytest.raises(UnknownAgentError, match="did you mean 'writer'"):
         fit(tmp_path / "run", grpo(), App(since=1000), agents=["wirter", "rare"])
     assert not records(tmp_path / "run").metrics

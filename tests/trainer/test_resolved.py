@@ -90,7 +90,7 @@ def test_replay_beside_a_critic_is_refused():
 def test_signals_of_rollouts_are_refused_where_no_update_has_any(option):
     taught = SFT(demonstrations=[{"messages": [{"role": "user", "content": "go"}], "reply": "gone"}])
     given = {"air": False, "judge": False, option: True}
-    with pytest.raises(ConfigError, match=f"{option}=... makes rewards of training rollouts"):
+    with pytest.raises(ConfigError, match=f"{option}=... gives rewards to training rollouts"):
         check_signals(resolve_phases([Phase(taught, 1)], load_plugins([])), **given)
     check_signals(resolve_phases([Phase(taught, 1), Phase(GRPO(), 1)], load_plugins([])), **given)
     check_signals(resolve_phases([Phase(taught, 1)], load_plugins([])), air=False, judge=False)

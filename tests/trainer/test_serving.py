@@ -107,7 +107,9 @@ async def test_weights_that_this_machine_does_not_see_are_named_at_start(tmp_pat
             async with serving_run(store, run, load_plugins()):
                 pass
         await store.put_resource(ResourceVersion(run_id="run", version=1, uri="/far/away/step-000001"))
-        with pytest.raises(ModelError, match=r"'/far/away/step-000001', which is not there on this machine"):
+        with pytest.raises(
+            ModelError, match=r"'/far/away/step-000001', which does not exist on this machine"
+        ):
             async with serving_run(store, run, load_plugins()):
                 pass
 

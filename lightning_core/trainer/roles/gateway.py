@@ -175,6 +175,6 @@ def _check_reachable(run: Run, version: ResourceVersion) -> None:
     uri = version.uri or ""
     if Path(uri).is_absolute() and not Path(uri).exists():
         raise ModelError(
-            f"the weights of run {run.id!r} lie in {uri!r}, which is not there on this machine: start the "
+            f"the weights of run {run.id!r} are in {uri!r}, which does not exist on this machine: start the "
             "gateway where the run is trained, or let both machines see the run's folder at the same path"
         )
