@@ -5,39 +5,26 @@
     agentlightning train examples/improve.py -- calc
 
 `sql` is LangGraph's example, `calc` AutoGen's, `rag` that of the OpenAI Agents SDK, and `crew` CrewAI's. Any
-other endpoint will do. `--reflection URL#MODEL` rewrites the prompts with a second model. A run that was
-killed goes on with `--resume`, before the `--`.
+other endpoint will do. Their prompts are found in the calls of a few rollouts. `--reflection URL#MODEL`
+rewrites them with a second model. A run that was killed goes on with `--resume`, before the `--`.
 """
 
 import argparse
-from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
 from typing import Final
 
 import lightning_core as lightning
 
-PROMPTS: Final[Mapping[str, dict[str, str]]] = MappingProxyType(
-    {
-        "sql": {"write_query": "Write one SQLite query."},
-        "calc": {"solver": "Solve the problem. Use the calculator. Reply with the number."},
-        "rag": {"researcher": "Search, then reply with Answer: and the name."},
-        "crew": {
-            "SQL writer": "You are SQL writer. You know SQLite.\n"
-            "Your personal goal is: Write one SQLite query."
-        },
-    }
-)
-"""The prompts of each example's agents, as the model is told them; CrewAI makes its own of role and goal."""
 DATA: Final = MappingProxyType(
     {"sql": (".data/sql",), "calc": (), "rag": (".data/rag",), "crew": (".data/sql",)}
 )
-"""Where the tasks lie."""
+"""Where the tasks of each example lie."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("example", choices=PROMPTS)
+    parser.add_argument("example", choices=DATA)
     parser.add_argument("--reflection", help="URL#MODEL of the model that rewrites the prompts")
     parser.add_argument("--budget", type=int, default=400, help="rollouts (default: 400)")
     parser.add_argument("--tasks", type=int, default=40, help="training and held-out tasks (default: 40)")
@@ -49,7 +36,7 @@ def main() -> None:
     train, held_out = (
         script.load_tasks(split, *DATA[options.example])[: options.tasks] for split in ("train", "validation")
     )
-    trainer = lightning.Trainer(prompts=PROMPTS[options.example], algorithm=search, group_by="form")
+    trainer = lightning.Trainer(prompts="all", algorithm=search, group_by="form")
     trainer.fit(script.solve, train=train, validation=held_out)
 
 

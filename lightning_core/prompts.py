@@ -9,19 +9,26 @@ would be judged under a prompt that it does not have.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
 from lightning_core.dialects.base import Dialect
+from lightning_core.dialects.lenient import Message
 from lightning_core.errors import ConfigError
 from lightning_core.stores.base import Store
 from lightning_core.types import Run
 from lightning_core.versions import get_version
 
+ALL = "all"
+"""In the place of declared prompts: those of all agents, found in their calls."""
 DECLARED = "prompts"
 """Where in a run's configuration the declared prompts are written."""
+FOUND = "prompts found"
+"""Where in it those are written that were found; before that it is missing."""
+LEFT_OUT = "prompts left out"
+"""Where in it the agents are named whose prompt was not found, each with the reason."""
 _SHOWN = 80
 """Characters of a prompt in a message."""
 
@@ -100,24 +107,31 @@ def put_in(agent: str, pinned: Pinned, dialect: type[Dialect], request: dict[str
     if changed is not None:
         return changed
     seed = pinned.seed.text
-    said = [
-        str(part.get("content", ""))
-        for message in dialect.messages(request)
-        if message["role"] in ("system", "developer")
-        for part in message["parts"]
-    ]
+    said = system_texts(dialect.messages(request))
     sent = "no system message" if not said else f"the system message {_short(said[0])}"
-    place = (
-        sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(seed, said[0], strict=False)))
-        if said
-        else 0
-    )
     raise ConfigError(
-        f"agent {agent!r} was declared with the prompt {_short(seed)}, and its call has {sent}"
-        + (f", which differs from character {place + 1} on" if said else "")
-        + f": give the very text as prompts={{{agent!r}: ...}}, or take it in the app from "
+        f"agent {agent!r} has the prompt {_short(seed)}, and its call has {sent}"
+        + (f", which differs from character {first_difference(seed, said[0]) + 1} on" if said else "")
+        + f": give the very text as prompts={{{agent!r}: ...}}, with placeholders where the app puts values "
+        "in (lightning.Prompt), or take it in the app from "
         f"lightning.prompt({agent!r}, default)"
     )
+
+
+def system_texts(messages: Iterable[Message]) -> list[str]:
+    """The texts of system messages, byte for byte, each part apart; empty ones are left out."""
+    return [
+        str(part["content"])
+        for message in messages
+        if message["role"] in ("system", "developer")
+        for part in message["parts"]
+        if part.get("content")
+    ]
+
+
+def first_difference(one: str, other: str) -> int:
+    """How many characters two texts have in common at their beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 class PinnedPrompts:
@@ -135,8 +149,9 @@ class PinnedPrompts:
 
     async def _find(self, name: str, version: int) -> Pinned:
         if (name, version) not in self._known:
-            found = get_version(await self._store.list_resources(self._run_id, name), version)
-            seed = self._seeds.get(name) or Prompt(str(found.uri))
+            versions = await self._store.list_resources(self._run_id, name)
+            found = get_version(versions, version)
+            seed = self._seeds.get(name) or Prompt(str(versions[0].uri))  # found after the run was read
             self._known[name, version] = Pinned(seed, str(found.uri))
         return self._known[name, version]
 
@@ -147,8 +162,10 @@ def written(prompts: Mapping[str, Prompt]) -> dict[str, Any]:
 
 
 def read_declared(run: Run) -> dict[str, Prompt]:
-    """The prompts that a run was begun with."""
-    declared: Any = run.config.get(DECLARED) or {}
+    """The prompts that a run was begun with; with `prompts="all"` those that were found, none before."""
+    declared: Any = run.config.get(FOUND) or run.config.get(DECLARED) or {}
+    if declared == ALL:
+        return {}
     return {name: Prompt(text, tuple(placeholders)) for name, (text, placeholders) in declared.items()}
 
 

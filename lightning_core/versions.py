@@ -25,6 +25,11 @@ CHOICES: Final = "/choices"
 """With what the name ends under which the choices among versions are kept."""
 
 
+def is_taken(name: str) -> bool:
+    """Whether a prompt can't have this name."""
+    return name == POLICY or name.endswith(CHOICES) or not name
+
+
 def read_number(text: str) -> int | None:
     """The number of a version; None for anything but up to nine digits of ASCII."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None

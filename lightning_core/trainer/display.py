@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -57,7 +58,7 @@ class Display(Observer):
         self._progress.stop()
 
     def note(self, text: str) -> None:
-        self._print(text)
+        self._print(escape(text))
 
     def _print(self, text: str | Text) -> None:
         """A line above the bars."""
@@ -223,7 +224,10 @@ def show_searches(summary: Summary, console: Console) -> None:
     """What each search for better prompts found, how the prompts changed, and which tasks with them."""
     for search in summary.searches:
         changed = f"tasks won: {', '.join(search.won) or '-'}; lost: {', '.join(search.lost) or '-'}"
-        for text in filter(None, (search.said(), search.differences(), changed)):
+        left_out = [
+            f"the prompt of {name!r} was left as it is: {why}" for name, why in search.left_out.items()
+        ]
+        for text in filter(None, (search.said(), search.differences(), changed, *left_out)):
             console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

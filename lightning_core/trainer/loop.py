@@ -6,12 +6,15 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
+from itertools import chain
 
 from lightning_core.air.rulebook import rule_numbers
 from lightning_core.algorithms.search import Search
 from lightning_core.backends.base import Backend, Timed
 from lightning_core.errors import UnknownAgentError
+from lightning_core.prompts import ALL
 from lightning_core.tracing.scope import matches
+from lightning_core.trainer import discovery
 from lightning_core.trainer.batch import StepBatch, step_numbers
 from lightning_core.trainer.collector import Collector, check_any_reward
 from lightning_core.trainer.parts import ResolvedPhase
@@ -60,6 +63,8 @@ class Loop:
         self.agent_names.remember(history)
         if self.settings.served_model is not None and (note := await self.versions.begin(first, total)):
             self.observers.note(note)
+        if self.settings.prompts == ALL and not self.session.prompts:
+            await self._find_prompts()
         if first == 0:
             await self.evaluate(0)
         for step in range(first, total):
@@ -68,6 +73,13 @@ class Loop:
             await self.step(step)
         if total:
             await self.evaluate(total)
+
+    async def _find_prompts(self) -> None:
+        """Once in a run, before anything else: from then on it is as if they had been declared."""
+        calls = await discovery.play(self.session, self.collector)
+        self.agent_names.see(calls)
+        self.agent_names.check()
+        await discovery.keep(self.session, chain.from_iterable(calls.values()))
 
     async def step(self, step: int) -> None:
         """One update: its rollouts, their credit, and what the update measures; or one search."""

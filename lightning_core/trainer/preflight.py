@@ -109,7 +109,10 @@ def _facts(
         yield "a step", _step(phase.algorithm)
     for step, search in settings.searches.items():
         said = f"step {step + 1}, {search.name}, at most {search.budget} rollouts, {search.repeats} a trial"
-        yield "search", f"{said}; prompts {', '.join(settings.declared_prompts) or 'none'}"
+        yield (
+            "search",
+            f"{said}; prompts {', '.join(settings.declared_prompts) or settings.prompts or 'none'}",
+        )
     passes = sum(
         (phase.end - phase.first) * phase.algorithm.tasks_per_step
         for phase in phases

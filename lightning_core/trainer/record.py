@@ -28,7 +28,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.insight.why import CREDIT, Method
 from lightning_core.masking import mask, masked
 from lightning_core.plugins import PluginInfo
-from lightning_core.prompts import DECLARED, written
+from lightning_core.prompts import ALL, DECLARED, FOUND, LEFT_OUT, written
 from lightning_core.runner.config import RECORDED
 from lightning_core.trainer.roles.runner import rollout_config
 from lightning_core.trainer.session import Session
@@ -78,7 +78,14 @@ async def open_run(session: Session, train: Sequence[Task], validation: Sequence
     )
     if known is not None:
         _check(session, known, plan)
-        kept: dict[str, Any] = {"created_at": known.created_at, "secret": known.secret or run.secret}
+        kept: dict[str, Any] = {
+            "config": {
+                **run.config,
+                **{name: known.config[name] for name in (FOUND, LEFT_OUT) if name in known.config},
+            },
+            "created_at": known.created_at,
+            "secret": known.secret or run.secret,
+        }
         run = run.model_copy(update={**kept, "provenance": resumed(known.provenance, origin)})
     elif folder.latest_checkpoint() is not None:
         raise ConfigError(
@@ -114,7 +121,7 @@ def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -
             for phase in session.phases
             if (given := phase.algorithm.learns_from) is not None
         ],
-        DECLARED: written(trainer.declared_prompts),
+        DECLARED: ALL if trainer.prompts == ALL else written(trainer.declared_prompts),
         "agents": _trained(session),
         "algorithm": [_said(phase.algorithm) for phase in session.phases],
         CREDIT: [

@@ -25,9 +25,10 @@ from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.judge.judge import Judge
 from lightning_core.judge.question import CHARACTERS
 from lightning_core.linking import with_final
-from lightning_core.prompts import Prompt
+from lightning_core.prompts import ALL, LEFT_OUT, Prompt
 from lightning_core.trainer.batch import count_failures
 from lightning_core.trainer.collector import Collector, check_any_reward
+from lightning_core.trainer.discovery import PLAYED, played
 from lightning_core.trainer.judging import Endpoint, JudgeError, address_of
 from lightning_core.trainer.report import SEARCHES
 from lightning_core.trainer.session import Session
@@ -61,7 +62,7 @@ class SearchBench:
         train: Sequence[Task],
         validation: Sequence[Task],
     ) -> None:
-        self.prompts: Mapping[str, Prompt] = session.settings.declared_prompts
+        self.prompts: Mapping[str, Prompt] = session.prompts
         self.seed: Candidate = {}
         self.train = list({task.id: task for task in train}.values())
         self.choosing, self.reporting = halves(validation, session.settings.seed)
@@ -89,7 +90,9 @@ class SearchBench:
 
     async def begin(self) -> None:
         """Know the versions and answers that there are. The seed is what was current before this search."""
-        run_id, store = self._session.folder.run_id, self._session.store
+        run_id, store, settings = self._session.folder.run_id, self._session.store, self._session.settings
+        if settings.prompts == ALL and self._step == min(settings.searches):
+            self.spent += len(played(self.train, settings.seed))
         for name in self.prompts:
             versions = await store.list_resources(run_id, name)
             seed = find_current(each for each in versions if each.metrics.get(STEP) != self._step)
@@ -166,7 +169,7 @@ class SearchBench:
         for place, (key, (_, task)) in enumerate(new.items()):
             own = tuple(episodes[place * repeats : (place + 1) * repeats])
             self._trials[key] = Trial(task, own)
-        if first:
+        if first and self._session.settings.prompts != ALL:  # those were found in calls
             self._check_told(episodes)
 
     async def _read(self, finished: Sequence[Rollout]) -> list[Episode]:
@@ -243,6 +246,8 @@ class SearchBench:
         gains = [b.reward - a.reward for a, b in zip(before, after, strict=True)]
         low, high = interval(gains, self.random_seed)
         run_id, store = self._session.folder.run_id, self._session.store
+        run = await store.find_run(run_id)
+        left_out: Any = run.config.get(LEFT_OUT) if run is not None else None
         summary = SearchSummary(
             step=self._step,
             search=self._search.name,
@@ -259,6 +264,7 @@ class SearchBench:
             prompts={name: (self.seed[name], text) for name, text in chosen.items()},
             won=[task.task.id for task, gain in zip(after, gains, strict=True) if gain > 0],
             lost=[task.task.id for task, gain in zip(after, gains, strict=True) if gain < 0],
+            left_out=left_out or {},
         )
         await self._record_scores()
         for name, version in self.versions(chosen if summary.is_better else self.seed).items():
@@ -293,12 +299,17 @@ class SearchBench:
 
 
 def check_search(
-    search: Search, prompts: Mapping[str, Prompt], train: Sequence[Task], validation: Sequence[Task]
+    search: Search,
+    prompts: Mapping[str, str | Prompt] | str,
+    train: Sequence[Task],
+    validation: Sequence[Task],
 ) -> None:
     """Raise ConfigError for a search that can't be made."""
     name = type(search).__name__
     if not prompts:
-        raise ConfigError(f'{name} has nothing to improve: give prompts={{"AGENT": "its system prompt"}}')
+        raise ConfigError(
+            f'{name} has nothing to improve: give prompts={{"AGENT": "its system prompt"}}, or "all"'
+        )
     if not train:
         raise ConfigError(f"{name} learns from training tasks: give train=")
     choosing, reporting = halves(validation, 0)
@@ -307,7 +318,7 @@ def check_search(
             f"{name} needs at least two validation tasks, as half of them choose and half report; it has "
             f"{len(validation)}"
         )
-    least = 2 * search.repeats * (len(choosing) + len(reporting))
+    least = 2 * search.repeats * (len(choosing) + len(reporting)) + (PLAYED if prompts == ALL else 0)
     if search.budget < least + search.repeats:
         raise ConfigError(
             f"{name}(budget={search.budget}) is too small: trying one candidate and reporting take more than "

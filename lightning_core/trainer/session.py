@@ -10,7 +10,7 @@ import asyncio
 import logging
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -22,6 +22,7 @@ from lightning_core.gateway.server import GatewayServer, check_free
 from lightning_core.heartbeat import Heartbeat, living, make_member
 from lightning_core.masking import without_password
 from lightning_core.plugins import Plugins, load_plugins
+from lightning_core.prompts import Prompt, read_declared
 from lightning_core.runner.runner import prepare
 from lightning_core.runner.tagging import tagging
 from lightning_core.stores.base import Store
@@ -78,8 +79,10 @@ class Session:
         """The runner, if it is here."""
         self._waiter: RemoteWaiter | None = None
         """If other processes play a role."""
+        self.prompts: Mapping[str, Prompt] = {}
+        """As declared, or found; with `prompts="all"` none before that."""
         self.prompt_versions: dict[str, int] = {}
-        """The current version of each declared prompt; rollouts that are asked for are pinned to it."""
+        """The current version of each of them; rollouts that are asked for are pinned to it."""
 
     async def __aenter__(self) -> Session:
         async with AsyncExitStack() as stack:
@@ -116,7 +119,7 @@ class Session:
         """Play this process's roles in the run, which is in the store by now: from here on, enqueued rollouts
         are run and recorded."""
         store, here = self.store, {"gateway", "runner"} - self.settings.remote_roles
-        await self._pin_prompts(run)
+        await self.pin_prompts(read_declared(run))
         embedded = f"{run.id}/embedded"
         await store.reclaim(embedded)
         await self._withdraw(run)
@@ -129,11 +132,12 @@ class Session:
         if self.settings.remote_roles:
             await self._wait_for_others(run)
 
-    async def _pin_prompts(self, run: Run) -> None:
+    async def pin_prompts(self, prompts: Mapping[str, Prompt]) -> None:
         """Know which version of each prompt is the current one; the first is what the app itself sends."""
-        for name, prompt in self.settings.declared_prompts.items():
-            current = find_current(await self.store.list_resources(run.id, name))
-            current = current or await put_prompt(self.store, run.id, name, prompt.text, author="app")
+        self.prompts, run_id = prompts, self.folder.run_id
+        for name, prompt in prompts.items():
+            current = find_current(await self.store.list_resources(run_id, name))
+            current = current or await put_prompt(self.store, run_id, name, prompt.text, author="app")
             self.prompt_versions[name] = current.version
 
     async def _withdraw(self, run: Run) -> None:

@@ -14,13 +14,13 @@ from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.algorithms.search import Search
 from lightning_core.errors import ConfigError
 from lightning_core.judge.judge import Judge
-from lightning_core.prompts import Prompt
+from lightning_core.prompts import ALL, Prompt
 from lightning_core.ranges import check_range
 from lightning_core.runner.config import FailurePolicy
 from lightning_core.runner.ray_workers import Workers, parse_workers
 from lightning_core.trackers.base import Tracker
 from lightning_core.types import Role
-from lightning_core.versions import CHOICES, POLICY
+from lightning_core.versions import is_taken
 
 DEFAULT_STEPS = 40
 TINY: Final = "tiny"
@@ -41,9 +41,10 @@ class Settings:
     agents: Sequence[str] | str | None = None
     """Names or globs of the agents to train; None trains all. [] with `steps=0` trains none: their calls are
     recorded where the app sends them."""
-    prompts: Mapping[str, str | Prompt] = field(default_factory=dict)
+    prompts: Mapping[str, str | Prompt] | Literal["all"] = field(default_factory=dict)
     """The system prompt of each agent whose prompt has versions, as the app sends it; `Prompt` says where the
-    app puts values into it. Rollouts are pinned to a version of each."""
+    app puts values into it. Rollouts are pinned to a version of each. "all": those of `agents` that a few
+    rollouts show, for a search."""
     algorithm: Algorithm | Search | str | Sequence[Phase] = field(default_factory=GRPO)
     """An algorithm with its options, or the name of one with its defaults; or a search for better prompts.
     Several in turn as `Phase`s."""
@@ -210,9 +211,18 @@ class Settings:
     def declared_prompts(self) -> dict[str, Prompt]:
         """`prompts`, each with its placeholders.
 
-        Raises ConfigError for an empty prompt, and for a name that other versions have.
+        Empty with "all": they are found in the run. Raises ConfigError for an empty prompt, and for a name
+        that other versions have.
         """
-        if taken := [name for name in self.prompts if name == POLICY or name.endswith(CHOICES) or not name]:
+        if isinstance(self.prompts, str):
+            if self.prompts != ALL:
+                raise ConfigError(
+                    f'prompts={self.prompts!r}: give {{"AGENT": "its system prompt"}}, or "all"'
+                )
+            if not self.searches:
+                raise ConfigError('prompts="all" finds prompts for a search, and this run has none: add one')
+            return {}
+        if taken := list(filter(is_taken, self.prompts)):
             raise ConfigError(f"prompts={{{taken[0]!r}: ...}}: the name is taken; rename the agent or prompt")
         given = self.prompts.items()
         return {name: each if isinstance(each, Prompt) else Prompt(each) for name, each in given}

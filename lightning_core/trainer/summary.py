@@ -115,6 +115,8 @@ class SearchSummary(Record):
     won: list[str]
     lost: list[str]
     """Ids of the reporting tasks that got better, and worse."""
+    left_out: dict[str, str] = Field(default_factory=dict)
+    """With `prompts="all"`: the agents that keep their prompt, each with the reason."""
 
     @property
     def gain(self) -> float:

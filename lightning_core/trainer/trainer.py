@@ -16,6 +16,7 @@ from lightning_core import telemetry
 from lightning_core.backends.preflight import RunPlan
 from lightning_core.errors import ConfigError, StoreError, TrainingStopped
 from lightning_core.runner.packing import check_not_loading
+from lightning_core.stores.base import Store
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.folder import RunFolder, choose_folder
 from lightning_core.trainer.launch import current_launch, launching
@@ -93,7 +94,7 @@ class Trainer(Settings):
         if not tasks[0] and self.total_steps and self.asks_for_rollouts:
             raise ConfigError("train is empty: give at least one task")
         for search in self.searches.values():
-            check_search(search, self.declared_prompts, *tasks)
+            check_search(search, self.prompts, *tasks)
         if self.group_by is not None and not all(self.group_by in task.input for task in tasks[1]):
             raise ConfigError(f"group_by={self.group_by!r} is not a field of every validation task")
         return tasks
@@ -131,16 +132,22 @@ async def _fit(
                 shown = await transcripts(session.store, run.id, trainer.total_steps)
             except BaseException as problem:
                 status = "stopped" if isinstance(problem, asyncio.CancelledError) else "failed"
-                await asyncio.shield(session.store.put_run(run.model_copy(update={"status": status})))
+                await asyncio.shield(_end(session.store, run, status))
                 if isinstance(problem, OSError):
                     raise StoreError(
                         f"can't write the run's folder {str(folder.path)!r}: {problem}; "
                         "free some space, then resume"
                     ) from problem
                 raise
-            await session.store.put_run(run.model_copy(update={"status": "finished"}))
+            await _end(session.store, run, "finished")
     display.report(summary, folder.path, curve, shown)
     return summary
+
+
+async def _end(store: Store, run: Run, status: str) -> None:
+    """Record how the run ended, in its record as it is by now."""
+    now = await store.find_run(run.id) or run
+    await store.put_run(now.model_copy(update={"status": status}))
 
 
 def _add_observers(session: Session) -> None:

@@ -15,11 +15,19 @@ from pathlib import Path
 
 import pytest
 
-from examples.improve import PROMPTS
 from lightning_core.trainer.summary import Summary
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "lightning_core.cli"]
+PROMPTS = {
+    "sql": {"write_query": "Write one SQLite query."},
+    "calc": {"solver": "Solve the problem. Use the calculator. Reply with the number."},
+    "rag": {"researcher": "Search, then reply with Answer: and the name."},
+    "crew": {
+        "SQL writer": "You are SQL writer. You know SQLite.\nYour personal goal is: Write one SQLite query."
+    },
+}
+"""Among those that are found; CrewAI makes its own of role, goal and backstory."""
 FRAMEWORKS = {"sql": "langgraph", "calc": "autogen_agentchat", "rag": "agents", "crew": "crewai"}
 BUDGET = 40
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OPENAI_API_KEY": "none"}
@@ -56,7 +64,7 @@ def test_the_prompt_of_an_example_is_improved_and_the_run_survives_a_kill(
         told = {"cwd": tmp_path, "env": {**ENVIRONMENT, "OPENAI_BASE_URL": url}}
         first = subprocess.Popen([*COMMAND, "train", *script, *options], stderr=subprocess.PIPE, **told)  # type: ignore[call-overload]
         with first:
-            while first.poll() is None and ended(folder) < 5:
+            while first.poll() is None and ended(folder) < 5:  # 4 find the prompts
                 time.sleep(0.1)
             assert first.poll() is None, "it ended before it could be killed"
             first.kill()
@@ -67,7 +75,7 @@ def test_the_prompt_of_an_example_is_improved_and_the_run_survives_a_kill(
     (found,) = summary.searches
     assert found.rollouts <= BUDGET
     assert found.candidates >= 1
-    assert {name: seed for name, (seed, _) in found.prompts.items()} == PROMPTS[example]
+    assert PROMPTS[example].items() <= {name: seed for name, (seed, _) in found.prompts.items()}.items()
     assert summary.failures == 0
 
 

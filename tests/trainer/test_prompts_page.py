@@ -19,7 +19,7 @@ def test_every_block_of_code_runs() -> None:
         scope: dict[str, Any] = {}
         exec(block, scope)
         if (trainer := scope.get("trainer")) is not None:
-            assert trainer.declared_prompts
+            assert trainer.prompts
             assert trainer.searches
 
 
