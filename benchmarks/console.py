@@ -56,8 +56,10 @@ REPLY: Final = 40
 """Tokens of a reply."""
 ASKED: Final = 5
 """Times that each answer is asked for."""
-PAIRS: Final = 4
-TRAINED: Final = ("examples/sql/train.py", "--steps", "8")
+PAIRS: Final = 3
+TRAINED: Final = ("examples/words/train.py", "--steps", "8")
+BEGUN: Final = 2
+"""Steps at the start that are not counted: in them the console and the browser start."""
 LARGEST: Final = 80_000
 """Bytes of a picture."""
 OUT: Final = Path("docs/pictures")
@@ -331,7 +333,7 @@ def measure_training() -> None:
 
 
 def _train(folder: Path, watched: bool) -> tuple[float, float]:
-    """(seconds of the steps, processor seconds of the trainer)."""
+    """(seconds of the steps after the first, processor seconds of the trainer)."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
     command = [sys.executable, "-m", "lightning_core.cli", "train", *TRAINED, "--folder", str(folder)]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -349,7 +351,8 @@ def _train(folder: Path, watched: bool) -> tuple[float, float]:
 
 async def _step_seconds(folder: Path) -> float:
     async with SqliteStore(f"sqlite:///{folder}/store.db") as store:
-        return sum(each.values["step_seconds"] for each in await store.list_metrics(folder.name))
+        steps = await store.list_metrics(folder.name)
+    return sum(each.values["step_seconds"] for each in steps if each.step >= BEGUN)
 
 
 # pictures -------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Comparing credit methods in one setting, each at its own best learning rate.
 
-The rate is found on seeds of its own: from START it goes up or down the grid as long as the median of the
-rollouts to the threshold becomes less, which is the number that is reported; their mean decides between
-equals. A run that does not get there counts with all its rollouts.
+The rate is found on seeds of its own: from START it goes up or down the grid as long as the mean of the
+rollouts to the threshold becomes less; their median decides between equals. A run that does not reach the
+threshold counts with all its rollouts, so a rate that fails now and then is not chosen for its good runs.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ TRIAL_SEED = 1000
 
 
 class Outcome(BaseModel):
-    """What a method came to in a setting."""
+    """What a method reached in a setting."""
 
     model_config = ConfigDict(frozen=True)
 
     rate: float
     """The learning rate it was given."""
     tried: dict[str, float]
-    """Median rollouts to the threshold for each rate tried."""
+    """Mean rollouts to the threshold for each rate tried."""
     rollouts: list[int | None]
     """To the threshold, for each seed; None if it was not reached."""
     final: list[float]
@@ -76,7 +76,7 @@ def compare(
     def score(rate: float) -> tuple[float, float]:
         runs = [train(truth, method, rate, TRIAL_SEED + i, updates, aim, until=True) for i in range(trials)]
         reached = [method.batch * (updates if run.reached is None else run.reached) for run in runs]
-        return median(reached), fmean(reached)
+        return fmean(reached), median(reached)
 
     rate, scores = climb(score, rates)
     runs = [train(truth, method, rate, seed, updates, aim) for seed in range(seeds)]

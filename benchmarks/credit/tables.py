@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean, median
 
 from benchmarks.credit.comparing import THRESHOLD, Comparison, Outcome
 from benchmarks.intervals import Interval, median_of, ratio_of
@@ -17,22 +18,55 @@ def rollouts_of(outcome: Outcome, comparison: Comparison) -> list[float]:
     return [float(most if rollouts is None else rollouts) for rollouts in outcome.rollouts]
 
 
-def ratio_to_base(name: str, comparison: Comparison) -> Interval | None:
-    """Rollouts in ratio to the base's; None without the base, or if they have not as many seeds."""
+def ratio_to_base(
+    name: str, comparison: Comparison, of: Callable[[Iterable[float]], float] = fmean
+) -> Interval | None:
+    """Mean rollouts in ratio to the base's; None without the base, or if they have not as many seeds."""
     base = comparison.outcomes.get(BASE)
-    if base is None or len(base.rollouts) != len(comparison.outcomes[name].rollouts):
+    if name not in comparison.outcomes or base is None:
         return None
-    return ratio_of(rollouts_of(comparison.outcomes[name], comparison), rollouts_of(base, comparison))
+    if len(base.rollouts) != len(comparison.outcomes[name].rollouts):
+        return None
+    return ratio_of(rollouts_of(comparison.outcomes[name], comparison), rollouts_of(base, comparison), of)
+
+
+def is_learnable(comparison: Comparison) -> bool:
+    """Whether any method reaches the threshold in most of its runs."""
+    return any(
+        2 * sum(rollouts is not None for rollouts in outcome.rollouts) > len(outcome.rollouts)
+        for outcome in comparison.outcomes.values()
+    )
 
 
 def ratio_table(comparisons: dict[str, Comparison], methods: Sequence[str]) -> str:
-    """A line for each environment, a column for each method. Bold: at most 0.6; a cross: above 1.1."""
+    """A line for each environment, a column for each method, and under them the mean and the runs that never
+    got there. Bold: at most 0.6; a cross: above 1.1."""
     shown = [method for method in methods if method != BASE]
+    learnable = {name: each for name, each in comparisons.items() if is_learnable(each)}
     lines = [f"| environment | {' | '.join(shown)} |", f"|{'---|' * (len(shown) + 1)}"]
     for environment, comparison in comparisons.items():
         cells = [_ratio_cell(method, comparison) for method in shown]
+        cells = cells if environment in learnable else ["not learnt"] * len(shown)
         lines.append(f"| {environment} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    means = [_mean_ratio(method, list(learnable.values())) for method in shown]
+    lines.append(f"| mean of {len(learnable)} games that are learnt | {' | '.join(means)} |")
+    lost = [f"{method} {_lost(method, list(learnable.values()))}" for method in methods]
+    return "\n".join([*lines, "", f"Runs of these games that never got there: {', '.join(lost)}."])
+
+
+def _mean_ratio(method: str, comparisons: Sequence[Comparison]) -> str:
+    ratios = [ratio for each in comparisons if (ratio := ratio_to_base(method, each)) is not None]
+    return f"{fmean(ratio.value for ratio in ratios):.2f}" if ratios else "–"
+
+
+def _lost(method: str, comparisons: Sequence[Comparison]) -> str:
+    runs = [
+        rollouts
+        for each in comparisons
+        if method in each.outcomes
+        for rollouts in each.outcomes[method].rollouts
+    ]
+    return f"{runs.count(None)} of {len(runs)}"
 
 
 def cost_table(costs: dict[str, dict[str, Interval]]) -> str:
@@ -59,7 +93,8 @@ def detail_table(comparison: Comparison, methods: Sequence[str]) -> str:
         "rate",
         f"rollouts to {THRESHOLD * comparison.optimum:.2f}",
         "reached",
-        f"ratio to {BASE}",
+        f"ratio to {BASE}: means",
+        "medians",
         "final success",
     ]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
@@ -67,14 +102,14 @@ def detail_table(comparison: Comparison, methods: Sequence[str]) -> str:
         if (outcome := comparison.outcomes.get(name)) is None:
             continue
         rollouts = median_of(rollouts_of(outcome, comparison))
-        ratio = ratio_to_base(name, comparison)
+        ratios = [ratio_to_base(name, comparison, of) for of in (fmean, median)]
         there = sum(r is not None for r in outcome.rollouts)
         cells = [
             name,
             f"{outcome.rate:g}",
             _show(rollouts, 0),
             f"{there} of {len(outcome.rollouts)}",
-            "–" if ratio is None else "1" if name == BASE else _show(ratio, 2),
+            *("–" if ratio is None else "1" if name == BASE else _show(ratio, 2) for ratio in ratios),
             _show(median_of(outcome.final), 2),
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -83,7 +118,7 @@ def detail_table(comparison: Comparison, methods: Sequence[str]) -> str:
 
 def page_of(comparisons: dict[str, Comparison], methods: Sequence[str]) -> str:
     """Everything that stands between the marks."""
-    parts = [f"Rollouts to the threshold in ratio to `{BASE}`: medians over the seeds."]
+    parts = [f"Rollouts to the threshold in ratio to `{BASE}`: means over the seeds."]
     parts.append(ratio_table(comparisons, methods))
     for environment, comparison in comparisons.items():
         most = comparison.updates * comparison.batch
@@ -94,7 +129,7 @@ def page_of(comparisons: dict[str, Comparison], methods: Sequence[str]) -> str:
 
 
 def _ratio_cell(method: str, comparison: Comparison) -> str:
-    ratio = ratio_to_base(method, comparison) if method in comparison.outcomes else None
+    ratio = ratio_to_base(method, comparison)
     if ratio is None:
         return "–"
     number = f"{ratio.value:.2f}"

@@ -88,8 +88,8 @@ class Relevance:
     def known(self, table: Table, others: Mapping[Turn, Learnt]) -> Iterator[dict[Turn, Learnt]]:
         """For each rollout of a group: what all the other rollouts of the batch tell of each turn."""
         theirs = {turn: learnt * self.others for turn, learnt in others.items()}
-        for place in range(len(table.visits)):
-            yield add_learnt((theirs, learn(table, without=place)))
+        for learnt in learn_without(table, range(len(table.visits))):
+            yield add_learnt((theirs, learnt))
 
     def _weigh(
         self, visit: Visit, place: int, table: Table, known: Mapping[Turn, Learnt]
@@ -197,18 +197,34 @@ def add_learnt(parts: Iterable[Mapping[Turn, Learnt]]) -> dict[Turn, Learnt]:
 
 
 def learn(table: Table, without: int | None = None) -> dict[Turn, Learnt]:
-    """What a group tells of each turn, all or without one rollout; a rollout has one saying in a turn."""
+    """What a group tells of each turn, all or without one rollout."""
+    (learnt,) = learn_without(table, (without,))
+    return learnt
+
+
+def learn_without(table: Table, places: Iterable[int | None]) -> Iterator[dict[Turn, Learnt]]:
+    """What a group tells of each turn without each of these rollouts; a state that it never came to tells the
+    same without it."""
+    said = said_in(table)
+    whole = {label: learn_from(list(sayings.values())) for label, sayings in said.items()}
+    for without in places:
+        learnt: defaultdict[Turn, Learnt] = defaultdict(Learnt)
+        for label, sayings in said.items():
+            left = [saying for place, saying in sayings.items() if place != without]
+            learnt[label[0]] += whole[label] if len(left) == len(sayings) else learn_from(left)
+        yield dict(learnt)
+
+
+def said_in(table: Table) -> dict[tuple[Turn, State], dict[int, Saying]]:
+    """What each rollout said in each state, by its place; one saying of a rollout in a turn."""
     said: defaultdict[tuple[Turn, State], dict[int, Saying]] = defaultdict(dict)
     for place, found in enumerate(table.visits):
-        for visit in found if place != without else ():
+        for visit in found:
             if visit.state is not None:
                 reply, following = tuple(visit.transition.completion_ids), visit.following
                 saying = Saying(table.returned(visit, place), reply, following.state if following else None)
                 said[table.turn(visit, place), visit.state].setdefault(place, saying)
-    learnt: defaultdict[Turn, Learnt] = defaultdict(Learnt)
-    for (turn, _), sayings in said.items():
-        learnt[turn] += learn_from(list(sayings.values()))
-    return dict(learnt)
+    return dict(said)
 
 
 def learn_from(sayings: Sequence[Saying]) -> Learnt:
