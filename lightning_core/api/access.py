@@ -166,6 +166,10 @@ class Caller:
             raise ScopeError(f"the token is for run {self.grant.run_id!r} and does not open run {run_id!r}")
         return run_id
 
+    def one_or_all(self, run_id: str | None) -> str | None:
+        """That run, or the one that the token is for; None for all runs. Raises ScopeError as `run` does."""
+        return self.grant.run_id if run_id is None else self.run(run_id)
+
     def check_names(self, rollouts: Sequence[Rollout]) -> None:
         """Raise FieldError for an id that a rollout of another run might bear: ids are of the whole store."""
         for place, rollout in enumerate(rollouts):

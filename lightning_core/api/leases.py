@@ -188,7 +188,7 @@ def _tokens(run: Run | None) -> Tokens | None:
 async def _lease(
     body: LeaseRequest, caller: Caller, request: Request, gateways: GatewayFinder
 ) -> list[Attempt]:
-    run_id = _run_of(caller, body.run_id)
+    run_id = caller.one_or_all(body.run_id)
     store, deadline = caller.store, time.monotonic() + body.wait
     while True:
         away = body.gateway and run_id is not None and await gateways.away(run_id)
@@ -201,18 +201,13 @@ async def _lease(
             return []
 
 
-def _run_of(caller: Caller, run_id: str | None) -> str | None:
-    """The run to lease of; None for any, with a token of all runs."""
-    return caller.grant.run_id if run_id is None else caller.run(run_id)
-
-
 @router.get("", response_model=News)
 async def wait_queued(
     caller: Worker, request: Request, run_id: str | None = None, wait: Waiting = 0.0
 ) -> Response:
     """Wait until there may be something to lease, whatever the run's gateways do. Another worker may be
     faster."""
-    news = caller.store.wait_queued(wait, run_id=_run_of(caller, run_id))
+    news = caller.store.wait_queued(wait, run_id=caller.one_or_all(run_id))
     return reply({"news": bool(await wait_with(request, news))})
 
 
@@ -274,7 +269,7 @@ async def release(body: Release, caller: Worker) -> Response:
 @router.post("/reclaim", response_model=Reclaimed)
 async def reclaim(body: Reclaim, caller: Admin) -> Response:
     """Give back everything that a worker held when it died: for one that starts again under its name."""
-    released = await caller.store.reclaim(body.worker, run_id=_run_of(caller, body.run_id))
+    released = await caller.store.reclaim(body.worker, run_id=caller.one_or_all(body.run_id))
     return reply({"released": released})
 
 

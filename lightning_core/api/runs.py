@@ -118,11 +118,7 @@ async def list_secrets(caller: Admin, page: Paged, run_id: str | None = None) ->
     """The runs that the token is for, or one of them, with the secrets that sign their tokens: for programs
     that run or serve their rollouts. With a secret one can make tokens of its run
     that last as long as one likes."""
-    if run_id is None:
-        runs = await _runs(caller)
-    else:
-        runs = [run for run in [await caller.store.find_run(caller.run(run_id))] if run is not None]
-    found, following = page.of(runs, lambda run: run.id)
+    found, following = page.of(await _runs(caller, run_id), lambda run: run.id)
     return reply({"runs": found, "next": following})
 
 
@@ -146,10 +142,12 @@ def _check_secret(secret: str) -> None:
         raise FieldError("secret", "must be 32 or more hexadecimal digits; left out, one is made") from None
 
 
-async def _runs(caller: Caller) -> list[Run]:
-    if caller.grant.run_id is None:
+async def _runs(caller: Caller, run_id: str | None = None) -> list[Run]:
+    wanted = caller.one_or_all(run_id)
+    if wanted is None:
         return await caller.store.list_runs()
-    return [run for run in [await caller.store.find_run(caller.grant.run_id)] if run is not None]
+    run = await caller.store.find_run(wanted)
+    return [] if run is None else [run]
 
 
 @router.get("/runs/{run_id:path}", response_model=PublicRun)
