@@ -64,7 +64,7 @@ async def test_another_rollout_s_token_is_refused(house: House, web: httpx.Async
         (b"{", None, "can't be read as JSON"),
         (b'{"value": NaN}', None, "can't be read as JSON"),
         (5, None, 'the body is 5, not a reward; send {"value": 1.0}'),
-        ([{"value": 1.0}, None], None, r"[1] is None, no reward"),
+        ([{"value": 1.0}, None], None, r"[1] is None, not a reward"),
         ({}, "value", "value is missing"),
         ({"value": "1.0"}, "value", "value must be a finite number from -1e9 to 1e9, not '1.0'"),
         ({"value": 1.7e308}, "value", "must be a finite number from -1e9 to 1e9, not 1.7e+308"),
