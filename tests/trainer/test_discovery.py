@@ -158,7 +158,7 @@ def test_agents_says_whose_prompts_are_looked_for(tmp_path: Path, hosted: Gatewa
 def test_an_app_without_any_prompt_is_refused_by_name(tmp_path: Path, hosted: GatewayDouble) -> None:
     with pytest.raises(ConfigError, match=r"found no prompt.*'echo': 4 of its 4 calls .*'guide': its system"):
         fit(tmp_path / "a", app(f"{hosted.url}/v1"), agents=["guide", "echo"])
-    with pytest.raises(UnknownAgentError, match="'writer' was meant"):
+    with pytest.raises(UnknownAgentError, match="did you mean 'writer'"):
         fit(tmp_path / "b", app(f"{hosted.url}/v1"), agents=["wirter", "critic"])
     with pytest.raises(ConfigError, match=r'give \{"AGENT": "its system prompt"\}, or "all"'):
         lightning.Trainer(prompts="every", algorithm=lightning.Bootstrap())  # type: ignore[arg-type]
