@@ -11,10 +11,18 @@ from collections.abc import Iterable
 
 from lightning_core.types import Record, Rollout, Status
 
-_FRAME = re.compile(r"^  at (.+:\d+ in .+)$", re.MULTILINE)
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lightning_core/", "<")
-VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+(\.\d+)?")
-"""What differs between messages of one kind: names, values and numbers."""
+_FRAME = re.compile(r"^  at ((.+):\d+ in .+)$", re.MULTILINE)
+"""A frame, and its file."""
+_LIBRARIES = (
+    "/site-packages/",
+    "/dist-packages/",
+    "/lib/python3",
+    "/lightning_core/",
+    "/src/lightning_",
+    "<",
+)
+VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+(\.\d+)?")
+"""What differs between messages of one kind: names, values, addresses in memory and numbers."""
 
 
 class Reason(Record):
@@ -35,7 +43,7 @@ class Reason(Record):
 
 
 def is_users(filename: str) -> bool:
-    """Whether code in this file is the user's: not of a library, of Python or of this package."""
+    """Whether code in this file is the user's: not of a library, of Python, of this package or of a plugin."""
     name = filename.replace("\\", "/")
     return not any(part in name for part in _LIBRARIES)
 
@@ -43,7 +51,7 @@ def is_users(filename: str) -> bool:
 def reason_of(rollout: Rollout) -> Reason:
     """Why one rollout failed."""
     text = rollout.error or "no error was stored"
-    places = [place for place in _FRAME.findall(text) if is_users(place)]
+    places = [place for place, file in _FRAME.findall(text) if is_users(file)]
     return Reason(error=text.partition("\n")[0], place=places[-1] if places else None, rollout=rollout.id)
 
 

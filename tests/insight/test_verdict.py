@@ -188,6 +188,18 @@ def test_failures_are_grouped_by_kind_and_by_the_users_line():
     ]
 
 
+@pytest.mark.parametrize("function", ["<module>", "<lambda>", "Shop.<locals>.<listcomp>"])
+def test_a_line_outside_every_named_function_is_the_users_too(function):
+    library = "\n  at /opt/venv/lib/python3.12/site-packages/openai/_client.py:9 in <lambda>"
+    [reason] = group_failures(failed(f"ValueError: bad\n  at /home/me/app.py:7 in {function}{library}"))
+    assert reason.place == f"/home/me/app.py:7 in {function}"
+
+
+def test_failures_that_differ_in_an_address_in_memory_are_one():
+    errors = [f"RetryError: <Future at {at} state=finished>" for at in ("0x7f6b63f43a90", "0x7f6b63fe7590")]
+    assert [reason.count for reason in group_failures(failed(*errors))] == [2]
+
+
 @pytest.mark.parametrize(
     ("filename", "users"),
     [
@@ -197,6 +209,8 @@ def test_failures_are_grouped_by_kind_and_by_the_users_line():
         ("/opt/venv/lib/python3.12/site-packages/openai/_client.py", False),
         ("/usr/lib/python3.11/json/decoder.py", False),
         ("<frozen runpy>", False),
+        ("/home/me/agent-lightning-core/plugins/crewai/src/lightning_crewai/steps.py", False),
+        ("/home/me/lightning_app/run.py", True),
     ],
 )
 def test_the_users_code_is_told_by_its_file(filename, users):

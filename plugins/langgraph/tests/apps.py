@@ -138,6 +138,18 @@ def nameless(llm: ChatOpenAI, aio: bool) -> Graph:
     return create_agent(llm, [], system_prompt=mark(agent="agent"))
 
 
+def alone(llm: ChatOpenAI, aio: bool) -> Graph:
+    """`create_react_agent` with a name, in no graph."""
+    return create_react_agent(llm, [], prompt=mark(agent="researcher"), name="researcher")
+
+
+def helper_as_tool(llm: ChatOpenAI, aio: bool) -> Graph:
+    """`create_react_agent` whose tool runs another one."""
+    helper = create_react_agent(llm, [], prompt=mark(agent="helper"), name="helper")
+    script = mark(agent="chief", calls="ask_helper")
+    return create_react_agent(llm, [tool_of(helper, "ask_helper", aio)], prompt=script, name="chief")
+
+
 def boss_with_tools(llm: ChatOpenAI, aio: bool) -> Graph:
     """`create_agent` with two sub-agents and a graph as tools, all three called at once."""
     librarian = worker(llm, "librarian")

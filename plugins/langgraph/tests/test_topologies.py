@@ -28,6 +28,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:create_react_agent has been move
         (apps.nested, {**PARALLEL, "caller": 2, "first": 1, "agent2": 1}),
         (apps.same_names, {"agent": 2, "model": 1, "helper": 1, "writer": 1}),
         (apps.nameless, {"agent": 1}),
+        (apps.alone, {"researcher": 1}),
+        (apps.helper_as_tool, {"chief": 2, "helper": 1}),
         (apps.boss_with_tools, BOSS),
         (apps.teams_as_tools, {"boss": 2, "leaf": 2, "sub": 2, "caller": 2}),
         (apps.agent_in_node, {"sql": 1, "node": 1, "nameless": 1}),
@@ -50,3 +52,8 @@ async def test_sync_nodes_in_an_async_graph_are_named(
     await play(build(llm, False), gateway, "ainvoke")
     assert len(gateway.seen) > 0
     assert gateway.mistakes() == []
+
+
+async def test_a_label_of_a_run_is_no_name_of_an_agent(gateway: GatewayDouble, llm: ChatOpenAI) -> None:
+    await play(apps.nameless(llm, True).with_config(run_name="question 17"), gateway, "ainvoke")
+    expect(gateway, {"agent": 1})

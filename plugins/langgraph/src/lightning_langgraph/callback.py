@@ -50,7 +50,8 @@ class LightningCallback(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.lightning_runs.enter(run_id, parent_run_id, metadata, inputs)
+        name = str(kwargs.get("name") or "")
+        self.lightning_runs.enter(run_id, parent_run_id, metadata, inputs, name)
 
     def on_tool_start(
         self,

@@ -4,7 +4,7 @@
 "supervisor:<uuid>|agent:<uuid>". The innermost node names the agent, unless it is one of those that
 ready-made agents are built of (`model`, `tools`, middleware): then it is the agent's own name, which
 `create_agent(name=...)` leaves in `lc_agent_name`, and failing that the node around it. An agent that has
-neither is `agent`.
+neither is `agent`, unless its graph has a name (see `runs`).
 
 A node of the app's own may be called `agent` or `model` too. LangChain's `create_agent` says in the metadata
 that it made a graph, and `create_react_agent` of LangGraph gives its nodes the state `remaining_steps`.
@@ -17,6 +17,8 @@ from typing import Any
 
 OWNER = "lc_agent_name"
 """The metadata in which a ready-made agent leaves its name."""
+UNNAMED_AGENT = "agent"
+"""A ready-made agent without a name, in no node."""
 _MAKER, _CREATED = "ls_integration", "langchain_create_agent"
 _INNER = frozenset({"agent", "model", "tools", "generate_structured_response"})
 _MIDDLEWARE = (".before_agent", ".before_model", ".after_model", ".after_agent")
@@ -48,7 +50,7 @@ def agent_name(metadata: Mapping[str, Any], made: bool | None = None) -> str | N
     # A node of the app's own may be called `agent` too: then it is the outermost.
     outer = outer or next((node for node in nodes[:-1] if node in ("agent", "model")), None)
     if outer is None and nodes and (nodes[-1] != "tools" or metadata.get(_MAKER) == _CREATED):
-        outer = "agent"
+        outer = UNNAMED_AGENT
     return metadata.get(OWNER) or outer or metadata.get("langgraph_node")
 
 

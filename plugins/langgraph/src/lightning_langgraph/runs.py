@@ -12,6 +12,7 @@ win over the nodes in it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -20,9 +21,21 @@ from uuid import UUID
 
 from lightning_core.tracing.scope import enter_order
 from lightning_core.types import Who
-from lightning_langgraph.naming import OWNER, agent_name, is_made, namespace, node_around, scope_key
+from lightning_langgraph.naming import (
+    OWNER,
+    UNNAMED_AGENT,
+    agent_name,
+    is_made,
+    namespace,
+    node_around,
+    scope_key,
+)
 
 FRAMEWORK = "langgraph"
+_DEFAULT = "LangGraph"
+"""The name of a graph that was compiled without one."""
+_NAME = re.compile(r"[^\s<|\\/>]+")
+"""What OpenAI takes for the name of a message's author, as which an agent signs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +52,8 @@ class Run:
     """The outermost run around it, or its own id."""
     made: bool
     """Whether its node may be part of a ready-made agent."""
+    name: str = ""
+    """What LangChain calls it: a graph, by the name that it was compiled with."""
 
 
 class Runs:
@@ -51,14 +66,19 @@ class Runs:
         so it is checked against this."""
 
     def enter(
-        self, run_id: UUID, parent: UUID | None, metadata: Mapping[str, Any] | None, state: Any = None
+        self,
+        run_id: UUID,
+        parent: UUID | None,
+        metadata: Mapping[str, Any] | None,
+        state: Any = None,
+        name: str = "",
     ) -> None:
-        """A node, chain or tool starts; `state` is what it was given."""
+        """A graph, node, chain or tool starts; `state` is what it was given."""
         metadata = metadata or {}
         made = self._made(parent, metadata, state)
         key = self._key(parent, metadata, made)
         root = self.find_root(parent) or run_id
-        self._open[run_id] = Run(key, metadata.get(OWNER), parent, self._order(key, parent), root, made)
+        self._open[run_id] = Run(key, metadata.get(OWNER), parent, self._order(key, parent), root, made, name)
 
     def leave(self, run_id: UUID) -> None:
         """It has ended, well or not, and with an outermost run all that is in it: nobody tells the end of
@@ -125,7 +145,21 @@ class Runs:
         around = node_around(metadata, made)
         if around is not None and agent == metadata.get(OWNER) == self._owner_of_graph(parent, around[1]):
             return around[0], path
+        if made and agent == UNNAMED_AGENT:
+            return self._name_of_graph(parent, path) or agent, path
         return agent, path
+
+    def _name_of_graph(self, run_id: UUID | None, path: str) -> str | None:
+        """The name of the graph that has the node with this namespace; None if it has none.
+
+        `create_react_agent(name=...)` leaves its name there and nowhere else. A run's own `run_name` stands
+        in the same place, so what can't be an agent's name is not taken for one.
+        """
+        run = self.find(run_id)
+        while run is not None and run.key[1] == path:
+            run = self.find(run.parent)
+        named = run is not None and run.name != _DEFAULT and _NAME.fullmatch(run.name)
+        return run.name if run is not None and named else None
 
     def _owner_of_graph(self, run_id: UUID | None, path: str) -> str | None:
         """`lc_agent_name` of the nearest open run around that has this namespace."""
