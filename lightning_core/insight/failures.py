@@ -43,7 +43,7 @@ class Reason(Record):
 
 
 def is_users(filename: str) -> bool:
-    """Whether code in this file is the user's: not of a library, of Python, of this package or of a plugin."""
+    """Whether code in this file is the user's: not of a library, Python, this package or a plugin."""
     name = filename.replace("\\", "/")
     return not any(part in name for part in _LIBRARIES)
 
