@@ -269,12 +269,16 @@ async def test_the_last_delta_of_a_reply_says_why_it_ended(qwen: Path) -> None:
         assert reply.deltas[-1].finish_reason == ("length" if len(reply.ids) == 30 else "stop")
 
 
-async def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(qwen: Path) -> None:
+async def test_a_prompt_beyond_the_context_is_refused_with_what_to_do(qwen: Path) -> None:
+    told = r"the prompt has (at least )?\d+ tokens and the context of .* is"
+    async with serving(qwen) as backend:
+        for text in ("dog " * 600, "dog " * 6000):
+            with pytest.raises(ContextLengthError, match=f"{told} 512; .* take a model with a longer context"):
+                await ask(backend, text)
     async with serving(qwen, context=64) as backend:
-        with pytest.raises(
-            ContextLengthError, match=r"the prompt has \d+ tokens and the context of .* is 64"
-        ):
-            await ask(backend, "dog " * 100)
+        for text in ("dog " * 100, "dog " * 6000):
+            with pytest.raises(ContextLengthError, match=f"{told} 64; .* context=512 at most"):
+                await ask(backend, text)
         with pytest.raises(ContextLengthError, match=r"max_tokens is 60: together \d+.* 64; .* at most \d+"):
             await ask(backend, "dog", max_tokens=60)
         reply = await ask(backend, "dog", seed=5)

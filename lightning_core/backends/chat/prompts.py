@@ -104,9 +104,13 @@ _REFUSALS = (
 class Prompts:
     """Makes prompts for one model. Methods may be called from any thread; others run while it encodes."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str, vocabulary: int) -> None:
-        """`name` is what errors call the model; its token ids go from 0 to `vocabulary` - 1."""
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, name: str, vocabulary: int, longest: int = 0
+    ) -> None:
+        """`name` is what errors call the model; its token ids go from 0 to `vocabulary` - 1. It was made for
+        a context of `longest` tokens; 0 is unknown."""
         self._tokenizer, self._name, self._vocabulary = tokenizer, name, vocabulary
+        self._longest = longest
         self.encoder = Encoder(tokenizer)
 
     def begin(self, request: ChatRequest, context: int) -> list[int] | Callable[[], list[int]]:
@@ -237,8 +241,15 @@ class Prompts:
     def _too_long(self, least: int, context: int) -> ContextLengthError:
         return ContextLengthError(
             f"the prompt has at least {least} tokens and the context of {self._name!r} is {context}; "
-            "shorten the prompt"
+            f"{make_room(context, self._longest)}"
         )
+
+
+def make_room(context: int, longest: int) -> str:
+    """What to do about a prompt that does not fit into `context`; the model was made for `longest` tokens."""
+    if context < longest:
+        return f"shorten the prompt, or give the backend a longer context: context={longest} at most"
+    return "shorten the prompt, or take a model with a longer context"
 
 
 def plain_message(message: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.chat.constraints import Grammars
-from lightning_core.backends.chat.prompts import Prompts
+from lightning_core.backends.chat.prompts import Prompts, make_room
 from lightning_core.backends.chat.replies import ChatGeneration, Choice, TextStream, hidden_ids
 from lightning_core.backends.chat.tags import BEGIN, Thinking, thinks
 from lightning_core.backends.chat.tool_calls import HERMES, find_form
@@ -52,6 +52,8 @@ class ChatModel:
     """Token ids that end a reply."""
     vocabulary: int
     """Token ids go from 0 to one less."""
+    longest: int = 0
+    """The longest context that the model was made for, in tokens; 0: unknown."""
 
 
 class ChatUpstream:
@@ -64,7 +66,7 @@ class ChatUpstream:
         self._engine = engine
         self._tokenizer = model.tokenizer.backend_tokenizer
         self._hidden = hidden_ids(model.tokenizer, model.stop_ids)
-        self.prompts = Prompts(model.tokenizer, model.name, model.vocabulary)
+        self.prompts = Prompts(model.tokenizer, model.name, model.vocabulary, model.longest)
         self.grammars = Grammars(model.tokenizer, model.vocabulary)
         # their threads end when this object goes
         self._short = ThreadPoolExecutor(2, "lightning-prompts")
@@ -156,7 +158,7 @@ class ChatUpstream:
         if prompt >= context:
             raise ContextLengthError(
                 f"the prompt has {prompt} tokens and the context of {self.model_name!r} is {context}; "
-                "shorten the prompt"
+                f"{make_room(context, self.model.longest)}"
             )
         if asked is not None and prompt + asked > context:
             raise ContextLengthError(

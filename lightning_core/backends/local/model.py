@@ -49,8 +49,8 @@ class Model:
     @property
     def chat(self) -> ChatModel:
         """As far as talking to it goes."""
-        vocabulary = self.network.config.vocab_size
-        return ChatModel(self.name, self.tokenizer, self.context, self.stop_ids, vocabulary)
+        vocabulary, longest = self.network.config.vocab_size, _longest(self.network)
+        return ChatModel(self.name, self.tokenizer, self.context, self.stop_ids, vocabulary, longest)
 
 
 def pick_device(device: str) -> torch.device:
@@ -124,14 +124,19 @@ def _give_back_freed_tensors() -> None:
 
 
 def _context(network: PreTrainedModel, asked: int | None, source: str) -> int:
-    longest = getattr(network.config, "max_position_embeddings", None) or DEFAULT_CONTEXT
+    longest = _longest(network)
     if asked is None:
-        return int(min(longest, DEFAULT_CONTEXT))
+        return min(longest, DEFAULT_CONTEXT)
     if not 1 < asked <= longest:
         raise ModelError(
             f"context={asked!r} is outside what model {source!r} was made for: 2 to {longest} tokens"
         )
     return asked
+
+
+def _longest(network: PreTrainedModel) -> int:
+    """The context that the network was made for."""
+    return int(getattr(network.config, "max_position_embeddings", None) or DEFAULT_CONTEXT)
 
 
 def network_below(network: torch.nn.Module) -> PreTrainedModel:

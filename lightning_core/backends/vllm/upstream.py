@@ -164,8 +164,9 @@ class VllmUpstream(ChatUpstream):
         tokenizer = load_tokenizer(source)
         config, generation_config = load_config(source)
         stop_ids = find_stop_ids(generation_config, tokenizer)
-        context = replicas.context or config.max_position_embeddings
-        model = ChatModel(name or called, tokenizer, context, stop_ids, config.vocab_size)
+        longest = config.max_position_embeddings
+        context = replicas.context or longest
+        model = ChatModel(name or called, tokenizer, context, stop_ids, config.vocab_size, longest)
         super().__init__(model, _Engine(replicas, stop_ids), seed=seed)
         self.replicas, self._unmasked = replicas, unmasked
 
