@@ -155,7 +155,7 @@ JOINED: Final = ("gepa", "grpo", "gepa, then grpo")
 
 
 KINDS: Final[Mapping[str, tuple[Sequence[str], int, int]]] = {
-    "searches": (tuple(ARMS), 8, 480),
+    "searches": (tuple(ARMS), 20, 480),
     "joined": (JOINED, 3, 1024),
     "words": (tuple(SMOLLM2), 3, 240),
 }
@@ -317,7 +317,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--joined", action="store_true", help="prompts and weights at equal rollouts")
     parser.add_argument("--words", action="store_true", help="demonstrations for a real model")
-    parser.add_argument("--seeds", type=int, help="(default: 8; 3 with --joined or --words)")
+    parser.add_argument("--seeds", type=int, help="(default: 20; 3 with --joined or --words)")
     parser.add_argument(
         "--budget", type=int, help="rollouts of a run (default: 480; --joined 1024, --words 240)"
     )
