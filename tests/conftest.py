@@ -40,6 +40,7 @@ LONG = (
     "tests/console/test_hostile.py",
     "tests/console/test_live.py",
     "tests/console/test_pages.py",
+    "tests/console/test_sandbox.py",
     "tests/examples/",
     "tests/fuzz/",
     "tests/packaging/test_first_hour.py",
