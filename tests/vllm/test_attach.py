@@ -87,8 +87,8 @@ async def test_a_token_against_the_grammar_is_found_out(nobody: Callable[[], str
 
 async def test_a_reply_waits_for_servers_only_so_long_and_then_names_them(nobody: Callable[[], str]) -> None:
     replicas = Replicas([nobody(), nobody()], "tiny", server_timeout=0.1, probe_seconds=0.02)
-    while replicas.dead != replicas.urls:  # each of these finds one that is away
-        assert "a vLLM server failed during this reply" in str(await failed(replicas))
+    while replicas.dead != replicas.urls:  # a reply finds that its server is away, or a probe does
+        assert isinstance(await failed(replicas), EngineError)
         await asyncio.sleep(0.02)
     error = await failed(replicas)
     assert isinstance(error, EngineError)
