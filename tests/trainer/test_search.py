@@ -260,8 +260,12 @@ def test_ctrl_c_ends_a_search_at_once_and_it_can_be_resumed(tmp_path: Path, mode
             await asyncio.sleep(3600)
         return float(await inner(task))
 
-    with pytest.raises(TrainingStopped):
-        fit(tmp_path / "run", model, gepa(model), solve)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    try:
+        with pytest.raises(TrainingStopped):
+            fit(tmp_path / "run", model, gepa(model), solve)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert fit(tmp_path / "run", model, gepa(model), solve, resume=True).searches[0].gain > 0
 
 
