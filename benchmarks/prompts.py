@@ -17,7 +17,8 @@ by hand     a right sentence on every convention, nothing searched: the ceiling
 The claim of a search is its paired difference to the placebo and to random search, never its gain alone.
 `--joined` asks whether prompts and weights do more together: GEPA, GRPO, and GRPO after GEPA, each with the
 same number of rollouts. `--words` gives SmolLM2-135M-Instruct demonstrations of its own successes at word
-problems (`examples/words`), beside the placebo.
+problems (`examples/words`), beside the placebo. `--rows gepa random --first 20 --seeds 40` runs two rows with
+other seeds, and writes no page.
 """
 
 from __future__ import annotations
@@ -261,7 +262,7 @@ def searches_table(found: Mapping[str, Sequence[SearchSummary]]) -> str:
     for name, runs in found.items():
         beyond = [
             _difference(runs, found[other]) if other in found and name not in (other, "by hand") else ""
-            for other in ("placebo" if "placebo" in found else "words placebo", "random")
+            for other in ("placebo" if "words placebo" not in found else "words placebo", "random")
         ]
         rows.append(
             (
@@ -318,6 +319,8 @@ def main() -> None:
     parser.add_argument("--joined", action="store_true", help="prompts and weights at equal rollouts")
     parser.add_argument("--words", action="store_true", help="demonstrations for a real model")
     parser.add_argument("--seeds", type=int, help="(default: 20; 3 with --joined or --words)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="these only; the page stays as it is")
     parser.add_argument(
         "--budget", type=int, help="rollouts of a run (default: 480; --joined 1024, --words 240)"
     )
@@ -328,10 +331,13 @@ def main() -> None:
         subprocess.run(make, check=True)
     kind = "joined" if options.joined else "words" if options.words else "searches"
     names, seeds, budget = KINDS[kind]
+    if unknown := set(options.rows or names) - set(names):
+        parser.error(f"no rows: {', '.join(sorted(unknown))}; there are: {', '.join(names)}")
+    names = options.rows or names
     run: Callable[[str, int, int, int], Any] = run_joined if options.joined else run_arm
     console = Console()
     found: dict[str, list[Any]] = {name: [] for name in names}
-    for seed in range(options.seeds or seeds):
+    for seed in range(options.first, options.first + (options.seeds or seeds)):
         for name in names:
             found[name].append(run(name, seed, options.budget or budget, options.tasks))
             last = found[name][-1]
@@ -339,7 +345,8 @@ def main() -> None:
             console.print(f"seed {seed}, {name}: {said}", highlight=False, soft_wrap=True)
     table = joined_table(found) if options.joined else searches_table(found)
     console.print(table, highlight=False, soft_wrap=True)
-    publish(kind, table)
+    if not options.rows:
+        publish(kind, table)
 
 
 if __name__ == "__main__":

@@ -70,6 +70,9 @@ LONG = (
 )
 """Left out unless `--all` is given, or files are named: a third of the time, for what changes rarely."""
 
+ON_RAY = "[ray"
+"""Left out too: the laws of workers on a Ray cluster take ten times as long as those of processes."""
+
 settings.register_profile("change", deadline=None, max_examples=15)  # a test asserts no time
 settings.register_profile("all", deadline=None, max_examples=50)
 
@@ -101,7 +104,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return f"{path}/".startswith(LONG) or None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--all") and not config.getoption("file_or_dir"):
+        config.hook.pytest_deselected(items=[item for item in items if ON_RAY in item.nodeid])
+        items[:] = [item for item in items if ON_RAY not in item.nodeid]
     items.sort(
         key=lambda item: next((i for i, p in enumerate(FIRST) if item.nodeid.startswith(p)), len(FIRST))
     )
