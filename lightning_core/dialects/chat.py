@@ -180,6 +180,8 @@ def _message(message: Any, param: str) -> Json:
         if message.get(name) is not None:
             raise unsupported(f"{param}.{name}", f"{param}.{name} is not supported; leave it out")
     content = read_content(message.get("content"), f"{param}.content", _TEXT_PARTS)
+    if content is None and role == "assistant":
+        content = text({f"{param}.refusal": message.get("refusal")}, f"{param}.refusal")
     if content is None and role != "assistant":
         raise invalid(f"{param}.content", f"{param}.content is missing")
     role = "system" if role == "developer" else role

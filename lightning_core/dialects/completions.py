@@ -208,7 +208,10 @@ class CompletionReply:
         for token_text in texts:
             offsets.append(self._offsets[index])
             self._offsets[index] += len(token_text)
-        tops = [{self._tokens.text(token): logprob for token, logprob in top} for top in choice.top_logprobs]
+        tops = [  # of several with one text, such as halves of characters, the most probable stays
+            {self._tokens.text(token): logprob for token, logprob in reversed(top)}
+            for top in choice.top_logprobs
+        ]
         return {
             "tokens": texts,
             "token_logprobs": choice.logprobs,

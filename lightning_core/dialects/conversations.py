@@ -11,6 +11,7 @@ least recently used go first.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from lightning_core.errors import ApiError
 
 _ROLES: Final = ("assistant", "developer", "system", "user")
 _TEXT_PARTS: Final = MappingProxyType({"input_text": "text", "output_text": "text", "refusal": "refusal"})
+_OWN_ID: Final = re.compile(r"(?:fc|msg|rs)_(.+)_\d+")
 _MOST_ATTEMPTS: Final = 4096
 _MOST_RESPONSES: Final = 1024
 _MOST_BYTES: Final = 256 * 2**20
@@ -106,21 +108,31 @@ def read_items(value: Any) -> list[Json]:
     if not isinstance(value, list) or not value:
         raise invalid("input", "input must be a string or a list with at least one item")
     messages: list[Json] = []
+    before = None
     for index, item in enumerate(value):
-        _add(messages, item, f"input[{index}]")
+        reply = _reply_of(item)
+        _add(messages, item, f"input[{index}]", goes_on=None in (reply, before) or reply == before)
+        before = reply
     if not messages:
         raise invalid("input", "input holds no message")
     return messages
 
 
-def _add(messages: list[Json], item: Any, param: str) -> None:
+def _reply_of(item: Any) -> str | None:
+    """What the ids of all items of one of this gateway's replies have in common; None of any other item."""
+    found = _OWN_ID.fullmatch(str(item.get("id"))) if isinstance(item, dict) else None
+    return found and found[1]
+
+
+def _add(messages: list[Json], item: Any, param: str, *, goes_on: bool) -> None:
+    """`goes_on`: the item may be of the same reply as the one before."""
     if not isinstance(item, dict):
         raise invalid(param, f"{param} must be an object, not {type(item).__name__}")
     match item.get("type", "message"):
         case "message":
-            _add_message(messages, item, param)
+            _add_message(messages, item, param, goes_on)
         case "function_call":
-            _add_tool_call(messages, item, param)
+            _add_tool_call(messages, item, param, goes_on)
         case "function_call_output":
             content = _content(item, "output", param)
             call_id = string(item, "call_id", param)
@@ -135,12 +147,13 @@ def _add(messages: list[Json], item: Any, param: str) -> None:
             )
 
 
-def _add_message(messages: list[Json], item: Json, param: str) -> None:
+def _add_message(messages: list[Json], item: Json, param: str, goes_on: bool) -> None:
     role = item.get("role")
     if role not in _ROLES:
         raise invalid(f"{param}.role", f"{param}.role must be one of {_ROLES}, not {short(role)}")
     content = _content(item, "content", param)
-    if role == "assistant" and messages and messages[-1].keys() & {"tool_calls", "reasoning_content"}:
+    begun = goes_on and messages and messages[-1].keys() & {"tool_calls", "reasoning_content"}
+    if role == "assistant" and begun:
         messages[-1]["content"] = (messages[-1]["content"] or "") + content
     else:
         messages.append({"role": "system" if role == "developer" else role, "content": content})
@@ -155,10 +168,10 @@ def _add_thought(messages: list[Json], item: Json, param: str) -> None:
         messages.append({"role": "assistant", "content": None, "reasoning_content": thought})
 
 
-def _add_tool_call(messages: list[Json], item: Json, param: str) -> None:
+def _add_tool_call(messages: list[Json], item: Json, param: str, goes_on: bool) -> None:
     function = {"name": string(item, "name", param), "arguments": string(item, "arguments", param)}
     call = {"id": string(item, "call_id", param), "type": "function", "function": function}
-    if not messages or messages[-1]["role"] != "assistant":
+    if not goes_on or not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
     messages[-1].setdefault("tool_calls", []).append(call)
 

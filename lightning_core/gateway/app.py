@@ -14,6 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from lightning_core.dialects import DIALECTS
+from lightning_core.dialects.strict import short
 from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError, GatewayError
 from lightning_core.gateway.access import Access
@@ -79,6 +80,7 @@ class Gateway:
             for kind in ("audio", "images"):
                 routes.append(Route(f"{base}/v1/{kind}/{{asked:path}}", self._other_media, methods=["POST"]))
             routes.append(Route(f"{base}/v1/models", self._models))
+            routes.append(Route(f"{base}/v1/models/{{name:path}}", self._model))
         for base in ("", _OF_ROLLOUT, _OF_PROGRAM):
             routes.append(Route(base + _TRACES, self._traces, methods=["POST"]))
         routes.append(Route(f"{_OF_PROGRAM}/rewards", self._rewards, methods=["POST"]))
@@ -97,11 +99,25 @@ class Gateway:
 
     async def _models(self, request: Request) -> Response:
         self._access.admit(request.scope)
+        return _json({"object": "list", "data": await self._listed()})
+
+    async def _model(self, request: Request) -> Response:
+        self._access.admit(request.scope)
+        asked = request.path_params["name"]
+        for model in await self._listed():
+            if model["id"] == asked:
+                return _json(model)
+        raise ApiError(
+            f"there is no model {short(asked)} here; GET {_V1}/models lists those that there are",
+            status=404,
+            code="model_not_found",
+        )
+
+    async def _listed(self) -> list[dict[str, Any]]:
         names = [self._upstream.model_name]
         if isinstance(self._upstream, Versioned):
             names += [version_name(names[0], version) for version in await self._upstream.versions()]
-        models = [{"id": name, "object": "model", "created": 0, "owned_by": "lightning"} for name in names]
-        return _json({"object": "list", "data": models})
+        return [{"id": name, "object": "model", "created": 0, "owned_by": "lightning"} for name in names]
 
     async def _embeddings(self, request: Request) -> Response:
         self._access.admit(request.scope)

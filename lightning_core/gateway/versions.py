@@ -72,7 +72,7 @@ def pin(request: ChatRequest, caller: Caller, model: str, served: str) -> ChatRe
 
 def _asked(model: str, served: str) -> int | None:
     name, mark, version = model.rpartition("@")
-    if not mark or name != served:
+    if not mark or name not in (served, POLICY):
         return None
     number = read_number(version)
     if number is None:

@@ -52,6 +52,15 @@ def test_tool_calls_are_read_however_the_text_is_cut_and_tags_never_reach_the_co
     assert calls == [("search", {"query": "Köln", "limit": 3})] * 2
 
 
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
+@pytest.mark.parametrize("after", ["I will wait\n\nfor it.", "<tool_call>{}</tool_call> was no call."])
+def test_text_after_a_tool_call_keeps_its_spaces(size: int, after: str) -> None:
+    text = f"{CALL}\n{after}"
+    content, calls = read_tools([text[i : i + size] for i in range(0, len(text), size)])
+    assert content == after
+    assert len(calls) == 1
+
+
 ARGUMENTS = '{"query": "a;}", "limit": 3}'
 LLAMA_CALL = f'{{"name": "search", "parameters": {ARGUMENTS}}}'
 JSON_CALL = f'{{"name": "search", "arguments": {ARGUMENTS}}}'
@@ -391,6 +400,16 @@ async def test_a_reply_is_read_as_content_calls_and_a_reason(
     assert "".join(d.text for d in deltas) == content
     assert sum(len(d.tool_calls or []) for d in deltas) == calls
     assert deltas[-1].finish_reason == reason
+    assert [i for d in deltas for i in d.token_ids] == completion.ids
+
+
+async def test_text_after_a_tool_call_comes_in_a_later_delta() -> None:
+    completion = scripted(f"Look.\n{CALL}\nThen wait.")
+    request = ChatRequest(user("hi"), tools=[{"type": "function"}])
+    choice = Choice(0, completion, TextStream(TOKENIZER, frozenset({2})), request)
+    deltas = [d async for d in ChatGeneration([5], completion.request, [choice])]
+    said = [(d.text, len(d.tool_calls or []), d.finish_reason) for d in deltas]
+    assert said == [("Look.", 1, None), ("Then wait.", 0, "tool_calls")]
     assert [i for d in deltas for i in d.token_ids] == completion.ids
 
 

@@ -9,6 +9,7 @@ import math
 import random
 import re
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from pydantic import UUID4, BaseModel, Field, SecretStr
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from lightning_core.algorithms.policy_gradient import GRPO
@@ -355,6 +357,75 @@ def test_the_tiny_model_answers_any_small_schema_with_what_validates(schemas: li
     for schema, reply in zip(schemas, asyncio.run(answers()), strict=True):
         if reply.finish_reason == "stop":
             Draft202012Validator(schema).validate(json.loads(reply.text))
+
+
+class Bill(BaseModel):
+    """Types whose schemas only pydantic writes so, and fields named as annotations are."""
+
+    title: Decimal
+    default: Path
+    examples: SecretStr
+    stamp: bytes
+    pattern: re.Pattern[str]
+    number: UUID4
+    description: bool = Field(description="whether it ends with <|im_end|>")
+
+
+@pytest.mark.parametrize(
+    ("total", "more", "fits"),
+    [
+        ('"-1.50"', "", True),
+        ("2", "", True),
+        ('"-."', "", False),
+        ('"1a"', "", False),
+        ("2", ', "extra": 1', False),
+    ],
+)
+def test_a_reply_is_held_to_the_schema_of_pydantics_own_types(
+    tokenizer: PreTrainedTokenizerBase, grammars: Grammars, total: str, more: str, fits: bool
+) -> None:
+    number = "12345678-1234-4234-9234-1234567890ab"
+    schema = {**Bill.model_json_schema(), "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "pay", "parameters": schema}}
+    bill = f'{{"title": {total}, "default": "a/b", "examples": "c", "stamp": "d", '
+    bill += f'"pattern": "[a-z]", "number": "{number}", "description": true{more}}}'
+    call = f'<tool_call>\n{{"name": "pay", "arguments": {bill}}}\n</tool_call>'
+    for text, constraint in ((bill, Constraint(schema=schema)), (call, Constraint(tools=("pay",)))):
+        grammar = grammars.write(ChatRequest([], tools=[tool], constraint=constraint))
+        assert grammar is not None
+        ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+        if fits:
+            assert len(grammars.replay(grammar, ids, "here")) == len(ids)
+        else:
+            with pytest.raises(TrainingError, match="does not follow its grammar"):
+                grammars.replay(grammar, ids, "here")
+
+
+NEXT = {"type": "object", "properties": {"next": {"enum": ["coder", "end"]}}, "required": ["next"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "others"),
+    [
+        (NEXT, False),  # as LangChain writes a TypedDict
+        ({"anyOf": [{"$ref": "#/$defs/next"}], "$defs": {"next": NEXT}}, False),
+        ({**NEXT, "additionalProperties": True}, True),
+        ({"allOf": [NEXT, {"properties": {"why": {"type": "string"}}}]}, True),
+        ({"type": "object"}, True),
+    ],
+)
+def test_an_object_holds_the_properties_that_its_schema_names_and_no_others(
+    tokenizer: PreTrainedTokenizerBase, grammars: Grammars, schema: dict[str, Any], others: bool
+) -> None:
+    grammar = grammars.write(ChatRequest([], constraint=Constraint(schema=schema)))
+    assert grammar is not None
+    for text, fits in (('{"next": "end"}', True), ('{"next": "end", "why": "x"}', others)):
+        ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+        if fits:
+            assert len(grammars.replay(grammar, ids, "here")) == len(ids)
+        else:
+            with pytest.raises(TrainingError, match="does not follow its grammar"):
+                grammars.replay(grammar, ids, "here")
 
 
 # through the gateway --------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+import openai
 import orjson
 import pytest
 
@@ -272,6 +273,13 @@ async def test_parts_of_text_are_joined_and_developers_are_the_system(house: Hou
     assert (await house.one_call()).request["messages"] == parts
 
 
+async def test_a_refusal_in_the_history_is_what_the_assistant_said(house: House) -> None:
+    client = house.client(await house.rollout())
+    refused: Any = {"role": "assistant", "content": None, "refusal": "I can't do that."}
+    await client.chat.completions.create(model="m", messages=[*HELLO, refused, HELLO[1]])
+    assert house.engine.requests[0].messages[2]["content"] == "I can't do that."
+
+
 async def test_models_and_health_are_served(house: House, web: httpx.AsyncClient) -> None:
     token = await house.rollout()
     for base in ("/v1", "/rollouts/r1/agents/a/v1"):
@@ -281,6 +289,20 @@ async def test_models_and_health_are_served(house: House, web: httpx.AsyncClient
     assert health.pop("instance"), "which of the processes that listened there"
     assert health == {"status": "ok", "model": "scripted", "calls": 0}
     assert (await web.get("/v1/models")).status_code == 401
+
+
+async def test_a_model_is_found_by_its_name() -> None:
+    engine = ScriptedEngine(model_name="some/model")
+    async with open_house(engine) as house, httpx.AsyncClient(base_url=house.url) as web:
+        token = await house.rollout()
+        for base in ("/v1", "/rollouts/r1/agents/a/v1"):
+            client = house.client(token, base=base)
+            [model] = (await client.models.list()).data
+            assert await client.models.retrieve("some/model") == model
+            with pytest.raises(openai.NotFoundError, match="no model 'gpt-x' here") as caught:
+                await client.models.retrieve("gpt-x")
+            assert caught.value.code == "model_not_found"
+        assert (await web.get("/v1/models/some/model")).status_code == 401
 
 
 async def test_a_request_is_held_while_weights_change_and_answered_by_the_new_ones(house: House) -> None:

@@ -80,6 +80,15 @@ async def test_logprobs_come_in_the_form_of_completions(house: House) -> None:
     assert [offset for part in parts for offset in part.text_offset or []] == logprobs.text_offset
 
 
+async def test_of_two_tokens_with_one_text_the_more_probable_is_told(house: House) -> None:
+    client = house.client(await house.rollout())
+    reply = await client.completions.create(model="m", prompt="a", logprobs=2)
+    logprobs = reply.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.top_logprobs is not None
+    assert logprobs.top_logprobs[-1] == {"<end>": logprob(END)}
+
+
 async def test_chunks_come_in_openais_order(house: House) -> None:
     client = house.client(await house.rollout())
     stream = await client.completions.create(

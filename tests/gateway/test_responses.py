@@ -169,6 +169,24 @@ async def test_text_around_a_tool_call_is_one_message_to_the_engine(house: House
     ]
 
 
+async def test_two_replies_in_a_row_stay_two_messages() -> None:
+    lines = iter([Line("all done"), Line(tool_calls=LOOKS[:1]), Line("seen it")])
+    async with open_house(ScriptedEngine(says=lambda request, choice: next(lines))) as house:
+        client = house.client(await house.rollout())
+        items: list[Any] = [{"role": "user", "content": "where"}]
+        for _ in range(2):
+            reply = await client.responses.create(model="m", input=items, tools=[TOOL])
+            items += [item.model_dump() for item in reply.output]
+        items.append({"type": "function_call_output", "call_id": "call_0", "output": "saw it"})
+        await client.responses.create(model="m", input=items, tools=[TOOL])
+        recorded = [call.choices[0].message for call in await house.calls()]
+        assert house.engine.requests[2].messages == [
+            items[0],
+            *recorded[:2],
+            {"role": "tool", "tool_call_id": "call_0", "content": "saw it"},
+        ]
+
+
 async def test_streamed_events_come_in_openais_order() -> None:
     async with open_house(looking()) as house:
         client = house.client(await house.rollout())

@@ -139,6 +139,7 @@ async def test_two_versions_answer_side_by_side_by_name() -> None:
     async with open_site(0, 1, 2) as site:
         client = site.client()
         assert [model.id async for model in client.models.list()] == ["tiny", "tiny@0", "tiny@1", "tiny@2"]
+        assert (await client.models.retrieve("tiny@1")).id == "tiny@1"
         asked = ["tiny@1", "tiny@2"] * 5
         answers = await asyncio.gather(*(ask(client, model) for model in asked))
         assert answers == ["policy-1", "policy-2"] * 5
@@ -150,6 +151,8 @@ async def test_an_unknown_or_deleted_version_is_refused_in_words() -> None:
     async with open_site(1, 2, look_seconds=0.0) as site:
         with pytest.raises(openai.NotFoundError, match="no version 9; there are: 1, 2"):
             await ask(site.client(), "tiny@9")
+        with pytest.raises(openai.NotFoundError, match="no version 9; there are: 1, 2"):
+            await ask(site.client(), "policy@9")
         await put(site.store, 1, uri=None)
         with pytest.raises(openai.NotFoundError, match="version 1 was deleted"):
             await ask(site.client(), "tiny@1")

@@ -143,6 +143,9 @@ class Choice:
                 reason = "stop"
                 self.completion.cancel()
                 break
+            if calls and self._seen < start + len(new):
+                reason = None  # a delta's text comes before its calls, so what follows them is the next one's
+                break
         return self._delta(start, text, calls, reason)
 
     @property

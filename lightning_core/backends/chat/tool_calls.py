@@ -112,7 +112,9 @@ class ToolCalls:
 
     def __init__(self, form: Form = HERMES) -> None:
         self._form, self._text = form, ""
-        self._inside = self._said = False
+        self._inside = False
+        self._said = False
+        """Whether content was passed on, since the last call if there was one."""
         self.found = 0
 
     def feed(self, text: str) -> tuple[str, list[dict[str, Any]]]:
@@ -125,13 +127,14 @@ class ToolCalls:
             if self._inside:
                 raw, self._text = self._text[:at], self._text[at + len(self._form.closing) :]
                 call = parse_call(raw)
+                self._said = call is None
                 if call is None:
                     content += self._form.opening + raw + self._form.closing
                 else:
                     calls.append(call)
                     self.found += 1
             else:
-                content += self._text[:at].rstrip()
+                content += self._after_a_call(self._text[:at]).rstrip()
                 self._text = self._text[at + len(self._form.opening) :]
             self._inside = not self._inside
         return content + self._certain(), calls
@@ -155,10 +158,14 @@ class ToolCalls:
         """Take what can't belong to a tag, nor be the blank space before one."""
         if self._inside:
             return ""
-        text = self._text.lstrip() if self.found else self._text
+        text = self._after_a_call(self._text)
         kept = text[: len(text) - held_back(text, (self._form.opening,))].rstrip()
-        self._text = text[len(kept) :]
+        self._text, self._said = text[len(kept) :], self._said or bool(kept)
         return kept
+
+    def _after_a_call(self, text: str) -> str:
+        """Text without the blank space that it begins with, if nothing stands between it and a call."""
+        return text.lstrip() if self.found and not self._said else text
 
     def flush(self) -> tuple[str, list[dict[str, Any]]]:
         """What is left once the reply has ended, as `feed`: an unfinished call is content."""

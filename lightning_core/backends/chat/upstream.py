@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
-from lightning_core.backends.chat.constraints import Grammars
+from lightning_core.backends.chat.constraints import Grammars, Matcher
 from lightning_core.backends.chat.prompts import Prompts, make_room
 from lightning_core.backends.chat.replies import ChatGeneration, Choice, TextStream, hidden_ids
 from lightning_core.backends.chat.tags import BEGIN, Thinking, thinks
@@ -79,7 +79,7 @@ class ChatUpstream:
     async def chat(self, request: ChatRequest) -> ChatGeneration:
         """Put the choices in line. Raises ContextLengthError or UnsupportedError before that."""
         form = find_form(self.model.tokenizer) if request.tools else HERMES
-        grammar = await self._grammar(request)
+        grammar, matchers = await self._grammar(request)
         ids = await self._prompt(request)
         seed = self._seed(request, ids)
         room = self._room(len(ids), request.max_tokens)
@@ -93,8 +93,7 @@ class ChatUpstream:
                 top_logprobs=request.top_logprobs,
                 seed="" if seed is None else f"{seed}/{index}",
             )
-            matcher = None if grammar is None else self.grammars.start(grammar)
-            completion = Completion(ids, options, shared, matcher)
+            completion = Completion(ids, options, shared, matchers[index])
             text = TextStream(self._tokenizer, self._hidden)
             choices.append(Choice(index, completion, text, request, self._thinking(request, ids), form))
             self._engine.submit(completion)
@@ -119,12 +118,16 @@ class ChatUpstream:
             self._drawn.popitem(last=False)
         return f"{request.origin}/{digest.hex()}/{earlier}"
 
-    async def _grammar(self, request: ChatRequest) -> str | None:
-        """What the replies are held to, made while the event loop goes on streaming."""
+    async def _grammar(self, request: ChatRequest) -> tuple[str | None, list[Matcher | None]]:
+        """What the replies are held to, and its beginning for each, made while the event loop goes on
+        streaming."""
         if request.constraint is None:
-            return None
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._short, self.grammars.write, request)
+            return None, [None] * request.n
+        return await asyncio.get_running_loop().run_in_executor(self._short, self._hold, request)
+
+    def _hold(self, request: ChatRequest) -> tuple[str | None, list[Matcher | None]]:
+        grammar = self.grammars.write(request)
+        return grammar, [None if grammar is None else self.grammars.start(grammar) for _ in range(request.n)]
 
     async def _prompt(self, request: ChatRequest) -> list[int]:
         """Token ids of the prompt, made while the event loop goes on streaming. Long ones wait for one
