@@ -68,7 +68,10 @@ async def _standing(question: Question, found: Found) -> dict[str, Any]:
 
 
 async def show_run(question: Question) -> dict[str, Any]:
-    """One run. With `since` only the numbers of that step and later ones, by agents too."""
+    """One run. With `since` only the numbers of that step and later ones, by agents too.
+
+    A long run's columns are thinned, so they tell neither how many updates there were nor how long they took.
+    """
     store, found = await question.run()
     since = question.number("since")
     run = await store.find_run(found.run_id)
@@ -87,6 +90,8 @@ async def show_run(question: Question) -> dict[str, Any]:
         **_origin(run),
         "phases": [phase.model_dump() for phase in find_phases(run)],
         **columns(metrics),
+        "updates": metrics[-1].step + 1 if metrics else 0,
+        "seconds": sum(each.values.get("step_seconds", 0.0) for each in metrics),
         "agents": [{"name": name, **each.model_dump()} for name, each in agent_summaries(metrics).items()],
         "counts": Counter(
             {str(status): sum(one.count for one in counts if one.status is status) for status in Status}

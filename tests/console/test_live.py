@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.types import Metrics, Run
 from tests.console.conftest import JOB, command, opening, serving
 
 STEPS = 4
@@ -47,6 +51,32 @@ def test_steps_appear_while_the_run_goes_on(browser: Any, tmp_path: Path) -> Non
     assert os.path.isfile(folder / "summary.json")
 
 
+def test_a_run_of_thousands_of_steps_shows_how_many_there_were(browser: Any, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    put(url, *range(2000))
+    with serving(url) as address, opening(browser, f"{address}#/long") as page:
+        page.locator(".tiles").wait_for()
+        assert shown_steps(page) == 2000
+        assert page.locator(".tiles").inner_text().endswith("33 min 20 s")
+        put(url, 2000)
+        page.get_by_text("33 min 21 s").wait_for()
+        assert shown_steps(page) == 2001
+
+
+def put(url: str, *steps: int) -> None:
+    """Record these steps of a run, of a second each. In a thread without a loop: the browser's runs here."""
+
+    async def record() -> None:
+        async with SqliteStore(url) as store:
+            await store.put_run(Run(id="long", status="running"))
+            for step in steps:
+                values = {"reward": step % 7 / 7, "step_seconds": 1.0}
+                await store.put_metrics(Metrics(run_id="long", step=step, values=values))
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, record()).result()
+
+
 def shown_steps(page: Any) -> int:
     tile = page.locator(".tiles div", has=page.locator("dt", has_text="step")).first
-    return int(tile.locator("dd").inner_text().split()[0])
+    return int(tile.locator("dd").inner_text().split()[0].replace(",", ""))

@@ -48,7 +48,7 @@ export async function show(place) {
 
   async function tick() {
     const newer = await ask("run", { run: place.run, since: run.steps.length ? run.steps.at(-1) : null });
-    const rest = (of) => JSON.stringify({ ...of, steps: 0, columns: 0, members: 0, agents: 0 });
+    const rest = (of) => JSON.stringify({ ...of, steps: 0, columns: 0, updates: 0, seconds: 0, members: 0, agents: 0 });
     const changed = newer.steps.length || rest(newer) !== rest(run);
     const empty = !run.steps.length && newer.steps.length;
     run = join(run, newer);
@@ -70,7 +70,8 @@ function join(run, newer) {
     const had = agents.get(one.name) || {};
     agents.set(one.name, { ...one, ...Object.fromEntries(SUMS.map((key) => [key, (had[key] || 0) + one[key]])) });
   }
-  return { ...newer, steps: [...run.steps, ...newer.steps], columns, agents: [...agents.values()] };
+  const updates = Math.max(run.updates, newer.updates), seconds = run.seconds + newer.seconds;
+  return { ...newer, steps: [...run.steps, ...newer.steps], columns, updates, seconds, agents: [...agents.values()] };
 }
 
 function* pictures(run) {
@@ -107,11 +108,11 @@ function summary(run) {
   const first = run.evaluations[0], last = run.evaluations.at(-1);
   const total = run.settings.steps;
   const rewards = (run.columns.reward || []).filter((v) => v !== null);
-  const seconds = (run.columns.step_seconds || []).reduce((sum, v) => sum + (v || 0), 0);
-  const left = total > run.steps.length && run.steps.length ? (seconds / run.steps.length) * (total - run.steps.length) : null;
+  const { seconds, updates } = run;
+  const left = total > updates && updates ? (seconds / updates) * (total - updates) : null;
   const tiles = [
     ["status", h(`span.status.${run.status.replace(" ", "-")}`, {}, run.status)],
-    ["step", h("span", {}, num(run.steps.length), total ? h("small", {}, ` of ${num(total)}`) : "")],
+    ["step", h("span", {}, num(updates), total ? h("small", {}, ` of ${num(total)}`) : "")],
     ["reward of a step", rewards.length ? `${num(smooth(rewards)[Math.min(4, rewards.length - 1)], 2)} → ${num(smooth(rewards).at(-1), 2)}` : "–"],
     first && ["held out, greedy", last === first ? num(first.greedy, 2) : `${num(first.greedy, 2)} → ${num(last.greedy, 2)}`],
     ["rollouts", h("a", { href: `#/${name}/rollouts` }, num(Object.values(run.counts).reduce((a, b) => a + b, 0)))],
