@@ -14,11 +14,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import Any, Literal
 
 from lightning_core.errors import ConfigError
+from lightning_core.stores.rules import LONGEST_ID
 from lightning_core.types import Alert, Member, Metrics
 
 log = logging.getLogger(__name__)
@@ -141,7 +143,10 @@ class Watch:
     def _findings(self, scene: Scene) -> Iterator[tuple[str, Finding]]:
         for name, rule in list(self._rules.items()):
             try:
-                yield from [(name, finding) for finding in rule(scene)]
+                found = [(name, finding) for finding in rule(scene)]
+                for _, finding in found:
+                    self._alert(name, finding, scene.step)  # raises for what is no alert
+                yield from found
             except Exception as error:  # a plugin's or a user's own: it must not stop the run
                 log.warning("alert rule %r failed and is left out from here on: %r", name, error)
                 del self._rules[name]
@@ -150,12 +155,21 @@ class Watch:
         mark = f"step-{step}" if finding.since is None else finding.since
         return Alert(
             run_id=self.run_id,
-            id="/".join(filter(None, (rule, finding.subject, mark))),
+            id=_short("/".join(filter(None, (rule, finding.subject, mark)))),
             rule=rule,
             level=finding.level,
             message=finding.message,
             step=step,
         )
+
+
+def _short(name: str) -> str:
+    """An id that a store takes; of one that none would take the beginning, and a digest of all."""
+    kept = "".join(filter(str.isprintable, name))
+    if kept == name and len(name) <= LONGEST_ID:
+        return name
+    digest = blake2b(name.encode(errors="replace"), digest_size=8).hexdigest()
+    return f"{kept[: LONGEST_ID // 2]}.{digest}"
 
 
 # what rules make of a history -----------------------------------------------------------------------------

@@ -66,7 +66,8 @@ def examples(trials: Sequence[Trial], agent: str, placeholders: Sequence[str]) -
     usual = fmean(each.reward for each in episodes)
     alike = len({each.reward for each in episodes}) == 1
     good = [each for each in episodes if (each.reward > 0 if alike else each.reward > usual)]
-    found = [_example(call) for each in good for call in each.calls if call.agent == agent][: len(good)]
+    first = (next((call for call in each.calls if call.agent == agent), None) for each in good)
+    found = [_example(call) for call in first if call is not None]
     told = dict.fromkeys(each for each in found if each is not None)
     return [each for each in told if not any(place in part for place in placeholders for part in each)]
 

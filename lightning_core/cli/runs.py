@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
@@ -56,7 +56,7 @@ from lightning_core.trainer.report import (
     terminal_curve,
 )
 from lightning_core.trainer.summary import Summary
-from lightning_core.types import Member, Metrics
+from lightning_core.types import Member, Metrics, Run
 
 _ROLLOUT = "A rollout: its id, how the id begins or ends, 'best', 'worst' or 'failed'"
 _WHERE = "Only rollouts with this task, step, split, agent or status; may be given several times."
@@ -143,11 +143,16 @@ async def list_runs(folder: Path, paths: Sequence[Path]) -> None:
         return
     table = Table(title=f"runs in {folder}")
     for column in ("run", "status", "steps", "reward", "model", "script", "age"):
-        right = column in ("steps", "age")
-        table.add_column(column, justify="right" if right else "left", no_wrap=True, overflow="fold")
+        side: JustifyMethod = "right" if column in ("steps", "age") else "left"
+        table.add_column(column, justify=side, no_wrap=column == "run", overflow="fold")
     for line in sorted(lines, key=lambda line: line.created_at, reverse=True):
         table.add_row(*map(Text, line.cells), style="red" if line.status in BROKEN else None)
     console.print(table)
+
+
+def status_of(run: Run, path: Path) -> str:
+    """Of a run that says it is running: "killed" if no trainer holds its folder."""
+    return "killed" if run.status == "running" and not RunFolder(path, resume=True).held else run.status
 
 
 BROKEN = ("failed", "killed", "unreadable")
@@ -160,7 +165,7 @@ class RunLine:
     name: str
     created_at: float
     status: str
-    """Of the run; "killed" if it is not finished and no trainer holds its folder."""
+    """See `status_of`."""
     steps: int = 0
     reward: str = "-"
     """Held out and greedy, before and after; of training, first and last, where no held-out one is known."""
@@ -183,13 +188,12 @@ async def read_line(path: Path) -> RunLine:
         return RunLine(name=path.name, created_at=begun, status="unreadable")
     if run is None:
         return RunLine(name=path.name, created_at=begun, status="not started")
-    killed = run.status == "running" and not RunFolder(path, resume=True).held
     script = Path(str(run.provenance.get("script") or "-")).name
     model = str(run.config.get("model", "-"))
     return RunLine(
         name=path.name,
         created_at=run.created_at,
-        status="killed" if killed else run.status,
+        status=status_of(run, path),
         steps=len(metrics),
         reward=_reward(find_summary(path), metrics),
         model=Path(model).name if Path(model).is_absolute() else model,
@@ -225,7 +229,7 @@ async def show_run(path: Path) -> None:
         alerts = await store.list_alerts(run_id)
         automatic = any(k.startswith("air/") and v for one in metrics for k, v in one.values.items())
         rules = await _rules(store, run_id) if automatic else []
-    console.print(f"run {run_id}: {run.status if run else 'not started'}, {len(metrics)} steps")
+    console.print(f"run {run_id}: {status_of(run, path) if run else 'not started'}, {len(metrics)} steps")
     if run and run.provenance:
         console.print(origin_lines(run.provenance), soft_wrap=True)
     if members:

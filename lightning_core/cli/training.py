@@ -34,6 +34,8 @@ _OWN = "A setting of the worker, such as concurrency=8 or workers=ray:8; may be 
 
 
 _STARTERS: Final = Path(__file__).parents[1] / "starters"
+_PYTHON: Final = {"True": True, "False": False, "None": None}
+"""Values as Python writes them, beside JSON's."""
 _RUN: Final = "    answer = await app.answer("
 _NAMED: Final = '    with lightning.agent("triage"):  # a plugin does this by itself\n    '
 """What a bare client needs around the app: no plugin names its agents."""
@@ -339,7 +341,8 @@ def script_traceback(error: Exception, script: str) -> str:
 def read_launch(given: Sequence[str], named: Mapping[str, Any]) -> Launch:
     """The launch of `--set NAME=VALUE` options and of those with a name of their own, None if not given.
 
-    A value is JSON if it can be read so, else text. Raises ConfigError for an option without "=".
+    A value is JSON, True, False or None if it can be read so, else text. Raises ConfigError for an option
+    without "=".
     """
     settings = {name: value for name, value in named.items() if value is not None}
     backend = {}
@@ -358,4 +361,4 @@ def _read_value(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        return text
+        return _PYTHON.get(text, text)

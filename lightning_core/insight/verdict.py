@@ -23,7 +23,16 @@ from lightning_core.insight.failures import group_failures
 from lightning_core.types import Metrics, Record, Rollout, RolloutCount, Status, is_reward
 
 Kind = Literal[
-    "failed", "never_called", "never_earned", "all_equal", "collapsed", "improved", "worse", "flat", "untold"
+    "failed",
+    "never_called",
+    "refused",
+    "never_earned",
+    "all_equal",
+    "collapsed",
+    "improved",
+    "worse",
+    "flat",
+    "untold",
 ]
 LEAST = 3
 """Pairs, or steps on each side, below which no difference is told."""
@@ -76,6 +85,7 @@ def _findings(evidence: Evidence) -> Iterator[_Finding]:
     mostly = [each for each in failures if each.numbers["share"] >= MOSTLY]
     yield from mostly
     yield from _never_called(evidence)
+    yield from _refused(evidence)
     equal = list(_equal_rewards(evidence))
     yield from equal
     yield from _collapsed(evidence)
@@ -108,6 +118,21 @@ def _never_called(evidence: Evidence) -> Iterator[_Finding]:
             f"agents that did: {', '.join(map(repr, seen))}",
             {"rollouts": rollouts},
         )
+
+
+def _refused(evidence: Evidence) -> Iterator[_Finding]:
+    """Agents that are trained and got no reply at all: an app that catches the error hides it."""
+    for name in seen_agents(evidence.metrics):
+        calls, failed = (
+            int(sum(each.values.get(f"agent/{name}/{what}", 0.0) for each in evidence.metrics))
+            for what in ("calls", "failed_calls")
+        )
+        if failed and failed == calls and any(fnmatchcase(name, each) for each in evidence.agents):
+            yield _Finding(
+                "refused",
+                f"Agent {name!r} got an error for each of its {calls} calls, so it learnt nothing",
+                {"calls": calls},
+            )
 
 
 def seen_agents(metrics: Sequence[Metrics]) -> list[str]:
@@ -159,7 +184,8 @@ def _count(evidence: Evidence, *statuses: Status) -> int:
 
 # what was learnt ------------------------------------------------------------------------------
 def _change(evidence: Evidence) -> _Finding:
-    return _held_out_change(evidence) or _training_change(evidence.metrics) or _untold(evidence)
+    pairs = len(_greedy(evidence.before).keys() & _greedy(evidence.after).keys())
+    return _held_out_change(evidence) or _training_change(evidence.metrics, pairs) or _untold(evidence)
 
 
 def _held_out_change(evidence: Evidence) -> _Finding | None:
@@ -173,14 +199,16 @@ def _held_out_change(evidence: Evidence) -> _Finding | None:
     return _told(f"held-out {what}", old, new, low, high, f"{len(pairs)} tasks, greedy", len(pairs))
 
 
-def _training_change(metrics: Sequence[Metrics]) -> _Finding | None:
+def _training_change(metrics: Sequence[Metrics], pairs: int) -> _Finding | None:
+    """`pairs`: the held-out tasks that were evaluated before and after, too few to tell."""
     rewards = [each.values["reward"] for each in metrics if "reward" in each.values]
     steps = max(LEAST, len(rewards) // 4)
     if len(rewards) < 2 * steps:
         return None
     first, last = rewards[:steps], rewards[-steps:]
     low, high = difference_interval(first, last)
-    basis = f"first and last {steps} steps, no held-out tasks to compare"
+    held_out = f"{pairs} held-out task{'s' * (pairs != 1)}: too few" if pairs else "no held-out tasks"
+    basis = f"first and last {steps} steps, {held_out} to compare"
     return _told("training reward", fmean(first), fmean(last), low, high, basis, steps)
 
 

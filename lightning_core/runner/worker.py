@@ -21,11 +21,12 @@ import struct
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from lightning_core.plugins import load_plugins
+from lightning_core.prompts import Pinned
 from lightning_core.runner.in_process import InProcess
 from lightning_core.runner.outcome import Outcome, describe
 from lightning_core.runner.tagging import tagging
@@ -47,15 +48,18 @@ class Assignment:
     gateway_url: str
     token: str
     agents: tuple[str, ...] | None
+    prompts: Mapping[str, Pinned]
     task: Task
 
     @classmethod
     def of(cls, scope: Scope, task: Task) -> Assignment:
-        return cls(scope.rollout_id, scope.attempt, scope.gateway_url, scope.token, scope.agents, task)
+        place = scope.rollout_id, scope.attempt, scope.gateway_url, scope.token
+        return cls(*place, scope.agents, dict(scope.prompts), task)
 
     def scope(self) -> Scope:
         """The attempt's scope in the worker."""
-        return Scope(self.rollout_id, self.attempt, self.gateway_url, self.token, self.agents)
+        place = self.rollout_id, self.attempt, self.gateway_url, self.token
+        return Scope(*place, self.agents, self.prompts)
 
 
 @dataclass(frozen=True, slots=True)

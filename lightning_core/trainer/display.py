@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -247,7 +247,8 @@ def agent_table(summary: Summary) -> Table:
     columns = ["agent", "trained", "calls", "tokens", "calls with an advantage", "credit", "failures"]
     automatic = any(agent.air for agent in summary.agents.values())
     for column in (*columns, *(["AIR"] if automatic else [])):
-        table.add_column(column, justify="left" if column in ("agent", "trained") else "right")
+        side: JustifyMethod = "left" if column in ("agent", "trained") else "right"
+        table.add_column(column, justify=side, no_wrap=column == "agent", overflow="fold")
     for name, agent in summary.agents.items():
         acted = agent.calls > 0 or agent.transitions_with_advantage > 0
         table.add_row(

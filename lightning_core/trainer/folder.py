@@ -22,6 +22,7 @@ from lightning_core.masking import without_password
 log = logging.getLogger(__name__)
 
 CHECKPOINT = re.compile(r"step-(\d{6})")
+_SQLITE = "sqlite:///"
 RUNS = Path("runs")
 """Where runs lie that are given no folder."""
 
@@ -136,7 +137,7 @@ class RunFolder:
     def write_address(self, store: str | None, port: int | None = None) -> None:
         """Say under which id and in which store the run is kept, None is the folder's own, and at which port
         its gateway listens. The store's password is left out."""
-        store = None if store is None else without_password(store)
+        store = None if store is None else without_password(from_anywhere(store))
         self.write_json(self.address_file.name, {"run": self.run_id, "store": store, "port": port})
 
     def checkpoint(self, step: int) -> Path:
@@ -168,6 +169,13 @@ class RunFolder:
 def absolute(path: Path) -> str:
     """Where it lies, as a version's record says it: the same from any working directory."""
     return os.path.abspath(path)
+
+
+def from_anywhere(store: str) -> str:
+    """The URL of a store as it means the same from any working directory."""
+    name = store.removeprefix(_SQLITE)
+    relative = store.startswith(_SQLITE) and name and not name.startswith("/")
+    return _SQLITE + os.path.abspath(name) if relative else store
 
 
 def make_private(folder: Path, *, known: str) -> None:

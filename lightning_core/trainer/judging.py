@@ -18,6 +18,7 @@ import logging
 import os
 import random
 import re
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -76,6 +77,8 @@ class Judging:
         self.judge = judge
         self.store = store
         self.folder = folder
+        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Held while a question is asked, by its file: groups of one task may come to the same one."""
 
     async def score(
         self, rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], rewards: Rewards
@@ -92,7 +95,7 @@ class Judging:
                 groups[rollout.group_id].append(rollout)
         waiting = [group for group in groups.values() if not all(_judged(rewards[one.id]) for one in group)]
         async with Endpoint(self.judge) as endpoint:
-            judging = (self._judge(self.judge, endpoint, group, calls) for group in waiting)
+            judging = (self._judge(self.judge, endpoint, group, calls, rewards) for group in waiting)
             given = await asyncio.gather(*judging, return_exceptions=True)
         for part in given:
             if isinstance(part, BaseException):
@@ -101,7 +104,12 @@ class Judging:
         return rewards
 
     async def _judge(
-        self, judge: Judge, endpoint: Endpoint, group: list[Rollout], calls: Mapping[str, Sequence[Call]]
+        self,
+        judge: Judge,
+        endpoint: Endpoint,
+        group: list[Rollout],
+        calls: Mapping[str, Sequence[Call]],
+        given: Rewards,
     ) -> list[Reward]:
         """The rewards of one group, stored."""
         # a thread: 0.8 s for 8 rollouts of 100 calls, in which the gateway would not answer
@@ -123,7 +131,7 @@ class Judging:
                 "the cause, then resume"
             ) from problem
         by_dialogue = dict(zip(different, scores, strict=True))
-        rewards = [_reward(judge, rollout, by_dialogue[told[rollout.id]]) for rollout in group]
+        rewards = [_reward(judge, one, by_dialogue[told[one.id]], given[one.id]) for one in group]
         await self.store.add_rewards(rewards)
         return rewards
 
@@ -131,13 +139,14 @@ class Judging:
         """The judge's scores, from the run's folder if it was asked the same before."""
         name = f"judge/{question.digest(judge.model)}.json"
         path = self.folder.path / name
-        if path.exists():
-            return [Score.model_validate(one) for one in json.loads(path.read_bytes())["scores"]]
-        scores = await endpoint.ask(question)
-        path.parent.mkdir(exist_ok=True)
-        content = {"model": judge.model, "scores": [one.model_dump() for one in scores]}
-        await asyncio.to_thread(self.folder.write_json, name, content)  # a busy disk takes 20 ms
-        return scores
+        async with self._asking[name]:
+            if path.exists():
+                return [Score.model_validate(one) for one in json.loads(path.read_bytes())["scores"]]
+            scores = await endpoint.ask(question)
+            path.parent.mkdir(exist_ok=True)
+            content = {"model": judge.model, "scores": [one.model_dump() for one in scores]}
+            await asyncio.to_thread(self.folder.write_json, name, content)  # a busy disk takes 20 ms
+            return scores
 
 
 def _tell(
@@ -151,7 +160,9 @@ def _tell(
     return told, different, make_question(judge, group[0].task, different)
 
 
-def _reward(judge: Judge, rollout: Rollout, score: Score) -> Reward:
+def _reward(judge: Judge, rollout: Rollout, score: Score, given: Sequence[Reward]) -> Reward:
+    """Later than every reward of the rollout, also where the clock of its worker is ahead of ours: the last
+    final reward counts."""
     own = rollout.reward if rollout.reward is not None else 0.0
     return Reward(
         rollout_id=rollout.id,
@@ -159,6 +170,7 @@ def _reward(judge: Judge, rollout: Rollout, score: Score) -> Reward:
         value=judge.weight * score.score + (1 - judge.weight) * own,
         source=SOURCE,
         reason=score.reason,
+        created_at=max([time.time(), *(one.created_at for one in given)]),
     )
 
 

@@ -242,7 +242,8 @@ class AgentNames:
                 raise UnknownAgentError(f"{said} in {self.rollouts} rollouts. {self._choice()}")
             if pattern not in self._told:
                 self._told.add(pattern)
-                logger.warning("%s; the run continues. %s", said, self._choice())
+                ends = f"if none does in {PATIENCE} rollouts, the run ends"
+                logger.warning("%s; %s. %s", said, ends if unmatched else "the run continues", self._choice())
 
     def _choice(self) -> str:
         names = ", ".join(map(repr, sorted(self.seen)))

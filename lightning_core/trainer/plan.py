@@ -30,19 +30,20 @@ def make_tasks(rows: Iterable[Task | Mapping[str, Any]], split: Split) -> list[T
     """Tasks from tasks or plain dicts; a row that is not JSON is refused with its place and field."""
     tasks = []
     for index, row in enumerate(rows):
-        if isinstance(row, Task):
-            tasks.append(row if row.split == split else row.model_copy(update={"split": split}))
-            continue
-        if not isinstance(row, Mapping):
+        if not isinstance(row, Task | Mapping):
             raise TaskError(f"{split} task {index} is a {type(row).__name__}; give a Task or a dict")
-        for name, value in row.items():
+        for name, value in (row.input if isinstance(row, Task) else row).items():
             try:
-                json.dumps(value, allow_nan=False)
+                text = json.dumps({name: value}, allow_nan=False, ensure_ascii=False)
+                text.encode()  # refuses half a character
             except (TypeError, ValueError) as problem:
                 raise TaskError(
                     f"{split} task {index}: field {name!r} is not JSON ({problem}); "
                     "a task must be plain data, so that it can be sent to a worker in another process"
                 ) from None
+        if isinstance(row, Task):
+            tasks.append(row if row.split == split else row.model_copy(update={"split": split}))
+            continue
         try:
             tasks.append(Task(id=str(row.get("id") or ""), input=dict(row), split=split))
         except ValidationError as problem:

@@ -27,7 +27,7 @@ from lightning_core.runner.runner import prepare
 from lightning_core.runner.tagging import tagging
 from lightning_core.stores.base import Store
 from lightning_core.trainer.demonstrations import encode_all
-from lightning_core.trainer.folder import RunFolder
+from lightning_core.trainer.folder import RunFolder, from_anywhere
 from lightning_core.trainer.observers import Observers
 from lightning_core.trainer.parts import (
     ResolvedPhase,
@@ -212,7 +212,8 @@ class Session:
         """The store of a resumed run is the one it was begun with."""
         given, address = self.settings.store, self.folder.read_address()
         if address is not None and given is not None:
-            begun, shown = without_password(address["store"] or "of its folder"), without_password(given)
+            begun = without_password(from_anywhere(address["store"] or "of its folder"))
+            shown = without_password(from_anywhere(given))
             if shown != begun:
                 raise ConfigError(
                     f"run {self.folder.run_id!r} was started with store {begun!r}, not {shown!r}; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import threading
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from lightning_core.errors import ConfigError, StoreError, TrainingStopped
 from lightning_core.runner.packing import check_not_loading
 from lightning_core.stores.base import Store
 from lightning_core.trainer.display import Display
-from lightning_core.trainer.folder import RunFolder, choose_folder
+from lightning_core.trainer.folder import RunFolder, absolute, choose_folder
 from lightning_core.trainer.launch import current_launch, launching
 from lightning_core.trainer.loop import Loop
 from lightning_core.trainer.observers import AlertObserver, Observers, Trackers, to_alerts
@@ -133,7 +134,7 @@ async def _fit(
             except BaseException as problem:
                 status = "stopped" if isinstance(problem, asyncio.CancelledError) else "failed"
                 await asyncio.shield(_end(session.store, run, status))
-                if isinstance(problem, OSError):
+                if isinstance(problem, OSError) and _is_of(folder, problem):
                     raise StoreError(
                         f"can't write the run's folder {str(folder.path)!r}: {problem}; "
                         "free some space, then resume"
@@ -142,6 +143,14 @@ async def _fit(
             await _end(session.store, run, "finished")
     display.report(summary, folder.path, curve, shown)
     return summary
+
+
+def _is_of(folder: RunFolder, problem: OSError) -> bool:
+    """Whether the disk refused to take more, or a file of the run's folder: an app's own functions, such as a
+    judge's rubric, may fail to read or to connect as well."""
+    full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
+    place = Path(absolute(Path(str(problem.filename or "/"))))
+    return full or place.is_relative_to(absolute(folder.path))
 
 
 async def _end(store: Store, run: Run, status: str) -> None:

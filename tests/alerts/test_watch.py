@@ -8,6 +8,7 @@ from lightning_core.alerts.rules import RewardCollapse, StuckWorker, failed_upda
 from lightning_core.alerts.watch import QUIET, Alerts, Finding, Scene, Watch, make_rule
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
+from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.trainer.observers import make_rules, to_alerts
 from lightning_core.types import Alert, Member, Metrics
 from tests.alerts.histories import history
@@ -68,6 +69,26 @@ def test_a_rule_that_fails_is_left_out_and_the_others_go_on(caplog):
     assert [record.message for record in caplog.records] == [
         "alert rule 'broken' failed and is left out from here on: KeyError('reward')"
     ]
+
+
+async def test_a_subject_of_any_length_and_kind_is_told_under_an_id_that_a_store_takes():
+    subjects = ["t" * 600, "t" * 601, "two\nlines", "half \ud83d", "nul \0"]
+
+    def long(scene: Scene) -> list[Finding]:
+        return [Finding("it never earns", subject=subject) for subject in subjects]
+
+    alerts = told(Watch("run", {"long": long}), history(reward=[0]))
+    async with MemoryStore() as store:
+        assert await store.add_alerts(alerts) == len(subjects)
+
+
+def test_a_rule_whose_finding_is_no_alert_is_left_out_and_the_others_go_on(caplog):
+    def silent(scene: Scene) -> list[Finding]:
+        return [Finding(None)]  # type: ignore[arg-type]
+
+    watch = Watch("run", {"silent": silent, "low": low})
+    assert [alert.rule for alert in told(watch, history(reward=[0, 0]))] == ["low"]
+    assert "alert rule 'silent' failed and is left out" in caplog.text
 
 
 # settings ---------------------------------------------------------------------------------------

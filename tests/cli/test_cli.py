@@ -18,6 +18,7 @@ import pytest
 
 import lightning_core
 from lightning_core.cli import main
+from lightning_core.cli.training import read_launch
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "small_job.py"
@@ -127,6 +128,13 @@ def test_resuming_with_another_seed_is_refused(finished, call):
     other = call("train", SCRIPT, "--folder", folder, "--resume", "--set", "seed=6")
     assert other.returncode == 1
     assert "another seed" in other.stderr
+
+
+def test_a_setting_is_read_as_json_as_python_or_as_text():
+    given = ["air=False", "progress=true", "timeout=None", "steps=3", "model=tiny", "backend.lora=True"]
+    launch = read_launch(given, {})
+    assert launch.settings == {"air": False, "progress": True, "timeout": None, "steps": 3, "model": "tiny"}
+    assert launch.backend == {"lora": True}
 
 
 def test_an_agent_nobody_has_seen_is_an_error_with_the_names_seen(tmp_path, call):

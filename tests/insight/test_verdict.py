@@ -125,6 +125,13 @@ def test_too_little_is_said_to_be_too_little():
     assert "2 steps and 1 held-out task;" in told.sentence
 
 
+def test_too_few_held_out_tasks_are_not_told_as_none():
+    rewards = steps([0.0, 0.1, 0.2, 0.8, 0.9, 1.0])
+    both = verdict(Evidence(metrics=rewards, before=evaluated([0.0, 0.0]), after=evaluated([1.0, 1.0])))
+    assert "first and last 3 steps, 2 held-out tasks: too few to compare" in both.sentence
+    assert "no held-out tasks to compare" in verdict(Evidence(metrics=rewards)).sentence
+
+
 def test_a_run_without_updates_says_what_it_measured():
     told = verdict(Evidence(before=evaluated([1.0, 0.5])))
     assert told.sentence == "No update was made: held-out reward 0.75 (greedy, 2 tasks)"
@@ -149,6 +156,15 @@ def test_a_named_agent_that_never_called_comes_before_what_was_learnt():
     assert "'planner' never called a model in 48 rollouts" in told.sentence
     assert "'writer'" in told.sentence
     assert told.also[0].startswith("Improved")
+
+
+def test_an_agent_that_got_nothing_but_errors_is_named_although_the_app_went_on():
+    rewards, both = [0.0, 0.1, 0.2, 0.8, 0.9, 1.0], ["writer", "helper"]
+    calls = {"agent/helper/calls": 2.0, "agent/helper/failed_calls": 2.0, "agent/writer/failed_calls": 1.0}
+    told = verdict(Evidence(metrics=steps(rewards, **calls), agents=both))
+    assert told.kind == "refused"
+    assert told.sentence == "Agent 'helper' got an error for each of its 12 calls, so it learnt nothing"
+    assert verdict(Evidence(metrics=steps(rewards, **calls), agents=["writer"])).kind == "improved"
 
 
 def test_a_lost_reward_is_a_collapse():

@@ -23,6 +23,10 @@ from lightning_core.tracing.scope import current_scope
 from lightning_core.tracing.tools import report_tool
 from lightning_core.types import Task
 
+PROMPTED = "guide"
+"""The agent whose prompt is pinned to another version than its seed."""
+SEED = "Answer in one word."
+
 
 async def play(task: Task) -> object:
     """What the task says."""
@@ -90,8 +94,22 @@ async def asking(task: Task) -> float:
     return 1.0
 
 
-async def _ask(client: openai.AsyncOpenAI, text: str) -> openai.types.chat.ChatCompletion:
-    return await client.chat.completions.create(model="any", messages=[{"role": "user", "content": text}])
+async def prompted(task: Task) -> float:
+    """Tells an endpoint of the app's own its prompt twice: by the seed, and as `lightning.prompt` has it."""
+    told = lightning.prompt(PROMPTED, SEED)
+    async with openai.AsyncOpenAI(api_key="sk-mine", base_url=str(task.input["hosted"])) as client:
+        with lightning.agent(PROMPTED):
+            await _ask(client, told, system=SEED)
+    return 1.0
+
+
+async def _ask(
+    client: openai.AsyncOpenAI, text: str, *, system: str | None = None
+) -> openai.types.chat.ChatCompletion:
+    messages: Any = [{"role": "system", "content": system}] if system is not None else []
+    return await client.chat.completions.create(
+        model="any", messages=[*messages, {"role": "user", "content": text}]
+    )
 
 
 def begin(task: Task) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lightning_core.prompts import Pinned, Prompt
 from lightning_core.runner.ray_workers import RayWorkers
 from lightning_core.runner.runner import Runner
 from lightning_core.stores.base import Store
@@ -20,9 +21,12 @@ from lightning_core.tracing.scope import Scope
 from lightning_core.types import Attempt, Rollout, Task
 from tests.gateway.conftest import House, open_house
 from tests.gateway.scripted import until
+from tests.runner.playing import PROMPTED, SEED
 
 AGENTS = ("writer", "reader")
 """Those that are trained."""
+BETTER = "Answer in one word, in French."
+"""The prompt that rollouts are pinned to."""
 
 
 @dataclass
@@ -55,7 +59,8 @@ async def serve_runner(
 
         def scope_for(attempt: Attempt) -> Scope:
             token = house.tokens.issue(attempt.rollout, attempt.number)
-            return Scope(attempt.rollout.id, attempt.number, house.url, token, AGENTS)
+            pinned = {PROMPTED: Pinned(Prompt(SEED), BETTER)}
+            return Scope(attempt.rollout.id, attempt.number, house.url, token, AGENTS, pinned)
 
         with instrument(lambda: None):
             runner = Runner(solve, store, run_id="run", scope_for=scope_for, workers=workers, **options)

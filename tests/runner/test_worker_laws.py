@@ -19,7 +19,7 @@ from lightning_core.testing.server import serving
 from lightning_core.types import Call, Rollout, Status
 from tests.runner import playing
 from tests.runner.clusters import cluster
-from tests.runner.served import AGENTS, ServedRunner, begun, lives, rollouts, serve_runner, written
+from tests.runner.served import AGENTS, BETTER, ServedRunner, begun, lives, rollouts, serve_runner, written
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 WORKERS = 2
@@ -128,6 +128,15 @@ async def test_every_call_is_recorded_under_its_own_rollout_and_agent(at: Served
         expected = Counter(f"{place} {name} {turn}" for name in AGENTS for turn in range(3))
         assert Counter(said_in(call) for call in calls[one.id]) == expected
         assert all(str(said_in(call)).split()[1] == call.agent for call in calls[one.id])
+
+
+async def test_an_agent_is_told_the_prompt_that_its_rollout_is_pinned_to(
+    at: ServedRunner, hosted: str
+) -> None:
+    (done,) = await at.play(rollouts("prompted", 1, hosted=hosted))
+    (call,) = (await at.store.get_calls([done.id]))[done.id]
+    messages: Any = call.request["messages"]
+    assert [message["content"] for message in messages] == [BETTER, BETTER]
 
 
 async def test_a_function_runs_where_the_runner_is_told(at: ServedRunner, name: str) -> None:

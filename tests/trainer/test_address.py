@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
 import lightning_core as lightning
+from lightning_core.cli.runs import show_run
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.types import Rollout, Task
@@ -32,6 +34,23 @@ def test_a_run_that_is_resumed_without_naming_its_store_stays_there(tmp_path: Pa
     fit(run, resume=True, store=store)
     with pytest.raises(ConfigError, match=r"started with store 'sqlite:.*shared\.db', not 'redis://me@h'"):
         fit(run, resume=True, store="redis://me:secret@h")
+
+
+def test_a_run_in_a_store_with_a_relative_path_goes_on_and_is_shown_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    fit(run, store="sqlite:///runs.db")
+    monkeypatch.chdir(elsewhere)
+    fit(run, resume=True)
+    fit(run, resume=True, store="sqlite:///../runs.db")
+    with pytest.raises(ConfigError, match="was started with store"):
+        fit(run, resume=True, store="sqlite:///runs.db")
+    asyncio.run(show_run(run))
+    assert "run run: finished, 0 steps" in capsys.readouterr().out
+    assert list(elsewhere.iterdir()) == []
 
 
 async def test_a_rollout_that_somebody_else_put_under_the_runs_name_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import lightning_core as lightning
-from lightning_core.errors import ConfigError, TrainingError
+from lightning_core.errors import ConfigError, StoreError, TrainingError
 from lightning_core.trainer.summary import Summary
 
 TASKS = [{"question": f"List the boats with speed above {n}."} for n in range(8)]
@@ -118,6 +119,22 @@ def test_an_app_that_never_works_is_an_error_with_its_own_words(tmp_path, valida
     app.broken = True
     with pytest.raises(TrainingError, match="the database is not where it was"):
         fit(tmp_path / "run", app, validation=validation)
+
+
+@pytest.mark.parametrize(
+    ("problem", "told"),
+    [
+        (FileNotFoundError(errno.ENOENT, "there is none", "rubric.txt"), FileNotFoundError),
+        (OSError(errno.ENOSPC, "it is full"), StoreError),
+    ],
+)
+def test_a_file_that_a_function_of_the_user_can_t_read_is_not_told_as_a_full_disk(tmp_path, problem, told):
+    def credit(group):
+        raise problem
+
+    algorithm = lightning.GRPO(group_size=3, tasks_per_step=2, credit=credit)
+    with pytest.raises(told, match=problem.strerror):
+        fit(tmp_path / "run", algorithm=algorithm, validation=[])
 
 
 def test_a_step_that_failed_as_a_whole_is_made_anew_on_resume(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -158,6 +159,24 @@ async def test_an_answer_survives_in_the_folder_what_the_store_did_not_get(tmp_p
     assert len(server.asked) == 1
     [kept] = (tmp_path / "run" / "judge").iterdir()
     assert sorted(one["score"] for one in json.loads(kept.read_text())["scores"]) == [0.25, 0.75]
+
+
+async def test_groups_that_come_to_the_same_question_ask_it_once(tmp_path: Path) -> None:
+    said = [(rollout(f"{g}{i}", g), f"0.{i}") for g in "xyz" for i in range(2)]
+    made = await step(tmp_path, said)
+    with judging(number_said, delay=0.2) as server:
+        judged, _ = await made.judge(server)
+    assert [one.reward for one in judged] == [0.0, 0.1] * 3
+    assert len(server.asked) == 1
+
+
+async def test_a_score_counts_where_the_clock_of_a_worker_is_ahead(tmp_path: Path) -> None:
+    made = await step(tmp_path, [(rollout("a"), "0.25"), (rollout("b"), "0.75")])
+    ahead = Reward(rollout_id="a", attempt=1, value=0.9, created_at=time.time() + 60)
+    await made.store.add_rewards([ahead])
+    with judging(number_said) as server:
+        judged, _ = await made.judge(server)
+    assert [one.reward for one in judged] == [0.25, 0.75]
 
 
 async def test_another_rubric_or_model_is_another_question(tmp_path: Path) -> None:

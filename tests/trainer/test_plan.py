@@ -83,7 +83,15 @@ def test_the_same_input_is_the_same_task():
 
 @pytest.mark.parametrize(
     ("row", "words"),
-    [({"q": object()}, "'q'"), ({"q": math.nan}, "'q'"), ("text", "str"), (None, "NoneType")],
+    [
+        ({"q": object()}, "'q'"),
+        ({"q": math.nan}, "'q'"),
+        (Task(input={"q": math.nan}), "'q'"),
+        ({"q": "half \ud83d"}, "'q'"),
+        (Task(input={"q": ["half \ud83d"]}), "'q'"),
+        ("text", "str"),
+        (None, "NoneType"),
+    ],
 )
 def test_a_row_that_is_not_json_is_refused_with_its_place(row, words):
     with pytest.raises(TaskError, match=f"(?s)validation task 1.*{words}"):

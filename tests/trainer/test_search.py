@@ -27,12 +27,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import lightning_core as lightning
+from lightning_core.algorithms.bootstrap import examples
+from lightning_core.algorithms.search import Episode, Trial
 from lightning_core.errors import ConfigError, TrainingError, TrainingStopped
 from lightning_core.gateway.server import ServerThread
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.searching import halves, interval
 from lightning_core.trainer.summary import Summary
-from lightning_core.types import Call, ResourceVersion, Rollout, Task
+from lightning_core.types import Call, Choice, ResourceVersion, Rollout, Task
 
 SEED = "You know:"
 TRAIN = [{"needs": n % 4, "number": n} for n in range(8)]
@@ -308,6 +310,32 @@ def test_bootstrap_answers_none_where_demonstrations_do_not_help(tmp_path: Path,
     found = fit(tmp_path / "run", model, lightning.Bootstrap(budget=60)).searches[0]
     assert found.verdict == "none of its candidates was better than the seed"  # it never succeeded
     assert found.versions == {"expert": (0, 0)}
+
+
+def test_bootstrap_shows_the_first_reply_of_each_rollout_that_went_well() -> None:
+    def trial(number: int) -> Trial:
+        task = Task(input={"number": number})
+        own = Rollout(
+            id=f"r{number}", run_id="run", task=task, group_id="g", step=0, reward=float(number > 0)
+        )
+        calls = [
+            Call(
+                id=f"{number}-{turn}",
+                rollout_id=own.id,
+                attempt=1,
+                agent="expert",
+                trained=False,
+                request={"messages": [{"role": "user", "content": f"task {number}, turn {turn}"}]},
+                choices=[Choice(message={"role": "assistant", "content": f"reply {turn}"})],
+                started_at=float(turn),
+                ended_at=float(turn),
+            )
+            for turn in range(3)
+        ]
+        return Trial(task, (Episode(own, calls, [], []),))
+
+    shown = examples([trial(number) for number in range(4)], "expert", ())
+    assert shown == [(f"task {number}, turn 0", "reply 0") for number in (1, 2, 3)]
 
 
 def test_bootstrap_finds_demonstrations_that_help(tmp_path: Path, model: Knowing) -> None:
