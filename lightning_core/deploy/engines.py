@@ -9,12 +9,14 @@ that a person could give.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import secrets
 import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ from lightning_core.deploy.documents import make_compose, make_job, make_task, m
 from lightning_core.errors import ConfigError
 from lightning_core.trainer.folder import write_atomically
 
+log = logging.getLogger(__name__)
 Say = Callable[[str], None]
 Command = Sequence[str]
 PATIENCE_SECONDS: Final = 1800.0
@@ -185,6 +188,13 @@ def write_lock(folder: Path, deployment: Deployment, loaded: Iterable[str]) -> N
     owners = packages_distributions()
     used = {_plain(name) for top in tops for name in owners.get(top, ())} & installed.keys()
     sources = dict(_sources(installed))
+    for name, file in sorted(_left_out(tops, sources.values())):
+        log.warning(
+            "the image will not have %s (%s): it is neither below this folder nor in a package; move it "
+            "here, or install it with pip",
+            name,
+            file,
+        )
     used |= {name for name, source in sources.items() if _holds(source, tops)}
     heavy = _required_by(installed.get(OWN), "local") - _required_by(installed.get(OWN))
     wheels = {name: _build(folder, sources[name]) for name in sorted((used | {OWN}) & sources.keys())}
@@ -233,6 +243,17 @@ def _sources(installed: Mapping[str, Distribution]) -> Iterable[tuple[str, Path]
         url = urlsplit(json.loads(said)["url"]) if said else None
         if url is not None and url.scheme == "file" and Path(unquote(url.path)).is_dir():
             yield name, Path(unquote(url.path))
+
+
+def _left_out(modules: Iterable[str], sources: Iterable[Path]) -> Iterable[tuple[str, Path]]:
+    """Loaded modules that a person put elsewhere, found by a path of their own."""
+    places = [Path.cwd(), *sources, *(Path(each) for each in sysconfig.get_paths().values())]
+    for name in set(modules) - sys.stdlib_module_names - {"__main__"}:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None and not any(
+            Path(file).resolve().is_relative_to(place.resolve()) for place in places
+        ):
+            yield name, Path(file)
 
 
 def _holds(source: Path, modules: Iterable[str]) -> bool:

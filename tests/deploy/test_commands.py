@@ -181,6 +181,24 @@ def install_editable(source: Path, site: Path, name: str) -> None:
     (records / "direct_url.json").write_text(json.dumps({"url": source.as_uri(), "dir_info": {}}))
 
 
+def test_a_module_that_the_image_will_not_have_is_named(
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    here, beside = tmp_path_factory.mktemp("app"), tmp_path_factory.mktemp("beside")
+    for name, folder in (("apps_helper", here), ("stray_helper", beside)):
+        (folder / f"{name}.py").touch()
+        monkeypatch.syspath_prepend(folder)
+        monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
+    (here / "small.py").write_text((ROOT / "tests/cli/small_job.py").read_text())
+    with in_folder(here):
+        loaded = ["json", "torch", "yaml", "pytest", "lightning_core", "apps_helper", "stray_helper"]
+        write_files(ENGINES["docker"], read(here), Path("out"), loaded, "Made by a test.")
+    (said,) = [record.getMessage() for record in caplog.records if "will not have" in record.getMessage()]
+    assert said.startswith(f"the image will not have stray_helper ({beside / 'stray_helper.py'})")
+
+
 def test_an_image_gets_what_the_script_had_loaded_in_the_versions_that_are_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
