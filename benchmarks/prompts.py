@@ -309,9 +309,9 @@ def _markdown(rows: Sequence[Sequence[str]]) -> str:
 
 def publish(name: str, table: str) -> None:
     """Put the table between its marks on the page."""
-    begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
+    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
     before, _, rest = PAGE.read_text().partition(begin)
-    PAGE.write_text(f"{before}{begin}{table}{end}{rest.partition(end)[2]}")
+    PAGE.write_text(f"{before}{begin}{table}\n{end}{rest.partition(end)[2]}")
 
 
 def main() -> None:

@@ -71,10 +71,11 @@ def test_the_table_compares_seed_by_seed(tmp_path: Path, monkeypatch: pytest.Mon
     assert made.splitlines()[2].endswith("| .40 (-.87 to 1.67) |")
     assert made.splitlines()[4].endswith("| .00 (.00 to .00) | 0 of 2 |  | -.10 (-.10 to -.10) |")
     page = tmp_path / "page.md"
-    page.write_text("above\n<!-- searches -->\nold\n<!-- end of searches -->\nbelow\n")
     monkeypatch.setattr(prompts, "PAGE", page)
-    publish("searches", made)
-    assert page.read_text() == f"above\n<!-- searches -->\n{made}\n<!-- end of searches -->\nbelow\n"
+    for before in ("", "old\n"):
+        page.write_text(f"above\n<!-- searches -->\n{before}<!-- end of searches -->\nbelow\n")
+        publish("searches", made)
+        assert page.read_text() == f"above\n<!-- searches -->\n{made}\n<!-- end of searches -->\nbelow\n"
 
 
 def _summary(before: float, after: float) -> SearchSummary:
