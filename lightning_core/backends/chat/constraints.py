@@ -312,9 +312,11 @@ def _combines(schema: Any) -> bool:
     joined = schema.keys() & _JOINING
     if len(schema.get("allOf", ())) > 1 or (joined and ("properties" in schema or joined & {"if", "not"})):
         return True
-    inner = [each for name in _BY_NAME if isinstance(each := schema.get(name), dict)]
-    inner += [{"": each} for name, each in schema.items() if name not in (*_BY_NAME, "const", "enum")]
-    return any(_combines(each) for names in inner for each in names.values())
+    return any(
+        _combines(list(value.values()) if name in _BY_NAME and isinstance(value, dict) else value)
+        for name, value in schema.items()
+        if name not in ("const", "enum")
+    )
 
 
 def _bare(schema: Any, *, closed: bool) -> Any:
