@@ -45,6 +45,10 @@ class SilentError(LostError):
     """No answer came in time: the server may be slow or gone."""
 
 
+class RefusedError(LostError):
+    """Nothing takes connections at its address."""
+
+
 @dataclass(slots=True)
 class Piece:
     """What came at once of one reply."""
@@ -215,7 +219,9 @@ def best_of(table: dict[str, float], count: int) -> list[tuple[int, float]]:
 def _kind(error: Exception) -> type[LostError]:
     """After a time-out, or without descriptors left in this process, the server may be well."""
     ours = getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
-    return SilentError if ours or isinstance(error, TimeoutError) else LostError
+    if ours or isinstance(error, TimeoutError):
+        return SilentError
+    return RefusedError if isinstance(error, aiohttp.ClientConnectorError) else LostError
 
 
 def _words(error: BaseException) -> str:

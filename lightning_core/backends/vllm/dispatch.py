@@ -1,9 +1,9 @@
 """vLLM's servers and the replies in flight at them, all in one event loop (`upstream.Replicas` owns it).
 
-A server is lost once it refuses a probe, or after `silence` seconds without a byte of any reply or an answer
-to a probe. A slow one is not lost: thousands of replies make a server slow to answer, so each piece of a
-reply is a sign of life. A reply whose server is lost ends with an error; the app's SDK asks again, or the
-rollout is tried again. What waits for its turn at a lost server goes to another one.
+A server is lost once it refuses a connection or a probe, or after `silence` seconds without a byte of any
+reply or an answer to a probe. A slow one is not lost: thousands of replies make a server slow to answer, so
+each piece of a reply is a sign of life. A reply whose server is lost ends with an error; the app's SDK asks
+again, or the rollout is tried again. What waits for its turn at a lost server goes to another one.
 
 A rollout stays with one server, whose prefix cache then holds its conversation: the server with the highest
 hash of (rollout, address) among those that answer.
@@ -22,7 +22,14 @@ from typing import Any
 
 from lightning_core.backends.chat.completion import WAKE_SECONDS, Completion, Request, Wakes
 from lightning_core.backends.meter import Meter
-from lightning_core.backends.vllm.client import Client, LostError, Piece, SilentError, sampling_body
+from lightning_core.backends.vllm.client import (
+    Client,
+    LostError,
+    Piece,
+    RefusedError,
+    SilentError,
+    sampling_body,
+)
 from lightning_core.errors import EngineError, GatewayError
 
 logger = logging.getLogger(__name__)
@@ -119,8 +126,9 @@ class Pool:
 
     def lose(self, replica: Replica, why: str) -> None:
         """Send it nothing more; replies in flight there end with an error."""
-        if replica.lost is None:
-            logger.warning("vLLM's server is out: %s", why)
+        if replica.lost is not None:
+            return
+        logger.warning("vLLM's server is out: %s", why)
         replica.lost, replica.doubted = why, False
         for _ in range(replica.waiting):  # they find that it is lost
             replica.slots.release()
@@ -189,9 +197,7 @@ class Pool:
         now = time.monotonic()
         if problem is None:
             replica.heard, replica.doubted = now, False
-        elif replica.lost is None and (
-            not isinstance(problem, SilentError) or now - replica.heard >= self.rules.silence
-        ):
+        elif not isinstance(problem, SilentError) or now - replica.heard >= self.rules.silence:
             self.lose(replica, str(problem))
 
     async def _look_at_lost(self, replica: Replica) -> None:
@@ -274,22 +280,26 @@ class Dispatcher:
     async def _serve(self, completion: Completion, stop_ids: frozenset[int]) -> None:
         """One reply, from the line to its end. Raises EngineError if its server is lost."""
         replica, slots = await self._enter(completion.request)
-        until_lost = asyncio.timeout(None)
         try:
             self._check(completion.request, replica)
             body = sampling_body(completion, self.model, stop_ids)
             replica.sent += 1
             with self._busy:
-                async with until_lost:
+                async with asyncio.timeout(None) as until_lost:
                     replica.streams.add(until_lost)
-                    await self._read(replica, completion, body)
+                    try:
+                        await self._read(replica, completion, body)
+                    finally:
+                        replica.streams.discard(until_lost)
         except TimeoutError as error:
             raise _broken(str(replica.lost)) from error
+        except RefusedError as error:
+            self._pool.lose(replica, str(error))
+            raise _broken(str(error)) from error
         except LostError as error:
             self._pool.doubt(replica)
             raise _broken(str(error)) from error
         finally:
-            replica.streams.discard(until_lost)
             replica.running -= 1
             slots.release()
 
