@@ -1,7 +1,7 @@
 """What the console costs, and the pictures of its pages.
 
 python -m benchmarks.console speed                 # a store of 100,000 calls: processor time, memory, waiting
-python -m benchmarks.console training              # a training with an open page beside one without, in pairs
+python -m benchmarks.console training              # a training with an open page in every other step, drawn
 python -m benchmarks.console pictures runs/demo    # each page of that run, and of the runs beside it
 
 Processor time is the console's own, as the kernel counts it, so a busy machine changes it little; what a
@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -31,7 +33,8 @@ import httpx
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from benchmarks.stores.processes import cpu_seconds, rss_bytes
+from benchmarks.intervals import mean_of
+from benchmarks.stores.processes import children, cpu_seconds, rss_bytes
 from lightning_core.credit.whole import uniform
 from lightning_core.insight.why import CREDIT, Method
 from lightning_core.stores.sqlite import SqliteStore
@@ -56,8 +59,7 @@ REPLY: Final = 40
 """Tokens of a reply."""
 ASKED: Final = 5
 """Times that each answer is asked for."""
-PAIRS: Final = 3
-TRAINED: Final = ("examples/words/train.py", "--steps", "8")
+TRAINED: Final = ("examples/words/train.py", "--steps", "82")
 BEGUN: Final = 2
 """Steps at the start that are not counted: in them the console and the browser start."""
 LARGEST: Final = 80_000
@@ -307,52 +309,70 @@ async def _put(url: str, step: int) -> None:
         await store.put_metrics(_metrics(step, random.Random(step)))
 
 
-def _elsewhere(do: Callable[[], None]) -> None:
+def _elsewhere(do: Callable[[], Any]) -> Any:
     """In a thread without a loop: Playwright's runs in this one."""
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(do).result()
+        return pool.submit(do).result()
 
 
 # what it costs a training ---------------------------------------------------------------------
 def measure_training() -> None:
-    """Train in pairs, with an open page and without, the order changing."""
-    pairs: list[tuple[tuple[float, float], tuple[float, float]]] = []
-    for number in range(PAIRS):
-        both = {}
-        for watched in (True, False) if number % 2 else (False, True):
-            with tempfile.TemporaryDirectory() as folder:
-                both[watched] = _train(Path(folder, "run"), watched)
-        pairs.append((both[False], both[True]))
-        print(f"pair {number}: alone {pairs[-1][0]}, watched {pairs[-1][1]}", flush=True)
-    for place, name in enumerate(("wall", "trainer's processor")):
-        shares = [with_[place] / without[place] - 1 for without, with_ in pairs]
-        spread = " ".join(f"{share:+.1%}" for share in shares)
-        print(f"{name} time: {fmean(shares):+.1%} with an open page ({spread})")
-
-
-def _train(folder: Path, watched: bool) -> tuple[float, float]:
-    """(seconds of the steps after the first, processor seconds of the trainer)."""
+    """Train once. In one step of every two, drawn, console and browser are stopped."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
-    command = [sys.executable, "-m", "lightning_core.cli", "train", *TRAINED, "--folder", str(folder)]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not (folder / "run.json").exists():
-        time.sleep(0.05)
-    if watched:
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent, "run")
+        command = [sys.executable, "-m", "lightning_core.cli", "train", *TRAINED, "--folder", str(folder)]
+        trainer = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        while not (folder / "run.json").exists():
+            time.sleep(0.05)
         with serving(str(folder)) as (address, _), opening(address):
-            _, status, used = os.wait4(process.pid, 0)
-    else:
-        _, status, used = os.wait4(process.pid, 0)
-    if status:
-        raise RuntimeError(f"the training ended with {status}")
-    return asyncio.run(_step_seconds(folder)), used.ru_utime + used.ru_stime
+            trainers = {trainer.pid, *_beneath(trainer.pid)}
+            watchers = [each for each in _beneath(os.getpid()) if each not in trainers]
+            watched = _elsewhere(lambda: asyncio.run(_watch_in_turns(trainer, folder, watchers)))
+        seconds = asyncio.run(_step_seconds(folder))
+    pairs = range(BEGUN, len(watched) - 1, 2)
+    open_, closed = ([seconds[k + (watched[k] != state)] for k in pairs] for state in (True, False))
+    found = mean_of([math.log(one / other) for one, other in zip(open_, closed, strict=True)])
+    low, middle, high = (f"{math.expm1(each):+.1%}" for each in (found.low, found.value, found.high))
+    print(
+        f"{len(pairs)} pairs of steps of {fmean(closed):.1f} s: with an open page {middle} ({low} to {high})"
+    )
 
 
-async def _step_seconds(folder: Path) -> float:
+async def _watch_in_turns(
+    trainer: subprocess.Popen[bytes], folder: Path, watchers: Sequence[int]
+) -> list[bool]:
+    """Whether the page was open in each step."""
+    chance, watched = random.Random(0), [True] * BEGUN
     async with SqliteStore(f"sqlite:///{folder}/store.db") as store:
-        steps = await store.list_metrics(folder.name)
-    return sum(each.values["step_seconds"] for each in steps if each.step >= BEGUN)
+        while trainer.poll() is None:
+            await asyncio.sleep(0.1)
+            if not await store.list_metrics(folder.name, since=len(watched) - 1):
+                continue
+            watched.append(not watched[-1] if len(watched) % 2 else chance.random() < 0.5)
+            _signal(watchers, signal.SIGCONT if watched[-1] else signal.SIGSTOP)
+    _signal(watchers, signal.SIGCONT)
+    if trainer.returncode:
+        raise RuntimeError(f"the training ended with {trainer.returncode}")
+    return watched
+
+
+def _signal(processes: Sequence[int], signal_: signal.Signals) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal_)
+
+
+def _beneath(process: int) -> list[int]:
+    """All that it has started, and what those have started."""
+    return [each for child in children(process) for each in (child, *_beneath(child))]
+
+
+async def _step_seconds(folder: Path) -> list[float]:
+    async with SqliteStore(f"sqlite:///{folder}/store.db") as store:
+        return [each.values["step_seconds"] for each in await store.list_metrics(folder.name)]
 
 
 # pictures -------------------------------------------------------------------------------------
