@@ -1,4 +1,4 @@
-"""A rollout's records as a trajectory: what credit compares, and what is trained on.
+"""Rollouts' records as trajectories: what credit compares, and what is trained on.
 
 The trainer makes its batches so, and whoever explains an update makes them again, from the same records.
 """
@@ -7,15 +7,70 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
+from lightning_core.credit.base import group_by_id, total_return
 from lightning_core.errors import TokenIdsError
 from lightning_core.linking import final_rewards, in_order, link_rewards
 from lightning_core.sequences import as_ids, as_logprobs
 from lightning_core.transcript import observation
-from lightning_core.types import Call, Reward, Rollout, Status, Trajectory, Transition
+from lightning_core.types import Call, Reward, Rollout, Status, Trajectory, Transition, is_reward
 
 log = logging.getLogger(__name__)
+
+
+def to_trajectories(
+    rollouts: Sequence[Rollout],
+    calls: Mapping[str, Sequence[Call]],
+    rewards: Mapping[str, Sequence[Reward]],
+    *,
+    lowest: bool,
+) -> list[Trajectory]:
+    """Those of the finished rollouts that count: with a reward, in groups without an unusable one.
+
+    `lowest`: a failure that counts has the lowest return of its group, if that is less than its own.
+    """
+    unusable = unusable_groups(rollouts, rewards)
+    counted = [one for one in rollouts if one.reward is not None and one.group_id not in unusable]
+    made = [to_trajectory(one, calls[one.id], rewards[one.id]) for one in counted]
+    return with_lowest(made, {one.id for one in counted if one.status is Status.FAILED}) if lowest else made
+
+
+def unusable_groups(
+    rollouts: Sequence[Rollout], rewards: Mapping[str, Sequence[Reward]]
+) -> dict[str, tuple[Rollout, float]]:
+    """The groups with a reward that no store takes, and where it is: of another version, or of a store of a
+    plugin."""
+    found: dict[str, tuple[Rollout, float]] = {}
+    for rollout in rollouts:
+        counted = () if rollout.status is Status.FAILED else rewards[rollout.id]
+        own = () if rollout.reward is None else (rollout.reward,)
+        bad = next((v for v in (*own, *(each.value for each in counted)) if not is_reward(v)), None)
+        if bad is not None:
+            found.setdefault(rollout.group_id, (rollout, bad))
+    return found
+
+
+# which failures count is decided where they happen (`runner.config`), as what only where the group is known
+def with_lowest(trajectories: Sequence[Trajectory], failed: Collection[str]) -> list[Trajectory]:
+    """The trajectories, those of `failed` rollouts with their group's lowest return if that is less.
+
+    For each agent, as agents may have rewards of their own. A group of which all failed is left out: it
+    compares nothing, and of a step in which no rollout succeeds the trainer must hear.
+    """
+    found = []
+    for group in group_by_id(trajectories).values():
+        whole = [each for each in group if each.rollout_id not in failed]
+        found += [_lowered(each, whole) if each.rollout_id in failed else each for each in group if whole]
+    return found
+
+
+def _lowered(own: Trajectory, whole: Sequence[Trajectory]) -> Trajectory:
+    agents = {agent for each in whole for agent in each.agent_rewards}
+    reward = min(own.reward, *(each.reward + each.intermediate for each in whole))
+    lowest = {agent: min(own.reward, *(total_return(each, agent) for each in whole)) for agent in agents}
+    return replace(own, reward=reward, agent_rewards=lowest)
 
 
 def to_trajectory(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Reward]) -> Trajectory:

@@ -127,7 +127,7 @@ def _refused(evidence: Evidence) -> Iterator[_Finding]:
             int(sum(each.values.get(f"agent/{name}/{what}", 0.0) for each in evidence.metrics))
             for what in ("calls", "failed_calls")
         )
-        if failed and failed == calls and any(fnmatchcase(name, each) for each in evidence.agents):
+        if failed and failed == calls and _is_trained(name, evidence.agents):
             yield _Finding(
                 "refused",
                 f"Agent {name!r} got an error for each of its {calls} calls, so it learnt nothing",
@@ -139,6 +139,10 @@ def seen_agents(metrics: Sequence[Metrics]) -> list[str]:
     """The agents that made calls in training."""
     called = {name for each in metrics for name, value in each.values.items() if value and _is_calls(name)}
     return sorted(name.removeprefix("agent/").removesuffix("/calls") for name in called)
+
+
+def _is_trained(name: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(fnmatchcase(name, each) for each in patterns)
 
 
 def missing_agents(patterns: Sequence[str], seen: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ from lightning_core.errors import ConfigError, LightningError
 from lightning_core.linking import with_final
 from lightning_core.stores.base import Store, get_run
 from lightning_core.trace import Trace, build
-from lightning_core.transitions import to_trajectory
+from lightning_core.transitions import to_trajectories
 from lightning_core.types import (
     LARGEST_REWARD,
     REWARD_RANGE,
@@ -33,7 +33,6 @@ from lightning_core.types import (
     Run,
     Trajectory,
     Transition,
-    is_reward,
 )
 
 LATER: Final = (
@@ -62,16 +61,9 @@ class Step:
     credited: Mapping[str, Sequence[Credited]] = field(default_factory=dict)
     """What the trainer gave; empty for a step that it has not credited yet."""
 
-    def trajectories(self) -> list[Trajectory]:
-        """Those that the trainer credits: of rollouts with a reward, in groups without one out of range."""
-        bad = {
-            one.group_id
-            for one in self.rollouts
-            if (one.reward is not None and not is_reward(one.reward))
-            or any(not is_reward(reward.value) for reward in self.rewards[one.id])
-        }
-        counted = [one for one in self.rollouts if one.reward is not None and one.group_id not in bad]
-        made = [to_trajectory(one, self.calls[one.id], self.rewards[one.id]) for one in counted]
+    def trajectories(self, *, lowest: bool = True) -> list[Trajectory]:
+        """Those that the trainer credits, as `transitions.to_trajectories` makes them."""
+        made = to_trajectories(self.rollouts, self.calls, self.rewards, lowest=lowest)
         values = {key: one.value for key, one in self.given().items() if one.value is not None}
         if not values:
             return made
@@ -109,6 +101,8 @@ class Method:
     scale: Scale = "std"
     first: int = 0
     """The first step that is credited so."""
+    lowest: bool = True
+    """Whether a failure that counts has the lowest return of its group."""
 
     def written(self) -> dict[str, JsonValue]:
         """As a run keeps it."""
@@ -120,6 +114,7 @@ class Method:
             "baseline": self.baseline,
             "scale": self.scale,
             "first": self.first,
+            "lowest": self.lowest,
         }
 
 
@@ -149,7 +144,7 @@ def method_of(run: Run, step: int) -> Method:
     credit: Credit = found if options is None else found(**options)
     baseline: Any = said["baseline"]
     scale: Any = said["scale"]
-    return Method(credit, baseline, scale, int(str(said["first"])))
+    return Method(credit, baseline, scale, int(str(said["first"])), lowest=bool(said["lowest"]))
 
 
 # why ------------------------------------------------------------------------------------------------
@@ -251,7 +246,7 @@ async def read_why(store: Store, run_id: str, number: int) -> tuple[Step, Method
     """
     method = method_of(await get_run(store, run_id), number)
     step = await read_step(store, await store.find_rollouts(run_id, step=number, split="train"))
-    return step, method, why(step.trajectories(), method, step.weights())
+    return step, method, why(step.trajectories(lowest=method.lowest), method, step.weights())
 
 
 async def reasons_of(store: Store, rollout: Rollout) -> tuple[dict[str, list[Reason]], str | None]:
@@ -355,9 +350,10 @@ def what_if(step: Step, method: Method, other: Other) -> WhatIf:
         baseline=other.baseline or method.baseline,
         scale=other.scale or method.scale,
     )
-    trajectories, again = step.trajectories(), rewarded(step, other)
-    before = why(trajectories, method)
-    after = why(trajectories if again is step else again.trajectories(), changed)
+    before, after = (
+        why(each.trajectories(lowest=method.lowest), way)
+        for each, way in ((step, method), (rewarded(step, other), changed))
+    )
     keys = dict.fromkeys([*before.reasons, *after.reasons])
     changes = [
         Change(

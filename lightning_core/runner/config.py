@@ -52,7 +52,7 @@ class FailurePolicy:
         """The reward to end a failed attempt with; None if it is tried again or dropped.
 
         `calls`: those of the rollout. `world`: whether the error is one of the world. With "lowest" it is 0
-        until the trainer knows the group (`trainer.batch`).
+        until the trainer knows the group (`transitions`).
         """
         replied = any(c.trained and c.status == "completed" and c.attempt == attempt.number for c in calls)
         last = attempt.number >= attempt.rollout.max_attempts

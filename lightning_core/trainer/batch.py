@@ -6,17 +6,17 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from statistics import fmean
 
 from lightning_core.air.rulebook import Rulebook, is_automatic
-from lightning_core.credit.base import CreditReport, group_by_id, total_return
+from lightning_core.credit.base import CreditReport
 from lightning_core.linking import with_final
 from lightning_core.stores.base import Store
 from lightning_core.trainer.judging import Judging
-from lightning_core.transitions import to_trajectory
+from lightning_core.transitions import to_trajectories, unusable_groups
 from lightning_core.types import (
     REWARD_RANGE,
     Call,
@@ -24,7 +24,6 @@ from lightning_core.types import (
     Rollout,
     Status,
     Trajectory,
-    is_reward,
 )
 
 log = logging.getLogger(__name__)
@@ -83,19 +82,24 @@ async def read_batch(
     if rulebook is not None:
         rewards = await add_automatic(store, rulebook, rollouts, calls, rewards)
     unusable = unusable_groups(rollouts, rewards)
+    for group, (rollout, value) in unusable.items():
+        log.warning(
+            "group %s is left out: rollout %s has a reward of %r, and a reward is %s",
+            group,
+            rollout.id,
+            value,
+            REWARD_RANGE,
+        )
     if judging is not None:
         judged = [rollout for rollout in rollouts if rollout.group_id not in unusable]
         rewards = await judging.score(judged, calls, rewards)
     ended = [with_final(rollout, rewards[rollout.id]) for rollout in rollouts]
-    counted = [r for r in ended if r.reward is not None and r.group_id not in unusable]
     trajectories = await asyncio.to_thread(  # 0.2 s for 64 rollouts of 100 calls
-        lambda: [to_trajectory(rollout, calls[rollout.id], rewards[rollout.id]) for rollout in counted]
+        to_trajectories, ended, calls, rewards, lowest=lowest
     )
     if lowest:
-        trajectories = with_lowest(trajectories, {r.id for r in counted if r.status is Status.FAILED})
-        compared = {trajectory.group_id for trajectory in trajectories}
-        lone = {r.id for r in counted if r.status is Status.FAILED and r.group_id not in compared}
-        ended = [r.model_copy(update={"reward": None}) if r.id in lone else r for r in ended]
+        left = {r.group_id for r in ended} - unusable.keys() - {each.group_id for each in trajectories}
+        ended = [r.model_copy(update={"reward": None}) if r.group_id in left else r for r in ended]
     seconds = 0.0 if began is None else time.perf_counter() - began
     return StepBatch(ended, calls, trajectories, seconds, rewards, unusable_groups=len(unusable))
 
@@ -125,26 +129,6 @@ async def add_automatic(
     if given := [reward for of_one in fresh.values() for reward in of_one]:
         await store.add_rewards(given)
     return {rollout_id: [*known, *fresh.get(rollout_id, ())] for rollout_id, known in rewards.items()}
-
-
-def unusable_groups(rollouts: Sequence[Rollout], rewards: Mapping[str, Sequence[Reward]]) -> set[str]:
-    """The groups with a reward that no store takes: of another version, or of a store of a plugin. Each is
-    named in the log."""
-    found: set[str] = set()
-    for rollout in rollouts:
-        counted = () if rollout.status is Status.FAILED else rewards[rollout.id]
-        own = () if rollout.reward is None else (rollout.reward,)
-        bad = next((v for v in (*own, *(each.value for each in counted)) if not is_reward(v)), None)
-        if bad is not None and rollout.group_id not in found:
-            found.add(rollout.group_id)
-            log.warning(
-                "group %s is left out: rollout %s has a reward of %r, and a reward is %s",
-                rollout.group_id,
-                rollout.id,
-                bad,
-                REWARD_RANGE,
-            )
-    return found
 
 
 def step_numbers(batch: StepBatch, credited: Sequence[Trajectory], report: CreditReport) -> dict[str, float]:
@@ -221,27 +205,6 @@ def _entropy(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     sampled = [t.logprobs for each in trajectories for t in each.transitions if t.trained]
     tokens = sum(map(len, sampled))
     return {"entropy": -sum(map(sum, sampled)) / tokens} if tokens else {}
-
-
-# failures: which count is decided where they happen (`runner.config`), as what only where the group is known
-def with_lowest(trajectories: Sequence[Trajectory], failed: Collection[str]) -> list[Trajectory]:
-    """The trajectories, those of `failed` rollouts with their group's lowest return if that is less.
-
-    For each agent, as agents may have rewards of their own. A group of which all failed is left out: it
-    compares nothing, and of a step in which no rollout succeeds the trainer must hear.
-    """
-    found = []
-    for group in group_by_id(trajectories).values():
-        whole = [each for each in group if each.rollout_id not in failed]
-        found += [_lowered(each, whole) if each.rollout_id in failed else each for each in group if whole]
-    return found
-
-
-def _lowered(own: Trajectory, whole: Sequence[Trajectory]) -> Trajectory:
-    agents = {agent for each in whole for agent in each.agent_rewards}
-    reward = min(own.reward, *(each.reward + each.intermediate for each in whole))
-    lowest = {agent: min(own.reward, *(total_return(each, agent) for each in whole)) for agent in agents}
-    return replace(own, reward=reward, agent_rewards=lowest)
 
 
 def failure_numbers(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]]) -> dict[str, float]:

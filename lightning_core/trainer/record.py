@@ -125,7 +125,13 @@ def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -
         "agents": _trained(session),
         "algorithm": [_said(phase.algorithm) for phase in session.phases],
         CREDIT: [
-            Method(phase.credit, phase.algorithm.baseline, phase.algorithm.scale, phase.first).written()
+            Method(
+                credit=phase.credit,
+                baseline=phase.algorithm.baseline,
+                scale=phase.algorithm.scale,
+                first=phase.first,
+                lowest=session.settings.on_failure.then == "lowest",
+            ).written()
             for phase in session.phases
         ],
         "air": None if session.rulebook is None else _said(session.rulebook.air),

@@ -164,6 +164,7 @@ def test_an_agent_that_got_nothing_but_errors_is_named_although_the_app_went_on(
     told = verdict(Evidence(metrics=steps(rewards, **calls), agents=both))
     assert told.kind == "refused"
     assert told.sentence == "Agent 'helper' got an error for each of its 12 calls, so it learnt nothing"
+    assert verdict(Evidence(metrics=steps(rewards, **calls))).kind == "refused", "no names: all are trained"
     assert verdict(Evidence(metrics=steps(rewards, **calls), agents=["writer"])).kind == "improved"
 
 

@@ -28,7 +28,7 @@ from lightning_core.trainer.parts import make_rulebook
 from lightning_core.trainer.plan import is_planned
 from lightning_core.types import Credited, Run, Status
 from tests.insight.records import call, reward, rollout, step
-from tests.trainer.watching import Watched, fit, grpo
+from tests.trainer.watching import GROUP_SIZE, Watched, fit, grpo, solve
 
 BY_HAND: dict[str, tuple[Credit, float]] = {
     # rewards 1 and 0, one call each which was shown the same: the mean is 0.5
@@ -227,6 +227,28 @@ def test_of_a_real_run_the_terms_add_up_to_what_its_updates_used_and_nothing_els
         assert {one.size for one in what_if(of, method, Other()).changes} == {0.0}
         assert max(one.size for one in what_if(of, method, Other(air=rulebook)).changes) < 1e-12
         assert max(one.size for one in what_if(of, method, Other(without_air=True)).changes) > 0.01
+
+
+async def fails_at_last(task: lightning.Task) -> float:
+    """The last of its group breaks after its reply; the others earn less than nothing."""
+    earned = await solve(task)
+    if earned == (GROUP_SIZE - 1) / GROUP_SIZE:
+        raise ValueError("the reply is no number")
+    return earned - 1.0
+
+
+@pytest.mark.parametrize("then", ["lowest", -3.0, "drop"])
+def test_a_failure_is_explained_as_the_trainer_counted_it(then: Any, tmp_path: Path):
+    rule = lightning.FailurePolicy(retries=0, then=then)
+    fit(tmp_path / "run", grpo(credit="uniform"), fails_at_last, steps=1, on_failure=rule)
+    run, steps = asyncio.run(read(tmp_path / "run"))
+    method = method_of(run, 0)
+    found = why(steps[0].trajectories(lowest=method.lowest), method)
+    assert differing(found, steps[0]) == []
+    returns = [sorted(group.values()) for group in found.returns().values()]
+    worst = {"lowest": [-1.0], "drop": []}.get(then, [-3.0])
+    assert returns == [[*worst, -1.0, -0.75, -0.5]] * 2
+    assert {one.size for one in what_if(steps[0], method, Other()).changes} == {0.0}
 
 
 def test_a_run_that_was_credited_by_a_method_of_its_own_is_refused():

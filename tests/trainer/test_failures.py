@@ -23,7 +23,8 @@ from lightning_core.runner.outcome import is_of_world
 from lightning_core.runner.runner import Runner
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.tracing.scope import Scope, current_scope, report
-from lightning_core.trainer.batch import failure_numbers, read_batch, with_lowest
+from lightning_core.trainer.batch import failure_numbers, read_batch
+from lightning_core.transitions import with_lowest
 from lightning_core.types import Attempt, Call, Choice, Rollout, Status, Task, Trajectory
 
 ASKED = httpx.Request("POST", "http://model/v1/chat/completions")
