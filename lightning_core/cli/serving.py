@@ -97,6 +97,10 @@ def console(
         Path | None,
         typer.Option(help="Write a page that opens from disk to this new folder, and end."),
     ] = None,
+    reward: Annotated[
+        str | None,
+        typer.Option(metavar="FILE:FUNCTION", help="A reward function of yours, for Why's “What if?”."),
+    ] = None,
 ) -> None:
     """Show runs in the browser, during and after training: curves, rollouts, replay, and why.
 
@@ -105,7 +109,7 @@ def console(
         agentlightning console runs/demo
     """
     if export is None:
-        asyncio.run(serve_console(what, port))
+        asyncio.run(serve_console(what, port, reward))
         return
     from lightning_core.console.export import export as write
 
@@ -204,12 +208,13 @@ async def _of_run(
             yield gateway, f"{served} of run {run_id!r} as {upstream.model_name!r}"
 
 
-async def serve_console(what: str, port: int) -> None:
-    """Serve until interrupted. Raises ConfigError if there is no run."""
+async def serve_console(what: str, port: int, reward: str | None) -> None:
+    """Serve until interrupted. Raises ConfigError if there is no run, or no such reward function."""
+    from lightning_core.console.reasons import load_rewards
     from lightning_core.console.server import Console
     from lightning_core.console.shelf import Shelf
 
-    async with Shelf(what, load_plugins()) as shelf:
+    async with Shelf(what, load_plugins(), load_rewards(reward)) as shelf:
         made = Console(shelf)
         async with GatewayServer(made, port=port, name="lightning-console") as server:
             stop = until_signal()

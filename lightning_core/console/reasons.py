@@ -5,7 +5,12 @@ A step is read from the store and credited again by the functions that the train
 
 from __future__ import annotations
 
+import asyncio
+import os
+import runpy
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import fmean, pstdev
 from types import MappingProxyType
 from typing import Any, Final, get_args
@@ -19,6 +24,7 @@ from lightning_core.insight.why import (
     Answers,
     Other,
     Reason,
+    RewardFunction,
     Step,
     WhatIf,
     read_why,
@@ -48,6 +54,7 @@ async def show_step(question: Question) -> dict[str, Any]:
         "credits": question.shelf.plugins.names("credit"),
         "baselines": get_args(Baseline),
         "scales": get_args(Scale),
+        "rewards": [*question.shelf.rewards],
     }
 
 
@@ -106,12 +113,12 @@ def _explanation(explanation: Explanation) -> dict[str, Any]:
 
 
 async def show_what_if(question: Question) -> dict[str, Any]:
-    """A step credited by another method, baseline, scale or table of AIR: what moves most comes first."""
+    """A step credited by another method, baseline, scale, table of AIR or reward: what moves most first."""
     store, found = await question.run()
     step, method, _ = await read_why(store, found.run_id, question.number("step") or 0)
-    given = {name: question.find(name) for name in ("credit", "baseline", "scale", "air")}
+    given = {name: question.find(name) for name in ("credit", "baseline", "scale", "air", "reward")}
     other = _other(question, {name: value for name, value in given.items() if value not in (None, OWN)})
-    return _difference(what_if(step, method, other))
+    return _difference(await asyncio.to_thread(what_if, step, method, other))
 
 
 def _other(question: Question, given: Mapping[str, Any]) -> Other:
@@ -119,6 +126,7 @@ def _other(question: Question, given: Mapping[str, Any]) -> Other:
         ("baseline", get_args(Baseline)),
         ("scale", get_args(Scale)),
         ("air", ("none", "default")),
+        ("reward", question.shelf.rewards),
     ):
         if name in given and given[name] not in known:
             raise ConfigError(f"{name}={given[name]!r} is none of {', '.join(known)}")
@@ -129,7 +137,22 @@ def _other(question: Question, given: Mapping[str, Any]) -> Other:
         scale=given.get("scale"),
         air=make_rulebook(AIR(), plugins) if given.get("air") == "default" else None,
         without_air=given.get("air") == "none",
+        reward=question.shelf.rewards.get(given.get("reward", "")),
     )
+
+
+def load_rewards(place: str | None) -> dict[str, RewardFunction]:
+    """The user's reward function by its name; none without a place. Raises ConfigError if it is not there."""
+    if place is None:
+        return {}
+    path, _, name = place.rpartition(":")
+    if not Path(path).is_file():
+        raise ConfigError(f"--reward {place!r}: there is no file {path!r}; give FILE:FUNCTION")
+    sys.path[:0] = [str(Path(path).parent.resolve()), os.getcwd()]  # what `python FILE` would find
+    found = runpy.run_path(path, run_name="lightning_reward").get(name)
+    if not callable(found):
+        raise ConfigError(f"--reward {place!r}: {path!r} defines no function {name!r}")
+    return {name: found}
 
 
 def _difference(made: WhatIf) -> dict[str, Any]:

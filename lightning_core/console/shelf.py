@@ -7,12 +7,15 @@ run in it is first asked for; of many folders only the last few stay open.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, cast
 
 from lightning_core.errors import ConfigError, NotFoundError, StoreError
+from lightning_core.insight.why import RewardFunction
 from lightning_core.plugins import Plugins
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder
@@ -63,10 +66,12 @@ class Found:
 class Shelf:
     """The runs under `target`: a run's folder, a folder of runs, or a store's URL. Enter it to use it."""
 
-    def __init__(self, target: str, plugins: Plugins) -> None:
-        """Raises ConfigError if there is no run."""
+    def __init__(
+        self, target: str, plugins: Plugins, rewards: Mapping[str, RewardFunction] = MappingProxyType({})
+    ) -> None:
+        """`rewards`: the user's own, for what-if. Raises ConfigError if there is no run."""
         self._target = target
-        self.plugins = plugins
+        self.plugins, self.rewards = plugins, rewards
         self._opened: dict[str, tuple[Store, AsyncExitStack]] = {}
         self._opening = asyncio.Lock()
         self.evaluated: dict[tuple[str, float, int, int], dict[str, Any] | None] = {}

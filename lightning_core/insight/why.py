@@ -13,16 +13,16 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
+from lightning_core.air.base import Records
+from lightning_core.air.reading import read_records
 from lightning_core.air.rulebook import Rulebook, is_automatic
 from lightning_core.credit.base import Baseline, Credit, CreditReport, Scale
 from lightning_core.credit.explaining import Explanation, Term, explain
-from lightning_core.errors import ConfigError, LightningError
+from lightning_core.errors import ConfigError, LightningError, RewardError
 from lightning_core.linking import with_final
 from lightning_core.stores.base import Store, get_run
-from lightning_core.trace import Trace, build
 from lightning_core.transitions import to_trajectories
 from lightning_core.types import (
-    LARGEST_REWARD,
     REWARD_RANGE,
     Call,
     Credited,
@@ -33,6 +33,7 @@ from lightning_core.types import (
     Run,
     Trajectory,
     Transition,
+    is_reward,
 )
 
 LATER: Final = (
@@ -320,8 +321,8 @@ class WhatIf:
     note: str = LATER
 
 
-RewardFunction = Callable[[Trace], float | None]
-"""A final reward from all that was recorded of a rollout; None leaves the one it has."""
+RewardFunction = Callable[[Records], float | None]
+"""A final reward from what was recorded of a rollout; None leaves the one it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,7 +343,7 @@ class Other:
 def what_if(step: Step, method: Method, other: Other) -> WhatIf:
     """The step credited again with other settings; with none of them nothing changes.
 
-    Raises RewardError if a rule of AIR fails, DataError if the reward function gives what is no reward.
+    Raises RewardError if a rule of AIR or the reward function fails, or if that gives what is no reward.
     """
     changed = replace(
         method,
@@ -400,9 +401,14 @@ def _value(step: Step, rollout: Rollout, reward: RewardFunction) -> float | None
     if rollout.error is not None or rollout.reward is None:
         return None
     name = rollout.id
-    value = reward(build(rollout, step.calls[name], step.rewards[name], step.events[name]))
+    try:
+        value = reward(read_records(rollout, step.calls[name], step.events[name]))
+    except Exception as error:  # the user's function may raise anything
+        raise RewardError(
+            f"the reward function failed on rollout {name!r}: {type(error).__name__}: {error}"
+        ) from error
     if value is None:
         return None
-    if not isinstance(value, int | float) or not -LARGEST_REWARD <= value <= LARGEST_REWARD:
-        raise ConfigError(f"the reward function gave rollout {name!r} {value!r}; a reward is {REWARD_RANGE}")
+    if not isinstance(value, int | float) or not is_reward(value):
+        raise RewardError(f"the reward function gave rollout {name!r} {value!r}; a reward is {REWARD_RANGE}")
     return float(value)

@@ -25,9 +25,9 @@ def command(*given: str) -> list[str]:
 
 
 @contextmanager
-def serving(what: str) -> Iterator[str]:
+def serving(what: str, *given: str) -> Iterator[str]:
     """The address that the command prints, while it serves."""
-    process = subprocess.Popen(command("console", what), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command("console", what, *given), stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
         yield process.stderr.readline().strip()
@@ -45,7 +45,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def address(finished: Path) -> Iterator[str]:
-    with serving(str(finished)) as printed:
+    with serving(str(finished), "--reward", f"{JOB}:turned") as printed:
         yield printed
 
 

@@ -11,6 +11,11 @@ async def solve(task: lightning.Task) -> float:
     return float(random.random() < 0.5)
 
 
+def turned(records: lightning.Records) -> float | None:
+    """For the what-if: a success is a failure, and the other way round."""
+    return 1.0 - records.rollout.reward
+
+
 if __name__ == "__main__":
     tasks = [{"question": f"List the boats with speed above {n}."} for n in range(9)]
     lightning.Trainer(

@@ -17,7 +17,7 @@ import pytest
 from lightning_core.insight.why import CHANGED, reasons_of
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.types import Reward
-from tests.console.conftest import STEPS, command
+from tests.console.conftest import JOB, STEPS, command
 
 Ask = Any
 
@@ -120,6 +120,31 @@ def test_another_scale_moves_what_it_scales(ask: Ask) -> None:
     assert made["moved"] > 0
     sizes = [abs((one["after"] or 0) - (one["before"] or 0)) for one in made["changes"]]
     assert sizes == sorted(sizes, reverse=True)
+
+
+def test_another_reward_function_turns_every_advantage(ask: Ask) -> None:
+    step = next(s for s in range(STEPS) if any(g["deviation"] for g in ask("step", step=s)["groups"]))
+    assert ask("step", step=step)["rewards"] == ["turned"]
+    made = ask("whatif", step=step, reward="turned", air="none", credit="uniform")["changes"]
+    plain = ask("whatif", step=step, air="none", credit="uniform", scale="none", reward="turned")["changes"]
+    for one in plain:
+        assert one["before"] * one["after"] < 0
+    assert {one["rollout"] for one in made} == {one["rollout"] for one in plain}
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("nowhere.py:reward", "there is no file 'nowhere.py'"),
+        (f"{JOB}:absent", "defines no function 'absent'"),
+    ],
+)
+def test_a_reward_function_that_is_not_there_is_refused(given: str, problem: str, finished: Path) -> None:
+    done = subprocess.run(
+        command("console", str(finished), "--reward", given), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert problem in " ".join(done.stderr.split())
 
 
 def test_the_most_surprising_come_first_when_asked_for(ask: Ask) -> None:

@@ -66,6 +66,19 @@ def test_rollouts_are_filtered_by_the_address(browser: Any, address: str, finish
         assert rewards == [rollout.reward for rollout in reversed(wanted)]
 
 
+def test_the_users_own_reward_function_is_tried_on_a_step(browser: Any, address: str, finished: Path) -> None:
+    by_step = {one.step: set[float]() for one in read_rollouts(finished, split="train")}
+    for one in read_rollouts(finished, split="train"):
+        by_step[one.step].add(one.reward or 0.0)
+    step = next(step for step, rewards in by_step.items() if len(rewards) > 1)
+    with opening(browser, at(address, f"finished/why?step={step}")) as page:
+        page.locator("select[name=reward]").select_option("turned")
+        page.get_by_role("button", name="What if?").click()
+        told = page.locator("section [role=status]")
+        told.wait_for()
+        assert "calls would have another advantage" in told.inner_text()
+
+
 def test_the_worst_come_first_when_asked_for(browser: Any, address: str, finished: Path) -> None:
     with opening(browser, at(address, "finished/rollouts")) as page:
         page.locator("select[name=order]").select_option("worst")

@@ -20,7 +20,7 @@ from lightning_core.credit.hierarchical import Hierarchical
 from lightning_core.credit.relevance import Relevance
 from lightning_core.credit.tabular import Tabular, state
 from lightning_core.credit.whole import per_agent, uniform
-from lightning_core.errors import ConfigError, TrainingError
+from lightning_core.errors import ConfigError, RewardError, TrainingError
 from lightning_core.insight.why import Method, Other, Step, differing, method_of, read_step, what_if, why
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.sqlite import SqliteStore
@@ -111,9 +111,9 @@ def test_another_reward_function_is_asked_of_what_succeeded():
     )
     asked = []
 
-    def other(trace):
-        asked.append(trace.rollout.id)
-        return 1.0 - trace.rollout.reward
+    def other(records):
+        asked.append(records.rollout.id)
+        return 1.0 - records.rollout.reward
 
     found = what_if(of, PLAIN, Other(reward=other))
     assert asked == ["r0", "r1"]
@@ -122,8 +122,10 @@ def test_another_reward_function_is_asked_of_what_succeeded():
         "r1": (0.0, 1.0),
         "r2": (-1.0, -1.0),
     }
-    with pytest.raises(ConfigError, match="gave rollout 'r0' nan; a reward is a finite number"):
-        what_if(of, PLAIN, Other(reward=lambda trace: float("nan")))
+    with pytest.raises(RewardError, match="gave rollout 'r0' nan; a reward is a finite number"):
+        what_if(of, PLAIN, Other(reward=lambda records: float("nan")))
+    with pytest.raises(RewardError, match="failed on rollout 'r0': IndexError: tuple index out of range"):
+        what_if(of, PLAIN, Other(reward=lambda records: float(records.calls[9].ended_at)))
 
 
 def test_who_has_no_advantage_is_told_why():

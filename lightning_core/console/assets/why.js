@@ -4,7 +4,7 @@ import { fill, h, num, percent, section, short, table } from "console/dom.js";
 import { ask, live } from "console/net.js";
 import { credit, strip } from "console/replay.js";
 
-const ASKED = ["credit", "baseline", "scale", "air"];
+const ASKED = ["credit", "baseline", "scale", "air", "reward"];
 
 export async function show(place) {
   const run = encodeURIComponent(place.run);
@@ -28,7 +28,8 @@ export async function show(place) {
     [h("option", { value: "own" }, "as the run had it"), ...values.map((value) => h("option", { value, selected: place.query.get(name) === value }, value))]));
   const form = h("form.filters", { "aria-label": "What if", onsubmit: (event) => { event.preventDefault(); whatIf(form); } },
     pick("credit", "credit method", found.credits), pick("baseline", "baseline", found.baselines), pick("scale", "scale", found.scales),
-    pick("air", "automatic rewards", ["none", "default"]), h("button", {}, "What if?"));
+    pick("air", "automatic rewards", ["none", "default"]),
+    found.rewards.length > 0 && pick("reward", "reward function", found.rewards), h("button", {}, "What if?"));
   return {
     element: h("div", {}, h("h1", {}, "Why"), picker,
       h("p.quiet", {}, `Credited by ${method}, baseline ${found.method.baseline}, scale ${found.method.scale}. ${told} of ${found.groups.length} groups had different returns; only those teach.`),
