@@ -18,7 +18,7 @@ from typing import Self
 
 from pydantic import JsonValue
 
-from lightning_core.errors import StoreError
+from lightning_core.errors import ConfigError, StoreError
 from lightning_core.stores.base import Store
 from lightning_core.types import Member, Role
 
@@ -54,11 +54,6 @@ class Heartbeat:
         except StoreError as error:
             log.warning("%s %s stays listed: %s", member.role, member.name, error)
 
-    async def say(self, **data: JsonValue) -> None:
-        """Change its `data`, at once and in every heartbeat from now on."""
-        self._member = self._member.model_copy(update={"data": {**self._member.data, **data}})
-        await self._store.put_member(self._now())
-
     async def _beat(self) -> None:
         while not await self._left():
             try:
@@ -86,6 +81,15 @@ def make_member(run_id: str, role: Role, name: str, *, url: str | None = None, *
 async def find_living(store: Store, run_id: str, role: Role) -> list[Member]:
     """The members of a role with a heartbeat lately."""
     return living([member for member in await store.list_members(run_id) if member.role == role])
+
+
+async def check_not_trained(store: Store, run_id: str) -> None:
+    """Raise ConfigError while a trainer is at work: its next update would take the place of a choice."""
+    if await find_living(store, run_id, "trainer"):
+        raise ConfigError(
+            f"run {run_id!r} is being trained, and its next update would be current again at once: end the "
+            "training first (Ctrl-C; one that was killed counts as ended after 20 seconds)"
+        )
 
 
 def living(members: Sequence[Member]) -> list[Member]:

@@ -39,6 +39,12 @@ def link(calls: Iterable[Call], events: Sequence[Event]) -> list[Event]:
     there already stay; what matches nothing is returned as it came.
     """
     calls = list(calls)
+    asked, answered = _by_ids(calls)
+    return [_linked(event, asked, answered) for event in events]
+
+
+def _by_ids(calls: Iterable[Call]) -> tuple[_Ids, _Ids]:
+    """The calls by the tool calls that their replies ask for, and by the ids of their replies."""
     asked: _Ids = defaultdict(dict)
     answered: _Ids = defaultdict(dict)
     for call in calls:
@@ -47,7 +53,7 @@ def link(calls: Iterable[Call], events: Sequence[Event]) -> list[Event]:
                 asked[call.rollout_id, tool_call_id][call.id] = call
         if call.response_id is not None:
             answered[call.rollout_id, call.response_id][call.id] = call
-    return [_linked(event, asked, answered) for event in events]
+    return asked, answered
 
 
 def link_rewards(calls: Iterable[Call], rewards: Iterable[Reward]) -> list[Reward]:
@@ -56,16 +62,9 @@ def link_rewards(calls: Iterable[Call], rewards: Iterable[Reward]) -> list[Rewar
     What the app gave may be that id, the id of the call's reply, or of a tool call that the reply asks for.
     What fits no call, or several, is returned as it came.
     """
-    named: _Ids = defaultdict(dict)
-    asked: _Ids = defaultdict(dict)
-    own: set[tuple[str | None, str]] = set()
-    for call in calls:
-        own.add((call.rollout_id, call.id))
-        if call.response_id is not None:
-            named[call.rollout_id, call.response_id][call.id] = call
-        for choice in call.choices:
-            for tool_call_id in tool_call_ids(choice.message):
-                asked[call.rollout_id, tool_call_id][call.id] = call
+    calls = list(calls)
+    asked, named = _by_ids(calls)
+    own = {(call.rollout_id, call.id) for call in calls}
     linked = []
     for reward in rewards:
         place = reward.rollout_id, reward.call_id or ""

@@ -22,7 +22,7 @@ from lightning_core.backends.base import Backend, TensorChange, check_versions
 from lightning_core.cli.rollouts import open_run
 from lightning_core.cli.runs import describe_age
 from lightning_core.errors import ConfigError
-from lightning_core.heartbeat import find_living
+from lightning_core.heartbeat import check_not_trained
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store, get_run
 from lightning_core.trainer.parts import open_store
@@ -237,11 +237,8 @@ def _moved(changes: Sequence[TensorChange], numbers: tuple[int, int]) -> Table:
 async def roll_back(run: str, store: str | None, name: str, version: int) -> None:
     """Make an earlier version the current one. Raises ConfigError while the run is trained."""
     async with open_versions(run, store, name) as (opened, run_id, versions):
-        if name == POLICY and await find_living(opened, run_id, "trainer"):
-            raise ConfigError(
-                f"run {run_id!r} is being trained, and its next update would be current again at once: end "
-                "the training first (Ctrl-C; one that was killed counts as ended after 20 seconds)"
-            )
+        if name == POLICY:
+            await check_not_trained(opened, run_id)
         before = find_current(versions)
         chosen = await choose(opened, run_id, version, author=_user(), name=name)
     was = f", {before.version} was before" if before is not None else ""

@@ -22,7 +22,7 @@ from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import load_plugins
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.parts import make_backend, open_store
-from lightning_core.trainer.roles.gateway import Hosting, host_gateway, serving_run
+from lightning_core.trainer.roles.gateway import host_gateway, serving_run
 from lightning_core.trainer.roles.joining import Joining, until_signal
 from lightning_core.trainer.roles.runner import agents_of, tokens_of
 from lightning_core.trainer.settings import Settings, parse_listen
@@ -82,9 +82,8 @@ def gateway(
 
         agentlightning gateway --store postgresql://me@db.local/runs
     """
-    host, port = parse_listen(listen)
-    hosting = Hosting(host, port, address)
-    asyncio.run(host_gateway(hosting, Joining(store=store, run=run, name=name, say=say)))
+    joining = Joining(store=store, run=run, name=name, say=say)
+    asyncio.run(host_gateway(joining, *parse_listen(listen), address))
 
 
 def console(

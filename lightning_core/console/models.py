@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from lightning_core.console.asking import Question
 from lightning_core.errors import ConfigError
-from lightning_core.heartbeat import find_living
+from lightning_core.heartbeat import check_not_trained
 from lightning_core.versions import POLICY, choose, find_current, list_choices
 
 AUTHOR: Final = "console"
@@ -34,11 +34,8 @@ async def choose_version(question: Question) -> dict[str, Any]:
         raise ConfigError("choose which version: add version=...")
     name = question.find("name") or POLICY
     store = await question.shelf.write(found)
-    if name == POLICY and await find_living(store, found.run_id, "trainer"):
-        raise ConfigError(
-            f"run {found.run_id!r} is being trained, and its next update would be current again at once: end "
-            "the training first"
-        )
+    if name == POLICY:
+        await check_not_trained(store, found.run_id)
     chosen = await choose(store, found.run_id, version, author=AUTHOR, name=name)
     return {"name": name, "version": chosen.version}
 

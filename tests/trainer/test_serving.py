@@ -24,7 +24,7 @@ from lightning_core.plugins import load_plugins
 from lightning_core.runner.config import read_config
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.openai_sdk import instrument
-from lightning_core.trainer.roles.gateway import GatewayPart, Hosting, serving_run
+from lightning_core.trainer.roles.gateway import GatewayPart, serving_run
 from lightning_core.trainer.roles.joining import Joined, Joining
 from lightning_core.trainer.roles.runner import agents_of, running, tokens_of
 from lightning_core.types import Call, ResourceVersion, Rollout, Run, Sampling, Task
@@ -117,8 +117,8 @@ async def test_weights_that_this_machine_does_not_see_are_named_at_start(tmp_pat
 async def test_a_gateway_waits_for_its_run_says_where_it_is_and_ends_with_it(tmp_path: Path) -> None:
     said: list[str] = []
     async with SqliteStore(f"sqlite:///{tmp_path / 'store.db'}") as store:
-        joining = Joining(store="", run="run", look_seconds=0.01, say=said.append)
-        host = GatewayPart(Hosting(), store, load_plugins(), "g", said.append)
+        joining = Joining(store="", run="run", name="g", look_seconds=0.01, say=said.append)
+        host = GatewayPart(joining, store, load_plugins())
         serving = asyncio.create_task(Joined(joining, store, host, asyncio.Event()).stay())
         await until(lambda: said)
         run = Run(id="run", config={"model": "tiny", "agents": ["writer"]}, secret="00" * 16)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -37,26 +36,16 @@ EVERY_ADDRESS = ("0.0.0.0", "::")
 """Hosts that are listened on and can't be called."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hosting:
-    """Where a gateway listens."""
+async def host_gateway(joining: Joining, host: str, port: int, address: str | None) -> None:
+    """Serve the run at `host` and `port` until it is finished, or until a signal.
 
-    host: str = "127.0.0.1"
-    port: int = 0
-    """0: a free one."""
-    address: str | None = None
-    """The URL under which others reach it, where that is not the one it listens at."""
-
-
-async def host_gateway(hosting: Hosting, joining: Joining) -> None:
-    """Serve the run until it is finished, or until a signal.
-
+    `address`: the URL under which others reach it, if that is not the one it listens at.
     Raises ModelError if the run's weights can't be reached from here, GatewayError if the port is taken.
     """
     plugins = load_plugins()
     over = until_signal()
     async with open_store(joining.store, plugins) as store:
-        part = GatewayPart(hosting, store, plugins, own_name(joining), joining.say)
+        part = GatewayPart(joining, store, plugins, host, port, address)
         await Joined(joining, store, part, over).stay()
 
 
@@ -66,14 +55,20 @@ class GatewayPart:
     wanted = "a run"
 
     def __init__(
-        self, hosting: Hosting, store: Store, plugins: Plugins, own: str, say: Callable[[str], None]
+        self,
+        joining: Joining,
+        store: Store,
+        plugins: Plugins,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        address: str | None = None,
     ) -> None:
-        self.hosting = hosting
         self.store = store
         self.plugins = plugins
-        self.own = own
-        self.name = f"gateway {own}"
-        self.say = say
+        self.host, self.port, self.address = host, port, address
+        self.own = own_name(joining)
+        self.name = f"gateway {self.own}"
+        self.say = joining.say
 
     def misfit(self, run: Run) -> str | None:
         """Why it can't serve this run."""
@@ -85,7 +80,6 @@ class GatewayPart:
 
     async def play(self, run: Run) -> None:
         """Serve, as soon as there are weights."""
-        hosting = self.hosting
         while True:
             if await self.store.list_resources(run.id, POLICY):
                 break
@@ -93,8 +87,8 @@ class GatewayPart:
         async with AsyncExitStack() as stack:
             upstream = await stack.enter_async_context(serving_run(self.store, run, self.plugins))
             gateway = make_gateway(self.store, run, upstream)
-            server = await stack.enter_async_context(GatewayServer(gateway, hosting.host, hosting.port))
-            url = public_address(server.url, hosting.address)
+            server = await stack.enter_async_context(GatewayServer(gateway, self.host, self.port))
+            url = public_address(server.url, self.address)
             member = make_member(run.id, "gateway", self.own, url=url, instance=gateway.instance)
             await stack.enter_async_context(Heartbeat(self.store, member))
             self.say(f"{self.name} listens at {url}")
