@@ -59,7 +59,7 @@ def lightning_register(register: Register) -> None:
     | kind | the target, and its contract |
     |---|---|
     | store | a class, called with the URL whose scheme is the name; `stores/base.py` |
-    | backend | a class, called with `model=` and `seed=`; `backends/base.py` |
+    | backend | a class, called with `model=`; `backends/base.py` |
     | credit | a function, or a class made with its defaults and called like one; `credit/base.py` |
     | algorithm | a dataclass with defaults; `algorithms/base.py` |
     | air | a function; `air/base.py` |

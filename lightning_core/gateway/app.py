@@ -76,9 +76,8 @@ class Gateway:
         routes = [Route("/healthz", self._health)]
         for base in ("", _OF_ROLLOUT):
             routes += [Route(base + path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
-            routes.append(Route(f"{base}/v1/embeddings", self._embeddings, methods=["POST"]))
-            for kind in ("audio", "images"):
-                routes.append(Route(f"{base}/v1/{kind}/{{asked:path}}", self._other_media, methods=["POST"]))
+            for kind in ("embeddings", "audio/{asked:path}", "images/{asked:path}"):
+                routes.append(Route(f"{base}/v1/{kind}", self._other_model, methods=["POST"]))
             routes.append(Route(f"{base}/v1/models", self._models))
             routes.append(Route(f"{base}/v1/models/{{name:path}}", self._model))
         for base in ("", _OF_ROLLOUT, _OF_PROGRAM):
@@ -119,21 +118,11 @@ class Gateway:
             names += [version_name(names[0], version) for version in await self._upstream.versions()]
         return [{"id": name, "object": "model", "created": 0, "owned_by": "lightning"} for name in names]
 
-    async def _embeddings(self, request: Request) -> Response:
+    async def _other_model(self, request: Request) -> Response:
         self._access.admit(request.scope)
         raise ApiError(
-            f"embeddings are not served: {self._upstream.model_name!r} is a language model whose weights may "
-            "change with an update; send embeddings to an embedding model, with a client whose base_url is "
-            "that model's server",
-            status=404,
-            code="unsupported_endpoint",
-        )
-
-    async def _other_media(self, request: Request) -> Response:
-        self._access.admit(request.scope)
-        raise ApiError(
-            f"{request.url.path} is not served: {self._upstream.model_name!r} only reads and writes text; "
-            "send audio and images with a client whose base_url is the server of a model for them",
+            f"{request.url.path} is not served: {self._upstream.model_name!r} reads and writes text; send "
+            "embeddings, audio and images with a client whose base_url is the server of a model for them",
             status=404,
             code="unsupported_endpoint",
         )

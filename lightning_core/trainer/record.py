@@ -24,6 +24,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from lightning_core.backends.preflight import machine_memory
 from lightning_core.errors import ConfigError
 from lightning_core.insight.why import CREDIT, Method
 from lightning_core.masking import mask, masked
@@ -248,12 +249,12 @@ def git_state(folder: Path) -> dict[str, JsonValue] | None:
 def machine() -> dict[str, JsonValue]:
     """Where this process runs, and on what."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = machine_memory()
     return {
         "host": platform.node(),
         "system": platform.platform(),
         "cores": cores,
-        "memory_gb": round(memory / 1e9, 1),
+        "memory_gb": memory and round(memory / 1e9, 1),
         "accelerators": list(_accelerators()),
     }
 

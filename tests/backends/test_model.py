@@ -15,7 +15,8 @@ from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend, tuning
 from lightning_core.backends.local.attention import use_plans
 from lightning_core.backends.local.decoder import NetworkDecoder, make_decoder
-from lightning_core.backends.local.model import _container_limits, load_model
+from lightning_core.backends.local.model import load_model
+from lightning_core.backends.preflight import _container_limits
 from lightning_core.errors import ConfigError, ModelError, UnsupportedError
 from tests.backends.models import make_network
 from tests.backends.serving import serving
@@ -85,8 +86,8 @@ async def test_threads_are_chosen_by_measuring(qwen: Path, monkeypatch: pytest.M
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     backend = LocalBackend(qwen)
     await backend.start()
-    assert 1 <= backend.tuning.decode_threads <= CORES
-    assert 1 <= backend.tuning.train_threads <= CORES
+    threads, _ = backend._started.speed
+    assert 1 <= threads <= CORES
     await backend.close()
 
 

@@ -185,7 +185,7 @@ async def test_what_is_not_served_says_so(house: House, web: httpx.AsyncClient) 
 
 async def test_embeddings_are_refused_with_the_reason(house: House, web: httpx.AsyncClient) -> None:
     client = house.client(await house.rollout(), base="/rollouts/r1/agents/a/v1")
-    with pytest.raises(openai.NotFoundError, match="may change with an update; send embeddings to") as caught:
+    with pytest.raises(openai.NotFoundError, match="writes text; send embeddings, audio and") as caught:
         await client.embeddings.create(model="m", input="hi")
     assert caught.value.code == "unsupported_endpoint"
     assert (await web.post("/v1/embeddings")).status_code == 401
@@ -199,7 +199,7 @@ async def test_audio_and_images_are_refused_with_the_reason(
     for base in ("/v1", "/rollouts/r1/agents/a/v1"):
         reply = await web.post(base + path, json={"model": "m"}, headers=headers)
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unsupported_endpoint")
-        assert "only reads and writes text; send audio and images with" in reply.json()["error"]["message"]
+        assert "writes text; send embeddings, audio and images with" in reply.json()["error"]["message"]
     assert (await web.post("/v1" + path)).status_code == 401
 
 

@@ -23,7 +23,7 @@ from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.local.preflight import plan_run
-from lightning_core.backends.local.tuning import Tuning, tune_decoding, tune_training
+from lightning_core.backends.local.tuning import tune_decoding, tune_training
 from lightning_core.backends.local.versions import (
     Content,
     LocalSettings,
@@ -50,7 +50,7 @@ class Parts:
     """What a started backend consists of."""
 
     policy: Policy
-    tuning: Tuning
+    speed: Speed
     engine: Engine
     upstream: ChatUpstream
     optimizer: Optimizer
@@ -84,7 +84,6 @@ class LocalBackend(LocalSettings):
         """One version is read at a time: transformers makes models under a setting of the whole process."""
         self._parts: Parts | None = None
         self._worker = ThreadPoolExecutor(1, "lightning-optimizer")
-        self._updates = 0
         self._switch_seconds: float | None = None
         """The interpreter's switch interval as it was before an engine ran; None: it is that."""
 
@@ -99,11 +98,6 @@ class LocalBackend(LocalSettings):
     def engine(self) -> Engine:
         """The engine, for its counters."""
         return self._started.engine
-
-    @property
-    def tuning(self) -> Tuning:
-        """The threads and number formats that were chosen."""
-        return self._started.tuning
 
     @property
     def _started(self) -> Parts:
@@ -138,30 +132,28 @@ class LocalBackend(LocalSettings):
         """Load the model and measure what suits this machine; sets the number of threads of this thread."""
         model = load_model(str(self.model), context=self.context, device=self.device)
         # what serves is plain, and LoRA's layers are put into the network itself
-        decode_threads, dtype = tune_decoding(model, model.network, dtype=self.dtype)
-        engine = make_engine(model, model.network, decode_threads, dtype, self.max_batch)
+        speed = tune_decoding(model, model.network, dtype=self.dtype)
+        engine = make_engine(model, model.network, *speed, self.max_batch)
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)  # LoRA's start is random
             policy = Policy(model, self.lora)
-        bfloat16 = dtype == torch.bfloat16
-        train_threads = tune_training(policy, bfloat16=bfloat16)
-        tuning = Tuning(decode_threads, dtype, train_threads, bfloat16)
-        torch.set_num_threads(train_threads)
+        bfloat16 = speed[1] == torch.bfloat16
+        torch.set_num_threads(tune_training(policy, bfloat16=bfloat16))
         upstream = ChatUpstream(model.chat, engine, seed=self.seed)
         optimizer = Optimizer(
             policy,
             self,
             source=str(self.model),
-            bfloat16=tuning.train_bfloat16,
+            bfloat16=bfloat16,
             grammars=upstream.grammars,
         )
         return Parts(
             policy=policy,
-            tuning=tuning,
+            speed=speed,
             engine=engine,
             upstream=upstream,
             optimizer=optimizer,
-            critic=LocalCritic(policy, self, bfloat16=tuning.train_bfloat16),
+            critic=LocalCritic(policy, self, bfloat16=bfloat16),
             checkpoints=Checkpoints(policy),
         )
 
@@ -175,12 +167,12 @@ class LocalBackend(LocalSettings):
         self._worker.shutdown()
         # as new: the object may be started again, from its model
         self._worker = ThreadPoolExecutor(1, "lightning-optimizer")
-        self._parts, self.policy_version, self._updates = None, 0, 0
+        self._parts, self.policy_version = None, 0
 
     async def open_engine(self, source: str, version: int) -> LocalVersion:
         """An engine for one version, which needs no optimizer: the backend need not be started."""
         if self._parts is not None:
-            self._speed = self._parts.tuning.decode_threads, self._parts.tuning.decode_dtype
+            self._speed = self._parts.speed
         self._switch_quickly()
         async with self._opening:
             opened = await open_version(self._content(source), version, self, self._speed)
@@ -214,9 +206,7 @@ class LocalBackend(LocalSettings):
         Raises TrainingError, with the weights as they were, if it can't be made.
         """
         parts = self._started
-        metrics = await self._work(lambda: _update(parts, batch, algorithm))
-        self._updates += 1
-        return metrics
+        return await self._work(lambda: _update(parts, batch, algorithm))
 
     async def publish(self) -> int:
         """Answer with the updated weights, once the replies in flight have ended; returns their version."""
@@ -228,9 +218,7 @@ class LocalBackend(LocalSettings):
         parts = self._started
         state = {
             "policy_version": self.policy_version,
-            "updates": self._updates,
             "optimizer_steps": parts.optimizer.descent.steps,
-            "model": str(self.model),
             "context": parts.policy.model.context,
             "critic_steps": parts.critic.steps,
         }
@@ -249,7 +237,6 @@ class LocalBackend(LocalSettings):
             tensors, state = await self._work(lambda: parts.checkpoints.load(Path(folder)))
             parts.optimizer.descent.load(tensors[MOMENTS], state["optimizer_steps"])
             parts.critic.load(tensors.get(CRITIC, {}), state.get("critic_steps"))
-            self._updates = state["updates"]
             await self._publish(state["policy_version"])
         finally:
             parts.engine.release()

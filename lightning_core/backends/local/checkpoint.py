@@ -3,7 +3,7 @@
 model/                a transformers folder (with LoRA: a peft adapter folder that names its base)
 moments.safetensors   AdamW's state
 critic.safetensors    weights and AdamW's state of the critic, if an algorithm needed one
-state.json            policy version, counts, sampling state
+state.json            policy version, context, steps made
 """
 
 from __future__ import annotations

@@ -33,12 +33,6 @@ from lightning_core.types import Key, Trajectory, Transition
 WEIGHTS, MOMENTS = "weights.", "moments."
 
 
-def default_learning_rate(policy: Policy) -> float:
-    """A starting point: ten times the policy's, as is usual (1e-5 beside 1e-6), and at most 1e-3, which was
-    measured on 1.4 M parameters."""
-    return min(1e-3, 10 * policy.default_learning_rate())
-
-
 class ValueNetwork(torch.nn.Module):
     """A trunk of its own and a linear head."""
 
@@ -153,7 +147,7 @@ class LocalCritic:
                 f"the critic's gradient is not finite (norm {norm}, loss {total}), so all weights were left "
                 "as they were; look for non-finite rewards, or lower Critic(learning_rate=...)"
             )
-        rate = descent.step(critic.learning_rate or default_learning_rate(self._policy))
+        rate = descent.step(critic.learning_rate or self._policy.default_critic_rate())
         descent.check_finite(network, "critic's")
         return {
             "value_loss": total,

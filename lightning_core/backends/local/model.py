@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from lightning_core.backends.chat.folder import find_source, find_stop_ids, load_part, load_tokenizer
 from lightning_core.backends.chat.upstream import ChatModel
 from lightning_core.backends.local.attention import use_plans
-from lightning_core.backends.preflight import DEFAULT_CONTEXT
+from lightning_core.backends.preflight import DEFAULT_CONTEXT, machine_memory
 from lightning_core.errors import ModelError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -66,30 +64,7 @@ def memory_bytes(device: torch.device) -> int:
     """Memory of the device, free or not; without its own, the machine's or the container's share of it."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
-    try:
-        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on every system
-        machine = 4 << 30
-    return min(machine, *_container_limits())
-
-
-def _container_limits(root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
-    """Of this process's control group and of the one that a container sees as the root, in bytes.
-
-    https://docs.kernel.org/admin-guide/cgroup-v2.html and cgroup-v1/memory.html
-    """
-    yield 1 << 62
-    try:
-        own = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    except OSError:  # no Linux
-        return
-    files = {"": (root, "memory.max"), "memory": (root / "memory", "memory.limit_in_bytes")}
-    for _, controllers, path in own:
-        if controllers in files:
-            below, name = files[controllers]
-            for folder in (below, below / path.lstrip("/")):
-                with suppress(OSError, ValueError):  # no such group here, or "max"
-                    yield int((folder / name).read_text())
+    return machine_memory() or 4 << 30
 
 
 def load_model(model: str | Path, *, context: int | None = None, device: str = "auto") -> Model:

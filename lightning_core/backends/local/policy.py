@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from lightning_core.backends.local.model import Model, kv_heads, memory_bytes, parameter_count
 from lightning_core.backends.local.packing import TreePlan
 from lightning_core.backends.preflight import ModelSize, read_size
-from lightning_core.backends.settings import LoraOptions, default_learning_rate
+from lightning_core.backends.settings import LoraOptions, default_critic_rate, default_learning_rate
 from lightning_core.errors import ConfigError
 
 WIDE = 4
@@ -75,8 +75,12 @@ class Policy:
         return int(config.num_attention_heads // kv_heads(self.base))
 
     def default_learning_rate(self) -> float:
-        """That of every backend, `lora.default_learning_rate`."""
+        """That of every backend."""
         return default_learning_rate(parameter_count(self.base), self.lora)
+
+    def default_critic_rate(self) -> float:
+        """That of every backend."""
+        return default_critic_rate(parameter_count(self.base), self.lora)
 
     def serving_weights(self) -> Mapping[str, torch.Tensor]:
         """The network's `state_dict` as it serves: with LoRA, base weights plus the adapters' product."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
@@ -32,16 +31,6 @@ BUDGET = 0.15
 BATCH, LENGTH, TRAIN_TOKENS = 32, 128, 512
 BFLOAT16_TOLERANCE = 0.2
 """Nats by which bfloat16 may move the log-probability of the likeliest token: the clip range of a ratio."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """How the backend runs."""
-
-    decode_threads: int
-    decode_dtype: torch.dtype
-    train_threads: int
-    train_bfloat16: bool
 
 
 def kv_shape(network: PreTrainedModel, dtype: torch.dtype) -> Shape:

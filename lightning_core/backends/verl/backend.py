@@ -67,7 +67,6 @@ class VerlBackend(VerlSettings):
         super().__post_init__()
         self.model = str(self.model)
         self.policy_version = 0
-        self._updates = 0
         self._cluster: Cluster | None = None
         """From the moment that it begins to start."""
         self._parts: _Parts | None = None
@@ -189,7 +188,7 @@ class VerlBackend(VerlSettings):
         await asyncio.to_thread(self._worker.shutdown)
         self._cluster = None
         self._worker = ThreadPoolExecutor(1, "lightning-verl")
-        self.policy_version, self._updates, self._ahead, self._asleep = 0, 0, False, False
+        self.policy_version, self._ahead, self._asleep = 0, False, False
 
     async def _end_work(self) -> None:
         """Returns once the backend's thread has nothing to do. What it waits for is killed; again and again,
@@ -212,12 +211,10 @@ class VerlBackend(VerlSettings):
         parts = self._started
         await self._fall_asleep()
         try:
-            metrics = await self._work(lambda: self._learn(parts, batch, algorithm))
+            return await self._work(lambda: self._learn(parts, batch, algorithm))
         except TrainingError:
             await self._wake()
             raise
-        self._updates += 1
-        return metrics
 
     def _learn(self, parts: _Parts, batch: Batch, algorithm: Algorithm) -> dict[str, float]:
         """In the backend's thread: what comes next there must know already that the weights are ahead."""
@@ -238,10 +235,8 @@ class VerlBackend(VerlSettings):
         parts = self._started
         state = {
             "policy_version": self.policy_version,
-            "updates": self._updates,
             "optimizer_steps": parts.learner.steps,
             "critic_steps": parts.learner.critic_steps,
-            "model": self.model,
             "context": parts.upstream.model.context,
         }
 
@@ -267,7 +262,6 @@ class VerlBackend(VerlSettings):
         state = await self._work(lambda: self._read(parts, Path(folder).absolute()))
         parts.learner.steps = state["optimizer_steps"]
         parts.learner.critic_steps = state["critic_steps"]
-        self._updates = state["updates"]
         await self._publish(state["policy_version"])
 
     def _read(self, parts: _Parts, folder: Path) -> dict[str, Any]:

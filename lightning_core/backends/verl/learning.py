@@ -14,7 +14,7 @@ import numpy as np
 
 from lightning_core.algorithms.base import Algorithm, Critic, last_pass, mini_batches
 from lightning_core.backends.meter import Meter
-from lightning_core.backends.settings import SMALL
+from lightning_core.backends.settings import default_critic_rate
 from lightning_core.backends.verl.batch import Memory, entry_values, to_batch
 from lightning_core.backends.verl.loss import (
     AlgorithmLoss,
@@ -217,7 +217,7 @@ class Learner:
 
     def _pass(self, rows: list[Row], states: Sequence[Transition], critic: Critic) -> dict[str, float]:
         targets = np.array([t.target for t in states], dtype=np.float32)
-        rate = critic.learning_rate or (1e-3 if self._parameters < SMALL else 10 * self.learning_rate)
+        rate = critic.learning_rate or default_critic_rate(self._parameters, self._settings.lora)
         batch = to_batch(rows, memory=self._memory, targets=targets)
         with self._at_work():
             reported = self._cluster.train_critic(batch, ValueLoss(), rate)

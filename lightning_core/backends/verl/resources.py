@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lightning_core.backends.preflight import machine_memory
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.errors import BackendError, ConfigError
 
@@ -75,7 +76,7 @@ def find_resources(settings: VerlSettings) -> Resources:
     cluster."""
     if settings.address is None and not _joined():
         here = () if settings.device == "cpu" else _gpus_here()
-        return Resources((Machine(here, main_memory()),), "this machine")
+        return Resources((Machine(here, machine_memory()),), "this machine")
     return _ask_ray(settings)
 
 
@@ -150,19 +151,6 @@ def told_counts(counts: Sequence[int]) -> str:
 
 
 # asking ---------------------------------------------------------------------------------------
-def main_memory() -> int | None:
-    """Main memory of this machine, no more than a container may use."""
-    try:
-        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on every system
-        return None
-    try:
-        with open("/sys/fs/cgroup/memory.max") as limit:
-            return min(found, int(limit.read()))
-    except (OSError, ValueError):  # no container, or none with a limit ("max")
-        return found
-
-
 def _gpus_here() -> tuple[int, ...]:
     import torch
 
