@@ -126,8 +126,8 @@ class Prompts:
             text = self._write(request.messages, request.tools, self._arguments(request), context, asks=True)
         else:
             text = whole(request.prompt)
-        pieces = self._cut(text, context)
         if request.prompt is None:
+            pieces = self.encoder.cut(text)
             new = self.encoder.unknown(pieces)
             encode = partial(self.encoder.encode, pieces)
         else:
@@ -173,14 +173,14 @@ class Prompts:
                 "the model's chat template writes these messages otherwise once they are answered, so it "
                 "does not say what the model itself would write; use a model with another template"
             )
-        ids = self._encode(answered[len(prompt) :], context)
+        ids = self._encode(answered[len(prompt) :])
         end = next((place for place, token_id in enumerate(ids) if token_id in stop_ids), None)
         if end is None or self._tokenizer.decode(ids[end + 1 :]).strip():
             raise UnsupportedError(
                 "the reply, as the model's chat template writes it, does not end with a stop token, or goes "
                 "on after one; take special tokens out of its text, or use a model with another template"
             )
-        return self._encode(prompt, context), ids[: end + 1]
+        return self._encode(prompt), ids[: end + 1]
 
     def _write(
         self,
@@ -209,17 +209,8 @@ class Prompts:
                 "use another model"
             ) from error
 
-    def _cut(self, text: str, context: int) -> list[str]:
-        """The text in pieces. Raises ContextLengthError for one that is plainly too long to be encoded."""
-        pieces = self.encoder.cut(text)
-        if len(text) > context:
-            least = self.encoder.least(pieces)
-            if least > context:
-                raise self._too_long(least, context)
-        return pieces
-
-    def _encode(self, text: str, context: int) -> list[int]:
-        return self._checked(partial(self.encoder.encode, self._cut(text, context)))
+    def _encode(self, text: str) -> list[int]:
+        return self._checked(partial(self.encoder.encode, self.encoder.cut(text)))
 
     def _given(self, prompt: list[int], context: int) -> list[int]:
         if len(prompt) > context:
