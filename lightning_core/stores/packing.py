@@ -8,11 +8,10 @@ may be one), and lone surrogates (a model may well sample half an emoji).
 from __future__ import annotations
 
 import json
-import sys
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
 
@@ -50,22 +49,22 @@ def pack_ids(ids: Sequence[int] | None) -> bytes | None:
     if ids is None:
         return None
     try:
-        return _to_bytes(as_ids(ids))
+        return np.asarray(as_ids(ids), "<u4").tobytes()
     except TokenIdsError as error:
         raise StoreError(str(error)) from error
 
 
 def unpack_ids(packed: bytes | None) -> list[int] | None:
-    return None if packed is None else _from_bytes(array("I"), packed).tolist()
+    return None if packed is None else np.frombuffer(packed, "<u4").tolist()
 
 
 def pack_logprobs(logprobs: Sequence[float] | None) -> bytes | None:
     """Log-probabilities as float32; None stays None."""
-    return None if logprobs is None else _to_bytes(as_logprobs(logprobs))
+    return None if logprobs is None else np.asarray(as_logprobs(logprobs), "<f4").tobytes()
 
 
 def unpack_logprobs(packed: bytes | None) -> list[float] | None:
-    return None if packed is None else _from_bytes(array("f"), packed).tolist()
+    return None if packed is None else np.frombuffer(packed, "<f4").tolist()
 
 
 def pack_choices(choices: Sequence[Choice]) -> tuple[bytes, bytes, bytes]:
@@ -114,16 +113,3 @@ def _slice(packed: bytes, at: int, length: int | None) -> tuple[bytes | None, in
         return None, at
     end = at + 4 * length
     return packed[at:end], end
-
-
-def _to_bytes(numbers: array[Any]) -> bytes:
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tobytes()
-
-
-def _from_bytes(numbers: array[Any], packed: bytes) -> array[Any]:
-    numbers.frombytes(packed)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
