@@ -1,4 +1,4 @@
-"""Numbers among options: refused by name, with what they may be, before anything is made with them.
+"""Options are refused by name, with what they may be, before anything is made with them.
 
 NaN is in no range: a test for what is wrong, such as `value < 0`, lets it through.
 """
@@ -6,6 +6,7 @@ NaN is in no range: a test for what is wrong, such as `value < 0`, lets it throu
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from numbers import Integral, Real
 
 from lightning_core.errors import ConfigError
@@ -39,3 +40,9 @@ def check_range(
     kind = "a whole number" if whole else "a finite number"
     who = f"{of} can't use {name}={value!r}" if of else f"{name}={value!r}"
     raise ConfigError(f"{who}: give {kind} {said}".rstrip())
+
+
+def check_choice(name: str, value: object, allowed: Sequence[str], *, of: str) -> None:
+    """Raise ConfigError unless it is one of these. `of` says whose option it is."""
+    if value not in allowed:
+        raise ConfigError(f"{of} can't use {name}={value!r}: give one of {', '.join(map(repr, allowed))}")

@@ -229,19 +229,13 @@ def last_pass(steps: Sequence[dict[str, float]], count: int) -> dict[str, float]
     return {**means, **gap, "learning_rate": last[-1]["learning_rate"]}
 
 
-def check_options(options: Any, **checks: bool) -> None:
-    """Raise ConfigError for the first option that is no number or below its least, or whose own check does
-    not hold."""
+def check_options(options: Any) -> None:
+    """Raise ConfigError for the first option that is no number or below its least."""
     kind = type(options).__name__
     for option in fields(options):
         if option.name in LEAST:
             least = LEAST[option.name]
             check_range(option.name, getattr(options, option.name), of=kind, least=least, whole=True)
-    for name, holds in checks.items():
-        if not holds:
-            raise ConfigError(
-                f"{kind} can't use {name}={getattr(options, name)!r}: see its meaning in help({kind})"
-            )
 
 
 def is_changed(options: Any, option: str) -> bool:

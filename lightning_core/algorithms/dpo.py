@@ -41,13 +41,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from lightning_core.algorithms.base import Entries, RolloutAlgorithm, check_options
 from lightning_core.credit.base import EPSILON, Baseline, Comparison, Scale, group_by_id, total_return
 from lightning_core.credit.branches import without_dropped
-from lightning_core.ranges import check_range
+from lightning_core.ranges import check_choice, check_range
 from lightning_core.types import Key, Trajectory
+
+LossType = Literal["sigmoid", "sigmoid_norm", "ipo"]
 
 if TYPE_CHECKING:
     import torch
@@ -60,14 +62,15 @@ class DPO(RolloutAlgorithm):
 
     beta: float = 0.1
     """How closely the policy is held to the reference; smaller lets it move further."""
-    loss_type: Literal["sigmoid", "sigmoid_norm", "ipo"] = "sigmoid"
+    loss_type: LossType = "sigmoid"
     """By TRL's names. "sigmoid_norm" and "ipo" take means over a side's tokens in place of sums. Means are
     smaller: choose a larger beta."""
     margin: float = 0.0
     """Rollouts are a pair if their final rewards differ by more than this."""
 
     def __post_init__(self) -> None:
-        check_options(self, loss_type=self.loss_type in ("sigmoid", "sigmoid_norm", "ipo"))
+        check_options(self)
+        check_choice("loss_type", self.loss_type, get_args(LossType), of="DPO")
         check_range("group_size", self.group_size, of="DPO", least=2, whole=True)
         check_range("beta", self.beta, of="DPO", above=0, most=1e9)
         check_range("margin", self.margin, of="DPO", least=0)

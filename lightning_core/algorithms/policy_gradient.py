@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, get_args
 from lightning_core.algorithms.base import Critic, Entries, RolloutAlgorithm, check_options, is_changed
 from lightning_core.credit.base import Baseline, Credit, Scale
 from lightning_core.errors import ConfigError
-from lightning_core.ranges import check_range
+from lightning_core.ranges import check_choice, check_range
 from lightning_core.types import Key, Trajectory
 
 if TYPE_CHECKING:
@@ -132,13 +132,12 @@ class PolicyGradient(RolloutAlgorithm):
     """Makes up for tokens that other weights have sampled. None trusts the ratio to the recorded ones."""
 
     def __post_init__(self) -> None:
-        check_options(
-            self,
-            baseline=self.baseline in get_args(Baseline),
-            scale=self.scale in get_args(Scale),
-            ratio=self.ratio in get_args(Ratio),
-            aggregation=not isinstance(self.aggregation, str) or self.aggregation in get_args(Aggregation),
-        )
+        check_options(self)
+        kinds = {"baseline": Baseline, "scale": Scale, "ratio": Ratio}
+        if isinstance(self.aggregation, str):
+            kinds["aggregation"] = Aggregation
+        for option, kind_of in kinds.items():
+            check_choice(option, getattr(self, option), get_args(kind_of), of=type(self).__name__)
         kind = type(self).__name__
         if isinstance(self.clip, Sequence) and len(self.clip) not in (2, 3):
             self._refuse("clip", "give how far below 1, how far above it, and if you like dual clip's bound")

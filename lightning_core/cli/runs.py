@@ -259,9 +259,12 @@ def show_summary(summary: Summary, console: Console) -> None:
     if not summary.agents:  # no step has trained
         return
     console.print(agent_table(summary))
-    skipped = f"{summary.zero_variance_groups} groups of equal rewards left out"
+    skipped = f"{summary.zero_variance_groups} groups left out, as their rewards were equal"
     console.print(f"{summary.rollouts} rollouts, {summary.failures} failed, {skipped}")
-    console.print(describe_staleness(summary.staleness_mean, summary.staleness_max) or "trained on-policy")
+    console.print(
+        describe_staleness(summary.staleness_mean, summary.staleness_max)
+        or "trained on-policy: by the version that sampled"
+    )
 
 
 async def _rules(store: Store, run_id: str) -> list[RuleLine]:

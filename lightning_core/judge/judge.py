@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_core.errors import ConfigError
+from lightning_core.ranges import check_range
 from lightning_core.types import Task
 
 RUBRIC = """\
@@ -51,16 +52,12 @@ class Judge:
     out: `{"response_format": None}` for an endpoint that can't be asked for a JSON schema."""
 
     def __post_init__(self) -> None:
-        checks = {
-            "model": bool(self.model),
-            "weight": 0 < self.weight <= 1,
-            "budget": self.budget >= 100,
-        }
-        bad = [name for name, good in checks.items() if not good]
-        if bad:
+        if not self.model:
             raise ConfigError(
-                f"Judge({bad[0]}={getattr(self, bad[0])!r}): see its documentation for what it may be"
+                f"Judge(model={self.model!r}): give the name that the endpoint has for its model"
             )
+        check_range("weight", self.weight, of="Judge", above=0, most=1)
+        check_range("budget", self.budget, of="Judge", least=100)
         if self.base_url is not None and not self.base_url.startswith(("http://", "https://")):
             raise ConfigError(
                 f"Judge(base_url={self.base_url!r}): give a URL such as http://localhost:8000/v1"

@@ -226,8 +226,8 @@ class AgentNames:
         step."""
         if not self.seen:
             raise UnknownAgentError(
-                "the first batch made no LLM call through the gateway: does the app use the OpenAI SDK, "
-                "and does it run inside the function given to fit()?"
+                "the first batch made no LLM call through the gateway: does the app call its model with the "
+                "SDK of OpenAI or Anthropic, and inside the function given to fit()?"
             )
         patterns = self.patterns or ()
         missing = [each for each in patterns if not any(matches(name, (each,)) for name in self.seen)]

@@ -171,7 +171,7 @@ def _check(session: Session, known: Run, plan: dict[str, Any]) -> None:
     changed = sorted(n for n, value in plan.items() if n in known.config and known.config[n] != value)
     if changed:
         raise ConfigError(
-            f"run {folder.run_id!r} can't be resumed with another {', '.join(changed)}; "
+            f"run {folder.run_id!r} can't be resumed, as these differ from before: {', '.join(changed)}; "
             "give the same as before, or start a new run in another folder"
         )
 

@@ -59,7 +59,7 @@ class Versions:
             await self._add(step, self._folder.checkpoint(step))
         elif current is not None and current.version != newest:
             await self._put(self._known[newest], current=True)
-            return f"goes on from version {newest}, not from {current.version}, which was current and is kept"
+            return f"continues from version {newest}; version {current.version}, which was current, is kept"
         return None
 
     async def checkpoint(self, step: int) -> None:

@@ -167,7 +167,7 @@ def test_a_run_that_is_stopped_in_every_phase_is_the_run_that_was_not(whole, tmp
     ],
 )
 def test_a_run_is_not_resumed_with_other_phases(whole, phases, named):
-    with pytest.raises(ConfigError, match=rf"another .*{named}"):
+    with pytest.raises(ConfigError, match=rf"differ from before: .*{named}"):
         fit(whole[0], phases=phases, validation=TASKS[6:], resume=True)
 
 

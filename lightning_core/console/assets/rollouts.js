@@ -65,7 +65,7 @@ function filters(place, asked, names) {
   };
   const form = h("form.filters", { "aria-label": "Filter", onsubmit: (event) => { event.preventDefault(); go(Object.fromEntries(new FormData(form))); } },
     choice("split", "split", [["", "all"], ["train", "train"], ["validation", "held out"]]),
-    field("step", "step index", "number", { min: 0, style: { width: "5em" } }),
+    field("step", "step, from 0", "number", { min: 0, style: { width: "5em" } }),
     choice("status", "status", [["", "all"], ...["succeeded", "failed", "running", "queued", "cancelled"].map((s) => [s, s])]),
     choice("agent", "agent", [["", "all"], ...names.map((name) => [name, name])]),
     field("low", "reward from", "number", { step: "any", style: { width: "5em" } }), field("high", "to", "number", { step: "any", style: { width: "5em" } }),
