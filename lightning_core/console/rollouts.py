@@ -143,7 +143,6 @@ def summary(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Reward]) 
         "step": rollout.step,
         "split": rollout.split,
         "greedy": rollout.sampling.temperature == 0.0,
-        "group": rollout.group_id,
         "status": rollout.status,
         "attempts": rollout.attempts,
         "reward": rollout.reward,
@@ -155,7 +154,6 @@ def summary(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Reward]) 
         "surprise": -fmean(said) if said else None,
         "version": max((call.policy_version or 0 for call in own), default=None),
         "seconds": calls[-1].ended_at - calls[0].started_at if calls else None,
-        "finished_at": rollout.finished_at,
     }
 
 
@@ -187,7 +185,6 @@ async def show_rollout(question: Question) -> dict[str, Any]:
     return {
         **summary(trace.rollout, calls, rewards),
         "input": rollout.task.input,
-        "sampling": rollout.sampling.model_dump(mode="json"),
         "nodes": nodes,
         "peers": group,
         "run_agents": await list_agents(store, found.run_id),

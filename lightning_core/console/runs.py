@@ -28,7 +28,6 @@ from lightning_core.trainer.report import (
     agent_summaries,
     evaluation,
     find_evidence,
-    find_phases,
 )
 from lightning_core.types import Member, Metrics, RolloutCount, Run, Status
 
@@ -75,20 +74,17 @@ async def show_run(question: Question) -> dict[str, Any]:
     store, found = await question.run()
     since = question.number("since")
     run = await store.find_run(found.run_id)
-    metrics, counts, members, alerts, versions = await asyncio.gather(
+    metrics, counts, members, alerts = await asyncio.gather(
         store.list_metrics(found.run_id, since=since),
         store.count_rollouts(found.run_id),
         store.list_members(found.run_id),
         store.list_alerts(found.run_id),
-        store.list_resources(found.run_id),
     )
     return {
         "name": found.name,
-        "run_id": found.run_id,
         "folder": str(found.folder) if found.folder else None,
         "status": _status(run, members),
         **_origin(run),
-        "phases": [phase.model_dump() for phase in find_phases(run)],
         **columns(metrics),
         "updates": metrics[-1].step + 1 if metrics else 0,
         "seconds": sum(each.values.get("step_seconds", 0.0) for each in metrics),
@@ -100,7 +96,6 @@ async def show_run(question: Question) -> dict[str, Any]:
         "verdict": await _verdict(question, store, run, counts),
         "alerts": [alert.model_dump(mode="json") for alert in alerts],
         "members": [_member(each, members) for each in members],
-        "version": versions[-1].version if versions else None,
     }
 
 
@@ -252,14 +247,13 @@ async def show_comparison(question: Question) -> dict[str, Any]:
     if not names:
         raise ConfigError("compare which runs? add with=NAME for each")
     found = [await question.shelf.get(name) for name in names]
-    made = compare([await _history(question, one) for one in found])
+    made = compare([await _history(question, one, metrics=True) for one in found])
     return {
         "runs": names,
         "settings": {name: list(values) for name, values in made.settings.items()},
         "curves": {
-            name: [[(each.step + 1, each.mean) for each in buckets] for buckets in made.curves[name]]
-            for name in ("reward", "entropy", "grad_norm")
-            if name in made.curves
+            name: [[(each.step + 1, each.mean) for each in buckets] for buckets in of_runs]
+            for name, of_runs in made.curves.items()
         },
         "tasks": [{"task": task, "rewards": list(rewards)} for task, rewards in _parted(made.tasks)],
         "equal": sum(len(set(rewards)) == 1 for rewards in made.tasks.values()),
@@ -277,13 +271,13 @@ async def show_advice(question: Question) -> list[dict[str, Any]]:
     return [{**asdict(each), "message": each.message} for each in advise(histories)]
 
 
-async def _history(question: Question, found: Found) -> History:
+async def _history(question: Question, found: Found, *, metrics: bool = False) -> History:
     store = await question.shelf.read(found)
     run = await get_run(store, found.run_id)
     evaluated = [one.step for one in await store.count_rollouts(run.id) if one.split == "validation"]
     held_out = await store.find_rollouts(run.id, step=max(evaluated), split="validation") if evaluated else []
     greedy = [one for one in held_out if one.sampling.temperature == 0.0 and one.status.finished]
-    return History(run, await store.list_metrics(run.id), greedy)
+    return History(run, await store.list_metrics(run.id) if metrics else (), greedy)
 
 
 def _parted(

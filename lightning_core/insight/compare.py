@@ -21,6 +21,8 @@ from lightning_core.types import Metrics, Rollout, Run, Status
 LEAST: Final = 3
 """Runs on each side of a comparison."""
 RESAMPLED: Final = 2000
+DRAWN: Final = ("reward", "entropy", "grad_norm")
+"""The metrics whose curves are compared."""
 IGNORED: Final = frozenset(
     {"seed", "folder", "resume", "store", "listen", "address", "progress", "trackers", "alerts"}
 )
@@ -50,30 +52,30 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Runs side by side; all lists are in the order of `runs`."""
+    """Runs side by side; all lists are in the order of the runs."""
 
-    runs: tuple[str, ...]
     settings: Mapping[str, tuple[JsonValue, ...]]
     """Those that differ, with the value of each run; None where a run has none."""
     curves: Mapping[str, tuple[tuple[Bucket, ...], ...]]
-    """Each metric that any run has, on one axis."""
+    """Each metric of `DRAWN` that any run has, on one axis."""
     tasks: Mapping[str, tuple[float | None, ...]]
     """The reward of each held-out task; None where a run was not asked it."""
 
 
 def compare(histories: Sequence[History], budget: int = 400) -> Comparison:
     """The runs side by side."""
-    ids = tuple(one.run.id for one in histories)
     names = sorted({name for one in histories for name in one.settings})
     settings = {name: tuple(one.settings.get(name) for one in histories) for name in names}
-    drawn = [curves(one.metrics, budget) for one in histories]
-    metrics = sorted({name for one in drawn for name in one})
+    drawn = [curves(one.metrics, budget, DRAWN) for one in histories]
     rewards = [{rollout.task.id: _reward(rollout) for rollout in one.held_out} for one in histories]
     tasks = list(dict.fromkeys(task for one in rewards for task in one))
     return Comparison(
-        ids,
         {name: values for name, values in settings.items() if any(one != values[0] for one in values)},
-        {name: tuple(one.get(name, ()) for one in drawn) for name in metrics},
+        {
+            name: tuple(one.get(name, ()) for one in drawn)
+            for name in DRAWN
+            if any(name in one for one in drawn)
+        },
         {task: tuple(one.get(task) for one in rewards) for task in tasks},
     )
 

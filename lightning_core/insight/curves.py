@@ -7,7 +7,7 @@ bucket, of which a curve keeps the least, the mean and the most.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from lightning_core.types import Metrics
@@ -31,8 +31,11 @@ class Bucket:
     """Steps whose value is NaN or infinite: they are in none of the three numbers."""
 
 
-def curves(metrics: Sequence[Metrics], budget: int = 400) -> dict[str, tuple[Bucket, ...]]:
+def curves(
+    metrics: Sequence[Metrics], budget: int = 400, names: Collection[str] | None = None
+) -> dict[str, tuple[Bucket, ...]]:
     """Each metric by its name, in at most `budget` buckets, which are the same steps for all metrics.
+    `names`: of these alone.
 
     `metrics` by rising step, as a store lists them. A bucket in which a metric has no value is left out. A
     bucket has a power of two of steps, so a full one stays as it is until the run outgrows `budget`.
@@ -45,6 +48,8 @@ def curves(metrics: Sequence[Metrics], budget: int = 400) -> dict[str, tuple[Buc
     found: dict[str, dict[int, list[tuple[int, float]]]] = {}
     for entry in metrics:
         for name, value in entry.values.items():
+            if names is not None and name not in names:
+                continue
             found.setdefault(name, {}).setdefault(entry.step // width, []).append((entry.step, value))
     return {name: tuple(map(_bucket, of.values())) for name, of in sorted(found.items())}
 
