@@ -59,7 +59,7 @@ REPLY: Final = 40
 """Tokens of a reply."""
 ASKED: Final = 5
 """Times that each answer is asked for."""
-TRAINED: Final = ("examples/words/train.py", "--steps", "82")
+TRAINED: Final = ("examples/words/train.py", "--steps", "22")
 BEGUN: Final = 2
 """Steps at the start that are not counted: in them the console and the browser start."""
 LARGEST: Final = 80_000
@@ -328,9 +328,8 @@ def measure_training() -> None:
         while not (folder / "run.json").exists():
             time.sleep(0.05)
         with serving(str(folder)) as (address, _), opening(address):
-            trainers = {trainer.pid, *_beneath(trainer.pid)}
-            watchers = [each for each in _beneath(os.getpid()) if each not in trainers]
-            watched = _elsewhere(lambda: asyncio.run(_watch_in_turns(trainer, folder, watchers)))
+            roots = [each for each in children(os.getpid()) if each != trainer.pid]
+            watched, used = _elsewhere(lambda: asyncio.run(_watch_in_turns(trainer, folder, roots)))
         seconds = asyncio.run(_step_seconds(folder))
     pairs = range(BEGUN, len(watched) - 1, 2)
     open_, closed = ([seconds[k + (watched[k] != state)] for k in pairs] for state in (True, False))
@@ -339,24 +338,29 @@ def measure_training() -> None:
     print(
         f"{len(pairs)} pairs of steps of {fmean(closed):.1f} s: with an open page {middle} ({low} to {high})"
     )
+    opened = sum(one for one, state in zip(seconds[BEGUN:], watched[BEGUN:], strict=False) if state)
+    print(f"console and browser use {used / opened:.1%} of a core while the page is open")
 
 
 async def _watch_in_turns(
-    trainer: subprocess.Popen[bytes], folder: Path, watchers: Sequence[int]
-) -> list[bool]:
-    """Whether the page was open in each step."""
+    trainer: subprocess.Popen[bytes], folder: Path, roots: Sequence[int]
+) -> tuple[list[bool], float]:
+    """Whether the page was open in each step, and the processor seconds of console and browser."""
     chance, watched = random.Random(0), [True] * BEGUN
+    watchers, before = [each for root in roots for each in (root, *_beneath(root))], 0.0
     async with SqliteStore(f"sqlite:///{folder}/store.db") as store:
         while trainer.poll() is None:
             await asyncio.sleep(0.1)
             if not await store.list_metrics(folder.name, since=len(watched) - 1):
                 continue
+            if len(watched) == BEGUN:
+                before = sum(map(cpu_seconds, roots))
             watched.append(not watched[-1] if len(watched) % 2 else chance.random() < 0.5)
             _signal(watchers, signal.SIGCONT if watched[-1] else signal.SIGSTOP)
     _signal(watchers, signal.SIGCONT)
     if trainer.returncode:
         raise RuntimeError(f"the training ended with {trainer.returncode}")
-    return watched
+    return watched, sum(map(cpu_seconds, roots)) - before
 
 
 def _signal(processes: Sequence[int], signal_: signal.Signals) -> None:
