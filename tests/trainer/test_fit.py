@@ -72,10 +72,19 @@ def test_evaluations_between_steps_are_in_the_summary(finished):
         ({"seed": 9}, "seed"),
         ({"validation": TASKS[5:]}, "validation tasks"),
         ({"algorithm": lightning.GRPO(group_size=4, tasks_per_step=2)}, "group_size"),
-        ({"algorithm": lightning.GRPO(group_size=3, tasks_per_step=2, kl=0.1)}, "another algorithm;"),
-        ({"algorithm": lightning.RLOO(group_size=3, tasks_per_step=2)}, "another algorithm, credit, phases"),
-        ({"air": True}, "another air;"),
-        ({"judge": lightning.Judge(model="m", base_url="http://localhost:1/v1")}, "another judge;"),
+        (
+            {"algorithm": lightning.GRPO(group_size=3, tasks_per_step=2, kl=0.1)},
+            "differ from before: algorithm;",
+        ),
+        (
+            {"algorithm": lightning.RLOO(group_size=3, tasks_per_step=2)},
+            "differ from before: algorithm, credit, phases",
+        ),
+        ({"air": True}, "differ from before: air;"),
+        (
+            {"judge": lightning.Judge(model="m", base_url="http://localhost:1/v1")},
+            "differ from before: judge;",
+        ),
         ({"steps": 1}, "steps=2 or more"),
         ({"store": "memory://"}, "store"),
     ],
