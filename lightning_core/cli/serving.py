@@ -110,6 +110,8 @@ def console(
     if export is None:
         asyncio.run(serve_console(what, port, reward))
         return
+    if reward is not None:
+        raise ConfigError("--reward is for the live page: a page on disk can't ask what if; leave it out")
     from lightning_core.console.export import export as write
 
     say(f"wrote {write(what, load_plugins(), export)}; it opens in any browser")

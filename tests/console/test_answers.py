@@ -147,6 +147,14 @@ def test_a_reward_function_that_is_not_there_is_refused(given: str, problem: str
     assert problem in " ".join(done.stderr.split())
 
 
+def test_a_page_on_disk_takes_no_reward_function(finished: Path, tmp_path: Path) -> None:
+    asked = command("console", str(finished), "--reward", f"{JOB}:turned", "--export", str(tmp_path / "page"))
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "--reward is for the live page" in done.stderr
+    assert not (tmp_path / "page").exists()
+
+
 def test_the_most_surprising_come_first_when_asked_for(ask: Ask) -> None:
     found = [row["surprise"] for row in ask("rollouts", order="surprising")["rows"]]
     assert found == sorted(found, reverse=True)
