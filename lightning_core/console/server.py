@@ -36,7 +36,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lightning_core.console import models, reasons, rollouts, runs, sandbox
 from lightning_core.console.asking import Question
 from lightning_core.console.shelf import Shelf
-from lightning_core.errors import AccessError, ConfigError, LightningError, NotFoundError
+from lightning_core.errors import AccessError, ConfigError, DataError, LightningError, NotFoundError
 
 Answer = Callable[[Question], Awaitable[Any]]
 ANSWERS: Final[Mapping[str, Answer]] = MappingProxyType(
@@ -121,7 +121,7 @@ def _status(error: LightningError) -> int:
     match error:
         case NotFoundError():
             return 404
-        case ConfigError():
+        case ConfigError() | DataError():
             return 400
         case AccessError():
             return 403

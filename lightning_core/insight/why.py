@@ -145,7 +145,7 @@ def method_of(run: Run, step: int) -> Method:
     credit: Credit = found if options is None else found(**options)
     baseline: Any = said["baseline"]
     scale: Any = said["scale"]
-    return Method(credit, baseline, scale, int(str(said["first"])), lowest=bool(said["lowest"]))
+    return Method(credit, baseline, scale, int(str(said["first"])), lowest=bool(said.get("lowest", True)))
 
 
 # why ------------------------------------------------------------------------------------------------
