@@ -7,8 +7,10 @@ bucket, of which a curve keeps the least, the mean and the most.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from lightning_core.types import Metrics
 
@@ -45,13 +47,16 @@ def curves(
     if not metrics:
         return {}
     width = width_of(metrics[0].step, metrics[-1].step, budget)
-    found: dict[str, dict[int, list[tuple[int, float]]]] = {}
-    for entry in metrics:
-        for name, value in entry.values.items():
-            if names is not None and name not in names:
-                continue
-            found.setdefault(name, {}).setdefault(entry.step // width, []).append((entry.step, value))
-    return {name: tuple(map(_bucket, of.values())) for name, of in sorted(found.items())}
+    found: defaultdict[str, list[Bucket]] = defaultdict(list)
+    for _, together in groupby(metrics, lambda entry: entry.step // width):
+        values: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+        for entry in together:
+            for name, value in entry.values.items():
+                if names is None or name in names:
+                    values[name].append((entry.step, value))
+        for name, of in values.items():
+            found[name].append(_bucket(of))
+    return {name: tuple(buckets) for name, buckets in sorted(found.items())}
 
 
 def width_of(first: int, last: int, budget: int) -> int:
