@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, model_validator
@@ -21,6 +22,12 @@ LARGEST_REWARD: Final = 1e9
 that is made of a batch's rewards overflows, in 32 bits neither."""
 REWARD_RANGE: Final = "a finite number from -1e9 to 1e9"
 """What a reward is, for messages."""
+
+
+def matches(agent: str, patterns: Sequence[str] | None) -> bool:
+    """Whether a name is one of `patterns` (names or globs); None matches every name. A name with brackets
+    matches itself."""
+    return patterns is None or agent in patterns or any(fnmatchcase(agent, each) for each in patterns)
 
 
 def is_reward(value: float) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from lightning_core.alerts.watch import Finding, Scene, Space, jitter, moving_means, numbers, total
+from lightning_core.types import Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +319,7 @@ class RolloutsWithoutCalls:
         yield Finding(
             f"{silent:.0f} of {rollouts:.0f} rollouts of the last step succeeded without a call of a model; "
             "does the app keep replies in a cache of its own? Switch it off for the agents that are trained "
-            f"({known} of LangChain, AutoGen and LiteLLM), and see docs/frameworks.md"
+            f"({known} of LangChain, AutoGen, LiteLLM and DSPy), and see docs/frameworks.md"
         )
 
 
@@ -335,19 +336,31 @@ class StuckWorker:
     """Twenty signs of life, and the lease of a rollout: what it held goes to others by now."""
 
     def __call__(self, scene: Scene) -> Iterator[Finding]:
+        trainers = [_place(each) for each in scene.members if each.role == "trainer"]
         for member in scene.members:
             silent = scene.now - member.seen_at
             idle = member.role == "runner" and not scene.running
             if member.role == "trainer" or idle or member.seen_at < scene.since or silent <= self.seconds:
                 continue
             host = f" on {member.data['host']}" if "host" in member.data else ""
+            todo = (
+                "it is in the trainer's own process, whose event loop was blocked: run the app's slow work "
+                "in a thread (asyncio.to_thread), or write the function given to fit() without async"
+                if _place(member) in trainers
+                else "what it held goes to others, once its leases have run out: look at its log, end it if "
+                "it still runs, and start it again under the same name"
+            )
             yield Finding(
-                f"{member.role} {member.name!r}{host} was last seen {silent:.0f} s ago; what it held goes to "
-                "others, once its leases have run out: look at its log, end it if it still runs, and start "
-                "it again under the same name",
+                f"{member.role} {member.name!r}{host} was last seen {silent:.0f} s ago; {todo}",
                 subject=f"{member.role}/{member.name}",
                 since=f"{member.seen_at:.0f}",
             )
+
+
+def _place(member: Member) -> tuple[object, object] | None:
+    """Host and process, where it says both."""
+    host, process = member.data.get("host"), member.data.get("pid")
+    return None if host is None or process is None else (host, process)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -197,7 +197,7 @@ class Problem(BaseModel):
 
     code: str = Field(examples=["not_found"])
     """For programs: one word for each kind of error."""
-    message: str = Field(examples=["no rollout 'r9' in this store: it was never enqueued"])
+    message: str = Field(examples=["no rollout 'r9' in this store"])
     """For people: what happened, to what, and what to do."""
     field: str | None = Field(default=None, examples=["rollouts[0].step"])
     """What in the request can't be used, if it is one thing."""

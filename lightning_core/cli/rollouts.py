@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from lightning_core.trace import Item, Node, Trace, read_traces
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.report import task_text
-from lightning_core.types import Call, Reward, Rollout, Span, Status, Task, ToolEvent
+from lightning_core.types import Call, Reward, Rollout, Span, Status, Task, ToolEvent, matches
 
 LISTED = 8
 """Rollouts that `show` lists."""
@@ -132,7 +131,7 @@ async def _only(store: Store, rollouts: Sequence[Rollout], wanted: Filter) -> li
     if wanted.agent is not None:
         calls = await store.get_calls([rollout.id for rollout in chosen])
         seen = sorted({call.agent for part in calls.values() for call in part})
-        names = {name for name in seen if fnmatchcase(name, wanted.agent)}
+        names = {name for name in seen if matches(name, (wanted.agent,))}
         chosen = [each for each in chosen if any(call.agent in names for call in calls[each.id])]
         if not names:
             raise ConfigError(

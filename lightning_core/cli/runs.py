@@ -51,6 +51,7 @@ from lightning_core.trainer.report import (
     NAMED_VERSIONS,
     find_evidence,
     find_phases,
+    model_name,
     reward_curve,
     running_mean,
     terminal_curve,
@@ -189,14 +190,13 @@ async def read_line(path: Path) -> RunLine:
     if run is None:
         return RunLine(name=path.name, created_at=begun, status="not started")
     script = Path(str(run.provenance.get("script") or "-")).name
-    model = str(run.config.get("model", "-"))
     return RunLine(
         name=path.name,
         created_at=run.created_at,
         status=status_of(run, path),
         steps=len(metrics),
         reward=_reward(find_summary(path), metrics),
-        model=Path(model).name if Path(model).is_absolute() else model,
+        model=model_name(run) or "-",
         script=script,
     )
 

@@ -18,7 +18,7 @@ from lightning_core.console.shelf import Found
 from lightning_core.errors import ConfigError, LightningError
 from lightning_core.heartbeat import living
 from lightning_core.insight.bottleneck import bottleneck, by_agent, by_tool, engine_share, parts, straggling
-from lightning_core.insight.compare import History, advise, compare
+from lightning_core.insight.compare import History, advise, compare, compare_trials
 from lightning_core.insight.curves import Bucket, curves, width_of
 from lightning_core.insight.verdict import verdict
 from lightning_core.stores.base import Store, get_run
@@ -28,6 +28,9 @@ from lightning_core.trainer.report import (
     agent_summaries,
     evaluation,
     find_evidence,
+    model_name,
+    running_mean,
+    task_text,
 )
 from lightning_core.types import Member, Metrics, RolloutCount, Run, Status
 
@@ -54,15 +57,19 @@ async def _standing(question: Question, found: Found) -> dict[str, Any]:
         counts = await store.count_rollouts(found.run_id)
     except LightningError as error:
         return {"error": str(error)}
-    rewards = _by_step(counts, "train")
+    rewards = [reward for _, reward in _by_step(counts, "train")]
+    held_out = [one["greedy"] for one in await _evaluations(question, store, run, counts, ends=True)]
+    told = held_out if len(held_out) > 1 else running_mean(rewards)
     return {
         "status": _status(run, members),
         "created_at": run.created_at if run else None,
-        "model": _settings(run).get("model"),
+        "model": model_name(run) if run else None,
         "script": run.provenance.get("script") if run else None,
         "steps": len(rewards),
         "rollouts": sum(one.count for one in counts),
-        "rewards": [reward for _, reward in rewards],
+        "rewards": rewards,
+        "change": (told[0], told[-1]) if told else None,
+        "held_out": told is held_out,
     }
 
 
@@ -149,19 +156,23 @@ def _origin(run: Run | None) -> dict[str, Any]:
 
 
 def _by_step(counts: Sequence[RolloutCount], split: str) -> list[tuple[int, float]]:
-    """(step, mean reward) of a split, where any rollout has one."""
+    """(step, mean reward) of a split, of steps that have ended, where any rollout has one."""
     rewarded, total = Counter[int](), Counter[int]()
     for one in counts:
         if one.split == split:
             rewarded[one.step] += one.rewarded
             total[one.step] += one.reward  # type: ignore[assignment]
-    return [(step, total[step] / rewarded[step]) for step in sorted(rewarded) if rewarded[step]]
+    going_on = {one.step for one in counts if one.split == split and not one.status.finished}
+    return [
+        (step, total[step] / rewarded[step]) for step in sorted(rewarded.keys() - going_on) if rewarded[step]
+    ]
 
 
 async def _evaluations(
-    question: Question, store: Store, run: Run | None, counts: Sequence[RolloutCount]
+    question: Question, store: Store, run: Run | None, counts: Sequence[RolloutCount], *, ends: bool = False
 ) -> list[dict[str, Any]]:
-    """How the evaluations that have ended went, sampled and greedy; each is read once."""
+    """How the evaluations that have ended went, sampled and greedy; each is read once. `ends`: the first and
+    the last of them alone."""
     if run is None:
         return []
     ended = Counter[int]()
@@ -170,7 +181,8 @@ async def _evaluations(
             ended[one.step] += one.count if one.status.finished else 0
     still = {one.step for one in counts if one.split == "validation" and not one.status.finished}
     made = []
-    for step in sorted(set(ended) - still):
+    steps = sorted(set(ended) - still)
+    for step in steps[:1] + steps[1:][-1:] if ends else steps:
         key = run.id, run.created_at, step, ended[step]
         if key not in question.shelf.evaluated:
             question.shelf.evaluated[key] = await _evaluation(store, run, step)
@@ -247,7 +259,9 @@ async def show_comparison(question: Question) -> dict[str, Any]:
     if not names:
         raise ConfigError("compare which runs? add with=NAME for each")
     found = [await question.shelf.get(name) for name in names]
-    made = compare([await _history(question, one, metrics=True) for one in found])
+    histories = [await _history(question, one, metrics=True) for one in found]
+    made = compare(histories)
+    shown = {rollout.task.id: task_text(rollout.task) for one in histories for rollout in one.held_out}
     return {
         "runs": names,
         "settings": {name: list(values) for name, values in made.settings.items()},
@@ -255,8 +269,26 @@ async def show_comparison(question: Question) -> dict[str, Any]:
             name: [[(each.step + 1, each.mean) for each in buckets] for buckets in of_runs]
             for name, of_runs in made.curves.items()
         },
-        "tasks": [{"task": task, "rewards": list(rewards)} for task, rewards in _parted(made.tasks)],
+        "held_out": [_held_out(histories[0], one) for one in histories],
+        "tasks": [
+            {"task": task, "shown": shown[task], "rewards": list(rewards)}
+            for task, rewards in _parted(made.tasks)
+        ],
+        "shared": sum(None not in rewards for rewards in made.tasks.values()),
         "equal": sum(len(set(rewards)) == 1 for rewards in made.tasks.values()),
+    }
+
+
+def _held_out(first: History, other: History) -> dict[str, Any]:
+    """What a run earned at its last evaluation, and how much more than the first run on the tasks of both."""
+    both = compare_trials(first.held_out, other.held_out)
+    return {
+        "tasks": len(other.held_out),
+        "mean": other.score,
+        "shared": len(both.tasks),
+        "difference": both.difference,
+        "low": both.low,
+        "high": both.high,
     }
 
 

@@ -23,13 +23,14 @@ from lightning_core.console.models import AUTHOR
 from lightning_core.console.shelf import TRIAL, TRIED
 from lightning_core.errors import ConfigError
 from lightning_core.insight.compare import compare_trials
+from lightning_core.insight.failures import group_failures
 from lightning_core.plugins import Plugins
 from lightning_core.prompts import read_declared
 from lightning_core.stores.base import Store, get_run
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.plan import RolloutPlan
 from lightning_core.trainer.report import task_text
-from lightning_core.types import Run, Task
+from lightning_core.types import Rollout, Run, Task
 from lightning_core.versions import POLICY, find_current, get_version, put_prompt
 
 ARMS: Final = ("a", "b")
@@ -189,6 +190,9 @@ async def _start(trial: Run, given: Sequence[str]) -> asyncio.subprocess.Process
 
 async def _trial(question: Question, store: Store, trial: Run) -> dict[str, Any]:
     rollouts = await store.find_rollouts(trial.id)
+    arms = [[one for one in rollouts if one.id.startswith(f"{trial.id}-s0-{arm}")] for arm in ARMS]
+    failed = [_failures(arm) for arm in arms]
+    played = [arm if told["failed"] < len(arm) else [] for arm, told in zip(arms, failed, strict=True)]
     playing = question.shelf.trials.get(trial.id)
     lost = trial.status == "running" and (playing is None or playing.done())
     return {
@@ -199,12 +203,16 @@ async def _trial(question: Question, store: Store, trial: Run) -> dict[str, Any]
         "problem": trial.config.get(PROBLEM, ""),
         "ended": sum(one.status.finished for one in rollouts),
         "rollouts": len(rollouts),
-        **asdict(
-            compare_trials(
-                *([one for one in rollouts if one.id.startswith(f"{trial.id}-s0-{arm}")] for arm in ARMS)
-            )
-        ),
+        "failed": failed,
+        **asdict(compare_trials(*played)),
     }
+
+
+def _failures(arm: Sequence[Rollout]) -> dict[str, Any]:
+    """How many failed, and the most frequent reason. An arm whose rollouts all failed is not compared."""
+    reasons = group_failures(arm)
+    error = reasons[0].text if reasons else ""
+    return {"failed": sum(each.count for each in reasons), "rollouts": len(arm), "error": error}
 
 
 # what can be tried ------------------------------------------------------------------------------

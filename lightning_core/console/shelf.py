@@ -81,9 +81,10 @@ class Shelf:
         self.trials: dict[str, asyncio.Task[None]] = {}
         """Those that this console plays, by id."""
         if "://" not in target and not find_folders(Path(target)):
+            problem = "is no run's folder and holds none" if Path(target).exists() else "is not there"
             raise ConfigError(
-                f"{target!r} is no run's folder and holds none; `agentlightning runs` lists the runs, and "
-                "`agentlightning train SCRIPT` begins one"
+                f"{target!r} {problem}; `agentlightning runs` lists the runs, and "
+                "`agentlightning train SCRIPT` begins one, which is there once its model is loaded"
             )
         _check_there(target)
 
@@ -117,6 +118,7 @@ class Shelf:
             if mark and one.name == of:
                 return replace(one, name=name, run_id=f"{one.run_id}{mark}{number}")
         there = ", ".join(repr(one.name) for one in found[:5]) or "none"
+        there += f" and {len(found) - 5} more" if len(found) > 5 else ""
         raise NotFoundError(f"there is no run {name!r}; there are: {there}")
 
     async def read(self, found: Found) -> Store:

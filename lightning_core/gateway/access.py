@@ -32,8 +32,7 @@ from lightning_core.errors import AccessError, ApiError, DataError
 from lightning_core.gateway.tokens import PREFIX, Grant, Tokens
 from lightning_core.stores.rules import check_id
 from lightning_core.tracing.headers import AGENT, API_KEY, AUTHORIZATION, CALL, ROLLOUT, decode_name
-from lightning_core.tracing.scope import matches
-from lightning_core.types import UNNAMED, Sampling
+from lightning_core.types import UNNAMED, Sampling, matches
 
 HOST: Final = "host"
 ORIGIN: Final = "origin"

@@ -117,7 +117,7 @@ class Endpoint:
         if own:
             self._told.add(caller.agent)
             log.warning(
-                "agent %r is trained and asks for %s, which do not act: the run's own settings do, as an "
+                "agent %r is trained and asks for %s, without effect: the run's own settings count, as an "
                 "update trains on what was sampled (Trainer(temperature=...)); see "
                 "docs/training.md, Sampling and exploration",
                 caller.agent,

@@ -55,7 +55,7 @@ class Comparison:
     """Runs side by side; all lists are in the order of the runs."""
 
     settings: Mapping[str, tuple[JsonValue, ...]]
-    """Those that differ, with the value of each run; None where a run has none."""
+    """Those that differ, but for the folder, with the value of each run; None where a run has none."""
     curves: Mapping[str, tuple[tuple[Bucket, ...], ...]]
     """Each metric of `DRAWN` that any run has, on one axis."""
     tasks: Mapping[str, tuple[float | None, ...]]
@@ -64,7 +64,7 @@ class Comparison:
 
 def compare(histories: Sequence[History], budget: int = 400) -> Comparison:
     """The runs side by side."""
-    names = sorted({name for one in histories for name in one.settings})
+    names = sorted({name for one in histories for name in one.settings} - {"folder"})
     settings = {name: tuple(one.settings.get(name) for one in histories) for name in names}
     drawn = [curves(one.metrics, budget, DRAWN) for one in histories]
     rewards = [{rollout.task.id: _reward(rollout) for rollout in one.held_out} for one in histories]

@@ -21,6 +21,7 @@ _LIBRARIES = (
     "/src/lightning_",
     "<",
 )
+_LONG = 300
 VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+(\.\d+)?")
 """What differs between messages of one kind: names, values, addresses in memory and numbers."""
 
@@ -38,8 +39,9 @@ class Reason(Record):
 
     @property
     def text(self) -> str:
-        """Error and place on one line."""
-        return self.error if self.place is None else f"{self.error} (at {self.place})"
+        """Error and place on one line; a very long error is cut."""
+        error = self.error if len(self.error) <= _LONG else f"{self.error[:_LONG]}…"
+        return error if self.place is None else f"{error} (at {self.place})"
 
 
 def is_users(filename: str) -> bool:

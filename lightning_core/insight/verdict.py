@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from statistics import NormalDist, fmean, variance
 from typing import Literal
 
@@ -20,7 +19,7 @@ from pydantic import Field
 from lightning_core.alerts.rules import RewardCollapse
 from lightning_core.alerts.watch import Scene
 from lightning_core.insight.failures import group_failures
-from lightning_core.types import Metrics, Record, Rollout, RolloutCount, Status, is_reward
+from lightning_core.types import Metrics, Record, Rollout, RolloutCount, Status, is_reward, matches
 
 Kind = Literal[
     "failed",
@@ -127,7 +126,7 @@ def _refused(evidence: Evidence) -> Iterator[_Finding]:
             int(sum(each.values.get(f"agent/{name}/{what}", 0.0) for each in evidence.metrics))
             for what in ("calls", "failed_calls")
         )
-        if failed and failed == calls and _is_trained(name, evidence.agents):
+        if failed and failed == calls and matches(name, evidence.agents or None):
             yield _Finding(
                 "refused",
                 f"Agent {name!r} got an error for each of its {calls} calls, so it learnt nothing",
@@ -141,13 +140,9 @@ def seen_agents(metrics: Sequence[Metrics]) -> list[str]:
     return sorted(name.removeprefix("agent/").removesuffix("/calls") for name in called)
 
 
-def _is_trained(name: str, patterns: Sequence[str]) -> bool:
-    return not patterns or any(fnmatchcase(name, each) for each in patterns)
-
-
 def missing_agents(patterns: Sequence[str], seen: Sequence[str]) -> list[str]:
     """The names and globs that none of the agents seen matches."""
-    return [each for each in patterns if not any(fnmatchcase(name, each) for name in seen)]
+    return [each for each in patterns if not any(matches(name, (each,)) for name in seen)]
 
 
 def _is_calls(name: str) -> bool:
@@ -189,7 +184,7 @@ def _count(evidence: Evidence, *statuses: Status) -> int:
 # what was learnt ------------------------------------------------------------------------------
 def _change(evidence: Evidence) -> _Finding:
     pairs = len(_greedy(evidence.before).keys() & _greedy(evidence.after).keys())
-    return _held_out_change(evidence) or _training_change(evidence.metrics, pairs) or _untold(evidence)
+    return _held_out_change(evidence) or _training_change(evidence, pairs) or _untold(evidence)
 
 
 def _held_out_change(evidence: Evidence) -> _Finding | None:
@@ -203,22 +198,27 @@ def _held_out_change(evidence: Evidence) -> _Finding | None:
     return _told(f"held-out {what}", old, new, low, high, f"{len(pairs)} tasks, greedy", len(pairs))
 
 
-def _training_change(metrics: Sequence[Metrics], pairs: int) -> _Finding | None:
+def _training_change(evidence: Evidence, pairs: int) -> _Finding | None:
     """`pairs`: the held-out tasks that were evaluated before and after, too few to tell."""
-    rewards = [each.values["reward"] for each in metrics if "reward" in each.values]
+    rewards = [each.values["reward"] for each in evidence.metrics if "reward" in each.values]
     steps = max(LEAST, len(rewards) // 4)
     if len(rewards) < 2 * steps:
         return None
     first, last = rewards[:steps], rewards[-steps:]
     low, high = difference_interval(first, last)
-    held_out = f"{pairs} held-out task{'s' * (pairs != 1)}: too few" if pairs else "no held-out tasks"
-    basis = f"first and last {steps} steps, {held_out} to compare"
+    basis = f"first and last {steps} steps, {_too_few(evidence, pairs)} to compare"
     return _told("training reward", fmean(first), fmean(last), low, high, basis, steps)
+
+
+def _too_few(evidence: Evidence, pairs: int) -> str:
+    if pairs:
+        return f"{pairs} held-out task{'s' * (pairs != 1)}: too few"
+    return "no later evaluation" if evidence.before else "no held-out tasks"
 
 
 def _told(what: str, old: float, new: float, low: float, high: float, basis: str, number: int) -> _Finding:
     kind: Kind = "improved" if low > 0 else "worse" if high < 0 else "flat"
-    start = {"improved": "Improved", "worse": "Got worse", "flat": "Flat"}[kind]
+    start = {"improved": "Improved", "worse": "Got worse", "flat": "No clear change"}[kind]
     more = "; more steps or more held-out tasks may show a difference" if kind == "flat" else ""
     return _Finding(
         kind,
@@ -234,7 +234,7 @@ def _untold(evidence: Evidence) -> _Finding:
     if rewards and not steps:
         return _Finding(
             "untold",
-            f"No update was made: held-out reward {say(fmean(rewards))} (greedy, {tasks} tasks)",
+            f"No update so far: held-out reward {say(fmean(rewards))} (greedy, {tasks} tasks)",
             {"steps": 0, "tasks": tasks, "before": fmean(rewards)},
         )
     return _Finding(

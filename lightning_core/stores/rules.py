@@ -142,7 +142,7 @@ def all_found(rollout_ids: Iterable[str], known: Mapping[str, Rollout]) -> list[
     for rollout_id in rollout_ids:
         rollout = known.get(rollout_id)
         if rollout is None:
-            raise NotFoundError(f"no rollout {rollout_id!r} in this store: it was never enqueued")
+            raise NotFoundError(f"no rollout {rollout_id!r} in this store")
         found.append(rollout)
     return found
 

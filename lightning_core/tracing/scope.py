@@ -15,14 +15,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from threading import Thread
 from typing import Any
 
 from lightning_core.errors import ConfigError
 from lightning_core.prompts import Pinned
 from lightning_core.tracing.patching import patch
-from lightning_core.types import Call, Event, Reward, Span, Who
+from lightning_core.types import Call, Event, Reward, Span, Who, matches
 
 UNSEEN = "unseen call"
 """What the span is called that stands for calls of a model which could not be recorded."""
@@ -140,11 +139,6 @@ class Scope:
 
     def trains(self, agent: str) -> bool:
         return matches(agent, self.agents)
-
-
-def matches(agent: str, patterns: tuple[str, ...] | None) -> bool:
-    """Whether a name is one of `patterns` (names or globs); None matches every name."""
-    return patterns is None or any(fnmatchcase(agent, pattern) for pattern in patterns)
 
 
 class _Opened:

@@ -15,6 +15,7 @@ as the SDKs' does. A POST that reads as a call of a model, and bears none of our
 | aiohttp | `ClientSession._request` | yes |
 | urllib3 | `PoolManager.urlopen`; in a pool of one host, `HTTPConnectionPool.urlopen` | yes; no |
 | http.client, urllib.request | `HTTPConnection.request` | no |
+| DSPy's own transport (lm15) | `StdlibTransport.stream`, `StdlibAsyncTransport.stream` | yes |
 
 A call that a framework's cache of replies answers passes by the SDKs too. So a trained agent's calls by-pass
 these caches inside a rollout. A cached reply is no sample of the policy: of a group's rollouts the first asks
@@ -32,7 +33,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -344,12 +345,29 @@ def _aiohttp_request(original: Callable[..., Any], users: list[Puller]) -> Calla
     return request
 
 
+def _lm15_stream(original: Callable[..., Any], users: list[Puller]) -> Callable[..., Any]:
+    """DSPy's own transport, which opens sockets itself."""
+
+    def stream(transport: Any, request: Any) -> Any:
+        if not users or request.method != "POST":
+            return original(transport, request)
+        movable = getattr(transport, "_proxy", None) is None
+        met = meet(Post("dspy", request.url, request.body, dict(request.headers), movable), users)
+        if isinstance(met, Routed):
+            request = replace(request, url=met.url, headers=list(met.headers.items()))
+        return original(transport, request)
+
+    return stream
+
+
 LIBRARIES: Final[Mapping[str, tuple[str, str, Wrap]]] = {
     "requests.sessions": ("Session", "send", _session_send),
     "urllib3.poolmanager": ("PoolManager", "urlopen", _manager_urlopen),
     "urllib3.connectionpool": ("HTTPConnectionPool", "urlopen", _pool_urlopen),
     "aiohttp.client": ("ClientSession", "_request", _aiohttp_request),
     "http.client": ("HTTPConnection", "request", _connection_request),
+    "dspy._vendor.lm15.transports._sync": ("StdlibTransport", "stream", _lm15_stream),
+    "dspy._vendor.lm15.transports._async": ("StdlibAsyncTransport", "stream", _lm15_stream),
 }
 """The module, and its class, method and wrapper."""
 
@@ -366,7 +384,7 @@ def _create(original: Callable[..., Any], cache: Any, *args: Any, **kwargs: Any)
 
 
 def _miss(original: Callable[..., Any], cache: Any, *args: Any, **kwargs: Any) -> Any:
-    """LiteLLM: nothing is found."""
+    """LiteLLM and DSPy: nothing is found."""
     return asyncio.sleep(0) if inspect.iscoroutinefunction(original) else None
 
 
@@ -392,5 +410,6 @@ CACHES: Final[Mapping[str, tuple[str, tuple[str, ...], Bypass]]] = {
         _create,
     ),
     "litellm.caching.caching": ("Cache", ("get_cache", "async_get_cache"), _miss),
+    "dspy.clients.cache": ("Cache", ("get",), _miss),
 }
 """The module, and its class, the methods that look into the cache, and what is done instead."""

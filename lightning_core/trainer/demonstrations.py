@@ -23,7 +23,6 @@ from lightning_core.errors import ApiError, ConfigError, DataError, GatewayError
 from lightning_core.linking import with_final
 from lightning_core.plugins import load_plugins
 from lightning_core.sequences import as_ids, as_logprobs
-from lightning_core.tracing.scope import matches
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.plan import shuffled
@@ -37,6 +36,7 @@ from lightning_core.types import (
     Status,
     Trajectory,
     Transition,
+    matches,
 )
 
 logger = logging.getLogger(__name__)

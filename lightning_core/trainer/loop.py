@@ -13,7 +13,6 @@ from lightning_core.algorithms.search import Search
 from lightning_core.backends.base import Backend, Timed
 from lightning_core.errors import UnknownAgentError
 from lightning_core.prompts import ALL
-from lightning_core.tracing.scope import matches
 from lightning_core.trainer import discovery
 from lightning_core.trainer.batch import StepBatch, step_numbers
 from lightning_core.trainer.collector import Collector, check_any_reward
@@ -24,7 +23,7 @@ from lightning_core.trainer.session import Session
 from lightning_core.trainer.summary import Evaluation
 from lightning_core.trainer.updating import Updater
 from lightning_core.trainer.versions import Versions
-from lightning_core.types import Call, Metrics, Task
+from lightning_core.types import Call, Metrics, Task, matches
 
 logger = logging.getLogger(__name__)
 
@@ -226,8 +225,8 @@ class AgentNames:
         step."""
         if not self.seen:
             raise UnknownAgentError(
-                "the first batch made no LLM call through the gateway: does the app call its model with the "
-                "SDK of OpenAI or Anthropic, and inside the function given to fit()?"
+                "the first batch made no LLM call through the gateway: does the app call its model inside "
+                "the function given to fit(), and with a client that docs/frameworks.md lists as routed?"
             )
         patterns = self.patterns or ()
         missing = [each for each in patterns if not any(matches(name, (each,)) for name in self.seen)]

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from io import BytesIO
+from pathlib import Path
 from statistics import fmean
 from typing import Any, BinaryIO
 
@@ -258,6 +259,12 @@ def reward_curve(metrics: Sequence[Metrics]) -> tuple[list[int], list[float]]:
     """(updates made, mean reward) of each step; a step without rollouts has none."""
     points = [(each.step + 1, each.values["reward"]) for each in metrics if "reward" in each.values]
     return [step for step, _ in points], [reward for _, reward in points]
+
+
+def model_name(run: Run) -> str | None:
+    """The model that a run trains, of a folder its name; None if the run does not say."""
+    model = run.config.get("model")
+    return None if model is None else Path(name).name if Path(name := str(model)).is_absolute() else name
 
 
 def running_mean(values: Sequence[float], width: int = 5) -> list[float]:

@@ -124,6 +124,8 @@ async def _fit(
         async with Session(trainer, folder, solve, observers) as session:
             _add_observers(session)
             run = await open_run(session, train, validation)
+            if not (trainer.store or "").startswith("memory:"):
+                observers.note(f"to watch it in a browser: agentlightning console {folder.path}")
             try:
                 await _train(session, run, train, validation)
                 summary = await write_report(session.store, folder, trainer, str(session.backend.model))

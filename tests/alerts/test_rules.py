@@ -177,8 +177,9 @@ def test_a_rollout_is_stuck_when_it_takes_ten_times_what_others_do_and_two_minut
 
 
 # who and where --------------------------------------------------------------------------------
-def member(role: str, seen_at: float) -> Member:
-    return Member.model_validate({"run_id": "r", "role": role, "name": "w1", "seen_at": seen_at})
+def member(role: str, seen_at: float, **data: object) -> Member:
+    about = {"run_id": "r", "role": role, "name": "w1"}
+    return Member.model_validate({**about, "seen_at": seen_at, "data": data})
 
 
 def test_a_worker_is_stuck_when_it_is_silent_while_rollouts_are_under_way():
@@ -190,6 +191,15 @@ def test_a_worker_is_stuck_when_it_is_silent_while_rollouts_are_under_way():
     assert not found(StuckWorker(), members=[member("runner", 400)], **scene)  # died before this trainer
     assert found(StuckWorker(), members=[member("gateway", 800)], **{**scene, "running": {}})
     assert not found(StuckWorker(), members=[member("trainer", 800)], **scene)
+
+
+def test_a_worker_in_the_trainers_own_process_tells_of_its_event_loop():
+    here = {"host": "h", "pid": 7}
+    members = [member("trainer", 990, **here), member("gateway", 800, **here)]
+    (said,) = found(StuckWorker(), members=members, now=1000.0, since=500.0)
+    assert "event loop was blocked" in said
+    (said,) = found(StuckWorker(), members=[members[0], member("gateway", 800)], now=1000.0, since=500.0)
+    assert "end it if it still runs" in said
 
 
 def filling(per_step: int, steps: int, free: int = 1000) -> list[Space]:
@@ -242,7 +252,7 @@ def test_rollouts_without_calls_are_told_from_a_twentieth_on_and_known_caches_ar
     assert [len(found(RolloutsWithoutCalls(), steps[:end])) for end in (1, 2, 3)] == [0, 0, 1]
     [message] = found(RolloutsWithoutCalls(), steps)
     assert "2 of 40" in message
-    assert "by-passed are those of LangChain, AutoGen and LiteLLM" in message
+    assert "by-passed are those of LangChain, AutoGen, LiteLLM and DSPy" in message
     monkeypatch.setenv("LIGHTNING_CACHES", "keep")
     [message] = found(RolloutsWithoutCalls(), steps)
-    assert "LIGHTNING_CACHES=keep keeps those of LangChain, AutoGen and LiteLLM" in message
+    assert "LIGHTNING_CACHES=keep keeps those of LangChain, AutoGen, LiteLLM and DSPy" in message

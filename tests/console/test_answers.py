@@ -14,9 +14,14 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from lightning_core.console.asking import Question
+from lightning_core.console.runs import list_runs
+from lightning_core.console.sandbox import show_sandbox
+from lightning_core.console.shelf import TRIED, Shelf
 from lightning_core.insight.why import CHANGED, reasons_of
+from lightning_core.plugins import load_plugins
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.types import Reward
+from lightning_core.types import Reward, Rollout, Run, Status, Task
 from tests.console.conftest import JOB, STEPS, command
 
 Ask = Any
@@ -45,6 +50,50 @@ async def test_curves_are_the_stored_metrics(ask: Ask, finished: Path) -> None:
     newer = ask("run", since=STEPS - 1)
     assert newer["steps"] == [STEPS]
     assert newer["evaluations"] == run["evaluations"]
+
+
+def test_the_list_of_runs_says_of_the_reward_what_the_summary_says(ask: Ask, finished: Path) -> None:
+    [run] = ask("runs")
+    summary = json.loads((finished / "summary.json").read_text())
+    assert run["held_out"]
+    assert run["change"] == [summary["before"]["greedy"], summary["after"]["greedy"]]
+    assert run["model"] == "tiny"
+
+
+async def test_a_step_that_goes_on_is_not_in_the_list_s_curve(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with SqliteStore(url) as store:
+        await store.put_run(Run(id="r"))
+        await store.enqueue([played("r", f"r-{step}", step, reward=0.5) for step in range(3)])
+        await store.enqueue([played("r", "r-3-0", 3, reward=1.0), played("r", "r-3-1", 3)])
+    async with Shelf(url, load_plugins()) as shelf:
+        [run] = await list_runs(Question(shelf, []))
+    assert (run["steps"], run["rewards"], run["change"], run["held_out"]) == (3, [0.5] * 3, (0.5, 0.5), False)
+
+
+async def test_a_side_of_a_trial_whose_rollouts_all_failed_is_not_compared(tmp_path: Path) -> None:
+    url, trial = f"sqlite:///{tmp_path}/store.db", "r-try-1"
+    failed: dict[str, Any] = {"status": Status.FAILED, "error": "ModelError: no weights"}
+    async with SqliteStore(url) as store:
+        await store.put_run(Run(id="r"))
+        config: dict[str, Any] = {TRIED: "r", "arms": [[0, {}], [1, {}]]}
+        await store.put_run(Run(id=trial, status="finished", config=config))
+        await store.enqueue([played(trial, f"{trial}-s0-a{n}-0", 0, reward=1.0, number=n) for n in range(3)])
+        await store.enqueue([played(trial, f"{trial}-s0-b{n}-0", 0, number=n, **failed) for n in range(3)])
+    async with Shelf(url, load_plugins()) as shelf:
+        [told] = (await show_sandbox(Question(shelf, [("run", "r")])))["trials"]
+    assert [side["failed"] for side in told["failed"]] == [0, 3]
+    assert told["failed"][1]["error"] == "ModelError: no weights"
+    assert told["difference"] is None
+
+
+def played(
+    run: str, name: str, step: int, reward: float | None = None, number: int = 0, **more: Any
+) -> Rollout:
+    """With a reward it has ended; without one and without more it waits."""
+    ended = {} if reward is None else {"status": Status.SUCCEEDED, "reward": reward}
+    task = Task(input={"number": number})
+    return Rollout(id=name, run_id=run, group_id="g", step=step, task=task, **ended, **more)
 
 
 def test_the_verdict_is_that_of_the_run(ask: Ask, finished: Path) -> None:

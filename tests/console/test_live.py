@@ -37,6 +37,8 @@ def test_steps_appear_while_the_run_goes_on(browser: Any, tmp_path: Path) -> Non
             canvas = page.locator("figure.chart", has_text="Reward").first.locator("canvas")
             canvas.wait_for(timeout=SECONDS)
             canvas.evaluate("one => { one.kept = true }")
+            page.locator("summary").click()
+            page.locator(".tiles a").first.focus()
             while STEPS not in seen:
                 assert training.poll() in (None, 0)
                 seen.add(shown_steps(page))
@@ -44,6 +46,8 @@ def test_steps_appear_while_the_run_goes_on(browser: Any, tmp_path: Path) -> Non
             page.locator(".tiles .status.finished").wait_for(timeout=SECONDS)
             assert len(seen) > 1
             assert canvas.evaluate("one => one.kept")
+            assert page.locator("details[open] .facts").first.is_visible()
+            assert page.evaluate("document.activeElement.closest('.tiles') !== null")
             assert page.locator("#live").inner_text() == "live"
     finally:
         training.terminate()

@@ -173,6 +173,29 @@ def test_an_exported_page_opens_from_disk_and_holds_its_rollouts(
         page.locator(".score").wait_for()
         assert float(page.locator(".score .reward").inner_text()) == rollout.reward
         assert page.locator("button.step").count() >= 3
+        page.get_by_role("link", name="Why").click()
+        page.locator(".strip").first.wait_for()
+        for target in [link.get_attribute("href") for link in page.locator("td .peers a").all()]:
+            page.evaluate("to => { location.hash = to }", target)
+            page.locator(".score").wait_for()
+
+
+def test_the_filter_takes_the_step_that_the_table_shows(browser: Any, address: str, finished: Path) -> None:
+    wanted = read_rollouts(finished, step=1, split="train")
+    with opening(browser, at(address, "finished/rollouts")) as page:
+        page.locator("input[name=step]").fill("2")
+        page.get_by_role("button", name="Filter").click()
+        page.wait_for_url("**step=1")
+        rows = page.locator("table.rollouts tbody tr")
+        rows.first.wait_for()
+        assert rows.count() == len(wanted)
+        assert page.locator("input[name=step]").input_value() == "2"
+
+
+def test_a_held_out_rollout_says_why_it_has_no_advantage(browser: Any, address: str, finished: Path) -> None:
+    held_out = read_rollouts(finished, split="validation")[0]
+    with opening(browser, at(address, f"finished/rollout/{quote(held_out.id)}")) as page:
+        page.get_by_text("it is not trained on").wait_for()
 
 
 def test_a_finished_run_has_its_page_in_its_folder(browser: Any, finished: Path) -> None:

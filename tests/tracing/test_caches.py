@@ -92,7 +92,23 @@ def litellm(url: str) -> Any:
     return run
 
 
-APPS = {app.__name__: app for app in (langchain, langchain_async, autogen, autogen_stream, litellm)}
+def dspy(url: str, *, later: bool = False) -> Any:
+    """DSPy's cache, which is on by default, and its own transport."""
+    library = pytest.importorskip("dspy")
+    library.configure_cache(enable_disk_cache=False)
+    library.cache.reset_memory_cache()
+    model = library.LM("openai/m", api_base=f"{url}/v1", api_key="sk-mine")
+    return (lambda: asyncio.run(model.acall(TEXT))) if later else (lambda: model(TEXT))
+
+
+def dspy_async(url: str) -> Any:
+    return dspy(url, later=True)
+
+
+APPS = {
+    app.__name__: app
+    for app in (langchain, langchain_async, autogen, autogen_stream, litellm, dspy, dspy_async)
+}
 
 
 @pytest.mark.parametrize("app", APPS)

@@ -24,6 +24,7 @@ def test_agents_are_names_or_globs_and_none_is_all() -> None:
     assert scope(("write_*", "sql")).trains("write_query")
     assert scope(("write_*", "sql")).trains("sql")
     assert not scope(("write_*", "sql")).trains("SQL")
+    assert scope(("Analyst [US]",)).trains("Analyst [US]")
     assert not scope(()).trains("anyone")
 
 

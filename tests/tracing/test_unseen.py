@@ -65,6 +65,16 @@ def by_aiohttp(url: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
     return asyncio.run(send())
 
 
+def by_dspy(url: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
+    from dspy._vendor.lm15.transports import StdlibTransport, TransportRequest
+
+    sent = [("Content-Type", "application/json"), *headers.items()]
+    with StdlibTransport() as transport:
+        request = TransportRequest("POST", url, sent, json.dumps(body).encode())
+        with transport.stream(request) as reply:
+            return json.loads(reply.read())
+
+
 def by_urllib3_pool(url: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
     at = urlsplit(url)
     with urllib3.HTTPConnectionPool(str(at.hostname), at.port) as pool:
@@ -92,18 +102,21 @@ ROUTING = {
     "requests": by_requests,
     "urllib3": by_urllib3,
     "aiohttp": by_aiohttp,
+    "dspy": by_dspy,
 }
 NOTICING = {
     "requests": by_requests,
     "urllib3": by_urllib3,
     "aiohttp": by_aiohttp,
+    "dspy": by_dspy,
     "urllib3 pool": by_urllib3_pool,
     "http.client urllib": by_urllib,
     "http.client": by_http_client,
 }
 
-if importlib.util.find_spec("aiohttp") is None:
-    del ROUTING["aiohttp"], NOTICING["aiohttp"]
+for library in ("aiohttp", "dspy"):
+    if importlib.util.find_spec(library) is None:
+        del ROUTING[library], NOTICING[library]
 
 
 def chat(name: str = "writer", rollout: str = "r1") -> dict[str, Any]:

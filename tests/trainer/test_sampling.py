@@ -44,7 +44,7 @@ def test_a_run_s_temperature_is_sampled_recorded_and_trained_at(
     [batch] = backend.batches[0]
     assert {t.temperature for each in batch for t in each.transitions if t.trained} == {0.7}
     assert found.metrics[0].values["logprob_gap_max"] < 1e-3  # of training at it, against the engine's
-    said = [each.getMessage() for each in caplog.records if "do not act" in each.getMessage()]
+    said = [each.getMessage() for each in caplog.records if "without effect" in each.getMessage()]
     assert len(said) == 1
     assert "'writer' is trained and asks for temperature=0.25, top_p=0.9" in said[0]
 

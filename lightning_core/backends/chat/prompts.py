@@ -238,9 +238,10 @@ class Prompts:
 
 def make_room(context: int, longest: int) -> str:
     """What to do about a prompt that does not fit into `context`; the model was made for `longest` tokens."""
+    shorten = "shorten the prompt, or the replies that it repeats (max_tokens)"
     if context < longest:
-        return f"shorten the prompt, or give the backend a longer context: context={longest} at most"
-    return "shorten the prompt, or take a model with a longer context"
+        return f"{shorten}, or give the backend a longer context: context={longest} at most"
+    return f"{shorten}, or take a model with a longer context"
 
 
 def plain_message(message: dict[str, Any]) -> dict[str, Any]:

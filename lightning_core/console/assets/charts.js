@@ -58,9 +58,8 @@ export function chart(title, steps, series, { height = 190, unit = "", onstep = 
     const now = JSON.stringify(series.map((one) => one.label));
     if (plot && now === shape) { plot.setData(data); plot.setSize({ width, height }); }
     else { if (plot) plot.destroy(); plot = new uPlot(options(width), data, holder); shape = now; }
-    const [main] = series;
-    const last = main ? main.values.filter((v) => v !== null && v !== undefined).at(-1) : null;
-    note.textContent = last === undefined || last === null ? "" : num(last) + unit;
+    const last = (one) => num(one.values.filter((v) => v !== null && v !== undefined).at(-1));
+    note.textContent = series.length === 1 ? last(series[0]) + unit : "";
   }
 
   new ResizeObserver(() => { if (plot && holder.clientWidth) plot.setSize({ width: holder.clientWidth, height }); }).observe(holder);

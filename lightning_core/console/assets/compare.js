@@ -1,13 +1,15 @@
 // Runs side by side: what differs in their settings, their curves on one axis, the same held-out tasks; and advice.
 
-import { fill, h, num, reward, section, short, table } from "console/dom.js";
+import { h, num, reward, section, short, signed, table } from "console/dom.js";
 import { ask, live } from "console/net.js";
 import { chart } from "console/charts.js";
 
 const TITLES = { reward: "Reward", entropy: "Entropy, nats per token", grad_norm: "Gradient norm" };
 
 export async function show(place, known) {
-  const chosen = place.query.getAll("with").length ? place.query.getAll("with") : known.slice(0, 4).map((one) => one.name);
+  const script = known.find((one) => one.name === place.run)?.script;
+  const alike = live ? known.filter((one) => one.script === script) : known;
+  const chosen = place.query.getAll("with").length ? place.query.getAll("with") : alike.slice(0, 4).map((one) => one.name);
   if (known.length < 2) return { element: h("div", {}, h("h1", {}, "Compare"), h("p.quiet", {}, "There is one run here. Open a folder of runs: agentlightning console runs")) };
   const [made, advice] = live ? await Promise.all([ask("compare", { with: chosen }), ask("advice")]) : [await ask("compare", { with: chosen }), []];
   const form = h("form.filters", { "aria-label": "Runs to compare", onchange: () => {
@@ -19,9 +21,11 @@ export async function show(place, known) {
   return {
     element: h("div", {}, h("h1", {}, "Compare"), form, grid,
       section("Settings that differ", Object.keys(made.settings).length ? table("Settings", columns,
-        Object.entries(made.settings).map(([name, values]) => [name, ...values.map((value) => value === null ? "–" : short(typeof value === "string" ? value : JSON.stringify(value), 60))])) : h("p.quiet", {}, "None.")),
-      section("Held-out tasks on which they part", made.tasks.length ? table("Tasks", columns, made.tasks.map((one) => [one.task, ...one.rewards.map((value) => reward(value))])) : h("p.quiet", {}, "None."),
-        h("p.quiet", {}, `${num(made.equal)} tasks came out equal.`)),
+        Object.entries(made.settings).map(([name, values]) => [name, ...values.map((value) => setting(value))])) : h("p.quiet", {}, "None.")),
+      made.held_out.some((one) => one.tasks) && section("Held-out reward, greedy", table("Held-out reward", [["run", ""], ["tasks", "right"], ["reward", "right"], [`against ${made.runs[0]}`, ""]],
+        made.held_out.map((one, place) => [made.runs[place], num(one.tasks), num(one.mean), place ? against(one) : "–"]))),
+      section("Held-out tasks that differ", made.tasks.length ? table("Tasks", columns, made.tasks.map((one) => [h("span", { title: one.task }, short(one.shown, 80)), ...one.rewards.map((value) => reward(value))])) : h("p.quiet", {}, "None."),
+        h("p.quiet", {}, `${num(made.shared)} tasks were given to all of them; on ${num(made.equal)} the reward was equal.`)),
       advice.length ? section("What these runs say about settings", h("ul.findings", {}, advice.map((one) => h("li", {}, one.message)))) : null),
     shown: () => {
       for (const [name, runs] of Object.entries(made.curves)) {
@@ -36,4 +40,16 @@ export async function show(place, known) {
       }
     },
   };
+}
+
+function setting(value) {
+  const text = value === null ? "–" : typeof value === "string" ? value : JSON.stringify(value);
+  return h("span", { title: text }, short(text, 60));
+}
+
+/** How much more the run earned than the first one, on the tasks of both. */
+function against({ shared, difference, low, high }) {
+  if (!shared) return h("span.quiet", {}, "no task in common");
+  const sure = low === null ? "three tasks are needed for an interval" : `95 % interval ${signed(low)} to ${signed(high)}${low <= 0 && high >= 0 ? ", so it may be chance" : ""}`;
+  return `${signed(difference)} on ${num(shared)} tasks (${sure})`;
 }

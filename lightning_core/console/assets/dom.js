@@ -34,15 +34,45 @@ export function fill(parent, ...children) {
   return parent;
 }
 
+/** As `fill`, but what is equal already stays: the focus, an opened part, how far it was scrolled. */
+export function renew(parent, ...children) {
+  adapt(parent, fill(document.createElement("div"), ...children));
+}
+
+function adapt(old, newer) {
+  let next = old.firstChild;
+  const remove = (until) => { while (next !== until) { const gone = next; next = next.nextSibling; gone.remove(); } };
+  for (const one of [...newer.childNodes]) {
+    let was = next;
+    while (was && was.nodeName !== one.nodeName) was = was.nextSibling;
+    if (!was) { old.insertBefore(one, next); continue; }
+    remove(was);
+    next = was.nextSibling;
+    if (!was.isEqualNode(one)) change(was, one);
+  }
+  remove(null);
+}
+
+function change(was, one) {
+  if (was.nodeType !== Node.ELEMENT_NODE) { was.replaceWith(one); return; }
+  for (const { name } of [...was.attributes]) if (!one.hasAttribute(name) && name !== "open") was.removeAttribute(name);
+  for (const { name, value } of one.attributes) was.setAttribute(name, value);
+  adapt(was, one);
+}
+
 /** A number as short as it can be read: 0.4312, 12.5, 1,234, 3.1e-7; – for none. */
 export function num(value, digits = 3) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return String(value);
   const size = Math.abs(value);
+  return written(value, size, digits).replace("-", "−");
+}
+
+function written(value, size, digits) {
   if (Number.isInteger(value)) return value.toLocaleString("en");
-  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(1);
+  if (size < 1e-3 || size >= 1e7) return value.toExponential(1);
   if (size >= 100) return Math.round(value).toLocaleString("en");
-  return value.toFixed(size >= 10 ? Math.max(1, digits - 2) : digits).replace("-", "−");
+  return value.toFixed(size >= 10 ? Math.max(1, digits - 2) : digits);
 }
 
 /** With its sign. */
@@ -52,7 +82,7 @@ export function signed(value, digits = 3) {
 }
 
 export function percent(value) {
-  return value === null || value === undefined ? "–" : `${(value * 100).toFixed(value < 0.1 ? 1 : 0)} %`;
+  return value === null || value === undefined ? "–" : `${(value * 100).toFixed(value < 0.1 ? 1 : 0)}\u00a0%`;
 }
 
 /** Seconds as a person says them. */
@@ -66,6 +96,11 @@ export function lasting(seconds) {
 
 export function ago(time) {
   return time ? `${lasting(Math.max(0, Date.now() / 1000 - time)).replace(/\.\d+ s$/, " s")} ago` : "–";
+}
+
+/** Text in which `words` between backticks are code. */
+export function marked(text) {
+  return text.split("`").map((part, place) => (place % 2 ? h("code", {}, part) : part));
 }
 
 export function short(text, length) {
@@ -94,6 +129,11 @@ export function hue(names, name) {
 
 export function dot(colour) {
   return h("span.dot", { style: { background: colour }, "aria-hidden": "true" });
+}
+
+/** A link, or plain text if what it leads to is not in an exported page. */
+export function link(there, given, ...children) {
+  return there ? h("a", given, children) : h("span.quiet", { title: "not in this file" }, children);
 }
 
 /** A reward with its colour: shared by all tables. */

@@ -16,7 +16,7 @@ export async function show(place) {
     catch (error) { note.textContent = error.message; }
   } }, `Serve ${one.version}`);
   return { element: h("div", {}, h("h1", {}, `Versions of ${name}`), note,
-    table("Versions", [["version", "right"], ["", ""], ["parent", "right"], ["by", ""], ...shown.map((key) => [key, "right"]), ["made", "right"], ["", ""]],
+    table("Versions", [["version", "right"], ["", ""], ["parent", "right"], ["by", ""], ...shown.map((key) => [key === "reward" ? "training reward with it" : key, "right"]), ["made", "right"], ["", ""]],
       versions.slice().reverse().map((one) => [num(one.version), one.current ? h("b.good", {}, "● served") : one.uri === null ? h("span.quiet", {}, "deleted") : "",
         one.parent ?? "–", one.author, ...shown.map((key) => num(one.metrics[key])), ago(one.created_at), one.current ? "" : serve(one)])),
     choices.length ? [h("h2", {}, "Choices"), h("ul", {}, choices.map((one) => h("li", {}, `${one.author} chose version ${one.uri}${one.parent === null ? "" : ` in place of ${one.parent}`}, ${ago(one.created_at)}`)))] : null) };

@@ -15,6 +15,11 @@ export function address(name, query) {
   return `/api/${name}?${asked}`;
 }
 
+/** Whether there is such an answer. */
+export function known(name, query = {}) {
+  return live || address(name, query) in answers;
+}
+
 /** The answer. Throws an Error whose message a person can read. */
 export async function ask(name, query = {}) {
   const at = address(name, query);

@@ -1,7 +1,7 @@
 // One rollout step by step: who was called, with what, what came back, and what it earned.
 
-import { dot, fill, h, hue, lasting, num, percent, reward, short, signed } from "console/dom.js";
-import { ask } from "console/net.js";
+import { dot, fill, h, hue, lasting, link, num, percent, reward, short, signed } from "console/dom.js";
+import { ask, known } from "console/net.js";
 
 export async function show(place) {
   const rollout = await ask("rollout", { run: place.run, id: place.id });
@@ -54,12 +54,12 @@ function heading(rollout, place) {
   const run = encodeURIComponent(place.run);
   const peers = rollout.peers.length > 1 && h("nav.peers", { "aria-label": "Rollouts of the same group" },
     h("span.quiet", {}, `same task, group of ${rollout.peers.length}`),
-    rollout.peers.map((one) => h("a", { href: `#/${run}/rollout/${encodeURIComponent(one.id)}`, title: one.id, "aria-current": one.id === rollout.id ? "page" : null },
+    rollout.peers.map((one) => link(known("rollout", { run: place.run, id: one.id }), { href: `#/${run}/rollout/${encodeURIComponent(one.id)}`, title: one.id, "aria-current": one.id === rollout.id ? "page" : null },
       one.status === "failed" ? "failed" : reward(one.reward))));
   const facts = [
     `step ${rollout.split === "train" ? rollout.step + 1 : `after ${rollout.step}`}`,
     rollout.split === "train" ? "train" : rollout.greedy ? "held out, greedy" : "held out, sampled",
-    rollout.status, `attempt ${rollout.attempts}`, `${num(rollout.calls)} calls`, `${num(rollout.tokens)} tokens`,
+    rollout.status, `attempt ${rollout.attempts}`, `${num(rollout.calls)} call${rollout.calls === 1 ? "" : "s"}`, `${num(rollout.tokens)} tokens`,
     rollout.version !== null && `version ${rollout.version}`, lasting(rollout.seconds),
   ];
   return h("header.top", {},
@@ -161,19 +161,27 @@ function message(one) {
 
 /** Why the call has its advantage: each term, and what its return was compared with. */
 function reasons(rollout, node, place) {
-  if (rollout.split !== "train") return null;
+  if (rollout.split !== "train") return h("p.quiet", {}, "A held-out task: it is not trained on, so no call has an advantage.");
   return [rollout.reasons.problem && h("p.quiet", {}, rollout.reasons.problem), node.reasons.map((one) => h("section.why", { "aria-label": "Why this advantage" },
     h("p.sum", {}, "advantage ", one.advantage === null ? h("b", {}, "none") : credit(one.advantage),
       node.reasons.length > 1 && h("span.quiet", {}, ` of choice ${one.choice}`),
       one.advantage !== null && h("span.quiet", {}, ` · ${percent(one.share)} of the step's loss`)),
+    one.terms?.length > 0 && one.advantage !== null && inWords(one),
     one.silent && h("p", {}, `No advantage: ${one.silent}.`),
     (one.terms || []).map((term) => [
       h("p.equation", {}, `${term.weight === 1 ? "" : `${num(term.weight)} × `}( return ${num(term.value)} − baseline ${num(term.baseline)} ) ÷ scale ${num(term.unit)}  =  `, credit(term.amount)),
-      term.parts.length > 0 && h("p.small", {}, "return = ", term.parts.map((part, index) => [index ? " + " : "", part.factor === 1 ? "" : `${num(part.factor)} × `, `${num(part.value)} `, h("span.quiet", {}, part.name)])),
+      term.parts.length > 0 && h("p.small", {}, "return = ", term.parts.map((part, index) => [part.factor < 0 ? " − " : index ? " + " : "", Math.abs(part.factor) === 1 ? "" : `${num(Math.abs(part.factor))} × `, `${num(part.value)} `, h("span.quiet", {}, part.name)])),
       strip(term.means, term.own, `returns of the ${term.means.length} it was compared with`),
     ]),
     one.terms && one.unit !== 1 && h("p.equation", {}, `( sum of the terms − mean of the batch ${num(one.mean)} ) ÷ ${num(one.unit)}  =  `, credit(one.total)),
-    h("p.small", {}, h("a", { href: `#/${encodeURIComponent(place.run)}/why?step=${rollout.step}` }, "all groups of this step, and what if"))))];
+    known("step", { run: place.run, step: String(rollout.step) }) && h("p.small", {}, h("a", { href: `#/${encodeURIComponent(place.run)}/why?step=${rollout.step}` }, "all groups of this step, and what if"))))];
+}
+
+function inWords({ terms: [{ means, own }], advantage }) {
+  if (own === null || own === undefined || means.length < 2) return null;
+  const others = means.filter((_, index) => index !== own).reduce((sum, v) => sum + v, 0) / (means.length - 1);
+  const so = advantage > 0 ? "more likely" : advantage < 0 ? "less likely" : "neither more nor less likely";
+  return h("p", {}, `The rollout earned ${num(means[own])} here, the other ${means.length - 1} ${num(others)} on average. The update makes this reply ${so}.`);
 }
 
 /** Numbers as dots on a line, one's own filled. */

@@ -8,8 +8,9 @@ const FILTERS = ["split", "status", "agent", "step", "low", "high", "task", "tex
 export async function show(place) {
   const asked = Object.fromEntries(FILTERS.map((name) => [name, place.query.get(name)]));
   const first = live ? await ask("rollouts", { run: place.run, ...asked }) : kept(await ask("rollouts", { run: place.run }), asked);
-  const names = first.agents;
+  const names = [...new Set([...first.agents, ...first.rows.flatMap((one) => one.agents)])];
   const body = h("tbody", {}), note = h("p.quiet", { role: "status" }), more = h("button", { type: "button" }, "Show more");
+  const total = live ? null : Object.values((await ask("run", { run: place.run })).counts).reduce((a, b) => a + b, 0);
   let next = null, count = 0;
 
   function put(page) {
@@ -17,7 +18,7 @@ export async function show(place) {
     count += page.rows.length;
     next = page.next;
     more.hidden = !next;
-    note.textContent = count || next ? `${count} shown${next ? "; there may be more" : ""}` : "No rollout fits this filter.";
+    note.textContent = count || next ? `${num(count)} shown${live ? next ? "; there may be more" : "" : ` of ${num(total)}; the others are not in this file`}` : "No rollout fits this filter.";
   }
 
   more.addEventListener("click", async () => {
@@ -59,17 +60,19 @@ function filters(place, asked, names) {
   const choice = (name, label, options) => h("label", {}, label, h("select", { name },
     options.map(([value, said]) => h("option", { value, selected: (asked[name] || "") === value }, said))));
   const field = (name, label, type, given = {}) => h("label", {}, label, h("input", { name, type, value: asked[name] || "", ...given }));
-  const go = (given) => {
+  const go = ({ step, ...rest }) => {
+    const split = rest.split || (step ? "train" : "");  // the first update is step 1; an evaluation is after so many
+    const given = step ? { ...rest, split, step: split === "train" ? step - 1 : step } : rest;
     const query = new URLSearchParams(Object.entries(given).filter(([, value]) => value !== "" && value !== null));
     location.hash = `#/${encodeURIComponent(place.run)}/rollouts${query.size ? `?${query}` : ""}`;
   };
   const form = h("form.filters", { "aria-label": "Filter", onsubmit: (event) => { event.preventDefault(); go(Object.fromEntries(new FormData(form))); } },
     choice("split", "split", [["", "all"], ["train", "train"], ["validation", "held out"]]),
-    field("step", "step, from 0", "number", { min: 0, style: { width: "5em" } }),
+    field("step", "step", "number", { min: 0, style: { width: "5em" }, value: asked.step === null ? "" : asked.split === "validation" ? asked.step : Number(asked.step) + 1 }),
     choice("status", "status", [["", "all"], ...["succeeded", "failed", "running", "queued", "cancelled"].map((s) => [s, s])]),
     choice("agent", "agent", [["", "all"], ...names.map((name) => [name, name])]),
     field("low", "reward from", "number", { step: "any", style: { width: "5em" } }), field("high", "to", "number", { step: "any", style: { width: "5em" } }),
-    choice("order", "first", [["", "newest"], ["oldest", "oldest"], ["best", "best"], ["worst", "worst"], ["surprising", "most surprising"]]),
+    choice("order", "sort by", [["", "newest"], ["oldest", "oldest"], ["best", "best"], ["worst", "worst"], ["surprising", "most surprising"]]),
     field("task", "task id", "text", { style: { width: "8em" } }), field("text", "words in prompts and replies", "search"),
     h("button", {}, "Filter"),
     h("button.plain", { type: "button", onclick: () => go({}) }, "Clear"));

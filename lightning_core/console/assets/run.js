@@ -1,13 +1,13 @@
 // One run: is it learning, and if not, why? New steps are added every two seconds.
 
-import { ago, dot, fill, h, hue, lasting, num, percent, section, table } from "console/dom.js";
+import { ago, dot, fill, h, hue, lasting, num, percent, renew, section, table } from "console/dom.js";
 import { ask } from "console/net.js";
 import { chart, smooth } from "console/charts.js";
 
 /** The charts: title, series as [metric or prefix*, label], and how they are drawn. One without numbers is left out. */
 const CHARTS = [
   ["Entropy, nats per token", [["entropy", "all tokens"], ["sampled_entropy", "trained tokens"]], { low: 0 }],
-  ["Groups that teach nothing", [["zero_variance_groups", "equal rewards"], ["unusable_groups", "unusable"]], { low: 0 }],
+  ["Groups that teach nothing", [["zero_variance_groups", "equal rewards"], ["unusable_groups", "no usable rewards"]], { low: 0 }],
   ["Failed rollouts", [["failures", "failed"], ["rollouts_without_calls", "without calls"]], { low: 0 }],
   ["Automatic intermediate rewards", [["air_reward", "mean of a rollout"]], {}],
   ["Signals by rule", [["air/*", ""]], { low: 0 }],
@@ -33,7 +33,6 @@ export async function show(place) {
   const onstep = (step) => { location.hash = `#/${encodeURIComponent(place.run)}/rollouts?split=train&step=${step - 1}`; };
 
   function draw() {
-    fill(top, summary(run));
     for (const [title, series, given] of pictures(run)) {
       if (!charts.has(title)) {
         const made = chart(title, run.steps, series, { ...given, onstep });
@@ -42,21 +41,26 @@ export async function show(place) {
       }
       charts.get(title).set(run.steps, series);
     }
-    if (!grid.children.length) fill(grid, h("p.quiet", {}, "No step has ended yet. This page fills by itself."));
-    fill(below, evaluations(run), agents(run), members(run), origin(run));
+    if (!grid.children.length || grid.firstChild.nodeName === "P")
+      renew(grid, h("p.quiet", {}, run.status === "running" ? "No step has ended yet. This page fills by itself." : "No step has ended."));
+  }
+
+  function tell() {
+    renew(top, summary(run));
+    renew(below, evaluations(run), agents(run), members(run), origin(run));
   }
 
   async function tick() {
     const newer = await ask("run", { run: place.run, since: run.steps.length ? run.steps.at(-1) : null });
-    const rest = (of) => JSON.stringify({ ...of, steps: 0, columns: 0, updates: 0, seconds: 0, members: 0, agents: 0 });
-    const changed = newer.steps.length || rest(newer) !== rest(run);
     const empty = !run.steps.length && newer.steps.length;
+    const changed = newer.steps.length || newer.evaluations.length !== run.evaluations.length || newer.status !== run.status;
     run = join(run, newer);
     if (empty) grid.replaceChildren();
     if (changed) draw();
+    tell();
   }
 
-  return { element: h("div", {}, top, grid, below), shown: draw, tick };
+  return { element: h("div", {}, top, grid, below), shown: () => { draw(); tell(); }, tick };
 }
 
 /** The run with the steps that are newer. */
@@ -113,7 +117,7 @@ function summary(run) {
   const tiles = [
     ["status", h(`span.status.${run.status.replace(" ", "-")}`, {}, run.status)],
     ["step", h("span", {}, num(updates), total ? h("small", {}, ` of ${num(total)}`) : "")],
-    ["reward of a step", rewards.length ? `${num(smooth(rewards)[Math.min(4, rewards.length - 1)], 2)} → ${num(smooth(rewards).at(-1), 2)}` : "–"],
+    ["training reward", rewards.length ? `${num(smooth(rewards)[Math.min(4, rewards.length - 1)], 2)} → ${num(smooth(rewards).at(-1), 2)}` : "–"],
     first && ["held out, greedy", last === first ? num(first.greedy, 2) : `${num(first.greedy, 2)} → ${num(last.greedy, 2)}`],
     ["rollouts", h("a", { href: `#/${name}/rollouts` }, num(Object.values(run.counts).reduce((a, b) => a + b, 0)))],
     ["failed", h("a", { href: `#/${name}/rollouts?status=failed` }, num(run.counts.failed || 0))],
@@ -123,6 +127,7 @@ function summary(run) {
   return [
     h("h1.hidden", {}, `Run ${run.name}`),
     run.verdict && h("p.verdict", {}, run.verdict.sentence),
+    run.status === "interrupted" && h("p.quiet", {}, "Its trainer ended before the last step. To go on: ", h("code", {}, resuming(run))),
     run.verdict?.also.length ? h("ul.quiet", { "aria-label": "Also" }, run.verdict.also.map((one) => h("li", {}, one))) : null,
     h("dl.tiles", {}, tiles.filter(Boolean).map(([label, value]) => h("div", {}, h("dt", {}, label), h("dd", {}, value)))),
     run.alerts.length ? h("ul.alerts", { "aria-label": "Alerts" }, run.alerts.map((alert) =>
@@ -131,13 +136,18 @@ function summary(run) {
   ];
 }
 
+function resuming(run) {
+  const path = run.folder ? ` --folder ${run.folder}` : "";
+  return `agentlightning train ${run.script || "SCRIPT"} --resume${path}`;
+}
+
 function evaluations(run) {
   if (!run.evaluations.length) return null;
   const first = run.evaluations[0], last = run.evaluations.at(-1);
   const by = Object.keys(last.detail.greedy.by);
   const link = (one) => h("a", { href: `#/${encodeURIComponent(run.name)}/rollouts?split=validation&step=${one.step}` }, `after ${one.step}`);
   return section("Held-out tasks",
-    table("Evaluations", [["updates", ""], ["greedy", "right"], ["sampled", "right"], ["tasks", "right"], ["failed", "right"], ...by.map((name) => [name, "right"])],
+    table("Evaluations", [["updates", ""], ["greedy", "right"], ["sampled", "right"], ["tasks", "right"], ["failed", "right"], ...by.map((name) => [`${run.settings.group_by}: ${name}`, "right"])],
       run.evaluations.map((one) => [link(one), num(one.greedy, 3), num(one.sampled, 3), num(one.detail.greedy.tasks),
         num(one.detail.greedy.failures + one.detail.sampled.failures),
         ...by.map((name) => num(one.detail.greedy.by[name], 2))])),
@@ -154,7 +164,7 @@ function agents(run) {
 
 function members(run) {
   if (!run.members.length) return null;
-  return section("At work", table("Members", [["role", ""], ["name", ""], ["host", ""], ["process", "right"], ["address", ""], ["last seen", "right"]],
+  return section(run.members.some((one) => one.alive) ? "At work" : "Were at work", table("Members", [["role", ""], ["name", ""], ["host", ""], ["process", "right"], ["address", ""], ["last seen", "right"]],
     run.members.map((one) => [one.role, one.name, one.host ?? "–", String(one.pid ?? "–"), one.url ?? "–",
       h(one.alive ? "span" : "span.bad", {}, ago(one.seen_at))])));
 }

@@ -1,23 +1,22 @@
 // All runs of the shelf, each with how it stands.
 
-import { ago, fill, h, num, table } from "console/dom.js";
+import { ago, h, num, renew, table } from "console/dom.js";
 import { ask } from "console/net.js";
 
 export async function show(place, known) {
   const element = h("div", {}, rows(known));
-  return { element, tick: async () => fill(element, rows(await ask("runs"))) };
+  return { element, tick: async () => renew(element, rows(await ask("runs"))) };
 }
 
 function rows(known) {
-  const picked = new Set();
   return [
     h("h1", {}, "Runs"),
-    table("Runs", [["run", ""], ["status", ""], ["reward", ""], ["first → last", "right"], ["steps", "right"], ["rollouts", "right"], ["model", ""], ["begun", "right"]],
+    table("Runs", [["run", ""], ["status", ""], ["training reward", ""], ["reward before → after", "right"], ["steps", "right"], ["rollouts", "right"], ["model", ""], ["begun", "right"]],
       known.map((one) => [
         h("a", { href: `#/${encodeURIComponent(one.name)}` }, one.name),
         h(`span.status.${(one.status || "unread").replace(" ", "-")}`, {}, one.error || one.status || "not read"),
         one.rewards ? spark(one.rewards) : "",
-        one.rewards && one.rewards.length ? `${num(one.rewards[0], 2)} → ${num(one.rewards.at(-1), 2)}` : "–",
+        one.change ? [`${num(one.change[0], 2)} → ${num(one.change[1], 2)}`, one.held_out ? "" : h("span.quiet", {}, " (training)")] : "–",
         num(one.steps), num(one.rollouts), one.model || "–", ago(one.created_at),
       ])),
   ];

@@ -1,6 +1,6 @@
 // Two versions of weights or prompts on the same tasks, played by the run's own app in a run of its own.
 
-import { ago, fill, h, num, reward, section, short, signed, table } from "console/dom.js";
+import { ago, h, num, renew, reward, section, short, signed, table } from "console/dom.js";
 import { ask, live, tell } from "console/net.js";
 
 export async function show(place) {
@@ -13,7 +13,7 @@ export async function show(place) {
     try { note.className = "quiet"; note.textContent = said(name, await tell(name, { run: place.run, ...given })); await tick(); }
     catch (error) { note.className = "error"; note.textContent = error.message; }
   };
-  const tick = async () => fill(trials, listed(await ask("sandbox", { run: place.run })));
+  const tick = async () => renew(trials, listed(await ask("sandbox", { run: place.run })));
 
   const pick = (arm, name, versions) => h("label", {}, name, h("select", { name: `${arm}/${name}` },
     versions.slice().reverse().map((one, index) => h("option", { value: one.version, selected: arm === "b" ? one.current : index === versions.length - 1 },
@@ -38,7 +38,7 @@ export async function show(place) {
     act(`Save this text as a new version of ${which.value}? It is served only once it is chosen.`, "save", { name: which.value, text: text.value });
   } }, h("label", {}, "prompt ", which), text, h("button", {}, "Save as a version"));
   return { element: h("div", {}, h("h1", {}, "Sandbox"), h("p.quiet", {}, `A trial plays the app of the run on held-out tasks by two versions. It is kept as a run of its own and teaches nothing; at most ${num(found.most)} rollouts.`),
-    form, note, trials, names.length ? section("Write a prompt", writing) : null), tick };
+    form, note, trials, names.length ? section("Write a prompt", writing) : h("p.quiet", {}, "To try prompts too, declare them at the trainer: prompts={\"name\": \"text\"}.")), tick };
 }
 
 function said(name, answer) {
@@ -52,6 +52,7 @@ function listed(found) {
     h("p", {}, h(`span.status.${one.status}`, {}, one.status), ` ${one.ended} of ${one.rollouts} rollouts · ${ago(one.created_at)} · `,
       h("a", { href: `#/${encodeURIComponent(one.id)}/rollouts` }, "its rollouts")),
     one.problem && h("pre.error", {}, one.problem),
+    one.failed.map(({ failed, rollouts, error }, arm) => failed > 0 && h("p.error", {}, `${failed} of ${"AB"[arm]}'s ${rollouts} rollouts failed${failed === rollouts ? ", so there is nothing to compare" : " and count 0"}: ${error}`)),
     one.difference !== null && h("p.verdict", {}, `A ${num(one.means[0], 3)}, B ${num(one.means[1], 3)}: ${signed(one.difference, 3)} for B`,
       one.low === null ? " (three tasks are needed for an interval)" : ` (95 % interval ${signed(one.low, 3)} to ${signed(one.high, 3)}${one.low <= 0 && one.high >= 0 ? ", so it may be chance" : ""})`),
     Object.keys(one.tasks).length ? table("Tasks", [["task", ""], ["A", "right"], ["B", "right"]], Object.entries(one.tasks).map(([id, [a, b]]) => [short(shown[id] ?? id, 80), reward(a), reward(b)])) : null));

@@ -1,6 +1,6 @@
 // Where the time of a run goes, and one thing to change about each large part.
 
-import { dot, h, lasting, num, percent, section, table } from "console/dom.js";
+import { dot, h, lasting, marked, num, percent, section, table } from "console/dom.js";
 import { ask } from "console/net.js";
 
 export async function show(place) {
@@ -16,6 +16,6 @@ export async function show(place) {
     h("p.key", {}, found.parts.map((one, index) => h("span", {}, dot(colour(index)), `${one.name} ${percent(one.share)}, ${lasting(one.seconds / found.steps)} a step`))),
     h("p.quiet", {}, found.engine !== null && `The engine or the optimizer was busy ${percent(found.engine)} of the time. `,
       found.straggling.whole > 0 && `Waiting for the last tenth of the rollouts: ${percent(found.straggling.seconds / found.straggling.whole)} of collecting, ${latest}.`),
-    found.findings.length ? section("What to change", h("ul.findings", {}, found.findings.map((one) => h("li", {}, h("b", {}, one.message), h("div.quiet", {}, one.advice))))) : null,
+    found.findings.length ? section("What to change", h("ul.findings", {}, found.findings.map((one) => h("li", {}, h("b", {}, marked(one.message)), h("div.quiet", {}, marked(one.advice)))))) : null,
     shares(`Calls by agent ${latest}`, found.agents), shares(`Tools ${latest}`, found.tools)) };
 }

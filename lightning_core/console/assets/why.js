@@ -1,7 +1,7 @@
 // The rewards of a step by group, what each taught, and what would have been with other settings.
 
-import { fill, h, num, percent, section, short, table } from "console/dom.js";
-import { ask, live } from "console/net.js";
+import { fill, h, link, num, percent, section, short, table } from "console/dom.js";
+import { ask, known, live } from "console/net.js";
 import { credit, strip } from "console/replay.js";
 
 const ASKED = ["credit", "baseline", "scale", "air", "reward"];
@@ -33,17 +33,18 @@ export async function show(place) {
   return {
     element: h("div", {}, h("h1", {}, "Why"), picker,
       h("p.quiet", {}, `Credited by ${method}, baseline ${found.method.baseline}, scale ${found.method.scale}. ${told} of ${found.groups.length} groups had different returns; only those teach.`),
-      groups(found.groups, run), live && section("What if", form, answer)),
+      found.groups.length ? groups(found.groups, place.run) : h("p.quiet", {}, `The run has no step ${Number(step) + 1}.`), live && section("What if", form, answer)),
     shown: () => { if (live && ASKED.some((name) => place.query.get(name))) whatIf(form); },
   };
 }
 
-function groups(found, run) {
+function groups(found, name) {
+  const run = encodeURIComponent(name);
   return table("Groups", [["task", ""], ["returns", ""], ["mean", "right"], ["deviation", "right"], ["rollouts", ""]],
     found.slice().sort((a, b) => b.deviation - a.deviation).map((group) => [
       h("span", {}, short(group.shown, 70)), strip(group.rollouts.map((one) => one.return), null, ""),
-      num(group.mean), group.deviation > 0 ? num(group.deviation) : h("span.quiet", {}, "equal"),
-      h("span.peers", {}, group.rollouts.map((one) => h("a", { href: `#/${run}/rollout/${encodeURIComponent(one.id)}`, title: one.id }, num(one.return, 2)))),
+      num(group.mean), group.deviation > 0 ? num(group.deviation) : h("span.quiet", {}, "all equal"),
+      h("span.peers", {}, group.rollouts.map((one) => link(known("rollout", { run: name, id: one.id }), { href: `#/${run}/rollout/${encodeURIComponent(one.id)}`, title: one.id }, num(one.return, 2)))),
     ]));
 }
 
