@@ -36,7 +36,7 @@ Kind = Literal[
 LEAST = 3
 """Pairs, or steps on each side, below which no difference is told."""
 MOSTLY = 0.5
-"""Share of failed rollouts from which on the failures are the verdict."""
+"""Share of rollouts that failed, or made no call, from which on that is the verdict."""
 
 
 class Verdict(Record):
@@ -84,6 +84,7 @@ def _findings(evidence: Evidence) -> Iterator[_Finding]:
     mostly = [each for each in failures if each.numbers["share"] >= MOSTLY]
     yield from mostly
     yield from _never_called(evidence)
+    yield from _without_calls(evidence)
     yield from _refused(evidence)
     equal = list(_equal_rewards(evidence))
     yield from equal
@@ -116,6 +117,21 @@ def _never_called(evidence: Evidence) -> Iterator[_Finding]:
             f"Agent {pattern!r} never called a model in {rollouts} rollouts, so it learnt nothing; "
             f"agents that did: {', '.join(map(repr, seen))}",
             {"rollouts": rollouts},
+        )
+
+
+def _without_calls(evidence: Evidence) -> Iterator[_Finding]:
+    """Rollouts that got their replies from elsewhere, such as a cache."""
+    silent, rollouts = (
+        int(sum(each.values.get(name, 0.0) for each in evidence.metrics))
+        for name in ("rollouts_without_calls", "rollouts")
+    )
+    if silent and silent >= MOSTLY * rollouts:
+        yield _Finding(
+            "never_called",
+            f"{silent} of {rollouts} rollouts ended without a call of a model, so they taught nothing: does "
+            "the app keep replies in a cache of its own, or call its model past the gateway?",
+            {"silent": silent, "rollouts": rollouts},
         )
 
 

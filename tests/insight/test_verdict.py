@@ -158,6 +158,16 @@ def test_a_named_agent_that_never_called_comes_before_what_was_learnt():
     assert told.also[0].startswith("Improved")
 
 
+def test_rollouts_that_a_cache_answered_come_before_their_equal_rewards():
+    told = verdict(Evidence(metrics=steps([1.0, 1.0], rollouts_without_calls=6.0), counts=counted(16)))
+    assert told.kind == "never_called"
+    assert told.sentence.startswith("12 of 16 rollouts ended without a call of a model")
+    assert told.numbers == {"silent": 12, "rollouts": 16}
+    assert any("got the same reward" in other for other in told.also)
+    few = verdict(Evidence(metrics=steps([1.0, 1.0], rollouts_without_calls=1.0), counts=counted(16)))
+    assert few.kind == "all_equal"
+
+
 def test_an_agent_that_got_nothing_but_errors_is_named_although_the_app_went_on():
     rewards, both = [0.0, 0.1, 0.2, 0.8, 0.9, 1.0], ["writer", "helper"]
     calls = {"agent/helper/calls": 2.0, "agent/helper/failed_calls": 2.0, "agent/writer/failed_calls": 1.0}
