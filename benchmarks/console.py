@@ -387,8 +387,8 @@ def take_pictures(run: Path, schemes: Sequence[str] = ("light",), width: int = 1
         for scheme in schemes:
             with opening(address, viewport={"width": width, "height": 800}, color_scheme=scheme) as page:
                 base = f"{address.partition('/?')[0]}/#/{run.name}"
-                page.goto(f"{base}/rollouts?split=train&order=worst")
-                page.locator("table.rollouts tbody a").first.click()
+                page.goto(f"{base}/why?step=0")
+                page.locator("td .peers a").first.click()
                 page.locator(".why").first.wait_for()
                 _take(page, "rollout")
                 for name, place, sign in (

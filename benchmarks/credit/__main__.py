@@ -30,12 +30,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=10, help="runs that are reported")
     parser.add_argument("--trials", type=int, default=10, help="runs for each learning rate tried")
     parser.add_argument(
-        "--methods", nargs="*", default=methods, metavar="NAME", help=f"of {', '.join(methods)}"
+        "--methods",
+        nargs="*",
+        default=methods,
+        metavar="NAME",
+        help=f"of {', '.join(methods)}; exact: the true gradient",
     )
     parser.add_argument(
         "--environments", nargs="*", default=[""], metavar="TEXT", help="what their names hold"
     )
     parser.add_argument("--algorithm", choices=("grpo", "rloo"), default="grpo")
+    parser.add_argument("--entropy", type=float, default=0.0, help="the algorithm's bonus on entropy")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--missing", action="store_true", help="only what the record does not have yet")
     parser.add_argument("--quick", action="store_true", help="two seeds of five updates at one rate")
@@ -45,9 +50,9 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = [name for name in SUITE if any(text in name for text in options.environments)]
     if not chosen:
         parser.error(f"no environment is called so; there are: {'; '.join(SUITE)}")
-    plan = Plan(options.algorithm, options.seeds, options.trials)
+    plan = Plan(options.algorithm, options.seeds, options.trials, entropy=options.entropy)
     if options.quick:
-        plan = Plan(options.algorithm, seeds=2, trials=1, updates=5, rates=(0.04,))
+        plan = Plan(options.algorithm, 2, 1, updates=5, rates=(0.04,), entropy=options.entropy)
     cells = [(environment, method) for environment in chosen for method in options.methods]
     record = read(options.record)
     if options.missing:

@@ -23,6 +23,7 @@ THRESHOLD = 0.9
 """Of the best success."""
 RATES = (0.01, 0.02, 0.04, 0.08, 0.16)
 START = RATES.index(0.04)
+EXACT = "exact"
 TRIAL_SEED = 1000
 """First of the seeds on which rates are tried; the seeds that are reported begin at 0."""
 
@@ -58,12 +59,15 @@ class Comparison(BaseModel):
     outcomes: dict[str, Outcome]
 
 
-def find_method(name: str, plugins: Plugins, algorithm: str = "grpo") -> Method:
-    """A registered credit method in GRPO or RLOO; one that needs a critic in PPO with one epoch."""
+def find_method(name: str, plugins: Plugins, algorithm: str = "grpo", entropy: float = 0.0) -> Method:
+    """A registered credit method in GRPO or RLOO; one that needs a critic in PPO with one epoch. "exact": the
+    true gradient in place of an estimate, the best that any method could give."""
+    used: Algorithm = {"grpo": GRPO, "rloo": RLOO}[algorithm](entropy=entropy)
+    if name == EXACT:
+        return Method(name, None, used)
     credit = make_credit(name, plugins)
-    used: Algorithm = {"grpo": GRPO, "rloo": RLOO}[algorithm]()
     if getattr(credit, "needs_critic", False):
-        used = PPO(epochs=1)
+        used = PPO(epochs=1, entropy=entropy)
     return Method(name, credit, used)
 
 

@@ -76,9 +76,10 @@ def play(truth: Truth, size: Algorithm, logits: Floats, batches: int, seed: int)
 
 def estimates(truth: Truth, method: Method, logits: Floats, batches: Sequence[Batch]) -> Floats:
     """(batches, P * A) each batch's gradient of the success, as the update would take it."""
-    algorithm, found = method.algorithm, []
+    algorithm, credit, found = method.algorithm, method.credit, []
+    assert credit is not None, "the exact gradient has no error"
     for batch in batches:
-        credited, _ = assign(batch.trajectories, method.credit, algorithm.baseline, algorithm.scale)
+        credited, _ = assign(batch.trajectories, credit, algorithm.baseline, algorithm.scale)
         given = torch.tensor(logits, requires_grad=True)
         if credited:
             loss, _ = loss_of(given, credited, algorithm, batch.row, truth.first_action)

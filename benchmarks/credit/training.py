@@ -23,7 +23,8 @@ class Method:
     """A credit method with the algorithm that uses it."""
 
     name: str
-    credit: Credit
+    credit: Credit | None
+    """None: the update takes the exact gradient of the success, and plays nothing."""
     algorithm: Algorithm
 
     @property
@@ -53,17 +54,20 @@ def train(
     policy = torch.softmax(network().detach(), 1).numpy()
     run = Run([truth.success(policy)], None)
     for step in range(updates):
-        batch = Batch(truth, policy, step, random)
-        for place in range(per_step):
-            batch.play((step * per_step + place) % tasks, algorithm.group_size)
-        trajectories: Sequence[Trajectory] = batch.trajectories
-        if algorithm.critic is not None:
-            trajectories = with_values(trajectories, critic, batch.row)
-        credited, _ = assign(trajectories, method.credit, algorithm.baseline, algorithm.scale)
-        if algorithm.critic is not None:
-            fit(critic, credited, algorithm.critic, rate, batch.row)
-        if trained_transitions(credited):
-            update(network, credited, algorithm, rate, batch.row, truth.first_action)
+        if method.credit is None:
+            network.descend(-(network() * torch.tensor(truth.gradient(policy))).sum(), rate)
+        else:
+            batch = Batch(truth, policy, step, random)
+            for place in range(per_step):
+                batch.play((step * per_step + place) % tasks, algorithm.group_size)
+            trajectories: Sequence[Trajectory] = batch.trajectories
+            if algorithm.critic is not None:
+                trajectories = with_values(trajectories, critic, batch.row)
+            credited, _ = assign(trajectories, method.credit, algorithm.baseline, algorithm.scale)
+            if algorithm.critic is not None:
+                fit(critic, credited, algorithm.critic, rate, batch.row)
+            if trained_transitions(credited):
+                update(network, credited, algorithm, rate, batch.row, truth.first_action)
         policy = torch.softmax(network().detach(), 1).numpy()
         run.success.append(truth.success(policy))
         if run.reached is None and run.success[-1] >= aim:

@@ -22,9 +22,9 @@ export async function show(place, known) {
     element: h("div", {}, h("h1", {}, "Compare"), form, grid,
       section("Settings that differ", Object.keys(made.settings).length ? table("Settings", columns,
         Object.entries(made.settings).map(([name, values]) => [name, ...values.map((value) => setting(value))])) : h("p.quiet", {}, "None.")),
-      made.held_out.some((one) => one.tasks) && section("Held-out reward, greedy", table("Held-out reward", [["run", ""], ["tasks", "right"], ["reward", "right"], [`against ${made.runs[0]}`, ""]],
+      made.held_out.some((one) => one.tasks) && section("Held-out reward, greedy", table("Held-out reward", [["run", ""], ["tasks", "right"], ["reward", "right"], [`against ${made.runs[0]}`, "wide"]],
         made.held_out.map((one, place) => [made.runs[place], num(one.tasks), num(one.mean), place ? against(one) : "–"]))),
-      section("Held-out tasks that differ", made.tasks.length ? table("Tasks", columns, made.tasks.map((one) => [h("span", { title: one.task }, short(one.shown, 80)), ...one.rewards.map((value) => reward(value))])) : h("p.quiet", {}, "None."),
+      section("Held-out tasks that differ", made.tasks.length ? table("Tasks", [["task", "wide"], ...columns.slice(1)], made.tasks.map((one) => [h("span", { title: one.task }, short(one.shown, 80)), ...one.rewards.map((value) => reward(value))])) : h("p.quiet", {}, "None."),
         h("p.quiet", {}, `${num(made.shared)} tasks were given to all of them; on ${num(made.equal)} the reward was equal.`)),
       advice.length ? section("What these runs say about settings", h("ul.findings", {}, advice.map((one) => h("li", {}, one.message)))) : null),
     shown: () => {

@@ -181,7 +181,7 @@ function inWords({ terms: [{ means, own }], advantage }) {
   if (own === null || own === undefined || means.length < 2) return null;
   const others = means.filter((_, index) => index !== own).reduce((sum, v) => sum + v, 0) / (means.length - 1);
   const so = advantage > 0 ? "more likely" : advantage < 0 ? "less likely" : "neither more nor less likely";
-  return h("p", {}, `The rollout earned ${num(means[own])} here, the other ${means.length - 1} ${num(others)} on average. The update makes this reply ${so}.`);
+  return h("p", {}, `The rollout earned ${num(means[own])} here; the ${means.length - 1} others earned ${num(others)} on average. The update makes this reply ${so}.`);
 }
 
 /** Numbers as dots on a line, one's own filled. */

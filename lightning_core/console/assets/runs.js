@@ -11,12 +11,12 @@ export async function show(place, known) {
 function rows(known) {
   return [
     h("h1", {}, "Runs"),
-    table("Runs", [["run", ""], ["status", ""], ["training reward", ""], ["reward before → after", "right"], ["steps", "right"], ["rollouts", "right"], ["model", ""], ["begun", "right"]],
+    table("Runs", [["run", ""], ["status", ""], ["reward before → after", "right"], ["training reward", ""], ["steps", "right"], ["rollouts", "right"], ["model", ""], ["begun", "right"]],
       known.map((one) => [
         h("a", { href: `#/${encodeURIComponent(one.name)}` }, one.name),
         h(`span.status.${(one.status || "unread").replace(" ", "-")}`, {}, one.error || one.status || "not read"),
-        one.rewards ? spark(one.rewards) : "",
         one.change ? [`${num(one.change[0], 2)} → ${num(one.change[1], 2)}`, one.held_out ? "" : h("span.quiet", {}, " (training)")] : "–",
+        one.rewards ? spark(one.rewards) : "",
         num(one.steps), num(one.rollouts), one.model || "–", ago(one.created_at),
       ])),
   ];

@@ -40,9 +40,9 @@ export async function show(place) {
 
 function groups(found, name) {
   const run = encodeURIComponent(name);
-  return table("Groups", [["task", ""], ["returns", ""], ["mean", "right"], ["deviation", "right"], ["rollouts", ""]],
+  return table("Groups", [["task", "wide"], ["returns", ""], ["mean", "right"], ["deviation", "right"], ["rollouts", ""]],
     found.slice().sort((a, b) => b.deviation - a.deviation).map((group) => [
-      h("span", {}, short(group.shown, 70)), strip(group.rollouts.map((one) => one.return), null, ""),
+      h("span", {}, short(group.shown, 50)), strip(group.rollouts.map((one) => one.return), null, ""),
       num(group.mean), group.deviation > 0 ? num(group.deviation) : h("span.quiet", {}, "all equal"),
       h("span.peers", {}, group.rollouts.map((one) => link(known("rollout", { run: name, id: one.id }), { href: `#/${run}/rollout/${encodeURIComponent(one.id)}`, title: one.id }, num(one.return, 2)))),
     ]));
