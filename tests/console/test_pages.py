@@ -49,7 +49,7 @@ def test_the_run_s_page_has_its_numbers(browser: Any, address: str, finished: Pa
         )
         assert shown["status"] == "finished"
         assert shown["step"] == f"{STEPS} of {STEPS}"
-        assert shown["rollouts"] == str(len(read_rollouts(finished)))
+        assert shown["rollouts"] == f"{len(read_rollouts(finished))} worst"
         assert page.locator("figure.chart canvas").count() >= 3
         last = page.locator("figure.chart", has_text="Seconds of a step").locator(".u-legend")
         assert "collecting" in last.inner_text()
@@ -178,6 +178,14 @@ def test_an_exported_page_opens_from_disk_and_holds_its_rollouts(
         for target in [link.get_attribute("href") for link in page.locator("td .peers a").all()]:
             page.evaluate("to => { location.hash = to }", target)
             page.locator(".score").wait_for()
+
+
+def test_from_the_run_two_clicks_lead_to_why_the_worst_was_punished(browser: Any, address: str) -> None:
+    with opening(browser, address) as page:
+        page.locator(".tiles a", has_text="worst").click()
+        page.locator("table.rollouts tbody a").first.click()
+        page.locator(".why").first.wait_for()
+        assert page.locator(".why").first.inner_text().startswith("advantage")
 
 
 def test_the_filter_takes_the_step_that_the_table_shows(browser: Any, address: str, finished: Path) -> None:

@@ -13,11 +13,20 @@ export async function show(place) {
     try { note.className = "quiet"; note.textContent = said(name, await tell(name, { run: place.run, ...given })); await tick(); }
     catch (error) { note.className = "error"; note.textContent = error.message; }
   };
-  const tick = async () => renew(trials, listed(await ask("sandbox", { run: place.run })));
+  const tick = async () => {
+    const newer = await ask("sandbox", { run: place.run });
+    renew(trials, listed(newer));
+    for (const [select, letter, name] of selects) renew(select, options(letter, name === "policy" ? newer.versions : newer.prompts[name]));
+  };
 
-  const pick = (arm, name, versions) => h("label", {}, name, h("select", { name: `${arm}/${name}` },
-    versions.slice().reverse().map((one, index) => h("option", { value: one.version, selected: arm === "b" ? one.current : index === versions.length - 1 },
-      `${one.version}${one.current ? ", served" : ""} (${one.author})`))));
+  const selects = [];
+  const options = (letter, versions) => versions.slice().reverse().map((one, index) =>
+    h("option", { value: one.version, selected: letter === "b" ? one.current : index === versions.length - 1 }, `${one.version}${one.current ? ", served" : ""} (${one.author})`));
+  const pick = (letter, name, versions) => {
+    const select = h("select", { name: `${letter}/${name}` }, options(letter, versions));
+    selects.push([select, letter, name]);
+    return h("label", {}, name, select);
+  };
   const arm = (letter) => h("fieldset", {}, h("legend", {}, letter.toUpperCase()), pick(letter, "policy", found.versions), names.map((name) => pick(letter, name, found.prompts[name])));
   const form = h("form.filters", { "aria-label": "A trial", onsubmit: (event) => {
     event.preventDefault();
@@ -42,7 +51,7 @@ export async function show(place) {
 }
 
 function said(name, answer) {
-  return name === "try" ? `${answer.trial} has begun.` : `Version ${answer.version} of ${answer.name} is saved. Load the page again to try it.`;
+  return name === "try" ? `${answer.trial} has begun.` : `Version ${answer.version} of ${answer.name} is saved.`;
 }
 
 function listed(found) {
