@@ -127,7 +127,7 @@ class PolicyGradient(RolloutAlgorithm):
     """Weight of the divergence from the starting weights; 0 needs no reference model. (0.01, "k1") names the
     estimator too: "k3", the default, and "k2" act in the loss, "k1" in the reward of each call."""
     entropy: float = 0.0
-    """Weight of an entropy bonus; 0.001 to 0.01 where a policy grows sure of one thing too soon."""
+    """Weight of an entropy bonus; up to 0.1 where a policy grows sure of one thing too soon."""
     correction: Correction | None = Truncated()
     """Makes up for tokens that other weights have sampled. None trusts the ratio to the recorded ones."""
 
