@@ -24,6 +24,7 @@ THRESHOLD = 0.9
 RATES = (0.01, 0.02, 0.04, 0.08, 0.16)
 START = RATES.index(0.04)
 EXACT = "exact"
+"""The name under which the true gradient stands among the methods."""
 TRIAL_SEED = 1000
 """First of the seeds on which rates are tried; the seeds that are reported begin at 0."""
 

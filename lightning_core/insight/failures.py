@@ -22,6 +22,7 @@ _LIBRARIES = (
     "<",
 )
 _LONG = 300
+"""Characters of an error that stand in one line."""
 VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+(\.\d+)?")
 """What differs between messages of one kind: names, values, addresses in memory and numbers."""
 

@@ -41,6 +41,7 @@ LATER: Final = (
 )
 """What a what-if can't know."""
 CHANGED: Final = "the trainer gave other advantages: the records were changed after its update"
+HELD_OUT: Final = "a held-out task: it is not trained on, so no call has an advantage"
 _OURS: Final = "lightning_core.credit."
 _SAME: Final = 1e-6
 """Advantages that differ by no more are taken for equal."""
@@ -251,9 +252,11 @@ async def read_why(store: Store, run_id: str, number: int) -> tuple[Step, Method
 
 
 async def reasons_of(store: Store, rollout: Rollout) -> tuple[dict[str, list[Reason]], str | None]:
-    """Why the choices of each call of a training rollout have their advantages, by call id; and the problem
-    with that, None if there is none."""
-    if rollout.split != "train" or not rollout.status.finished:
+    """Why the choices of each call of a rollout have their advantages, by call id; and the problem with that,
+    None if there is none."""
+    if rollout.split != "train":
+        return {}, HELD_OUT
+    if not rollout.status.finished:
         return {}, None
     try:
         step, _, answers = await read_why(store, rollout.run_id, rollout.step)

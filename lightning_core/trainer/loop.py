@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from itertools import chain
 
@@ -12,6 +12,7 @@ from lightning_core.air.rulebook import rule_numbers
 from lightning_core.algorithms.search import Search
 from lightning_core.backends.base import Backend, Timed
 from lightning_core.errors import UnknownAgentError
+from lightning_core.insight.verdict import missing_agents, seen_agents
 from lightning_core.prompts import ALL
 from lightning_core.trainer import discovery
 from lightning_core.trainer.batch import StepBatch, step_numbers
@@ -213,12 +214,10 @@ class AgentNames:
         self.rollouts += len(calls)
         self.seen.update(call.agent for part in calls.values() for call in part)
 
-    def remember(self, metrics: Iterable[Metrics]) -> None:
+    def remember(self, metrics: Sequence[Metrics]) -> None:
         """Note what the steps saw that were made before this process began."""
-        for entry in metrics:
-            self.rollouts += int(entry.values.get("rollouts", 0))
-            called = (name for name in entry.values if name.startswith("agent/") and name.endswith("/calls"))
-            self.seen.update(name.removeprefix("agent/").removesuffix("/calls") for name in called)
+        self.rollouts += int(sum(entry.values.get("rollouts", 0.0) for entry in metrics))
+        self.seen.update(seen_agents(metrics))
 
     def check(self, *, last: bool = False) -> None:
         """Raise UnknownAgentError if no agent was seen, or for a pattern that is refused; `last` is the last
@@ -229,7 +228,7 @@ class AgentNames:
                 "the function given to fit(), and with a client that docs/frameworks.md lists as routed?"
             )
         patterns = self.patterns or ()
-        missing = [each for each in patterns if not any(matches(name, (each,)) for name in self.seen)]
+        missing = missing_agents(patterns, sorted(self.seen))
         unmatched = len(missing) == len(patterns)
         for pattern in missing:
             unclaimed = sorted(name for name in self.seen if not matches(name, self.patterns))

@@ -161,7 +161,6 @@ function message(one) {
 
 /** Why the call has its advantage: each term, and what its return was compared with. */
 function reasons(rollout, node, place) {
-  if (rollout.split !== "train") return h("p.quiet", {}, "A held-out task: it is not trained on, so no call has an advantage.");
   return [rollout.reasons.problem && h("p.quiet", {}, rollout.reasons.problem), node.reasons.map((one) => h("section.why", { "aria-label": "Why this advantage" },
     h("p.sum", {}, "advantage ", one.advantage === null ? h("b", {}, "none") : credit(one.advantage),
       node.reasons.length > 1 && h("span.quiet", {}, ` of choice ${one.choice}`),

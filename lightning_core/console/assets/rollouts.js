@@ -18,7 +18,8 @@ export async function show(place) {
     count += page.rows.length;
     next = page.next;
     more.hidden = !next;
-    note.textContent = count || next ? `${num(count)} shown${live ? next ? "; there may be more" : "" : ` of ${num(total)}; the others are not in this file`}` : "No rollout fits this filter.";
+    const rest = live ? next && "; there may be more" : ` of ${num(total)}; the others are not in this file`;
+    note.textContent = count || next ? `${num(count)} shown${rest || ""}` : "No rollout fits this filter.";
   }
 
   more.addEventListener("click", async () => {

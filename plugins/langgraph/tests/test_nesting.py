@@ -13,7 +13,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableConfig
 from langchain_openai import ChatOpenAI
-from langgraph.graph import START, StateGraph
+from langgraph.graph import END, START, StateGraph
 from lightning_langgraph import LightningCallback
 from openai import OpenAI
 
@@ -51,6 +51,22 @@ async def test_a_bare_client_in_a_node_is_named_after_it(gateway: GatewayDouble)
         node = lambda state: bare(client, "node", state["rollout"])  # noqa: E731
         await play(graph_of(node=node), gateway, "invoke")
     expect(gateway, {"node": 1})
+
+
+def test_an_edge_has_the_name_of_the_node_before_it_and_a_block_in_it_wins(
+    gateway: GatewayDouble, llm: ChatOpenAI
+) -> None:
+    def decide(state: State) -> str:
+        llm.invoke(prompt(state, "write"))
+        with agent("grader"):
+            llm.invoke(prompt(state, "grader"))
+        return END
+
+    graph = StateGraph(State)
+    graph.add_node("write", lambda _: {"done": []})
+    graph.add_edge(START, "write").add_conditional_edges("write", decide, [END])
+    run(graph.compile(), gateway)
+    assert [seen.headers["x-lightning-agent"] for seen in gateway.seen] == ["write", "grader"]
 
 
 async def test_a_nodes_own_pool_is_named_after_it(gateway: GatewayDouble, llm: ChatOpenAI) -> None:
