@@ -12,6 +12,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,8 +29,7 @@ from lightning_core.trainer.preflight import show_plan
 from lightning_core.trainer.roles.joining import Joining
 from lightning_core.trainer.trainer import Trainer
 
-_BACKEND = "backend."
-_SET = "Any setting of the trainer or of its backend; may be repeated."
+_SET = "Any setting of the trainer, its backend or its algorithm; may be repeated."
 _OWN = "A setting of the worker, such as concurrency=8 or workers=ray:8; may be repeated."
 
 
@@ -108,9 +108,9 @@ def train(
     """Run a training script; these options replace its settings.
 
     --set takes any setting of Trainer, as JSON or text, and may be repeated: --set seed=1
-    --set model=Qwen/Qwen3-0.6B --set backend=verl. A setting of the backend is --set backend.gpus=4.
-    Arguments after `--` go to the script. Ctrl-C ends cleanly; the same command with --resume continues from
-    the last update.
+    --set model=Qwen/Qwen3-0.6B --set backend=verl. Settings of backend and algorithm have a dot: --set
+    backend.gpus=4 --set algorithm.entropy=0.01. Arguments after `--` go to the script. Ctrl-C ends cleanly;
+    the same command with --resume continues from the last update.
 
         agentlightning train examples/sql/train.py --steps 20 --set seed=1
     """
@@ -247,7 +247,7 @@ def train_script(script: Path, arguments: Sequence[str], launch: Launch) -> None
         return summary
 
     try:
-        run_script(script, arguments, Launch(launch.settings, launch.backend, fit))
+        run_script(script, arguments, replace(launch, call=fit))
     except TrainingStopped as stop:
         Console(stderr=True).print(
             f"stopped; to continue, add --resume --folder {stop.folder} to the same settings", soft_wrap=True
@@ -297,7 +297,7 @@ def call_once(script: Path, arguments: Sequence[str], launch: Launch, call: Call
         raise _Done
 
     try:
-        run_script(script, arguments, Launch(launch.settings, launch.backend, once))
+        run_script(script, arguments, replace(launch, call=once))
     except _Done:
         return
     raise _never_fitted(script)
@@ -345,16 +345,15 @@ def read_launch(given: Sequence[str], named: Mapping[str, Any]) -> Launch:
     without "=".
     """
     settings = {name: value for name, value in named.items() if value is not None}
-    backend = {}
+    parts: dict[str, dict[str, Any]] = {"backend": {}, "algorithm": {}}
     for each in given:
         name, separator, text = each.partition("=")
         if not separator:
             raise ConfigError(f"--set {each!r}: give NAME=VALUE, such as concurrency=64")
-        if name.startswith(_BACKEND):
-            backend[name.removeprefix(_BACKEND)] = _read_value(text)
-        else:
-            settings[name] = _read_value(text)
-    return Launch(settings, backend)
+        part, dot, own = name.partition(".")
+        target, key = (parts[part], own) if dot and part in parts else (settings, name)
+        target[key] = _read_value(text)
+    return Launch(settings, parts["backend"], parts["algorithm"])
 
 
 def _read_value(text: str) -> Any:

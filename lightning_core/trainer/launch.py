@@ -29,6 +29,8 @@ class Launch:
     """Of the trainer, by name."""
     backend: Mapping[str, Any] = field(default_factory=dict)
     """Of the backend, by name."""
+    algorithm: Mapping[str, Any] = field(default_factory=dict)
+    """Of the algorithm, by name."""
     call: Callable[..., Any] | None = None
     """Called with the trainer and the arguments of `fit`; None: `fit`."""
 
@@ -52,23 +54,29 @@ class Launch:
             elif trainer.model is None or str(trainer.model) == TINY:
                 settings.setdefault("model", given.model)
         changed = replace(trainer, **settings)
-        return replace(changed, backend=_with_settings(changed, self.backend)) if self.backend else changed
+        if self.algorithm:
+            changed = replace(changed, algorithm=_with("algorithm", changed.algorithm, self.algorithm))
+        if self.backend:
+            model = {"model": changed.served_model or TINY}
+            changed = replace(changed, backend=_with("backend", changed.backend, self.backend, model))
+        return changed
 
 
-def _with_settings(trainer: Settings, given: Mapping[str, Any]) -> Any:
-    """The trainer's backend with settings over its own."""
-    backend = trainer.backend
-    if isinstance(backend, str):
-        part = load_plugins().part("backend", backend)
-        known = set(inspect.signature(part).parameters)
+def _with(kind: str, part: Any, given: Mapping[str, Any], needed: Mapping[str, Any] | None = None) -> Any:
+    """A part of the trainer with settings over its own; one that is named is made, with what it needs."""
+    make: Callable[..., Any] | None = None
+    if isinstance(part, list | tuple):
+        raise ConfigError(f"{kind}=[...] has phases with settings of their own: change them in the script")
+    if isinstance(part, str):
+        make = load_plugins().part(kind, part)
+        known = set(inspect.signature(make).parameters)
     else:
-        known = {each.name for each in fields(backend) if each.init} if is_dataclass(backend) else set()
+        known = {each.name for each in fields(part) if each.init} if is_dataclass(part) else set()
     if unknown := given.keys() - known:
-        name = backend if isinstance(backend, str) else getattr(backend, "name", type(backend).__name__)
-        raise ConfigError(f"backend {name!r} has no setting {', '.join(map(repr, sorted(unknown)))}")
-    if isinstance(backend, str):
-        return part(**{"model": trainer.served_model or TINY, **given})
-    return replace(backend, **given)
+        name = part if isinstance(part, str) else getattr(part, "name", type(part).__name__)
+        has = f"; it has {', '.join(sorted(known))}" if known else ""
+        raise ConfigError(f"{kind} {name!r} has no setting {', '.join(map(repr, sorted(unknown)))}{has}")
+    return replace(part, **given) if make is None else make(**{**(needed or {}), **given})
 
 
 @contextmanager

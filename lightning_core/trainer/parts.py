@@ -39,6 +39,11 @@ def resolve_phases(phases: Sequence[Phase], plugins: Plugins) -> list[ResolvedPh
             first += phase.steps
             continue
         algorithm: Algorithm = plugins.part("algorithm", named)() if isinstance(named, str) else named
+        if not callable(getattr(algorithm, "loss", None)):
+            raise ConfigError(
+                f"algorithm={named!r} is none: give an algorithm such as GRPO(), or its name; on the command "
+                "line its options are --set algorithm.NAME=VALUE"
+            )
         credit = make_credit(algorithm.credit, plugins)
         check_credit(algorithm, credit)
         resolved.append(ResolvedPhase(algorithm, credit, first, first + phase.steps))

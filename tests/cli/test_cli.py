@@ -132,9 +132,10 @@ def test_resuming_with_another_seed_is_refused(finished, call):
 
 def test_a_setting_is_read_as_json_as_python_or_as_text():
     given = ["air=False", "progress=true", "timeout=None", "steps=3", "model=tiny", "backend.lora=True"]
+    given.append("algorithm.entropy=0.1")
     launch = read_launch(given, {})
     assert launch.settings == {"air": False, "progress": True, "timeout": None, "steps": 3, "model": "tiny"}
-    assert launch.backend == {"lora": True}
+    assert (launch.backend, launch.algorithm) == ({"lora": True}, {"entropy": 0.1})
 
 
 def test_an_agent_nobody_has_seen_is_an_error_with_the_names_seen(tmp_path, call):
@@ -162,6 +163,7 @@ def test_an_app_that_always_fails_stops_the_run_and_says_why(tmp_path, call, mon
         (["train", SCRIPT, "--resume", "--folder", "nowhere"], "nowhere"),
         (["train", SCRIPT, "--steps", "-1"], "steps"),
         (["train", SCRIPT, "--set", "backend.address=auto"], "backend 'local' has no setting 'address'"),
+        (["train", SCRIPT, "--set", 'algorithm={"name": "grpo"}'], "--set algorithm.NAME=VALUE"),
         (["show", "nowhere"], "nowhere"),
     ],
 )

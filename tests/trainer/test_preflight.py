@@ -123,6 +123,22 @@ def test_another_backend_takes_the_model_over(tmp_path):
     assert Launch({"backend": "local", "model": "tiny"}).apply(trainer).model == "tiny"
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", lightning.GRPO(group_size=4)], ids=["name", "object"])
+def test_an_algorithm_takes_settings_over_its_own(algorithm):
+    trainer = lightning.Trainer(algorithm=algorithm)
+    changed = Launch(algorithm={"entropy": 0.1}).apply(trainer).algorithm
+    assert (type(changed), changed.entropy) == (lightning.GRPO, 0.1)
+    assert changed.group_size == (8 if algorithm == "grpo" else 4)
+    with pytest.raises(ConfigError, match=r"algorithm 'grpo' has no setting 'entropi'; it has .*entropy"):
+        Launch(algorithm={"entropi": 0.1}).apply(trainer)
+
+
+def test_phases_keep_their_own_settings():
+    trainer = lightning.Trainer(algorithm=[lightning.Phase(lightning.SFT(), steps=1)])
+    with pytest.raises(ConfigError, match="change them in the script"):
+        Launch(algorithm={"entropy": 0.1}).apply(trainer)
+
+
 @pytest.mark.parametrize("backend", ["local", lightning.LocalBackend("tiny")], ids=["name", "object"])
 def test_a_setting_that_there_is_not_is_refused_by_name(backend):
     with pytest.raises(ConfigError, match="backend 'local' has no setting 'address'"):
