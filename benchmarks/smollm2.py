@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +51,11 @@ def engine(folder: Path) -> Work:
     import torch
 
     from benchmarks.engine import Load, run_engine
-    from lightning_core.backends.local.decoder import make_decoder
-    from lightning_core.backends.local.engine import Engine, EngineOptions
     from lightning_core.backends.local.model import load_model
-    from lightning_core.backends.local.tuning import kv_shape
+    from lightning_core.backends.local.versions import make_engine
 
-    model = load_model(folder, context=512)
-    decoder = make_decoder(model.network, torch.float32, 512, model.sample)
-    options = EngineOptions(max_batch=MOST)
-    served = Engine(
-        decoder, kv_shape(model.network, torch.float32), frozenset(), options, os.cpu_count() or 1
-    )
+    model = replace(load_model(folder, context=512), stop_ids=frozenset())  # each reply has as many tokens
+    served = make_engine(model, model.network, os.cpu_count() or 1, torch.float32, MOST)
     served.start()
     return timed(lambda prompts: run_engine(served, Load(prompts, [REPLY] * len(prompts))))
 

@@ -240,6 +240,8 @@ def terminal_curve(metrics: Sequence[Metrics]) -> str:
         import plotext
     except ModuleNotFoundError:
         return NO_PLOTS
+    if not hasattr(plotext, "clear_figure"):  # 6 has another interface
+        return NO_PLOTS
     steps, rewards = reward_curve(metrics)
     if len(steps) < 2:
         return ""

@@ -97,7 +97,7 @@ def test_a_large_model_takes_the_cores_that_omp_num_threads_leaves_it(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", limit)
     monkeypatch.setattr(tuning, "SMALL", 0)
-    model = load_model(str(qwen))
+    model = load_model(str(qwen), device="cpu")
     assert tuning.tune_decoding(model, model.network, dtype="float32")[0] == threads
 
 

@@ -74,6 +74,21 @@ def test_without_its_package_the_error_says_what_to_run(
     assert not list(tmp_path.iterdir())
 
 
+@settings(max_examples=100)
+@given(st.text(st.characters(max_codepoint=0x2FFF, exclude_categories=["Cs", "Cc"]), max_size=40))
+def test_text_comes_back_from_its_tokens(model: Model, text: str) -> None:
+    ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert model.tokenizer.decode(ids) == text
+
+
+def test_its_tokenizer_is_the_models_own(model: Model) -> None:
+    """As llama.cpp splits text for this file: each digit by itself, and the blanks before it together."""
+    tokenizer = model.tokenizer
+    assert tokenizer.tokenize("so:\n\n12 + 3") == ["so", ":", "ĊĊ", "1", "2", "Ġ+", "Ġ", "3"]
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|im_start|>", "<|im_end|>")
+    assert model.stop_ids == {tokenizer.eos_token_id}
+
+
 @pytest.mark.parametrize("messages", [CHAT[:1], CHAT, [{"role": "system", "content": "Be short."}, *CHAT]])
 def test_chats_without_tools_render_as_by_the_models_own_template(
     model: Model, messages: list[dict[str, Any]]
@@ -101,7 +116,7 @@ def test_the_fused_decoder_serves_it(model: Model) -> None:
 
 
 async def test_it_reads_english_and_its_first_ratios_are_one(folder: Path) -> None:
-    async with serving(folder, context=256) as backend:
+    async with serving(folder, context=256, dtype="float32") as backend:
         reply = await asyncio.wait_for(
             ask(backend, "What is the capital of France?", max_tokens=16, temperature=0.0), 120
         )

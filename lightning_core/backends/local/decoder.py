@@ -46,7 +46,9 @@ class NetworkDecoder:
     """The general path: a copy of the transformers network itself."""
 
     def __init__(self, network: PreTrainedModel, dtype: torch.dtype) -> None:
-        self._network = copy.deepcopy(network).to(dtype).requires_grad_(False).eval()
+        self._network = copy.deepcopy(network).requires_grad_(False).eval()
+        for weight in self._network.parameters():  # buffers stay: rotary frequencies lose far places else
+            weight.data = weight.data.to(dtype)
 
     def logits(
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: Plan, keep: torch.Tensor

@@ -78,6 +78,8 @@ def load_model(model: str | Path, *, context: int | None = None, device: str = "
     network = load_part(AutoModelForCausalLM, source, "weights", dtype=torch.float32)
     use_plans(network)
     network.requires_grad_(False).eval().to(pick_device(device))
+    # cuDNN plans an attention anew for each shape, and a prompt's shape is rarely seen twice
+    torch.backends.cuda.enable_cudnn_sdp(False)
     return Model(
         name=name,
         network=network,

@@ -108,9 +108,9 @@ class Descent:
         self.steps = steps
 
     def snapshot(self) -> Snapshot:
-        """A copy of everything a step changes."""
-        weights = [p.detach().clone() for p in self.parameters]
-        moments = {name: value.clone() for name, value in self.moments().items()}
+        """A copy of everything a step changes, in main memory."""
+        weights = [_kept(p.detach()) for p in self.parameters]
+        moments = {name: _kept(value) for name, value in self.moments().items()}
         return Snapshot(weights, moments, self.steps)
 
     @torch.no_grad()
@@ -120,6 +120,10 @@ class Descent:
             parameter.copy_(weight)
         self.zero()
         self.load(before.moments, before.steps)
+
+
+def _kept(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("cpu", copy=True)
 
 
 class Optimizer:
@@ -179,7 +183,7 @@ class Optimizer:
         try:
             for _ in range(algorithm.epochs):
                 steps += [self._step(packs, algorithm, q) for packs, q in zip(parts, proximal, strict=True)]
-        except (TrainingError, BackendError):
+        except BaseException:  # memory that ran out, too
             if before is not None:
                 self.descent.restore(before)
             raise
@@ -264,9 +268,11 @@ class Optimizer:
     def _tensors(self, pack: Pack) -> Tensors:
         return to_tensors(pack, self._policy.groups, self._device, self._grammars)
 
-    def _forward(self, pack: Tensors) -> torch.Tensor:
+    def _forward(self, pack: Tensors, network: torch.nn.Module | None = None) -> torch.Tensor:
+        """Of the policy, or of another network in the same number format: what is subtracted from one another
+        must be rounded alike."""
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
-            return entry_logprobs(self._policy.network, pack)
+            return entry_logprobs(network or self._policy.network, pack)
 
     @torch.no_grad()
     def _logprobs(self, packs: list[Pack]) -> list[torch.Tensor]:
@@ -277,14 +283,14 @@ class Optimizer:
     def _reference_logprobs(self, pack: Tensors) -> torch.Tensor:
         if self._policy.lora is not None and not self._referred:
             with self._policy.frozen_start() as network:
-                return entry_logprobs(network, pack)
+                return self._forward(pack, network)
         if self._reference is None:
             model = self._policy.model
             self._reference = load_model(
                 self._source, context=model.context, device=str(self._device)
             ).network
             self._policy.copies += 1
-        return entry_logprobs(self._reference, pack)
+        return self._forward(pack, self._reference)
 
     @property
     def _device(self) -> torch.device:

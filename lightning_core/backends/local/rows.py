@@ -225,6 +225,9 @@ class StepPlan:
         end = run.start + run.count
         keys = self._slots.keys[layer][run.row, :, :end][None]
         values = self._slots.values[layer][run.row, :, :end][None]
+        groups = query.shape[1] // keys.shape[1]
+        if keys.is_cuda and groups > 1:  # else torch takes the path that writes all scores out
+            keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
         out = functional.scaled_dot_product_attention(
             query.transpose(0, 1)[None],
             keys,

@@ -42,6 +42,8 @@ from lightning_core.errors import ModelError
 
 PREFIX_TOKENS = 1 << 17
 """Tokens whose keys and values are kept for reuse at most, memory allowing: a training step's worth."""
+GPU_PREFILL = 2048
+"""Prompt tokens of one step where there is a GPU: it works on so many in little more time than on one."""
 _SHARDS = "model.safetensors.index.json"
 
 
@@ -100,7 +102,8 @@ def _merged(network: PreTrainedModel, lora: Path) -> PreTrainedModel:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft uses a name that transformers leaves behind
-            wrapped = peft.PeftModel.from_pretrained(network, str(lora))
+            device = str(network.device)  # peft's own choice is a GPU, where there is one
+            wrapped = peft.PeftModel.from_pretrained(network, str(lora), torch_device=device)
         merged: PreTrainedModel = wrapped.merge_and_unload()
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"can't read the LoRA adapters in {str(lora)!r}: {error}") from error
@@ -233,6 +236,7 @@ def make_engine(
     memory = memory_bytes(serving.device)
     room = EngineOptions(
         max_batch=max_batch,
+        prefill_tokens=EngineOptions().prefill_tokens if serving.device.type == "cpu" else GPU_PREFILL,
         slot_bytes=memory // 8,
         prefix_bytes=min(memory // 16, PREFIX_TOKENS * shape.token_bytes),
     )

@@ -154,6 +154,7 @@ class VerlBackend(VerlSettings):
         resources = find_resources(self)
         check_gpus(self, resources)
         algorithms, self._checked = self._checked, []
+        self._check_attention(algorithms)
         fits = check_memory(self, size, resources, algorithms)
         if fits.holds is None:
             log.info("whether the model fits is not known: %s", fits.told)
@@ -173,6 +174,16 @@ class VerlBackend(VerlSettings):
         upstream = VllmUpstream(self.model, replicas, seed=self.seed, unmasked=self.unmasked)
         learner = Learner(cluster, self, size.parameters, self._busy)
         return _Parts(cluster, learner, replicas, upstream)
+
+    def _check_attention(self, algorithms: Sequence[Algorithm]) -> None:
+        if self.device == "cpu" or not self.plain_attention:
+            return
+        if any(algorithm.critic is not None for algorithm in algorithms):
+            raise ConfigError(
+                "verl loads a critic with flash attention alone, and flash-attn is not installed: install it "
+                "(pip install flash-attn), or use an algorithm without a critic, such as GRPO"
+            )
+        log.warning("flash-attn is not installed: training uses torch's attention, on padded rows")
 
     async def close(self) -> None:
         """End servers, workers and Ray; requests and work under way end with an error."""

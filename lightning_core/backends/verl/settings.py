@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -113,6 +114,11 @@ class VerlSettings(BackendSettings):
         return "cpu" if os.environ.get("VERL_PLATFORM") == "cpu" else "cuda"
 
     @property
+    def plain_attention(self) -> bool:
+        """Whether FSDP computes with torch's own attention and padded rows: verl's needs flash-attn."""
+        return self.strategy != "megatron" and (self.device == "cpu" or find_spec("flash_attn") is None)
+
+    @property
     def number_format(self) -> str:
         """Of the engine and of the forward pass: "float32" or "bfloat16"."""
         return ("float32" if self.device == "cpu" else "bfloat16") if self.dtype == "auto" else self.dtype
@@ -166,9 +172,16 @@ def verl_values(settings: VerlSettings, *, folder: Path, context: int, gpus: int
         **_engine(settings),
         **_lora(settings.lora),
         **(_separate(settings) if settings.separate else {}),
+        **(PLAIN_ATTENTION if settings.plain_attention else {}),
         **(_cpu(context, settings.tensor_parallel > 1) if settings.device == "cpu" else {}),
     }
     return {**values, **settings.overrides}
+
+
+PLAIN_ATTENTION: Final[Mapping[str, Any]] = {
+    f"{ROOT}.model.use_remove_padding": False,
+    f"{ROOT}.model.override_config.attn_implementation": "sdpa",
+}
 
 
 def _engine(settings: VerlSettings) -> dict[str, Any]:
@@ -218,9 +231,7 @@ def _separate(settings: VerlSettings) -> dict[str, Any]:
 def _cpu(context: int, spread: bool) -> dict[str, Any]:
     """What verl and vLLM take for granted and a CPU has not; `spread`: a server takes several processes."""
     return {
-        f"{ROOT}.model.use_remove_padding": False,
         f"{ROOT}.model.enable_gradient_checkpointing": False,
-        f"{ROOT}.model.override_config.attn_implementation": "sdpa",
         f"{ROOT}.actor.use_torch_compile": False,
         f"{ROOT}.actor.fsdp_config.use_torch_compile": False,
         f"{ROOT}.rollout.enforce_eager": True,
