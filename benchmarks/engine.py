@@ -64,8 +64,8 @@ def run_generate(network: PreTrainedModel, load: Load, batch: int) -> None:
     for start in range(0, len(load.prompts), batch):
         prompts = load.prompts[start : start + batch]
         longest = max(map(len, prompts))
-        ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
-        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+        ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=network.device)
+        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=network.device)
         new = max(load.replies[start : start + batch])
         network.generate(
             ids,

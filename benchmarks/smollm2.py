@@ -1,10 +1,10 @@
 """Speed on a real model beside peers: `python -m benchmarks.smollm2`.
 
-SmolLM2-135M-Instruct on this machine's processor, all cores, float32. Replies: tokens per second of the local
-engine, of `transformers.generate`, of vLLM's build for processors and of llama.cpp (xllamacpp's wheel), which
-reads the 4-bit file that the weights come from. Eight prompts are alike, as those of a group's rollouts, and
-have 150 to 190 tokens; each reply has 32. Updates: seconds of a GRPO step from 32 of those replies, here and
-with TRL's GRPOTrainer by its defaults, and the most memory the process had.
+SmolLM2-135M-Instruct on this machine's GPU in bfloat16, or on all cores of its processor in float32. Replies:
+tokens per second of the local engine, of `transformers.generate`, of vLLM, and of llama.cpp on the processor
+(xllamacpp's wheel), which reads the 4-bit file that the weights come from. Eight prompts are alike, as those
+of a group's rollouts, and have 150 to 190 tokens; each reply has 32. Updates: seconds of a GRPO step from 32
+of those replies, here and with TRL's GRPOTrainer by its defaults, and the most memory the process had.
 
 Each candidate is a process with an environment of its own; only one works at a time. Each repeat runs all of
 them one after another, and a ratio is taken within a repeat.
@@ -46,6 +46,13 @@ def timed(work: Callable[[Prompts], object]) -> Work:
     return measure
 
 
+def device() -> tuple[str, str]:
+    """Where all candidates compute, and in which number format."""
+    import torch
+
+    return ("cuda", "bfloat16") if torch.cuda.is_available() else ("cpu", "float32")
+
+
 def engine(folder: Path) -> Work:
     """The local engine."""
     import torch
@@ -55,7 +62,8 @@ def engine(folder: Path) -> Work:
     from lightning_core.backends.local.versions import make_engine
 
     model = replace(load_model(folder, context=512), stop_ids=frozenset())  # each reply has as many tokens
-    served = make_engine(model, model.network, os.cpu_count() or 1, torch.float32, MOST)
+    dtype = getattr(torch, device()[1])
+    served = make_engine(model, model.network, os.cpu_count() or 1, dtype, MOST)
     served.start()
     return timed(lambda prompts: run_engine(served, Load(prompts, [REPLY] * len(prompts))))
 
@@ -66,7 +74,8 @@ def generate(folder: Path) -> Work:
 
     from benchmarks.engine import Load, run_generate
 
-    network = AutoModelForCausalLM.from_pretrained(folder)
+    where, dtype = device()
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(where)
     return timed(lambda prompts: run_generate(network, Load(prompts, [REPLY] * len(prompts)), len(prompts)))
 
 
@@ -74,7 +83,7 @@ def vllm(folder: Path) -> Work:
     """vLLM's own batches."""
     from vllm import LLM, SamplingParams
 
-    llm = LLM(str(folder), dtype="float32", max_model_len=512, max_num_seqs=MOST)
+    llm = LLM(str(folder), dtype=device()[1], max_model_len=512, max_num_seqs=MOST)
     options = SamplingParams(temperature=1.0, max_tokens=REPLY, ignore_eos=True)
 
     return timed(
@@ -115,7 +124,7 @@ def update(folder: Path) -> Work:
 
     torch.set_num_threads(os.cpu_count() or 1)
     policy = Policy(load_model(folder, context=512), None)
-    optimizer = Optimizer(policy, TrainingSettings(), source=str(folder))
+    optimizer = Optimizer(policy, TrainingSettings(), source=str(folder), bfloat16=device()[0] == "cuda")
 
     def work(prompts: Prompts) -> None:
         trajectories = []
@@ -162,8 +171,8 @@ def trl(folder: Path) -> Work:
                 reward,
                 args=GRPOConfig(
                     output_dir=output,
-                    use_cpu=True,
-                    bf16=False,
+                    use_cpu=device()[0] == "cpu",
+                    bf16=device()[0] == "cuda",
                     max_steps=2,
                     per_device_train_batch_size=GROUP,
                     gradient_accumulation_steps=UPDATE // GROUP,
