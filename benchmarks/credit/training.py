@@ -12,8 +12,8 @@ from benchmarks.credit.playing import Batch
 from benchmarks.credit.policy import Network
 from benchmarks.credit.truth import Truth
 from lightning_core.algorithms import losses
-from lightning_core.algorithms.base import Algorithm, Critic, Entries
-from lightning_core.credit.base import Credit, assign
+from lightning_core.algorithms.base import Algorithm, Critic, Entries, credit_batch
+from lightning_core.credit.base import Credit
 from lightning_core.trajectories import trained_transitions
 from lightning_core.types import Key, Trajectory
 
@@ -63,7 +63,7 @@ def train(
             trajectories: Sequence[Trajectory] = batch.trajectories
             if algorithm.critic is not None:
                 trajectories = with_values(trajectories, critic, batch.row)
-            credited, _ = assign(trajectories, method.credit, algorithm.baseline, algorithm.scale)
+            credited, _ = credit_batch(trajectories, method.credit, algorithm)
             if algorithm.critic is not None:
                 fit(critic, credited, algorithm.critic, rate, batch.row)
             if trained_transitions(credited):

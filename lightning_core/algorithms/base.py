@@ -8,13 +8,13 @@ add up, so the loss of a batch is the plain sum of theirs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from statistics import fmean
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lightning_core.credit.base import Baseline, Credit, Scale, group_by_id
+from lightning_core.credit.base import Baseline, Credit, CreditReport, Scale, assign, group_by_id
 from lightning_core.errors import ConfigError
 from lightning_core.ranges import check_range
 from lightning_core.types import Demonstration, Key, Trajectory
@@ -204,6 +204,14 @@ class Phase:
     algorithm: Algorithm | Search | str
     """With its options, or the name of one with its defaults."""
     steps: int = 1
+
+
+def credit_batch(
+    trajectories: Iterable[Trajectory], credit: Credit, algorithm: Algorithm
+) -> tuple[list[Trajectory], CreditReport]:
+    """The batch as the algorithm trains on it: see `credit.base.assign`."""
+    everyone = getattr(algorithm, "regularised", False)
+    return assign(trajectories, credit, algorithm.baseline, algorithm.scale, everyone=everyone)
 
 
 def mini_batches(trajectories: Sequence[Trajectory], algorithm: Algorithm) -> list[tuple[Trajectory, ...]]:

@@ -215,6 +215,14 @@ class PolicyGradient(RolloutAlgorithm):
         return self.kl_weight > 0
 
     @property
+    def regularised(self) -> bool:
+        """Whether the loss has terms that act on every sampled token, also where all returns are equal.
+
+        Groups that dynamic sampling replaces are left out all the same.
+        """
+        return (self.entropy > 0 or self.kl_weight > 0) and not self.dynamic_sampling
+
+    @property
     def needs_proximal(self) -> bool:
         return self.correction is not None
 

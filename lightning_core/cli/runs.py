@@ -259,7 +259,7 @@ def show_summary(summary: Summary, console: Console) -> None:
     if not summary.agents:  # no step has trained
         return
     console.print(agent_table(summary))
-    skipped = f"{summary.zero_variance_groups} groups left out, as their rewards were equal"
+    skipped = f"{summary.zero_variance_groups} groups taught nothing, as their rewards were equal"
     console.print(f"{summary.rollouts} rollouts, {summary.failures} failed, {skipped}")
     console.print(
         describe_staleness(summary.staleness_mean, summary.staleness_max)

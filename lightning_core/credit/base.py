@@ -12,7 +12,7 @@ What holds for every method:
 - an agent that is not trained is in no baseline;
 - of several choices of a call only what the app went on with counts (`without_dropped`);
 - a comparison in which all returns are equal says nothing and is left out; a transition that is in none
-  carries no loss;
+  carries no loss, or with `everyone` an advantage of 0;
 - a group with a number beyond `REACH`, or that is none, is left out whole and changes no other;
 - what is small stays small: where all final rewards are equal, the scale is no less than what a difference of
   final rewards would make it.
@@ -242,11 +242,20 @@ def add_up(
 
 
 def assign(
-    trajectories: Iterable[Trajectory], credit: Credit, baseline: Baseline = "mean", scale: Scale = "std"
+    trajectories: Iterable[Trajectory],
+    credit: Credit,
+    baseline: Baseline = "mean",
+    scale: Scale = "std",
+    *,
+    everyone: bool = False,
 ) -> tuple[list[Trajectory], CreditReport]:
     """The trajectories with their advantages and targets; groups without any are dropped and counted, and so
-    are groups with numbers beyond `REACH`."""
-    return credit_groups(trajectories, credit, baseline, scale)[:2]
+    are groups with numbers beyond `REACH`.
+
+    With `everyone` a trained transition that was in no comparison has advantage 0 in place of none, and its
+    group is kept: for a loss with terms that need no advantage, such as a bonus on entropy.
+    """
+    return credit_groups(trajectories, credit, baseline, scale, everyone=everyone)[:2]
 
 
 Compared = tuple[Sequence[Trajectory], Sequence[Comparison]]
@@ -256,7 +265,12 @@ Whitening = tuple[float, float]
 
 
 def credit_groups(
-    trajectories: Iterable[Trajectory], credit: Credit, baseline: Baseline, scale: Scale
+    trajectories: Iterable[Trajectory],
+    credit: Credit,
+    baseline: Baseline,
+    scale: Scale,
+    *,
+    everyone: bool = False,
 ) -> tuple[list[Trajectory], CreditReport, dict[str, Compared], Whitening]:
     """What `assign` gives, what was compared in each group of use, and by what the batch was measured."""
     groups = group_by_id(trajectories)
@@ -287,13 +301,24 @@ def credit_groups(
         advantages = {key: (value - whitening[0]) / whitening[1] for key, value in advantages.items()}
         if not targets and not any(advantages.values()):
             advantages = {}
-    told = {key[0] for key in advantages}
-    kept = [group for group in groups.values() if any(each.rollout_id in told for each in group)]
+    silent = len(heard) - sum(1 for _ in _kept(heard, advantages))
+    if everyone:
+        trained = (t for group in heard.values() for each in group for t in each.transitions if t.trained)
+        advantages = {t.key: 0.0 for t in trained} | advantages
+    kept = list(_kept(groups, advantages))
     credited = [_credited(each, advantages, targets) for group in kept for each in group]
     agents = Counter(t.agent for each in credited for t in each.transitions if t.advantage is not None)
     unusable = tuple(name for name in groups if name not in heard)
-    report = CreditReport(len(groups), len(groups) - len(kept) - len(unusable), agents, unusable)
+    report = CreditReport(len(groups), silent, agents, unusable)
     return credited, report, {name: compared[name] for name in heard}, whitening
+
+
+def _kept(
+    groups: Mapping[str, list[Trajectory]], advantages: Mapping[Key, float]
+) -> Iterator[list[Trajectory]]:
+    """The groups with an advantage."""
+    told = {key[0] for key in advantages}
+    return (group for group in groups.values() if any(each.rollout_id in told for each in group))
 
 
 def _rewards(trajectory: Trajectory) -> Iterator[float]:

@@ -277,10 +277,7 @@ def differing(answers: Answers, step: Step) -> list[Key]:
     found = []
     for key, reason in answers.reasons.items() if given else ():
         stored = given[key].advantage if key in given else None
-        same = stored is reason.advantage is None
-        if not same and (
-            stored is None or reason.advantage is None or abs(stored - reason.advantage) > _SAME
-        ):
+        if abs((stored or 0.0) - (reason.advantage or 0.0)) > _SAME:
             found.append(key)
     return found
 
@@ -291,7 +288,7 @@ def _silence(t: Transition, trajectory: Trajectory, told: set[str], report: Cred
     if trajectory.group_id in report.unusable:
         return "a number of its group is not finite or beyond 1e15, so the whole group was left out"
     if trajectory.rollout_id not in told:
-        return "all that its group could be compared by was equal, so there was nothing to learn from it"
+        return "all that its group could be compared by was equal, so no reward speaks for it or against it"
     if any(other.call_id == t.call_id and other.choice != t.choice for other in trajectory.transitions):
         return "the app went on with another choice of this call, or nothing differed where it is compared"
     return "nothing differed where it is compared, or there was nothing to compare it with"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from lightning_core.errors import ConfigError
+from lightning_core.hookspecs import Kind
 from lightning_core.plugins import load_plugins
 from lightning_core.trainer.settings import TINY, Settings
 
@@ -62,7 +63,7 @@ class Launch:
         return changed
 
 
-def _with(kind: str, part: Any, given: Mapping[str, Any], needed: Mapping[str, Any] | None = None) -> Any:
+def _with(kind: Kind, part: Any, given: Mapping[str, Any], needed: Mapping[str, Any] | None = None) -> Any:
     """A part of the trainer with settings over its own; one that is named is made, with what it needs."""
     make: Callable[..., Any] | None = None
     if isinstance(part, list | tuple):

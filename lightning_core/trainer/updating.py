@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, pvariance
 
-from lightning_core.algorithms.base import Algorithm
+from lightning_core.algorithms.base import Algorithm, credit_batch
 from lightning_core.backends.base import Backend, Batch
-from lightning_core.credit.base import CreditReport, assign
+from lightning_core.credit.base import CreditReport
 from lightning_core.errors import TrainingError
 from lightning_core.trainer.batch import StepBatch, read_batch
 from lightning_core.trainer.parts import ResolvedPhase
@@ -53,7 +53,7 @@ class Updater:
         algorithm = phase.algorithm
         valued = await add_values(batch.trajectories, algorithm, self.session.backend)
         credited, report = await asyncio.to_thread(  # 0.3 s for 64 rollouts of 100 calls
-            assign, valued, phase.credit, algorithm.baseline, algorithm.scale
+            credit_batch, valued, phase.credit, algorithm
         )
         if report.unusable:
             log.warning(
@@ -158,7 +158,7 @@ class Updater:
         # without the judge: its scores are stored
         lowest = session.settings.on_failure.then == "lowest"
         batch = await read_batch(session.store, session.rulebook, None, planned, lowest=lowest)
-        return assign(batch.trajectories, phase.credit, algorithm.baseline, algorithm.scale)[0]
+        return credit_batch(batch.trajectories, phase.credit, algorithm)[0]
 
 
 def given(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lightning_core as lightning
-from lightning_core.algorithms.base import Entries, mini_batches
+from lightning_core.algorithms.base import Entries, credit_batch, mini_batches
 from lightning_core.algorithms.policy_gradient import PolicyGradient
 from lightning_core.credit.base import assign
 from lightning_core.credit.gae import Gae
@@ -151,6 +151,34 @@ def test_groups_of_equal_returns_count_in_the_batch_of_reinforce_pp_and_carry_no
     credited, report = assign(batch, uniform, "mean", "batch")
     assert {each.group_id for each in credited} == {"a"}
     assert report.zero_variance_groups == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "acts"),
+    [({"entropy": 0.1}, True), ({"kl": 0.1}, True), ({}, False), ({"kl": 0.1, "dynamic_sampling": 1}, False)],
+)
+def test_a_term_of_the_loss_that_needs_no_advantage_acts_where_all_returns_are_equal(options, acts):
+    algorithm = lightning.GRPO(group_size=2, tasks_per_step=2, credit="uniform", **options)
+    rewards = [(1.0, "a"), (0.0, "a"), (0.5, "b"), (0.5, "b")]
+    batch = [rollout(i, reward, group=group) for i, (reward, group) in enumerate(rewards)]
+    credited, report = credit_batch(batch, uniform, algorithm)
+    found = [(each.group_id, t.advantage) for each in credited for t in each.transitions]
+    assert found == [("a", 1.0), ("a", -1.0), *([("b", 0.0)] * 2 if acts else [])]
+    assert (report.zero_variance_groups, report.transitions) == (1, {"a": 4 if acts else 2})
+
+
+def test_who_is_not_trained_and_what_is_no_number_stay_out_of_such_a_term():
+    plain = rollout(0, 0.5)
+    untrained = replace(plain, transitions=(replace(plain.transitions[0], trained=False),))
+    beyond = [rollout(2, float("inf"), group="h"), rollout(3, 0.0, group="h")]
+    credited, report = credit_batch(
+        [untrained, rollout(1, 0.5), *beyond], uniform, lightning.GRPO(group_size=2, entropy=0.1)
+    )
+    assert [(each.rollout_id, t.advantage) for each in credited for t in each.transitions] == [
+        ("r0", None),
+        ("r1", 0.0),
+    ]
+    assert (report.zero_variance_groups, report.unusable) == (1, ("h",))
 
 
 def test_reinforce_pp_gives_a_call_the_reward_that_comes_after_later_observations():

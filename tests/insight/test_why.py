@@ -131,7 +131,7 @@ def test_another_reward_function_is_asked_of_what_succeeded():
 def test_who_has_no_advantage_is_told_why():
     even = why(step([1.0, 1.0]).trajectories(), PLAIN)
     assert {one.silent for one in even.reasons.values()} == {
-        "all that its group could be compared by was equal, so there was nothing to learn from it"
+        "all that its group could be compared by was equal, so no reward speaks for it or against it"
     }
     of = step([1.0, 0.0])
     calls = {**of.calls, "r0": [call(0, 0), call(0, 1, "judge", trained=False)]}
