@@ -171,6 +171,7 @@ def of_task(rollouts: Sequence[Rollout], task: str | None) -> list[Rollout]:
 def choose(rollouts: Sequence[Rollout], which: str) -> Rollout:
     """The rollout that is meant by its id, by how the id begins or ends, or by "best", "worst" or "failed".
 
+    Best and worst are among those that were trained on, if there are any: they have an advantage to explain.
     Of equal rewards, and of those that failed, the newest counts. Raises ConfigError if it is none of them,
     or several.
     """
@@ -182,7 +183,10 @@ def choose(rollouts: Sequence[Rollout], which: str) -> Rollout:
         rewarded = [rollout for rollout in reversed(rollouts) if rollout.reward is not None]
         if not rewarded:
             raise ConfigError(f"no rollout has a reward yet, so none is the {which}; give an id")
-        return (max if which == "best" else min)(rewarded, key=lambda rollout: rollout.reward or 0.0)
+        trained = [rollout for rollout in rewarded if rollout.split == "train"]
+        return (max if which == "best" else min)(
+            trained or rewarded, key=lambda rollout: rollout.reward or 0.0
+        )
     by_id = {rollout.id: rollout for rollout in rollouts}
     return by_id[_find(which, list(by_id), "rollout")]
 

@@ -59,7 +59,7 @@ from lightning_core.trainer.report import (
 from lightning_core.trainer.summary import Summary
 from lightning_core.types import Member, Metrics, Run
 
-_ROLLOUT = "A rollout: its id, how the id begins or ends, 'best', 'worst' or 'failed'"
+_ROLLOUT = "A rollout: its id, how the id begins or ends; or 'best' or 'worst' trained, or 'failed'"
 _WHERE = "Only rollouts with this task, step, split, agent or status; may be given several times."
 _Run = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/20260101-120000.")]
 

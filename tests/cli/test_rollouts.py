@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from lightning_core.cli import main
+from lightning_core.cli.rollouts import choose
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.folder import RunFolder
-from lightning_core.types import Call, Choice, Reward, Rollout, Run, Span, Task, ToolEvent
+from lightning_core.types import Call, Choice, Reward, Rollout, Run, Span, Split, Task, ToolEvent
 from tests.test_otlp import Received, receiving
 
 Command = Callable[..., str]
@@ -148,6 +149,17 @@ def test_a_rollout_is_found_by_words_and_by_part_of_its_id(
     run: Path, command: Command, which: str, shown: str
 ) -> None:
     assert command("show", run, "--rollout", which).startswith(f"rollout {shown} ")
+
+
+def test_best_and_worst_are_of_those_that_were_trained_on() -> None:
+    def made(name: str, split: Split, reward: float) -> Rollout:
+        task = Task(input={})
+        return Rollout(id=name, run_id="r", task=task, group_id="g", step=0, split=split, reward=reward)
+
+    held_out = [made("low", "validation", -9.0), made("high", "validation", 9.0)]
+    rollouts = [*held_out, made("a", "train", 0.0), made("b", "train", 1.0)]
+    assert [choose(rollouts, which).id for which in ("worst", "best")] == ["a", "b"]
+    assert [choose(held_out, which).id for which in ("worst", "best")] == ["low", "high"]
 
 
 def test_the_rollouts_of_a_task_are_listed_and_the_best_of_them_shown(run: Path, command: Command) -> None:
