@@ -115,7 +115,7 @@ class CreditReport:
     zero_variance_groups: int
     """Groups in which no transition got an advantage: their rollouts were all equally good."""
     transitions: Counter[str] = field(default_factory=Counter)
-    """Transitions with an advantage, per agent."""
+    """Transitions that carry loss, per agent."""
     unusable: tuple[str, ...] = ()
     """Ids of the groups with rewards, returns, targets or advantages beyond `REACH`: they are left out."""
 

@@ -244,7 +244,7 @@ def phase_line(phases: Sequence[PhaseSummary], steps: int) -> str:
 def agent_table(summary: Summary) -> Table:
     """Who was trained, and what each agent did."""
     table = Table(title=f"agents · {summary.steps} steps in {summary.train_seconds:.0f} s")
-    columns = ["agent", "trained", "calls", "tokens", "calls with an advantage", "credit", "failures"]
+    columns = ["agent", "trained", "calls", "tokens", "calls trained on", "credit", "failures"]
     automatic = any(agent.air for agent in summary.agents.values())
     for column in (*columns, *(["AIR"] if automatic else [])):
         side: JustifyMethod = "left" if column in ("agent", "trained") else "right"

@@ -158,7 +158,7 @@ function evaluations(run) {
 function agents(run) {
   if (!run.agents.length) return null;
   const names = run.agents.map((one) => one.name);
-  return section("Agents", table("Agents", [["agent", ""], ["", ""], ["calls", "right"], ["tokens", "right"], ["calls with an advantage", "right"]],
+  return section("Agents", table("Agents", [["agent", ""], ["", ""], ["calls", "right"], ["tokens", "right"], ["calls trained on", "right"]],
     run.agents.map((one) => [h("span", {}, dot(hue(names, one.name)), h("a", { href: `#/${encodeURIComponent(run.name)}/rollouts?agent=${encodeURIComponent(one.name)}` }, one.name)),
       one.trained ? "trained" : h("span.quiet", {}, "not trained"), num(one.calls), num(one.completion_tokens), num(one.transitions_with_advantage)])));
 }
