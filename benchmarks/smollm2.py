@@ -325,7 +325,7 @@ def main() -> None:
         notes = {"peak_gib": {each: round(candidates[each].peak, 2) for each in updates}}
         for candidate in candidates.values():
             candidate.close()
-    publish("smollm2", "SmolLM2-135M-Instruct on this processor", rows, notes)
+    publish("smollm2", "SmolLM2-135M-Instruct on this machine", rows, notes)
     print("most memory of the updating process, GiB:", notes["peak_gib"])
 
 

@@ -284,6 +284,7 @@ def credit_groups(
     advantages: dict[Key, float] = {}
     targets: dict[Key, float] = {}
     compared: dict[str, Compared] = {}
+    told: set[str] = set()  # groups with an advantage
     for name, group in list(heard.items()):
         comparisons = list(credit(group))
         compared[name] = group, comparisons
@@ -291,6 +292,7 @@ def credit_groups(
         if found is None or not all(abs(advantage) <= REACH for advantage in found.values()):
             del heard[name]
         elif found:
+            told.add(name)
             advantages.update(found)
             for comparison in comparisons:
                 targets.update(comparison.targets)
@@ -300,25 +302,19 @@ def credit_groups(
         whitening = _whiten(advantages, [batch] if baseline == "none" else list(heard.values()))
         advantages = {key: (value - whitening[0]) / whitening[1] for key, value in advantages.items()}
         if not targets and not any(advantages.values()):
-            advantages = {}
-    silent = len(heard) - sum(1 for _ in _kept(heard, advantages))
+            told, advantages = set(), {}
+    silent = len(heard) - len(told)
     if everyone:
-        trained = (t for group in heard.values() for each in group for t in each.transitions if t.trained)
-        advantages = {t.key: 0.0 for t in trained} | advantages
-    kept = list(_kept(groups, advantages))
+        for name, group in heard.items():
+            for t in (t for each in group for t in each.transitions if t.trained):
+                told.add(name)
+                advantages.setdefault(t.key, 0.0)
+    kept = [group for name, group in groups.items() if name in told]
     credited = [_credited(each, advantages, targets) for group in kept for each in group]
     agents = Counter(t.agent for each in credited for t in each.transitions if t.advantage is not None)
     unusable = tuple(name for name in groups if name not in heard)
     report = CreditReport(len(groups), silent, agents, unusable)
     return credited, report, {name: compared[name] for name in heard}, whitening
-
-
-def _kept(
-    groups: Mapping[str, list[Trajectory]], advantages: Mapping[Key, float]
-) -> Iterator[list[Trajectory]]:
-    """The groups with an advantage."""
-    told = {key[0] for key in advantages}
-    return (group for group in groups.values() if any(each.rollout_id in told for each in group))
 
 
 def _rewards(trajectory: Trajectory) -> Iterator[float]:

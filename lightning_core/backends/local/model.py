@@ -78,7 +78,7 @@ def load_model(model: str | Path, *, context: int | None = None, device: str = "
     network = load_part(AutoModelForCausalLM, source, "weights", dtype=torch.float32)
     use_plans(network)
     network.requires_grad_(False).eval().to(pick_device(device))
-    # cuDNN plans an attention anew for each shape, and a prompt's shape is rarely seen twice
+    # cuDNN makes a plan for each shape of an attention, and prompts rarely have the same shape
     torch.backends.cuda.enable_cudnn_sdp(False)
     return Model(
         name=name,

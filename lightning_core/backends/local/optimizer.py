@@ -272,7 +272,7 @@ class Optimizer:
         """Of the policy, or of another network in the same number format: what is subtracted from one another
         must be rounded alike."""
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
-            return entry_logprobs(network or self._policy.network, pack)
+            return entry_logprobs(self._policy.network if network is None else network, pack)
 
     @torch.no_grad()
     def _logprobs(self, packs: list[Pack]) -> list[torch.Tensor]:
