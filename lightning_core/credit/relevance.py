@@ -17,7 +17,9 @@ Each call of an agent, its first, its second and so on, has a w and an own, foun
 batch: squares are taken within every state of every group and added up. The rollout's own group counts in
 full and other groups with weight `others`, because which call decides may depend on the task. Replies are
 told apart by their tokens. Where none was given twice in a state, w is found by the next states instead.
-Where nothing can be told, w is `unknown` and own 1: the return is kept whole.
+Where B and W are 0, as all earn the same in every state, F is `floor`. A group counts for a turn if its
+returns there differ. To own, all turns of the agent add what they tell, with the weight of one degree of
+freedom. Where nothing can be told, w is `unknown` and own 1: the return is kept whole.
 
 Assumes nothing for w: a rollout has no part in its own, so that alone would make the expected gradient of
 each turn the true one times a number between 0 and 1. It is the turns' weights among each other that differ.
@@ -36,7 +38,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import ClassVar, TypeVar
 
@@ -89,7 +91,12 @@ class Relevance:
         """For each rollout of a group: what all the other rollouts of the batch tell of each turn."""
         theirs = {turn: learnt * self.others for turn, learnt in others.items()}
         for learnt in learn_without(table, range(len(table.visits))):
-            yield add_learnt((theirs, learnt))
+            known = add_learnt((theirs, learnt))
+            usual = usually_hidden(known)
+            yield {
+                turn: replace(each, hidden=each.hidden + usual.get(turn[0], Spread()))
+                for turn, each in known.items()
+            }
 
     def _weigh(
         self, visit: Visit, place: int, table: Table, known: Mapping[Turn, Learnt]
@@ -137,10 +144,9 @@ class Spread:
 
 
 def spread_of(returns: Sequence[Sequence[float]]) -> Spread:
-    """Of the returns of each reply; nothing if there is one reply only, if none was given twice, or if all
-    returns are equal."""
+    """Of the returns of each reply; nothing if there is one reply only, or if none was given twice."""
     everything = [value for values in returns for value in values]
-    if len(returns) in (1, len(everything)) or max(everything) - min(everything) <= EPSILON:
+    if len(returns) in (1, len(everything)):
         return Spread()
     mean = fmean(everything)
     means = [fmean(values) for values in returns]
@@ -196,6 +202,14 @@ def add_learnt(parts: Iterable[Mapping[Turn, Learnt]]) -> dict[Turn, Learnt]:
     return dict(whole)
 
 
+def usually_hidden(known: Mapping[Turn, Learnt]) -> dict[str, Spread]:
+    """For each agent the spread that is `hidden` in all its turns, as one degree of freedom between replies."""
+    whole: defaultdict[str, Spread] = defaultdict(Spread)
+    for (agent, _), learnt in known.items():
+        whole[agent] += learnt.hidden
+    return {agent: spread * (1 / spread.kinds) for agent, spread in whole.items() if spread.kinds}
+
+
 def learn(table: Table, without: int | None = None) -> dict[Turn, Learnt]:
     """What a group tells of each turn, all or without one rollout."""
     (learnt,) = learn_without(table, (without,))
@@ -209,10 +223,16 @@ def learn_without(table: Table, places: Iterable[int | None]) -> Iterator[dict[T
     whole = {label: learn_from(list(sayings.values())) for label, sayings in said.items()}
     for without in places:
         learnt: defaultdict[Turn, Learnt] = defaultdict(Learnt)
+        returns: defaultdict[Turn, list[float]] = defaultdict(list)
         for label, sayings in said.items():
             left = [saying for place, saying in sayings.items() if place != without]
             learnt[label[0]] += whole[label] if len(left) == len(sayings) else learn_from(left)
-        yield dict(learnt)
+            returns[label[0]] += [saying.returned for saying in left]
+        yield {
+            turn: each
+            for turn, each in learnt.items()
+            if returns[turn] and max(returns[turn]) - min(returns[turn]) > EPSILON
+        }
 
 
 def said_in(table: Table) -> dict[tuple[Turn, State], dict[int, Saying]]:

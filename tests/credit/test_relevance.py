@@ -42,8 +42,8 @@ def test_the_spread_of_returns_between_and_within_replies():
 
 @pytest.mark.parametrize(
     "returns",
-    [[[1.0, 0.0]], [[1.0], [0.0]], [[1.0, 1.0], [1.0]], [[1.0]]],
-    ids=["one reply", "none given twice", "equal returns", "alone"],
+    [[[1.0, 0.0]], [[1.0], [0.0]], [[1.0]]],
+    ids=["one reply", "none given twice", "alone"],
 )
 def test_what_cannot_be_compared_tells_nothing(returns):
     assert spread_of(returns) == Spread()
@@ -102,9 +102,45 @@ def factors(method: Relevance, groups: list[list[Trajectory]], own: float) -> di
 
 
 def test_a_turn_counts_as_much_as_its_replies_made_a_difference_in_the_other_rollouts():
-    # the second call's returns are all equal in a state, so nothing is known of it
+    # no second reply was given twice in a state, so nothing is known of it
     groups = [*group_by_id(batch()).values()]
     assert factors(Relevance(unknown=0.75), groups, own=1.0) == {"c0": {1.0}, "c1": {0.75}}
+
+
+def test_replies_after_which_all_earn_the_same_made_no_difference():
+    pairs = [(1, 1), (1, 1), (1, 2), (1, 2), (2, 1), (2, 1), (2, 2), (2, 2)]
+    group = [
+        tell(
+            number,
+            float(first == 1),
+            Said(shown="a", reply=first),
+            Said(shown="won" if first == 1 else "lost", reply=second),
+        )
+        for number, (first, second) in enumerate(pairs)
+    ]
+    assert factors(Relevance(floor=0.25), [group], own=1.0) == {"c0": {1.0}, "c1": {0.25}}
+
+
+def test_equal_returns_tell_only_if_the_turn_has_others():
+    won, lost = [Said(shown="a", reply=1), Said(shown="b", reply=1)], [Said(shown="a", reply=2)]
+    alike = [tell(number, 1.0, *won) for number in range(4)]
+    assert learn(Table(alike)) == {}
+    [known, *_] = Relevance().known(Table([*alike, tell(9, 0.0, *lost)]), {})
+    assert [*known] == [("w", 0)]  # all that came to the second turn earned the same
+
+
+def test_what_an_agents_replies_hide_is_also_told_by_its_other_turns():
+    # the first turn's replies hide something, its next state being one; the second's have no next state twice
+    shown = [(1, 1, 1.0), (1, 2, 1.0), (2, 3, 0.0), (2, 4, 0.5), (1, 5, 0.5)]
+    group = [
+        tell(place, reward, Said(shown="a", reply=first), Said(shown="b", reply=second))
+        for place, (first, second, reward) in enumerate(shown)
+    ]
+    first, second = ("w", 0), ("w", 1)
+    told, [*known] = learn(Table(group), without=0), Relevance().known(Table(group), {})
+    assert told[second].hidden == Spread()
+    assert known[0][second].hidden == told[first].hidden * (1 / told[first].hidden.kinds)
+    assert known[0][first].hidden.relevance == pytest.approx(told[first].hidden.relevance)
 
 
 def test_a_group_alone_is_told_by_its_other_rollouts():
