@@ -39,6 +39,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from statistics import fmean
 from typing import ClassVar, TypeVar
 
@@ -48,6 +49,8 @@ from lightning_core.ranges import check_range
 from lightning_core.types import Trajectory
 
 Entry = TypeVar("Entry")
+FEWEST = 3
+"""Rollouts in a state that can tell something: two with the same reply, and one with another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +71,22 @@ class Relevance:
 
     def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
         """A group without a batch, of which nothing else is known."""
-        return self._compare(group, {})
+        return self._compare(Table(group), {})
 
     def of_batch(self, groups: Sequence[Sequence[Trajectory]]) -> Credit:
         """The credit method for the groups of this batch."""
-        found = {group[0].group_id: learn(Table(group)) for group in groups}
+        tables = {group[0].group_id: Table(group) for group in groups}
+        others = learnt_elsewhere({name: learn(table) for name, table in tables.items()})
 
         def credit(group: Sequence[Trajectory]) -> list[Comparison]:
             own = group[0].group_id
-            return self._compare(group, add_learnt(each for name, each in found.items() if name != own))
+            return self._compare(tables[own], others[own])
 
         return credit
 
-    def _compare(self, group: Sequence[Trajectory], others: Mapping[Turn, Learnt]) -> list[Comparison]:
-        if len(group) < 2:
+    def _compare(self, table: Table, others: Mapping[Turn, Learnt]) -> list[Comparison]:
+        if len(table.visits) < 2:
             return []
-        table = Table(group)
         known = list(self.known(table, others))
         return [of_table(table, lambda visit, place: self._weigh(visit, place, table, known[place]))]
 
@@ -202,6 +205,24 @@ def add_learnt(parts: Iterable[Mapping[Turn, Learnt]]) -> dict[Turn, Learnt]:
     return dict(whole)
 
 
+def learnt_elsewhere(found: Mapping[str, Mapping[Turn, Learnt]]) -> dict[str, dict[Turn, Learnt]]:
+    """For each group what all others tell of each turn. Time grows with the groups, not with their pairs."""
+    telling: defaultdict[Turn, list[str]] = defaultdict(list)
+    for name, learnt in found.items():
+        for turn in learnt:
+            telling[turn].append(name)
+    elsewhere: dict[str, dict[Turn, Learnt]] = {name: {} for name in found}
+    for turn, names in telling.items():
+        told = [found[name][turn] for name in names]
+        before = list(accumulate(told, initial=Learnt()))
+        after = list(accumulate(reversed(told), initial=Learnt()))[::-1]
+        for name in found:
+            elsewhere[name][turn] = before[-1]
+        for place, name in enumerate(names):
+            elsewhere[name][turn] = before[place] + after[place + 1]
+    return elsewhere
+
+
 def usually_hidden(known: Mapping[Turn, Learnt]) -> dict[str, Spread]:
     """For each agent the spread that is `hidden` in all its turns, as one degree of freedom between replies."""
     whole: defaultdict[str, Spread] = defaultdict(Spread)
@@ -226,12 +247,13 @@ def learn_without(table: Table, places: Iterable[int | None]) -> Iterator[dict[T
         returns: defaultdict[Turn, list[float]] = defaultdict(list)
         for label, sayings in said.items():
             left = [saying for place, saying in sayings.items() if place != without]
-            learnt[label[0]] += whole[label] if len(left) == len(sayings) else learn_from(left)
             returns[label[0]] += [saying.returned for saying in left]
+            if len(left) >= FEWEST:
+                learnt[label[0]] += whole[label] if len(left) == len(sayings) else learn_from(left)
         yield {
             turn: each
             for turn, each in learnt.items()
-            if returns[turn] and max(returns[turn]) - min(returns[turn]) > EPSILON
+            if max(returns[turn]) - min(returns[turn]) > EPSILON
         }
 
 
