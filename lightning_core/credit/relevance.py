@@ -224,7 +224,7 @@ def learnt_elsewhere(found: Mapping[str, Mapping[Turn, Learnt]]) -> dict[str, di
 
 
 def usually_hidden(known: Mapping[Turn, Learnt]) -> dict[str, Spread]:
-    """For each agent the spread that is `hidden` in all its turns, as one degree of freedom between replies."""
+    """What is `hidden` in all turns of an agent together, as one degree of freedom between replies."""
     whole: defaultdict[str, Spread] = defaultdict(Spread)
     for (agent, _), learnt in known.items():
         whole[agent] += learnt.hidden
@@ -251,9 +251,7 @@ def learn_without(table: Table, places: Iterable[int | None]) -> Iterator[dict[T
             if len(left) >= FEWEST:
                 learnt[label[0]] += whole[label] if len(left) == len(sayings) else learn_from(left)
         yield {
-            turn: each
-            for turn, each in learnt.items()
-            if max(returns[turn]) - min(returns[turn]) > EPSILON
+            turn: each for turn, each in learnt.items() if max(returns[turn]) - min(returns[turn]) > EPSILON
         }
 
 
