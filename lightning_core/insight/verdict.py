@@ -32,6 +32,7 @@ Kind = Literal[
     "worse",
     "flat",
     "untold",
+    "noisy",
 ]
 LEAST = 3
 """Pairs, or steps on each side, below which no difference is told."""
@@ -63,6 +64,8 @@ class Evidence:
     """Those of the newest evaluation after an update."""
     agents: Sequence[str] = ()
     """Names or globs of the agents to train; none: all."""
+    temperature: float = 1.0
+    """At which training rollouts are sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,7 @@ def _findings(evidence: Evidence) -> Iterator[_Finding]:
     if not equal:
         yield _change(evidence)
     yield from () if mostly else failures
+    yield from _noisy(evidence)
 
 
 # what went wrong ------------------------------------------------------------------------------
@@ -193,18 +197,35 @@ def _collapsed(evidence: Evidence) -> Iterator[_Finding]:
         yield _Finding("collapsed", f"Collapsed: {finding.message}")
 
 
+def _noisy(evidence: Evidence) -> Iterator[_Finding]:
+    """Replies sampled at temperature 1 that earn less than greedy ones, in a run that samples so."""
+    greedy, sampled = _rewards(evidence.before, 0.0), _rewards(evidence.before, 1.0)
+    pairs = [(sampled[key], greedy[key]) for key in sampled.keys() & greedy.keys()]
+    if len(pairs) < LEAST or evidence.temperature < 1:
+        return
+    low, _ = mean_interval([best - drawn for drawn, best in pairs])
+    drawn, best = (fmean(side) for side in zip(*pairs, strict=True))
+    if low > 0:
+        yield _Finding(
+            "noisy",
+            f"Before training, replies sampled at temperature 1 earned {say(drawn)}, and greedy ones "
+            f"{say(best)}: training rollouts may earn more with temperature=0.6",
+            {"sampled": drawn, "greedy": best},
+        )
+
+
 def _count(evidence: Evidence, *statuses: Status) -> int:
     return sum(each.count for each in evidence.counts if each.status in statuses)
 
 
 # what was learnt ------------------------------------------------------------------------------
 def _change(evidence: Evidence) -> _Finding:
-    pairs = len(_greedy(evidence.before).keys() & _greedy(evidence.after).keys())
+    pairs = len(_rewards(evidence.before).keys() & _rewards(evidence.after).keys())
     return _held_out_change(evidence) or _training_change(evidence, pairs) or _untold(evidence)
 
 
 def _held_out_change(evidence: Evidence) -> _Finding | None:
-    before, after = _greedy(evidence.before), _greedy(evidence.after)
+    before, after = _rewards(evidence.before), _rewards(evidence.after)
     pairs = [(before[key], after[key]) for key in before.keys() & after.keys()]
     if len(pairs) < LEAST:
         return None
@@ -245,7 +266,7 @@ def _told(what: str, old: float, new: float, low: float, high: float, basis: str
 
 
 def _untold(evidence: Evidence) -> _Finding:
-    rewards = list(_greedy(evidence.before).values())
+    rewards = list(_rewards(evidence.before).values())
     steps, tasks = len(evidence.metrics), len(rewards)
     if rewards and not steps:
         return _Finding(
@@ -268,12 +289,12 @@ def reward_of(rollout: Rollout) -> float:
     return rollout.reward or 0.0 if usable and rollout.status is Status.SUCCEEDED else 0.0
 
 
-def _greedy(rollouts: Sequence[Rollout]) -> dict[tuple[str, int], float]:
-    """The reward of each task, by its id and, of tasks given several times, its turn."""
+def _rewards(rollouts: Sequence[Rollout], temperature: float = 0.0) -> dict[tuple[str, int], float]:
+    """The reward of each task at a temperature, by its id and, of tasks given several times, its turn."""
     turns: Counter[str] = Counter()
     rewards = {}
     for rollout in rollouts:
-        if rollout.sampling.temperature == 0:
+        if rollout.sampling.temperature == temperature:
             rewards[rollout.task.id, turns[rollout.task.id]] = reward_of(rollout)
             turns[rollout.task.id] += 1
     return rewards

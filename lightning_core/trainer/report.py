@@ -149,6 +149,7 @@ async def find_evidence(
     steps = sorted({each.step for each in counts if each.split == "validation"}, reverse=True)
     evaluations = {step: await find_whole_evaluation(store, run.id, step) for step in steps[:2]}
     named: Any = run.config.get("agents") or ()
+    settings: Any = run.provenance.get("settings") or {}
     return Evidence(
         metrics=metrics,
         counts=counts,
@@ -156,6 +157,7 @@ async def find_evidence(
         before=await find_whole_evaluation(store, run.id, 0),
         after=next((found for step, found in evaluations.items() if step and found), ()),
         agents=named,
+        temperature=settings.get("temperature", 1.0),
     )
 
 

@@ -20,8 +20,8 @@ from lightning_core.types import Metrics, Rollout, RolloutCount, Sampling, Statu
 GREEDY = Sampling(temperature=0.0)
 
 
-def evaluated(rewards: Sequence[float]) -> list[Rollout]:
-    """One greedy rollout for each reward, of a task of its own."""
+def evaluated(rewards: Sequence[float], sampling: Sampling = GREEDY) -> list[Rollout]:
+    """One rollout for each reward, of a task of its own; greedy by default."""
     return [
         Rollout(
             id=f"e{n}",
@@ -30,7 +30,7 @@ def evaluated(rewards: Sequence[float]) -> list[Rollout]:
             group_id="g",
             step=0,
             split="validation",
-            sampling=GREEDY,
+            sampling=sampling,
             status=Status.SUCCEEDED,
             reward=reward,
         )
@@ -176,6 +176,19 @@ def test_an_agent_that_got_nothing_but_errors_is_named_although_the_app_went_on(
     assert told.sentence == "Agent 'helper' got an error for each of its 12 calls, so it learnt nothing"
     assert verdict(Evidence(metrics=steps(rewards, **calls))).kind == "refused", "no names: all are trained"
     assert verdict(Evidence(metrics=steps(rewards, **calls), agents=["writer"])).kind == "improved"
+
+
+def test_sampling_that_earns_far_less_than_greedy_replies_is_told():
+    greedy, sampled = evaluated([1] * 6 + [0] * 2), evaluated([0] * 7 + [1], Sampling(temperature=1.0))
+    told = verdict(Evidence(before=[*greedy, *sampled], after=evaluated([1] * 8)))
+    assert told.kind == "flat"
+    assert told.also == (
+        "Before training, replies sampled at temperature 1 earned 0.125, and greedy ones 0.75: training "
+        "rollouts may earn more with temperature=0.6",
+    )
+    assert not verdict(Evidence(before=[*greedy, *sampled], temperature=0.6)).also
+    close = evaluated([0] + [1] * 5 + [0] * 2, Sampling(temperature=1.0))
+    assert not verdict(Evidence(before=[*greedy, *close])).also
 
 
 def test_a_lost_reward_is_a_collapse():
