@@ -1,6 +1,6 @@
 """Credit methods where the truth is known: rollouts to a threshold and final success, over several seeds.
 
-    python -m benchmarks.credit                            # every method in every environment
+    python -m benchmarks.credit                            # the default and uniform in every environment
     python -m benchmarks.credit --methods uniform state --environments chain team
     python -m benchmarks.credit --missing                  # go on where an earlier one ended
     python -m benchmarks.credit --quick                    # a few updates, to see that it runs
@@ -14,9 +14,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from benchmarks.credit.comparing import EXACT
 from benchmarks.credit.publishing import RECORD, read, write
 from benchmarks.credit.running import Plan, run
 from benchmarks.credit.suite import SUITE
+from benchmarks.credit.tables import BASE
 from benchmarks.page import PAGE
 from lightning_core.plugins import load_plugins
 
@@ -27,14 +29,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.credit", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("--seeds", type=int, default=10, help="runs that are reported")
-    parser.add_argument("--trials", type=int, default=10, help="runs for each learning rate tried")
+    parser.add_argument("--seeds", type=int, default=20, help="runs that are reported")
+    parser.add_argument("--trials", type=int, default=20, help="runs for each learning rate tried")
     parser.add_argument(
         "--methods",
         nargs="*",
-        default=methods,
+        default=[BASE, "relevance", EXACT],
         metavar="NAME",
-        help=f"of {', '.join(methods)}; exact: the true gradient",
+        help=f"of {', '.join(methods)}; {EXACT}: the true gradient (default: {BASE}, relevance, {EXACT})",
     )
     parser.add_argument(
         "--environments", nargs="*", default=[""], metavar="TEXT", help="what their names hold"
