@@ -35,7 +35,6 @@ def main() -> None:
         model="smollm2",
         agents=["clerk"],
         algorithm=lightning.GRPO(group_size=8, tasks_per_step=8),
-        temperature=0.6,  # at 1, the default, so small a model is rarely right
         steps=20,
         checkpoint_every=20,
     )
