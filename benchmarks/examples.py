@@ -93,7 +93,6 @@ EXAMPLES = MappingProxyType(
                 "A real model: customers' messages, with AutoGen",
                 "support",
                 AS_IT_IS,
-                seeds=1,
                 tasks=90,
                 backend=REAL,
                 parts="action",
