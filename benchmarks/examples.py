@@ -76,6 +76,7 @@ EXAMPLES = MappingProxyType(
                 "A real model: word problems, with LangGraph",
                 "words",
                 AS_IT_IS,
+                seeds=5,
                 tasks=60,
                 backend=REAL,
                 parts="kind of problem",
