@@ -238,10 +238,10 @@ def learn(table: Table, without: int | None = None) -> dict[Turn, Learnt]:
 
 
 def learn_without(table: Table, places: Iterable[int | None]) -> Iterator[dict[Turn, Learnt]]:
-    """What a group tells of each turn without each of these rollouts; a state that it never came to tells the
-    same without it."""
+    """What a group tells of each turn without each of these rollouts. A state tells the same without any of
+    those that said the same there, and the same as the whole group without one that never came to it."""
     said = said_in(table)
-    whole = {label: learn_from(list(sayings.values())) for label, sayings in said.items()}
+    told: defaultdict[tuple[Turn, State], dict[Saying | None, Learnt]] = defaultdict(dict)
     for without in places:
         learnt: defaultdict[Turn, Learnt] = defaultdict(Learnt)
         returns: defaultdict[Turn, list[float]] = defaultdict(list)
@@ -249,7 +249,10 @@ def learn_without(table: Table, places: Iterable[int | None]) -> Iterator[dict[T
             left = [saying for place, saying in sayings.items() if place != without]
             returns[label[0]] += [saying.returned for saying in left]
             if len(left) >= FEWEST:
-                learnt[label[0]] += whole[label] if len(left) == len(sayings) else learn_from(left)
+                lacking = None if without is None else sayings.get(without)
+                if lacking not in told[label]:
+                    told[label][lacking] = learn_from(left)
+                learnt[label[0]] += told[label][lacking]
         yield {
             turn: each for turn, each in learnt.items() if max(returns[turn]) - min(returns[turn]) > EPSILON
         }

@@ -114,7 +114,12 @@ class Table:
     def __init__(self, group: Sequence[Trajectory]) -> None:
         self.visits = [visits(trajectory) for trajectory in group]
         self._group = group
-        self._aside = [reward_without_call(trajectory) for trajectory in group]
+        aside = [reward_without_call(trajectory) for trajectory in group]
+        agents = {v.transition.agent for found in self.visits for v in found}
+        self._final = {
+            agent: [each.final(agent) + beside for each, beside in zip(group, aside, strict=True)]
+            for agent in agents
+        }
         earned: defaultdict[Label, dict[int, list[float]]] = defaultdict(dict)
         self._turns = [turn_numbers(trajectory) for trajectory in group]
         for place, found in enumerate(self.visits):
@@ -129,7 +134,7 @@ class Table:
 
     def returned(self, visit: Visit, place: int) -> float:
         """What the rollout itself earned from this visit on."""
-        return visit.earned + self._final(place, visit.transition.agent)
+        return visit.earned + self._final[visit.transition.agent][place]
 
     def expected(self, visit: Visit, place: int) -> float:
         """What others earned from this state on; with one more among them who earned what is usual then."""
@@ -149,12 +154,9 @@ class Table:
         """Whose call this is, and which."""
         return visit.transition.agent, self._turns[place][visit.transition.key]
 
-    def _final(self, place: int, agent: str) -> float:
-        return self._group[place].final(agent) + self._aside[place]
-
     def _others(self, label: Label | None, place: int, agent: str) -> list[float]:
-        found = {} if label is None else self._earned.get(label, {})
-        return [earned + self._final(other, agent) for other, earned in found.items() if other != place]
+        found, final = {} if label is None else self._earned.get(label, {}), self._final[agent]
+        return [earned + final[other] for other, earned in found.items() if other != place]
 
 
 # credit ----------------------------------------------------------------------------------
