@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lightning_core.errors import ConfigError, LeaseLostError, StoreError, UnseenCallsError
+from lightning_core.errors import ConfigError, DataError, LeaseLostError, StoreError, UnseenCallsError
 from lightning_core.prompts import PinnedPrompts
 from lightning_core.runner.config import FailurePolicy, may_end_without_reward
 from lightning_core.runner.gateways import GatewayHealth
@@ -244,7 +244,10 @@ class Runner:
             await self.store.release([slot.attempt])
             slot.settled = True
             return
-        await self._keep(scope)
+        try:
+            await self._keep(scope)
+        except DataError as error:  # what the app named so that no store can keep it
+            outcome = failed(error)
         await self._record(slot, self._strictly(outcome, scope))
 
     def _strictly(self, outcome: Outcome, scope: Scope) -> Outcome:

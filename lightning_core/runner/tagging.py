@@ -6,15 +6,15 @@ shares no context with us, so what starts one hands the running rollout on:
 - a program (`subprocess`, `asyncio.create_subprocess_exec`) gets the variables of `lightning.environment()`,
   if its agent is trained or it could reach no model without them; `LIGHTNING_ENVIRONMENT=off` switches that
   off;
-- a job of a `ProcessPoolExecutor` or a `multiprocessing.Pool`, and the target of a `multiprocessing.Process`
-  that is not forked, take rollout and agent along, and run tagged;
+- a job of a `ProcessPoolExecutor` or a `multiprocessing.Pool`, and the target of a `multiprocessing.Process`,
+  take rollout and agent along, and run tagged;
 - a job of a `multiprocessing.pool.ThreadPool` takes its context along, whenever the pool was made.
 """
 
 from __future__ import annotations
 
 import functools
-import multiprocessing
+import logging
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -25,8 +25,10 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Final
 
+import httpx
+
 from lightning_core.plugins import Plugins, load_plugins
-from lightning_core.tracing.environment import variables
+from lightning_core.tracing.environment import rewards_url, variables
 from lightning_core.tracing.importing import WhenImported
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.patching import patch
@@ -34,6 +36,8 @@ from lightning_core.tracing.routing import OPENAI, Puller
 from lightning_core.tracing.scope import Scope, agent, current_scope, rollout_scope
 from lightning_core.tracing.unseen import name_caller
 from lightning_core.types import UNNAMED, Call, Event, Reward
+
+log = logging.getLogger(__name__)
 
 SWITCH: Final = "LIGHTNING_ENVIRONMENT"
 """The variable that says "off"."""
@@ -104,7 +108,7 @@ class Carried:
     agent: str
     function: Callable[..., Any]
     tells: bool = False
-    """Whether the result is to be `Told`."""
+    """Whether the result is to be `Told`, and an error bears as much as `_TOLD`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
@@ -112,11 +116,17 @@ class Carried:
             scope = stack.enter_context(rollout_scope(self.scope))
             if self.agent != UNNAMED:
                 stack.enter_context(agent(self.agent))
-            value = self.function(*args, **kwargs)
             if not self.tells:
-                return value
-            calls, events = scope.noticed()
-            return Told(value, calls, events, list(scope.rewards))
+                stack.callback(_send_rewards, scope)
+                return self.function(*args, **kwargs)
+            try:
+                return Told.of(scope, self.function(*args, **kwargs))
+            except Exception as error:
+                setattr(error, _TOLD, Told.of(scope))  # pickled with it
+                raise
+
+
+_TOLD: Final = "_lightning_told"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +137,32 @@ class Told:
     calls: list[Call]
     events: list[Event]
     rewards: list[Reward]
+
+    @classmethod
+    def of(cls, scope: Scope, value: Any = None) -> Told:
+        """What was noticed in this scope until now."""
+        return cls(value, *scope.noticed(), list(scope.rewards))
+
+    def tell(self, scope: Scope) -> None:
+        """Hand what was noticed on to the rollout's own process."""
+        scope.seen.extend([*self.calls, *self.events])
+        scope.rewards.extend(self.rewards)
+
+
+def _send_rewards(scope: Scope) -> None:
+    """Through the gateway, as nothing else leads from here to the rollout's own process."""
+    if not scope.rewards:
+        return
+    fields = {"value": "value", "agent": "agent", "call_id": "call", "reason": "reason"}
+    given = [
+        {name: value for field, name in fields.items() if (value := getattr(reward, field)) is not None}
+        for reward in scope.rewards
+    ]
+    try:
+        with httpx.Client(trust_env=False, headers={"Authorization": f"Bearer {scope.token}"}) as client:
+            client.post(rewards_url(scope.gateway_url, scope.rollout_id), json=given).raise_for_status()
+    except httpx.HTTPError as error:
+        log.warning("%d rewards of rollout %s are lost: %s", len(given), scope.rollout_id, error)
 
 
 @functools.cache
@@ -165,11 +201,12 @@ def _unwrapped(told: Future[Any], scope: Scope) -> Future[Any]:
         elif not returned.set_running_or_notify_cancel():
             return
         elif (error := told.exception()) is not None:
+            if (noticed := vars(error).pop(_TOLD, None)) is not None:
+                noticed.tell(scope)
             returned.set_exception(error)
         else:
             result: Told = told.result()
-            scope.seen.extend([*result.calls, *result.events])
-            scope.rewards.extend(result.rewards)
+            result.tell(scope)
             returned.set_result(result.value)
 
     returned.add_done_callback(lambda one: told.cancel() if one.cancelled() else None)
@@ -211,16 +248,11 @@ def _start(original: Callable[..., None], users: list[Puller]) -> Callable[..., 
         target = getattr(process, "_target", None)
         # The workers of a pool outlive the rollout that happens to start them.
         library = str(getattr(target, "__module__", "")).startswith(("multiprocessing.", "concurrent."))
-        if scope is not None and target is not None and not library and not _forks(process):
+        if scope is not None and target is not None and not library:
             process._target = _carried(scope, users, target, tells=False)
         original(process)
 
     return start
-
-
-def _forks(process: Any) -> bool:
-    method = getattr(process, "_start_method", None) or multiprocessing.get_start_method()
-    return bool(method == "fork")
 
 
 _PATCHES: Final[Mapping[str, _Patching]] = {

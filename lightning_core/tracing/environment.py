@@ -43,13 +43,21 @@ def environment(agent: str | None = None) -> dict[str, str]:
 
 def variables(gateway_url: str, rollout_id: str, token: str, agent: str) -> dict[str, str]:
     """The environment of a program that calls as `agent` in that rollout."""
-    rollout = f"{gateway_url.rstrip('/')}/rollouts/{encode_name(rollout_id)}"
-    base = f"{rollout}/agents/{encode_name(agent)}"
+    base = f"{_rollout_url(gateway_url, rollout_id)}/agents/{encode_name(agent)}"
     return {
         "OPENAI_BASE_URL": f"{base}/v1",
         "OPENAI_API_KEY": token,
-        "LIGHTNING_REWARD_URL": f"{rollout}/rewards",
+        "LIGHTNING_REWARD_URL": rewards_url(gateway_url, rollout_id),
         "OTEL_EXPORTER_OTLP_ENDPOINT": base,  # exporters add /v1/traces
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
         "OTEL_EXPORTER_OTLP_HEADERS": f"Authorization={quote(f'Bearer {token}', safe='')}",
     }
+
+
+def rewards_url(gateway_url: str, rollout_id: str) -> str:
+    """Where rewards of that rollout are sent."""
+    return f"{_rollout_url(gateway_url, rollout_id)}/rewards"
+
+
+def _rollout_url(gateway_url: str, rollout_id: str) -> str:
+    return f"{gateway_url.rstrip('/')}/rollouts/{encode_name(rollout_id)}"

@@ -8,21 +8,25 @@ built, in the caller's own context: attribution by identity, never by time or or
 from __future__ import annotations
 
 import hashlib
+import inspect
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
+from functools import wraps
 from threading import Thread
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 from lightning_core.errors import ConfigError
 from lightning_core.prompts import Pinned
 from lightning_core.tracing.patching import patch
 from lightning_core.types import Call, Event, Reward, Span, Who, matches
 
+P = ParamSpec("P")
+R = TypeVar("R")
 UNSEEN = "unseen call"
 """What the span is called that stands for calls of a model which could not be recorded."""
 
@@ -152,8 +156,17 @@ class _Opened:
         self.left_behind = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """An `agent(...)` block that is open."""
+
+    who: Who
+    opened_by: Named
+    outer: _Block | None
+
+
 _scope: ContextVar[_Opened | None] = ContextVar("lightning_scope", default=None)
-_agent: ContextVar[Who | None] = ContextVar("lightning_agent", default=None)
+_agent: ContextVar[_Block | None] = ContextVar("lightning_agent", default=None)
 _order = itertools.count(1)
 _running: set[_Opened] = set()
 """The rollouts of this process: a call that is outside of all of them can be told from one without any."""
@@ -201,7 +214,8 @@ def report(what: Call | Event) -> None:
 
 def current_agent() -> Who | None:
     """The innermost `agent(...)` block of this context, if any."""
-    return _agent.get()
+    block = _agent.get()
+    return None if block is None else block.who
 
 
 @contextmanager
@@ -232,14 +246,48 @@ def rollout_of(context: Context) -> Iterator[None]:
         _scope.set(before)  # no token: what a framework never finished may be closed in another context
 
 
-@contextmanager
-def agent(name: str) -> Iterator[None]:
-    """Name the LLM calls made inside this block: `with lightning.agent("planner"): ...`."""
-    token = _agent.set(Who(agent=name, entered=enter_order(), framework="lightning"))
-    try:
-        yield
-    finally:
-        _agent.reset(token)
+class Named(AbstractContextManager[None]):
+    """A block, or a function, whose calls have the name of an agent."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        who = Who(agent=self._name, entered=enter_order(), framework="lightning")
+        _agent.set(_Block(who, self, _agent.get()))
+
+    def __exit__(self, *_: object) -> None:
+        block = _agent.get()
+        if block is not None and block.opened_by is self:  # a generator may be closed in another context
+            _agent.set(block.outer)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """As a decorator, of a function or an async function. Raises ConfigError for a generator, between
+        whose items the calls of others would have this name."""
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigError(
+                f"agent({self._name!r}) can't decorate {function.__qualname__}, as it is a generator; name "
+                f"its calls inside, each of them: with lightning.agent({self._name!r}): ..."
+            )
+
+        @wraps(function)
+        async def named_async(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return await cast(Callable[..., Any], function)(*args, **kwargs)
+
+        @wraps(function)
+        def named(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return cast(Callable[P, R], named_async) if inspect.iscoroutinefunction(function) else named
+
+
+def agent(name: str) -> Named:
+    """Name the LLM calls made inside a block, `with lightning.agent("planner"): ...`, or by a function,
+    `@lightning.agent("planner")`. Don't `yield` inside the block: whoever takes the item would have the
+    name."""
+    return Named(name)
 
 
 def prompt(name: str, default: str) -> str:

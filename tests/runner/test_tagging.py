@@ -22,6 +22,7 @@ from lightning_core.runner.tagging import tagging
 from lightning_core.testing.server import GatewayDouble, serving
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import Scope, agent, rollout_scope
+from tests.gateway.conftest import open_house
 
 ASKING = """
 import sys
@@ -65,6 +66,24 @@ def ask(rollout: str, url: str | None = None) -> str:
 def ask_and_reward(rollout: str, url: str) -> str:
     lightning.reward(0.5)
     return ask(rollout, url)
+
+
+def reward_and_fail(rollout: str, url: str) -> None:
+    ask_and_reward(rollout, url)
+    raise ValueError("after the call")
+
+
+def give(value: float) -> None:
+    lightning.reward(value, agent="writer", reason="in a process")
+
+
+def give_in_processes(method: str) -> None:
+    context = multiprocessing.get_context(method)
+    with context.Pool(1) as pool:
+        pool.map(give, [0.25, 0.5])
+    process = context.Process(target=give, args=(0.75,))  # type: ignore[attr-defined]
+    process.start()
+    process.join()
 
 
 def scope_at(server: GatewayDouble, rollout: str = "r1", *agents: str) -> Scope:
@@ -163,6 +182,34 @@ def test_what_is_noticed_in_a_process_pool_comes_back(gateway: GatewayDouble, ho
     [call], _ = scope.noticed()
     assert (call.agent, call.response_id, call.endpoint) == ("checker", said, f"{hosted.url}/v1")
     assert [reward.value for reward in scope.rewards] == [0.5]
+
+
+def test_what_was_noticed_before_an_error_in_a_process_pool_comes_back_too(
+    gateway: GatewayDouble, hosted: GatewayDouble
+) -> None:
+    scope = scope_at(gateway, "r1", "writer")
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawning) as pool:
+        with rollout_scope(scope), agent("checker"):
+            failing = pool.submit(reward_and_fail, "r1", f"{hosted.url}/v1")
+        error = failing.exception()
+    assert isinstance(error, ValueError)
+    assert "reward_and_fail" in str(error.__cause__)  # the traceback of that process
+    assert [call.agent for call in scope.noticed()[0]] == ["checker"]
+    assert [reward.value for reward in scope.rewards] == [0.5]
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_rewards_given_in_processes_of_multiprocessing_are_stored(method: str) -> None:
+    async with open_house() as house:
+        scope = Scope("r1", 1, house.url, await house.rollout("r1"))
+        with rollout_scope(scope):
+            await asyncio.to_thread(give_in_processes, method)
+        rewards = (await house.store.get_rewards(["r1"]))["r1"]
+    assert [(one.value, one.agent, one.reason) for one in rewards] == [
+        (value, "writer", "in a process") for value in (0.25, 0.5, 0.75)
+    ]
+    assert scope.rewards == []
 
 
 def test_an_error_and_a_cancellation_in_a_process_pool_reach_the_app(gateway: GatewayDouble) -> None:

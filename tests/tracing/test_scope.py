@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
 from contextvars import copy_context
 
 import pytest
 
+from lightning_core.errors import ConfigError
 from lightning_core.tracing.headers import decode_name, encode_name
 from lightning_core.tracing.scope import (
     Scope,
@@ -67,6 +70,47 @@ def test_an_inner_block_is_entered_later_than_an_outer_one() -> None:
     assert outer is not None
     assert inner is not None
     assert inner.entered > outer.entered
+
+
+def name() -> str | None:
+    who = current_agent()
+    return who.agent if who else None
+
+
+async def test_a_function_of_either_kind_can_be_named_and_a_generator_can_not() -> None:
+    @agent("planner")
+    def plan(depth: int) -> list[str | None]:
+        return [name(), *(plan(depth - 1) if depth else [])]
+
+    @agent("writer")
+    async def write(inside: str) -> tuple[str | None, str | None, str | None]:
+        before = name()
+        await asyncio.sleep(0)
+        with agent(inside):
+            return before, name(), inside
+
+    assert plan(1) == ["planner", "planner"]
+    both = tuple(await asyncio.gather(write("a"), write("b")))
+    assert both == (("writer", "a", "a"), ("writer", "b", "b"))
+    assert write.__name__ == "write"
+    assert name() is None
+    with pytest.raises(ConfigError, match=r"can't decorate .*pieces, as it is a generator"):
+
+        @agent("writer")
+        def pieces() -> Iterator[int]:
+            yield 1
+
+
+async def test_a_block_that_a_generator_never_finished_can_be_closed_in_another_context() -> None:
+    async def pieces() -> AsyncGenerator[str | None]:
+        with agent("writer"):
+            yield name()
+
+    with agent("reader"):
+        open_ones = pieces()
+        assert await asyncio.wait_for(anext(open_ones), 5) == "writer"
+        await open_ones.aclose()
+        assert name() == "reader"
 
 
 @pytest.mark.parametrize(
