@@ -318,8 +318,6 @@ def run_script(script: Path, arguments: Sequence[str], launch: Launch) -> None:
     sys.argv = [str(script), *arguments]
     # what `python SCRIPT` and `python -m` would find, both
     sys.path[:0] = [str(script.parent.resolve()), os.getcwd()]
-    for name in ("no_proxy", "NO_PROXY"):  # the gateway is on this machine, whatever proxy leads outside
-        os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
     try:
         with launching(launch):
             runpy.run_path(str(script), run_name="__main__")

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 SWITCH: Final = "LIGHTNING_ENVIRONMENT"
 """The variable that says "off"."""
+_HERE: Final = "127.0.0.1,localhost"
 _JOBS: Final = ("apply_async", "map", "map_async", "starmap", "starmap_async", "imap", "imap_unordered")
 """Of a `multiprocessing.Pool`; `apply` passes `apply_async`."""
 
@@ -48,6 +49,9 @@ _JOBS: Final = ("apply_async", "map", "map_async", "starmap", "starmap_async", "
 @contextmanager
 def tagging(plugins: Plugins) -> Iterator[None]:
     """Tag and route what this process, and what it starts, sends while the block runs."""
+    for name in ("no_proxy", "NO_PROXY"):  # the gateway is on this machine, whatever proxy leads outside
+        if _HERE not in (before := os.environ.get(name, "")):
+            os.environ[name] = ",".join(filter(None, [before, _HERE]))
     with ExitStack() as stack:
         stack.enter_context(instrument(plugins.who))
         stack.enter_context(plugins.installed())

@@ -31,7 +31,10 @@ from lightning_core.types import Call, CallStatus
 
 CLIENTS: Final = ("httpx", "httpx2")
 """The HTTP libraries that the SDKs send with."""
-_NEEDED: Final = ("Client.send", "AsyncClient.send", "SyncByteStream", "AsyncByteStream")
+_NEEDED: Final = (
+    *("Client.send", "AsyncClient.send", "SyncByteStream", "AsyncByteStream"),
+    *("Client._transport_for_url", "AsyncClient._transport_for_url"),
+)
 _WATCHED: Final = "lightning_watched"
 _ROUTED: Final = "lightning_routed"
 _MOST_CHARACTERS: Final = 500
@@ -75,9 +78,9 @@ def content_of(request: Any) -> bytes | None:
 
 
 def keep_token(request: Any) -> None:
-    """Let a routed request keep the rollout's token: credentials that the app's client adds to whatever
-    it sends would replace it, and end at the gateway."""
-    request.extensions[_ROUTED] = True
+    """Let a routed request keep the rollout's token, and go straight to the gateway: credentials that the
+    app's client adds to whatever it sends would replace the token, and a proxy need not know this machine."""
+    request.extensions[_ROUTED] = {}
 
 
 class _Listening:
@@ -165,7 +168,7 @@ def _send(
     def send(client: Any, request: Any, **kwargs: Any) -> Any:
         if not users or not _is_known(request, users, meet):
             return original(client, request, **kwargs)
-        watch = _begin(request, kwargs)
+        watch = _begin(client, request, kwargs, _keep_headers)
         try:
             with pass_on(True):
                 response = original(client, request, **kwargs)
@@ -184,7 +187,7 @@ def _asend(
     async def send(client: Any, request: Any, **kwargs: Any) -> Any:
         if not users or not _is_known(request, users, meet):
             return await original(client, request, **kwargs)
-        watch = _begin(request, kwargs)
+        watch = _begin(client, request, kwargs, _keep_headers_async)
         try:
             with pass_on(True):
                 response = await original(client, request, **kwargs)
@@ -205,10 +208,17 @@ def _is_known(request: Any, users: list[Any], meet: Callable[[Any, list[Any]], b
     return request.method == "POST" and not passing.get() and meet(request, users)
 
 
-def _begin(request: Any, kwargs: dict[str, Any]) -> ObservedCall | None:
+def _begin(
+    client: Any, request: Any, kwargs: dict[str, Any], hook: Callable[[Any], Any]
+) -> ObservedCall | None:
     """The marks stay: a client of the app's own may send the same request again."""
-    if request.extensions.get(_ROUTED, False):
+    if _ROUTED in request.extensions:
         kwargs["auth"] = None
+        if hooks := client.event_hooks["request"]:
+            request.extensions[_ROUTED] = request.headers.copy()
+            if hooks[-1] is not hook:
+                hooks.append(hook)
+        _leave_out_proxy(client, request.url)
     watch: ObservedCall | None = request.extensions.get(_WATCHED)
     if watch is None:
         return None
@@ -216,6 +226,23 @@ def _begin(request: Any, kwargs: dict[str, Any]) -> ObservedCall | None:
         watch = request.extensions[_WATCHED] = watch.again()
     watch.sent = True
     return watch
+
+
+def _keep_headers(request: Any) -> None:
+    """The last hook of a client: those before it may have put other credentials into a routed request."""
+    request.headers.update(request.extensions.get(_ROUTED, {}))
+
+
+async def _keep_headers_async(request: Any) -> None:
+    _keep_headers(request)
+
+
+def _leave_out_proxy(client: Any, url: Any) -> None:
+    """Have the app's client send to this address by its own transport, whatever proxy it has for others."""
+    if client._transport_for_url(url) is not client._transport:
+        kind = type(next(iter(client._mounts)))  # a pattern of addresses
+        mounts = {kind(f"all://{url.netloc.decode('ascii')}"): None, **client._mounts}
+        client._mounts = dict(sorted(mounts.items()))  # the narrowest pattern first
 
 
 def _fail(watch: ObservedCall | None, error: BaseException) -> None:

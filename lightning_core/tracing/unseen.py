@@ -279,7 +279,7 @@ def _session_send(original: Callable[..., Any], users: list[Puller]) -> Callable
         if isinstance(met, Routed):
             request.url = met.url
             request.headers = type(request.headers)(met.headers)
-            kwargs.pop("proxies", None)  # those of the address before
+            kwargs["proxies"] = {}  # those given are for the address before, as are the session's
         with observed.pass_on(met is True):
             return original(session, request, **kwargs)
 
@@ -322,6 +322,10 @@ def _connection_request(original: Callable[..., Any], users: list[Puller]) -> Ca
     return request
 
 
+_ADDED: Final = ("_default_auth", "_default_proxy")
+"""What a session of aiohttp adds to requests that have none."""
+
+
 def _aiohttp_request(original: Callable[..., Any], users: list[Puller]) -> Callable[..., Any]:
     async def request(session: Any, method: str, url: Any, **kwargs: Any) -> Any:
         if not users or method != "POST":
@@ -329,8 +333,9 @@ def _aiohttp_request(original: Callable[..., Any], users: list[Puller]) -> Calla
         whole = str(session._build_url(url)) if hasattr(session, "_build_url") else str(url)
         body = kwargs["data"] if kwargs.get("data") is not None else kwargs.get("json")
         given = dict(kwargs.get("headers") or {})
-        # Where the session itself adds credentials, it adds them to any request.
-        movable = kwargs.get("auth") is None and getattr(session, "_default_auth", None) is None
+        # Where the session itself adds credentials or a proxy, it adds them to any request.
+        added = (kwargs.get("auth"), *(getattr(session, name, None) for name in _ADDED))
+        movable = all(one is None for one in added)
         met = meet(Post("aiohttp", whole, body, {**session.headers, **given}, movable), users)
         if isinstance(met, Routed):
             # The session adds its own headers; an empty one takes the place of a credential.
