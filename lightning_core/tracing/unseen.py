@@ -378,9 +378,15 @@ LIBRARIES: Final[Mapping[str, tuple[str, str, Wrap]]] = {
 
 
 # the caches ---------------------------------------------------------------------------------
+_GLOBALS: Final = "langchain_core.globals"
+
+
 def _without_cache(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """LangChain: False switches off the model's own cache and the global one."""
-    return original(model.model_copy(update={"cache": False}), *args, **kwargs)
+    """LangChain: False switches off the model's own cache and the global one. Where there is none, the app's
+    own object does it, which may count or remember."""
+    if model.cache or (model.cache is None and sys.modules[_GLOBALS].get_llm_cache() is not None):
+        model = model.model_copy(update={"cache": False})
+    return original(model, *args, **kwargs)
 
 
 def _create(original: Callable[..., Any], cache: Any, *args: Any, **kwargs: Any) -> Any:
@@ -409,6 +415,7 @@ CACHES: Final[Mapping[str, tuple[str, tuple[str, ...], Bypass]]] = {
         ("_generate_with_cache", "_agenerate_with_cache"),
         _without_cache,
     ),
+    "langchain_core.language_models.llms": ("BaseLLM", ("generate", "agenerate"), _without_cache),
     "autogen_ext.models.cache._chat_completion_cache": (
         "ChatCompletionCache",
         ("create", "create_stream"),

@@ -48,6 +48,31 @@ def langchain_async(url: str) -> Any:
     return lambda: asyncio.run(run())
 
 
+def langchain_completions(url: str) -> Any:
+    """A model of the endpoint of completions."""
+    openai, cache = pytest.importorskip("langchain_openai"), pytest.importorskip("langchain_core.caches")
+    store = cache.InMemoryCache()
+
+    def run() -> None:
+        with DefaultHttpxClient() as http:
+            key = {"api_key": "sk-mine", "base_url": f"{url}/v1"}
+            openai.OpenAI(model="m", http_client=http, cache=store, **key).invoke(TEXT)
+
+    return run
+
+
+def langchain_completions_async(url: str) -> Any:
+    openai, cache = pytest.importorskip("langchain_openai"), pytest.importorskip("langchain_core.caches")
+    store = cache.InMemoryCache()
+
+    async def run() -> None:
+        async with DefaultAsyncHttpxClient() as http:
+            key = {"api_key": "sk-mine", "base_url": f"{url}/v1"}
+            await openai.OpenAI(model="m", http_async_client=http, cache=store, **key).ainvoke(TEXT)
+
+    return lambda: asyncio.run(run())
+
+
 def autogen(url: str, *, stream: bool = False) -> Any:
     cache = pytest.importorskip("autogen_ext.models.cache")
     models, core = pytest.importorskip("autogen_ext.models.openai"), pytest.importorskip("autogen_core")
@@ -107,7 +132,10 @@ def dspy_async(url: str) -> Any:
 
 APPS = {
     app.__name__: app
-    for app in (langchain, langchain_async, autogen, autogen_stream, litellm, dspy, dspy_async)
+    for app in (
+        *(langchain, langchain_async, langchain_completions, langchain_completions_async),
+        *(autogen, autogen_stream, litellm, dspy, dspy_async),
+    )
 }
 
 
@@ -139,3 +167,21 @@ def test_a_cache_works_as_the_app_set_it_for_all_others(
         with rollout_scope(Scope(rollout, 1, gateway.url, "token", ("writer",))), agent(name):
             ask()
     assert len(gateway.seen) + len(hosted.seen) == 1
+
+
+def test_a_model_without_a_cache_is_the_apps_own_object(gateway: GatewayDouble) -> None:
+    openai = pytest.importorskip("langchain_openai")
+
+    class Counting(openai.ChatOpenAI):  # type: ignore[misc, name-defined]
+        calls: int = 0
+
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            return super()._generate(*args, **kwargs)
+
+    with DefaultHttpxClient() as http:
+        model = Counting(model="m", http_client=http, api_key="sk-mine")
+        with rollout_scope(Scope("r1", 1, gateway.url, "token", ("writer",))), agent("writer"):
+            model.invoke(TEXT)
+            model.invoke(TEXT)
+    assert model.calls == len(gateway.seen) == 2
