@@ -81,6 +81,7 @@ OPTIONS: Final = Options(
     CACHING,
     ignored("nothing is kept for OpenAI's own tools", "store"),
     ignored("it speeds up replies that are known beforehand", "prediction"),
+    ignored("OpenRouter's: usage is always told, and there is one provider", "usage", "provider"),
     RESHAPING,
     refused("the model writes text alone; leave it out", "audio", modalities=(["text"],)),
     refused("it is out of date; use tools and tool_choice", "functions", "function_call"),
@@ -255,6 +256,7 @@ class ChatReply:
             **self._frame,
             "system_fingerprint": fingerprint(self._sampled),
             "service_tier": "default",  # LiteLLM fails for Groq without it
+            "provider": "lightning",  # Pydantic AI's OpenRouterModel fails without it
             "choices": [self._choice(index, choice) for index, choice in enumerate(self._sampled.choices)],
             "usage": token_usage(self._sampled),
         }

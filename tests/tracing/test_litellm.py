@@ -35,7 +35,7 @@ def _its_clients_end_here() -> Iterator[None]:
 
 
 SAID: Any = [{"role": "user", "content": mark(rollout="r1", agent="writer")}]
-SPOKEN = ("openai/m", "hosted_vllm/m", "anthropic/m", "mistral/m", "together_ai/m", "groq/m")
+SPOKEN = ("openai/m", "hosted_vllm/m", "anthropic/m", "mistral/m", "together_ai/m", "groq/m", "openrouter/m")
 
 
 def ask(model: str, server: GatewayDouble, **options: Any) -> Any:

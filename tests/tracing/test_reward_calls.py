@@ -16,7 +16,9 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from pydantic_ai import Agent as PydanticAgent
 from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openrouter import OpenRouterModel
 from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.providers.openrouter import OpenRouterProvider
 
 import lightning_core as lightning
 from lightning_core.errors import RewardError
@@ -157,6 +159,18 @@ async def pydantic_ai(house: House, token: str) -> Any:
         return (await PydanticAgent(model).run("hi")).response
 
 
+async def pydantic_ai_openrouter(house: House, token: str) -> Any:
+    async with house.client(token) as client:
+        model = OpenRouterModel("any/any", provider=OpenRouterProvider(openai_client=client))
+        return (await PydanticAgent(model).run("hi")).response
+
+
+async def litellm_openrouter(house: House, token: str) -> Any:
+    import litellm
+
+    return await litellm.acompletion("openrouter/any", HI, api_base=f"{house.url}/v1", api_key=token)
+
+
 async def autogen_function_call(house: House, token: str) -> Any:
     model = OpenAIChatCompletionClient(
         model="any", model_info=INFO, base_url=f"{house.url}/v1", api_key=token
@@ -185,6 +199,8 @@ REPLIES: list[Callable[[House, str], Awaitable[Any]]] = [
     agents_responses,
     agents_raw_response,
     pydantic_ai,
+    pydantic_ai_openrouter,
+    litellm_openrouter,
     autogen_function_call,
 ]
 
