@@ -3,9 +3,10 @@
 Requests are tagged (`tracing.openai_sdk`), and each plugin is told (`lightning_install`). A new process
 shares no context with us, so what starts one hands the running rollout on:
 
-- a program (`subprocess`, `asyncio.create_subprocess_exec`) gets the variables of `lightning.environment()`,
-  if its agent is trained or it could reach no model without them; `LIGHTNING_ENVIRONMENT=off` switches that
-  off;
+- a program (`subprocess`, `asyncio.create_subprocess_exec`) gets the variables of `lightning.environment()`
+  but the address of rewards, if its agent is trained or it could reach no model without them. One that is
+  given an environment without a key and with less than the app's gets nothing. `LIGHTNING_ENVIRONMENT=off`
+  switches that off;
 - a job of a `ProcessPoolExecutor` or a `multiprocessing.Pool`, and the target of a `multiprocessing.Process`,
   take rollout and agent along, and run tagged;
 - a job of a `multiprocessing.pool.ThreadPool` takes its context along, whenever the pool was made.
@@ -28,7 +29,7 @@ from typing import Any, Final
 import httpx
 
 from lightning_core.plugins import Plugins, load_plugins
-from lightning_core.tracing.environment import rewards_url, variables
+from lightning_core.tracing.environment import REWARD_URL, rewards_url, variables
 from lightning_core.tracing.importing import WhenImported
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.patching import patch
@@ -78,16 +79,28 @@ def _popen(original: Callable[..., None], users: list[Puller]) -> Callable[..., 
     return __init__
 
 
+def _uvloop(original: Callable[..., Any], users: list[Puller]) -> Callable[..., Any]:
+    """uvloop starts programs itself."""
+
+    def subprocess(loop: Any, *args: Any, **kwargs: Any) -> Any:
+        if users:
+            kwargs["env"] = _environment(kwargs.get("env"), users)
+        return original(loop, *args, **kwargs)
+
+    return subprocess
+
+
 def _environment(given: Mapping[str, str] | None, users: list[Puller]) -> Mapping[str, str] | None:
     """A program's environment; the one that was given, if nothing is to be added."""
     scope = current_scope()
     base: Mapping[str, str] = os.environ if given is None else given
-    if scope is None or base.get(SWITCH) == "off" or _is_ours(base, scope):
+    if scope is None or base.get(SWITCH) == "off" or _is_ours(base, scope) or _is_bare(base):
         return given
     name = name_caller(users)
     if not scope.trains(name) and _reaches_a_model(base):
         return given
     added = variables(scope.gateway_url, scope.rollout_id, scope.token, name)
+    del added[REWARD_URL]  # a program that gives rewards is told of that by the app
     if any(other.startswith("OTEL_EXPORTER_OTLP") for other in base):  # the app has a collector
         added = {key: value for key, value in added.items() if not key.startswith("OTEL_")}
     return {**base, **added}
@@ -96,6 +109,11 @@ def _environment(given: Mapping[str, str] | None, users: list[Puller]) -> Mappin
 def _is_ours(base: Mapping[str, str], scope: Scope) -> bool:
     """Whether the app has asked for `lightning.environment()` itself."""
     return base.get("OPENAI_BASE_URL", "").startswith(scope.gateway_url)
+
+
+def _is_bare(base: Mapping[str, str]) -> bool:
+    """Whether the app gives a program less than it has itself, and no key: for code that a model wrote."""
+    return not base.keys() >= os.environ.keys() and not any(name.startswith("OPENAI_") for name in base)
 
 
 def _reaches_a_model(base: Mapping[str, str]) -> bool:
@@ -262,6 +280,9 @@ def _start(original: Callable[..., None], users: list[Puller]) -> Callable[..., 
 _PATCHES: Final[Mapping[str, _Patching]] = {
     "concurrent.futures.process": lambda of, user: [patch(of.ProcessPoolExecutor, "submit", user, _submit)],
     "multiprocessing.pool": _pools,
+    "uvloop": lambda of, user: [
+        patch(of.Loop, name, user, _uvloop) for name in ("subprocess_exec", "subprocess_shell")
+    ],
     "multiprocessing.process": lambda of, user: [patch(of.BaseProcess, "start", user, _start)],
 }
 """By module."""

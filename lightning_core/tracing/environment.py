@@ -8,12 +8,15 @@ exporters read their address, headers and protocol from there as well.
 
 from __future__ import annotations
 
+from typing import Final
 from urllib.parse import quote
 
 from lightning_core.errors import ConfigError
 from lightning_core.tracing.headers import encode_name
 from lightning_core.tracing.scope import current_agent, current_scope
 from lightning_core.types import UNNAMED
+
+REWARD_URL: Final = "LIGHTNING_REWARD_URL"
 
 
 def environment(agent: str | None = None) -> dict[str, str]:
@@ -47,7 +50,7 @@ def variables(gateway_url: str, rollout_id: str, token: str, agent: str) -> dict
     return {
         "OPENAI_BASE_URL": f"{base}/v1",
         "OPENAI_API_KEY": token,
-        "LIGHTNING_REWARD_URL": rewards_url(gateway_url, rollout_id),
+        REWARD_URL: rewards_url(gateway_url, rollout_id),
         "OTEL_EXPORTER_OTLP_ENDPOINT": base,  # exporters add /v1/traces
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
         "OTEL_EXPORTER_OTLP_HEADERS": f"Authorization={quote(f'Bearer {token}', safe='')}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import json
 import multiprocessing
 import os
 import subprocess
@@ -14,6 +15,7 @@ from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import pytest
+import uvloop
 from openai import OpenAI
 
 import lightning_core as lightning
@@ -30,6 +32,7 @@ from openai import OpenAI
 with OpenAI(**eval(sys.argv[2])) as client:
     client.chat.completions.create(model="m", messages=[{"role": "user", "content": sys.argv[1]}])
 """
+PRINTING = "import json, os; print(json.dumps(dict(os.environ)))"
 EARLY = ThreadPool(2)
 """As an app has it at import: its threads have the context of no rollout."""
 atexit.register(EARLY.terminate)
@@ -120,14 +123,34 @@ def test_a_program_of_a_trained_agent_calls_the_gateway(
     assert arrived(gateway) == [("r1", "writer")]
 
 
-def test_an_asynchronously_started_program_does_so_too(gateway: GatewayDouble) -> None:
+@pytest.mark.parametrize("run_in", [asyncio.run, uvloop.run])
+def test_an_asynchronously_started_program_does_so_too(
+    run_in: Callable[[Any], None], gateway: GatewayDouble
+) -> None:
     async def run() -> None:
         with rollout_scope(scope_at(gateway)), agent("writer"):
             program = (sys.executable, "-c", ASKING, mark(rollout="r1", agent="writer"), "{}")
             assert await (await asyncio.create_subprocess_exec(*program)).wait() == 0
 
-    asyncio.run(run())
+    run_in(run())
     assert arrived(gateway) == [("r1", "writer")]
+
+
+def test_a_program_is_told_of_rewards_by_the_app_alone_and_a_bare_one_of_nothing(
+    gateway: GatewayDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(env: dict[str, str] | None) -> dict[str, str]:
+        printed = subprocess.check_output([sys.executable, "-c", PRINTING], env=env, text=True)
+        return {name: value for name, value in json.loads(printed).items() if name in lightning.environment()}
+
+    monkeypatch.setenv("OWN", "1")
+    with rollout_scope(scope_at(gateway)), agent("writer"):
+        ours = lightning.environment()
+        untold = {name: value for name, value in ours.items() if name != "LIGHTNING_REWARD_URL"}
+        assert told(None) == told({**os.environ}) == untold
+        assert told({"OPENAI_API_KEY": "sk-mine"}) == untold
+        assert told({**os.environ, **ours}) == ours
+        assert told({}) == told({"HOME": "/"}) == {}
 
 
 def test_a_program_of_another_agent_keeps_its_endpoint_and_is_served_if_it_has_none(
