@@ -141,16 +141,22 @@ def _problem_of(arguments: str, schema: Schema | None) -> str | None:
     return None if schema is None else _violation(given, schema)
 
 
+_INVALID_SCHEMA: Final = (re.error, AttributeError, RecursionError, TypeError, ValueError, ZeroDivisionError)
+"""What jsonschema raises at one, beside its own errors."""
+
+
 def _violation(given: Any, schema: Schema) -> str | None:
     from jsonschema.exceptions import UnknownType, best_match
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry
     from referencing.exceptions import Unresolvable
 
-    validator = validator_for(schema, default=Draft202012Validator)(schema, registry=Registry())
     try:
+        validator = validator_for(schema, default=Draft202012Validator)(schema, registry=Registry())
         worst = best_match(validator.iter_errors(given))
-    except (UnknownType, Unresolvable, re.error, AttributeError, RecursionError, TypeError, ValueError):
+    except OverflowError:  # at a `multipleOf`
+        return "a number is too large"
+    except (UnknownType, Unresolvable, *_INVALID_SCHEMA):
         return None
     if worst is None:
         return None

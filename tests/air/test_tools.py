@@ -278,11 +278,31 @@ def test_arguments_that_do_not_fit_the_schema_are_a_signal(arguments: object, pr
 
 
 @pytest.mark.parametrize(
-    "schema", [{"type": "boat"}, {"required": 3}, {"$ref": "http://127.0.0.1:9/s"}, {"properties": 3}]
+    "schema",
+    [
+        *(
+            {"type": "boat"},
+            {"required": 3},
+            {"$ref": "http://127.0.0.1:9/s"},
+            {"properties": 3},
+            {"$schema": 3},
+        ),
+        {"properties": {"word": {"multipleOf": 0}}},
+    ],
 )
 def test_a_schema_that_is_none_finds_nothing_wrong(schema: dict[str, Any]) -> None:
     odd = [{"type": "function", "function": {"name": "look_up", "parameters": schema}}]
-    assert spoke(call(1, asks(), request={"messages": [], "tools": odd})) == {}
+    asked = asks(arguments={"word": 3})
+    assert spoke(call(1, asked, request={"messages": [], "tools": odd})) == {}
+
+
+@pytest.mark.parametrize("number", ["1e999", "-Infinity", "1" + "0" * 400])
+def test_a_number_too_large_to_be_checked_does_not_fit(number: str) -> None:
+    schema = {"type": "object", "properties": {"price": {"type": "number", "multipleOf": 0.01}}}
+    offered = [{"type": "function", "function": {"name": "look_up", "parameters": schema}}]
+    asked = asks(arguments=f'{{"price": {number}}}')
+    found = spoke(call(1, asked, request={"messages": [], "tools": offered}))
+    assert found == {"invalid_arguments": MINE}
 
 
 @pytest.mark.parametrize(
