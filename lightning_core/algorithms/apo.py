@@ -73,7 +73,7 @@ class APO(Reflective):
             tried = await bench.evaluate([(each, bench.choosing) for each in children])
             scores += [(mean(trials), each) for trials, each in zip(tried, children, strict=True)]
             scores.sort(key=lambda each: -each[0])  # stable: of equals the earlier
-            if not children or bench.left == spent:
+            if bench.left == spent:
                 break
         return scores[0][1]
 

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from lightning_core.algorithms.search import Candidate, Episode, Reflective, Search, Trial, mean
 from lightning_core.errors import ConfigError, TrainingError
+from lightning_core.json_text import whole
 from lightning_core.judge.judge import Judge
 from lightning_core.judge.question import CHARACTERS
 from lightning_core.linking import with_final
@@ -80,8 +81,8 @@ class SearchBench:
         """By the candidate's digest and the task's place."""
         self._asking = asyncio.Lock()
         """Held while an answer is stored: questions may be asked side by side."""
-        self._answers: dict[str, list[str]] = {}
-        """What the reflecting model has answered in an earlier life, by question."""
+        self._answers: dict[str, list[tuple[str, int]]] = {}
+        """What the reflecting model has answered in an earlier life, by question, each with its tokens."""
 
     @property
     def left(self) -> int:
@@ -102,9 +103,9 @@ class SearchBench:
             self.seed = {**self.seed, name: str(seed.uri)}
         for each in await store.list_resources(run_id, f"{REFLECTIONS}{self._step}"):
             said = json.loads(str(each.uri))
-            self._answers.setdefault(said["question"], []).append(said["answer"])
+            answer = said["answer"], int(each.metrics.get("tokens", 0))
+            self._answers.setdefault(said["question"], []).append(answer)
             self.reflections += 1
-            self.tokens += int(each.metrics.get("tokens", 0))
 
     async def propose(self, parent: Candidate, texts: Candidate) -> Candidate | None:
         """See `Bench`."""
@@ -215,7 +216,9 @@ class SearchBench:
     async def reflect(self, question: str) -> str:
         """See `Bench`."""
         if earlier := self._answers.get(question):
-            return earlier.pop(0)
+            answer, tokens = earlier.pop(0)
+            self.tokens += tokens
+            return answer
         began = time.perf_counter()
         answer, tokens = await ask(reflection_of(self._search), question)
         async with self._asking:
@@ -361,7 +364,7 @@ class _Question:
 
     def read(self, text: str) -> str:
         """The answer without what a reasoning model thinks aloud. Raises ValueError for an empty one."""
-        answer = text.rpartition("</think>")[2].strip()
+        answer = whole(text.rpartition("</think>")[2].strip())
         if not answer:
             raise ValueError("it is empty")
         return answer

@@ -14,7 +14,7 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +234,32 @@ def test_apo_improves_a_prompt_by_critique_and_edit(tmp_path: Path, model: Knowi
     assert found.reporting[1] > found.reporting[0] == 0.0
     assert found.rollouts <= 110
     assert found.prompts["expert"][1].startswith(f"{SEED} fact ")
+
+
+def test_apo_goes_on_after_a_round_whose_proposals_can_not_be_used(tmp_path: Path, model: Knowing) -> None:
+    asked: list[str] = []
+
+    def reflect(question: str) -> str:
+        asked.append(question)
+        return "half \ud83d" if len(asked) > 2 else f"```\n{SEED}\n```"  # the first proposal changes nothing
+
+    search = lightning.APO(reflection=reflect, budget=60, beam=1, branches=1)
+    found = fit(tmp_path / "run", model, search).searches[0]
+    assert found.refused == 1
+    assert found.candidates == 2
+    assert {version.uri for version in records(tmp_path / "run").prompts} >= {SEED, "half \ufffd"}
+
+
+def test_a_search_that_is_killed_in_its_report_finds_the_same_within_its_tokens(
+    tmp_path: Path, model: Knowing
+) -> None:
+    search = replace(apo(model), tokens=400)
+    calm = fit(tmp_path / "calm" / "run", model, search)
+    assert calm.searches[0].tokens >= 400
+    killed(tmp_path / "killed" / "run", model, search, calm.searches[0].rollouts - 4)
+    summary = fit(tmp_path / "killed" / "run", model, search, resume=True)
+    assert summary.searches == calm.searches
+    assert calm.searches[0].prompts["expert"][1] != SEED
 
 
 @pytest.mark.parametrize("kind", ["gepa", "apo", "bootstrap"])
