@@ -5,8 +5,8 @@ shares no context with us, so what starts one hands the running rollout on:
 
 - a program (`subprocess`, `asyncio.create_subprocess_exec`) gets the variables of `lightning.environment()`
   but the address of rewards, if its agent is trained or it could reach no model without them. One that is
-  given an environment without a key and with less than the app's gets nothing. `LIGHTNING_ENVIRONMENT=off`
-  switches that off;
+  given an environment without a key, and with less than half of the app's variables, gets nothing.
+  `LIGHTNING_ENVIRONMENT=off` switches that off;
 - a job of a `ProcessPoolExecutor` or a `multiprocessing.Pool`, and the target of a `multiprocessing.Process`,
   take rollout and agent along, and run tagged;
 - a job of a `multiprocessing.pool.ThreadPool` takes its context along, whenever the pool was made.
@@ -112,8 +112,9 @@ def _is_ours(base: Mapping[str, str], scope: Scope) -> bool:
 
 
 def _is_bare(base: Mapping[str, str]) -> bool:
-    """Whether the app gives a program less than it has itself, and no key: for code that a model wrote."""
-    return not base.keys() >= os.environ.keys() and not any(name.startswith("OPENAI_") for name in base)
+    """Whether the app gives a program no key and less than half of its variables: for code of a model."""
+    has_key = any(name.startswith("OPENAI_") for name in base)
+    return not has_key and 2 * sum(name in base for name in os.environ) < len(os.environ)
 
 
 def _reaches_a_model(base: Mapping[str, str]) -> bool:

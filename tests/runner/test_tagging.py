@@ -143,14 +143,15 @@ def test_a_program_is_told_of_rewards_by_the_app_alone_and_a_bare_one_of_nothing
         printed = subprocess.check_output([sys.executable, "-c", PRINTING], env=env, text=True)
         return {name: value for name, value in json.loads(printed).items() if name in lightning.environment()}
 
+    earlier = {**os.environ}
     monkeypatch.setenv("OWN", "1")
     with rollout_scope(scope_at(gateway)), agent("writer"):
         ours = lightning.environment()
         untold = {name: value for name, value in ours.items() if name != "LIGHTNING_REWARD_URL"}
-        assert told(None) == told({**os.environ}) == untold
+        assert told(None) == told(earlier) == untold
         assert told({"OPENAI_API_KEY": "sk-mine"}) == untold
         assert told({**os.environ, **ours}) == ours
-        assert told({}) == told({"HOME": "/"}) == {}
+        assert told({}) == told({"HOME": "/", "PATH": os.environ["PATH"]}) == {}
 
 
 def test_a_program_of_another_agent_keeps_its_endpoint_and_is_served_if_it_has_none(
