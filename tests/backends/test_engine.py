@@ -253,16 +253,58 @@ async def test_rows_grow_past_their_first_capacity_without_losing_a_token(qwen: 
     engine.close()
 
 
-async def test_long_replies_leave_fewer_rows_within_the_memory_and_all_are_served(qwen: Path) -> None:
+@pytest.mark.parametrize("prefix_bytes", [0, 1 << 24])
+async def test_long_replies_leave_fewer_rows_within_the_memory_and_all_are_served(
+    qwen: Path, prefix_bytes: int
+) -> None:
     shape = kv_shape(load_model(qwen, device="cpu").network, torch.float32)
-    engine = start_engine(qwen, slot_bytes=4 * 256 * shape.token_bytes)
-    replies = [submit(engine, [5, 8 + i], 300, temperature=0.0) for i in range(6)]
+    limit = 4 * 256 * shape.token_bytes
+    engine = start_engine(qwen, slot_bytes=limit, prefix_bytes=prefix_bytes)
+    replies = [submit(engine, [5, 8 + i], 300, seed=str(i)) for i in range(6)]
     alone = start_engine(qwen)
     for i, reply in enumerate(replies):
-        assert await read(reply) == await read(submit(alone, [5, 8 + i], 300, temperature=0.0))
+        assert await read(reply) == await read(submit(alone, [5, 8 + i], 300, seed=str(i)))
     assert engine.most_running == 4
+    assert engine._rows.slots.capacity > 256
+    assert engine._rows.slots.memory.nbytes <= limit
     engine.close()
     alone.close()
+
+
+async def test_an_update_waits_for_replies_that_have_grown_out_of_the_memory(qwen: Path) -> None:
+    shape = kv_shape(load_model(qwen, device="cpu").network, torch.float32)
+    engine = start_engine(qwen, slot_bytes=4 * 256 * shape.token_bytes)
+    replies = [submit(engine, [5, 8 + i], 300) for i in range(4)]
+    while not all(reply.ids for reply in replies):
+        await replies[-1].request.wait()
+    await asyncio.wrap_future(engine.hold())
+    assert [len(reply.ids) for reply in replies] == [300] * 4
+    engine.close()
+
+
+async def test_short_replies_after_a_long_one_are_as_many_as_before(qwen: Path) -> None:
+    shape = kv_shape(load_model(qwen, device="cpu").network, torch.float32)
+    engine = start_engine(qwen, slot_bytes=8 * 256 * shape.token_bytes)
+    assert len(await read(submit(engine, [8 + i % 40 for i in range(500)], 3))) == 3
+    replies = [submit(engine, [5, 8 + i], 40, seed=str(i)) for i in range(8)]
+    assert [len(await read(reply)) for reply in replies] == [40] * 8
+    assert engine.most_running == 8
+    engine.close()
+
+
+async def test_a_long_prompt_waits_until_the_memory_has_room_for_it(qwen: Path) -> None:
+    shape = kv_shape(load_model(qwen, device="cpu").network, torch.float32)
+    limit = 4 * 256 * shape.token_bytes
+    engine = start_engine(qwen, slot_bytes=limit)
+    await asyncio.wrap_future(engine.hold())
+    replies = [submit(engine, [5, 8 + i], 20) for i in range(3)]
+    replies.append(submit(engine, [8 + i % 40 for i in range(450)], 3))
+    engine.release()
+    for reply in replies:
+        await read(reply)
+    assert engine.most_running == 3
+    assert engine._rows.slots.memory.nbytes <= limit
+    engine.close()
 
 
 async def test_bfloat16_serves_and_trains_near_enough(qwen: Path) -> None:

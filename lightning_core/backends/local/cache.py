@@ -33,7 +33,7 @@ class Slots:
     """A pool of rows, each the keys and values of one sequence from position 0.
 
     `memory` is (layers, 2, rows, K, capacity, D): decoding reads rows 0 to B as one batch without a copy.
-    Rows get longer by doubling, and fewer where `max_bytes` asks for it.
+    Rows get longer by doubling, and fewer where `max_bytes` asks for it. One row may need more than that.
     """
 
     def __init__(self, shape: Shape, limit: int, *, max_bytes: int, capacity: int = 256) -> None:
@@ -62,13 +62,29 @@ class Slots:
         self.flat_values = [v.view(-1, s.size) for v in self.values]
         self.head_offsets = torch.arange(s.heads, device=s.device) * capacity
 
+    def holds(self, rows: int, length: int) -> bool:
+        """Whether the memory suffices for so many sequences of `length` tokens."""
+        return length <= self.capacity or rows * length * self.shape.token_bytes <= self._max_bytes
+
     def reserve(self, length: int, in_use: int) -> None:
         """Make room for sequences of `length` tokens, keeping what is in the first `in_use` rows."""
-        if length <= self.capacity:
-            return
-        old, kept = self.memory, self.capacity
-        self._allocate(max(2 * kept, -(-length // BLOCK) * BLOCK), in_use)
-        self.memory[:, :, :in_use, :, :kept] = old[:, :, :in_use]
+        if length > self.capacity:
+            twice = max(length, 2 * self.capacity)
+            most = self._max_bytes // (max(1, in_use) * self.shape.token_bytes)
+            self._resize(min(twice, most) if length <= most else twice, in_use)
+
+    def shrink(self, length: int, in_use: int) -> None:
+        """Make more rows of what sequences of `length` tokens don't need, halving the rows' length."""
+        capacity = self.capacity
+        while capacity > self._first_capacity and length <= capacity // 2:
+            capacity = max(self._first_capacity, capacity // 2)
+        if self.rows < self._limit and capacity < self.capacity:
+            self._resize(capacity, in_use)
+
+    def _resize(self, capacity: int, in_use: int) -> None:
+        old, kept = self.memory, min(capacity, self.capacity)
+        self._allocate(capacity, in_use)
+        self.memory[:, :, :in_use, :, :kept] = old[:, :, :in_use, :, :kept]
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of row `source` over row `target`."""

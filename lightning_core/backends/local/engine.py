@@ -40,7 +40,8 @@ class EngineOptions:
     prefill_tokens: int = 512
     """Prompt tokens in one step: how long a decoding reply waits for others' prompts."""
     slot_bytes: int = 1 << 30
-    """Memory for the keys and values of replies in flight; long ones leave fewer rows, at least one."""
+    """Memory for the keys and values of replies in flight. Long ones leave fewer rows, at least one; replies
+    that no longer fit go on once others have ended."""
     prefix_bytes: int = 1 << 28
     """Memory for reusable prompt prefixes; 0 turns reuse off."""
 
@@ -196,6 +197,8 @@ class Engine:
         rows, budget = self._rows, self._options.prefill_tokens
         if rows.drop_cancelled():
             self._sampler = None
+        if rows.put_back(self._waiting):
+            self._sampler = None
         for completion in rows.admit(self._waiting, budget, self.policy_version, held=self._held):
             self._wakes.add(completion.request)
         if not len(rows):
@@ -222,7 +225,7 @@ class Engine:
         tokens = [c.ids[-1] for c in rows.decoding]
         keep = list(range(len(tokens)))  # where logits are wanted
         for prompt, run in zip(rows.prompts, runs, strict=True):
-            tokens += prompt.completion.prompt_ids[run.start : run.start + run.count]
+            tokens += prompt.ids[run.start : run.start + run.count]
             keep += [len(tokens) - 1] * (prompt.left == 0)
         try:
             return self._logits(lengths, runs, tokens, keep)

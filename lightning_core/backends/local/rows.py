@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,15 +31,16 @@ class Run:
 
 @dataclass(slots=True)
 class Prompt:
-    """A row's prompt and how much of it is in the row."""
+    """What a row begins with and how much of it is in the row."""
 
     completion: Completion
+    ids: list[int]
     row: int
     done: int
 
     @property
     def left(self) -> int:
-        return len(self.completion.prompt_ids) - self.done
+        return len(self.ids) - self.done
 
 
 class Rows:
@@ -63,18 +65,25 @@ class Rows:
         for, which end with an error.
 
         A prompt whose next block another one of this step computes waits for the next step, and finds it.
+        One that the memory has no room for beside the others lets none pass.
         While `held`, only further choices of requests that are being answered are taken.
         """
         budget -= sum(p.left for p in self.prompts)
-        computing = {self.prefixes.find(p.completion.prompt_ids)[1] for p in self.prompts}
+        computing = {self.prefixes.find(p.ids)[1] for p in self.prompts}
         deferred: list[Completion] = []
         refused: list[Completion] = []
+        if waiting and len(self) >= self.slots.rows:
+            self.slots.shrink(self._longest(begun(waiting[0])), len(self))
         try:
             while waiting and budget > 0 and len(self) < self.slots.rows:
                 completion = waiting.popleft()
                 if completion.cancelled:
                     continue
-                found, missing = self.prefixes.find(completion.prompt_ids)
+                ids = begun(completion)
+                if len(self) and not self.slots.holds(len(self) + 1, self._longest(ids)):
+                    deferred.append(completion)
+                    break
+                found, missing = self.prefixes.find(ids)
                 fresh = completion.request.policy_version is None
                 if (held and fresh) or (missing is not None and missing in computing):
                     deferred.append(completion)
@@ -83,19 +92,22 @@ class Rows:
                 if fresh:
                     completion.request.policy_version = version
                 try:
-                    budget -= self._place(completion, found)
+                    budget -= self._place(Prompt(completion, ids, len(self), 0), found)
                 except Exception as error:  # boundary: this reply fails, the others go on
-                    logger.exception("a prompt of %d tokens got no row", len(completion.prompt_ids))
+                    logger.exception("a prompt of %d tokens got no row", len(ids))
                     completion.error = error
                     refused.append(completion)
         finally:
             waiting.extendleft(reversed(deferred))
         return refused
 
-    def _place(self, completion: Completion, found: list[int]) -> int:
-        """Give a reply the next row, with the blocks that are known; returns the tokens still to compute."""
-        prompt = Prompt(completion, len(self), 0)
-        self.slots.reserve(len(completion.prompt_ids) + 1, len(self) + 1)
+    def _longest(self, ids: Sequence[int] = ()) -> int:
+        """Tokens of the longest row after this step, also with such a prompt."""
+        return 1 + max([*self.lengths(), *(len(p.ids) for p in self.prompts), len(ids)])
+
+    def _place(self, prompt: Prompt, found: list[int]) -> int:
+        """Give a reply its row, with the blocks that are known; returns the tokens still to compute."""
+        self.slots.reserve(self._longest(prompt.ids), len(self) + 1)
         prompt.done = self.prefixes.load(found, self.slots, prompt.row)
         self.prompts.append(prompt)
         return prompt.left
@@ -114,7 +126,7 @@ class Rows:
     def promote(self, finished: int) -> None:
         """The first `finished` prompts start decoding; their rows follow the decoding ones in order."""
         for prompt in self.prompts[:finished]:
-            self.prefixes.save(prompt.completion.prompt_ids, self.slots, prompt.row)
+            self.prefixes.save(prompt.ids, self.slots, prompt.row)
             self.decoding.append(prompt.completion)
         self.prompts = self.prompts[finished:]
 
@@ -145,6 +157,20 @@ class Rows:
         self.prompts = [prompt for prompt in self.prompts if not prompt.completion.cancelled]
         return bool(rows)
 
+    def put_back(self, waiting: deque[Completion]) -> bool:
+        """Put the last rows back in line where all have grown out of the memory; whether any decoded.
+
+        Their tokens are computed again, less those that the prefixes keep.
+        """
+        decoding = len(self.decoding)
+        while len(self) > 1 and not self.slots.holds(len(self), self._longest()):
+            if self.prompts:
+                waiting.appendleft(self.prompts.pop().completion)
+            else:
+                waiting.appendleft(self.decoding[-1])
+                self.leave(len(self.decoding) - 1)
+        return len(self.decoding) < decoding
+
     def drop_failed_prompts(self) -> None:
         """Between steps: free the row of a prompt that the budget cut and that has failed."""
         for prompt in self.prompts:
@@ -163,6 +189,11 @@ class Rows:
         replies = [*self.decoding, *(prompt.completion for prompt in self.prompts)]
         self.decoding, self.prompts = [], []
         return replies
+
+
+def begun(completion: Completion) -> list[int]:
+    """The prompt, and what was already replied to it."""
+    return completion.prompt_ids + completion.ids if completion.ids else completion.prompt_ids
 
 
 # attention -------------------------------------------------------------------------------
