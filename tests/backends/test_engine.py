@@ -271,6 +271,33 @@ async def test_long_replies_leave_fewer_rows_within_the_memory_and_all_are_serve
     alone.close()
 
 
+class _Watched(list[int]):
+    """A prompt that counts how often it is read."""
+
+    reads = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(index)
+
+
+async def test_requests_that_wait_for_an_update_cost_the_replies_before_it_nothing(qwen: Path) -> None:
+    engine = start_engine(qwen)
+    before = submit(engine, [5, 6], 300)
+    while not before.ids:
+        await before.request.wait()
+    idle = asyncio.wrap_future(engine.hold())
+    prompt = _Watched([8 + i % 40 for i in range(50)])
+    after = submit(engine, prompt, 3)
+    await idle
+    assert len(before.ids) == 300
+    assert prompt.reads == 0
+    engine.release()
+    assert len(await read(after)) == 3
+    assert prompt.reads > 0
+    engine.close()
+
+
 async def test_an_update_waits_for_replies_that_have_grown_out_of_the_memory(qwen: Path) -> None:
     shape = kv_shape(load_model(qwen, device="cpu").network, torch.float32)
     engine = start_engine(qwen, slot_bytes=4 * 256 * shape.token_bytes)

@@ -79,13 +79,16 @@ class Rows:
                 completion = waiting.popleft()
                 if completion.cancelled:
                     continue
+                fresh = completion.request.policy_version is None
+                if held and fresh:
+                    deferred.append(completion)
+                    continue
                 ids = begun(completion)
                 if len(self) and not self.slots.holds(len(self) + 1, self._longest(ids)):
                     deferred.append(completion)
                     break
                 found, missing = self.prefixes.find(ids)
-                fresh = completion.request.policy_version is None
-                if (held and fresh) or (missing is not None and missing in computing):
+                if missing is not None and missing in computing:
                     deferred.append(completion)
                     continue
                 computing.add(missing)
