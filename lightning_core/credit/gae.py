@@ -7,7 +7,8 @@ next is the following turn of the branch. Where branches part, V and A of the ne
 branches: each ends with the final reward, which a sum would count several times. The price is that what one
 of k branches earns on the way counts 1/k for the calls before, where `turn` counts it whole. After the last
 turn of a branch comes the final reward instead. A turn without a value (of an agent that is not trained) is
-passed through: its value is what comes after it.
+passed through: its value is what comes after it. Where agents have final rewards of their own, each agent's
+turns are credited with its own, and the turns of all others are passed through.
 
 Schulman et al., GAE, arXiv 1506.02438, over turns instead of tokens as in Turn-PPO (Li et al., arXiv
 2512.17008).
@@ -23,7 +24,7 @@ from statistics import fmean
 from typing import ClassVar
 
 from lightning_core.credit.base import Comparison, Part, add_parts
-from lightning_core.credit.branches import branches, reward_without_call
+from lightning_core.credit.branches import Branches, branches, reward_without_call
 from lightning_core.errors import TrainingError
 from lightning_core.ranges import check_range
 from lightning_core.types import Key, Trajectory
@@ -54,23 +55,36 @@ class Gae:
 
     def _parts(self, trajectory: Trajectory) -> dict[Key, tuple[Part, ...]]:
         """What the advantages are made of."""
-        tree = branches(trajectory)
+        agents = {t.agent for t in trajectory.transitions}
+        finals = [(agents, trajectory.reward)]
+        if trajectory.agent_rewards:
+            finals = [({agent}, trajectory.final(agent)) for agent in agents]
+        tree, unaddressed = branches(trajectory), reward_without_call(trajectory)
+        parts: dict[Key, tuple[Part, ...]] = {}
+        for own, final in finals:
+            parts |= self._parts_of(own, final + unaddressed, tree)
+        return parts
+
+    def _parts_of(self, agents: set[str], final: float, tree: Branches) -> dict[Key, tuple[Part, ...]]:
+        """Those of the turns of some agents that have one final reward."""
         parts: dict[Key, tuple[Part, ...]] = {}
         value, advantage = ([0.0] * len(tree.transitions) for _ in range(2))
-        unaddressed = reward_without_call(trajectory)
         for place, t in reversed(list(enumerate(tree.transitions))):
             below = tree.children[place]
             following = fmean(value[i] for i in below) if below else 0.0
-            reward = t.reward + (0.0 if below else trajectory.final(t.agent) + unaddressed)
-            value[place] = reward + self.discount * following if t.value is None else t.value
+            reward = t.reward + (0.0 if below else final)
+            own = t.agent in agents
+            value[place] = t.value if own and t.value is not None else reward + self.discount * following
             later = fmean(advantage[i] for i in below) if below else 0.0
-            parts[t.key] = (
+            made = (
                 Part("reward", reward),
                 Part("value of the next turn", following, self.discount),
                 Part("value of this turn", value[place], -1.0),
                 Part("advantage of the next turn", later, self.discount * self.lam),
             )
-            advantage[place] = add_parts(parts[t.key])
+            advantage[place] = add_parts(made)
+            if own:
+                parts[t.key] = made
             if t.trained and t.value is None:
                 raise TrainingError(
                     f"call {t.call_id!r} of rollout {t.rollout_id!r} has no value: credit 'gae' needs an "

@@ -149,6 +149,22 @@ def test_gae_passes_through_turns_without_a_value():
     assert comparison.targets.keys() == comparison.peers[0].keys()
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_gae_gives_each_agent_its_own_final_reward_though_another_one_spoke_last(trained: bool):
+    # w: deltas 1 + (4 + 6) - 2 = 9 and 8 - 6 = 2, with the turn of v between and another one after
+    calls = [
+        Said("w", reward=1, value=2.0),
+        Said("v", after=0, reward=4, value=1.0 if trained else None, trained=trained),
+        Said("w", after=1, value=6.0),
+        Said("v", after=2, value=3.0 if trained else None, trained=trained),
+    ]
+    [comparison] = Gae(discount=1.0, lam=1.0)([tell(0, 0.0, *calls, agent_rewards={"w": 8.0, "v": -1.0})])
+    own = {("r0", "c0", 0): 13.0, ("r0", "c2", 0): 8.0}
+    others = {("r0", "c1", 0): 3.0, ("r0", "c3", 0): -1.0} if trained else {}
+    assert comparison.targets == own | others
+    assert comparison.peers[0]["r0", "c0", 0] == 9.0 + 2.0
+
+
 def test_gae_says_which_call_has_no_value():
     with pytest.raises(TrainingError, match=r"'c1' of rollout 'r0' has no value"):
         Gae()([tell(0, 1.0, Said(value=0.5), Said(after=0))])
