@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,16 @@ def test_weights_that_are_damaged_are_refused(broken: Path) -> None:
     (broken / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(ModelError, match="can't read the weights"):
         load_model(broken)
+
+
+def test_models_that_are_loaded_at_once_are_all_whole(qwen: Path, llama: Path) -> None:
+    folders = [qwen, llama] * 4
+    with ThreadPoolExecutor(len(folders)) as pool:
+        models = list(pool.map(lambda folder: load_model(folder, device="cpu"), folders))
+    for folder, model in zip(folders, models, strict=True):
+        alone = load_model(folder, device="cpu").network.state_dict()
+        for name, weight in model.network.state_dict().items():
+            assert torch.equal(weight, alone[name]), name
 
 
 def test_a_context_beyond_the_models_is_refused(qwen: Path) -> None:

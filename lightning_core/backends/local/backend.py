@@ -81,7 +81,7 @@ class LocalBackend(LocalSettings):
         self._speed: Speed | None = None
         """Of the engines of single versions, once one is known."""
         self._opening = asyncio.Lock()
-        """One version is read at a time: transformers makes models under a setting of the whole process."""
+        """One version is opened at a time: the first one's speed is measured undisturbed and serves all."""
         self._parts: Parts | None = None
         self._worker = ThreadPoolExecutor(1, "lightning-optimizer")
         self._switch_seconds: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from lightning_core.errors import ModelError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Whose output layer is a plain product, and whose attention the fused decoder covers."""
+_loading = threading.Lock()
+"""transformers makes networks under settings of the whole process."""
 _M_MMAP_THRESHOLD, _LARGE = -3, 1 << 20
 _SAMPLE = "A train leaves at nine and travels 120 kilometres in two hours. How fast does it go?"
 
@@ -75,7 +78,8 @@ def load_model(model: str | Path, *, context: int | None = None, device: str = "
     _give_back_freed_tensors()
     source, name = find_source(model)
     tokenizer = load_tokenizer(source)
-    network = load_part(AutoModelForCausalLM, source, "weights", dtype=torch.float32)
+    with _loading:
+        network = load_part(AutoModelForCausalLM, source, "weights", dtype=torch.float32)
     use_plans(network)
     network.requires_grad_(False).eval().to(pick_device(device))
     # cuDNN makes a plan for each shape of an attention, and prompts rarely have the same shape
