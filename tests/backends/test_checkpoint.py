@@ -107,6 +107,24 @@ async def test_a_folder_that_is_no_checkpoint_of_this_model_is_refused(
             await backend.load(tmp_path / "qwen")
 
 
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (LoraOptions(rank=4, alpha=8.0), r"lora_alpha is 32\.0, that of this run is 8\.0"),
+        (LoraOptions(rank=8), "r is 4, that of this run is 8"),
+        (LoraOptions(rank=4, targets=("q_proj",)), r"target_modules is .* is \['q_proj'\]"),
+    ],
+)
+async def test_a_checkpoint_of_other_lora_options_is_not_gone_on_from(
+    qwen: Path, tmp_path: Path, other: LoraOptions, said: str
+) -> None:
+    async with serving(qwen, lora=LoraOptions(rank=4)) as backend:
+        await backend.save(tmp_path / "step")
+    async with serving(qwen, lora=other) as backend:
+        with pytest.raises(ModelError, match=f"{said}.*the same lora options"):
+            await backend.load(tmp_path / "step")
+
+
 async def test_a_disk_that_refuses_leaves_the_checkpoint_before_as_it_was(qwen: Path, tmp_path: Path) -> None:
     async with serving(qwen) as backend:
         await backend.save(tmp_path / "step")

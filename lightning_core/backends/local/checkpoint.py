@@ -85,6 +85,7 @@ class Checkpoints:
             missing, unexpected = policy.base.load_state_dict(load_file(folder / WEIGHTS), strict=False)
             wrong = [*unexpected, *(name for name in missing if name not in policy.tied_names)]
         else:
+            _check_same(policy.network, folder)
             loaded = peft.set_peft_model_state_dict(policy.network, load_file(folder / ADAPTER))
             wrong = [*loaded.unexpected_keys, *(n for n in loaded.missing_keys if "lora_" in n)]
         if wrong:
@@ -98,6 +99,17 @@ class Checkpoints:
             weights = {n: w for n, w in policy.base.state_dict().items() if n not in policy.tied_names}
             return {**self._fixed, WEIGHTS: weights}
         return {**self._fixed, ADAPTER: peft.get_peft_model_state_dict(policy.network)}
+
+
+def _check_same(network: torch.nn.Module, folder: Path) -> None:
+    """Raise ValueError unless the folder's adapters are of the network's options."""
+    assert isinstance(network, peft.PeftModel)
+    present = network.peft_config["default"].to_dict()
+    saved = json.loads((folder / "adapter_config.json").read_text())
+    for option in ("r", "lora_alpha", "target_modules"):
+        here, there = (sorted(v) if isinstance(v := c[option], list | set) else v for c in (present, saved))
+        if here != there:
+            raise ValueError(f"its lora option {option} is {there!r}, that of this run is {here!r}")
 
 
 def _fixed_files(policy: Policy) -> dict[str, bytes]:
