@@ -463,6 +463,13 @@ def test_lora_targets_that_do_not_exist_are_named(qwen: Path) -> None:
         make_optimizer(qwen, LoraOptions(targets=("nothing_like_it",)))
 
 
+@pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
+def test_lora_targets_that_share_a_weight_are_named(qwen: Path, llama: Path, target: str) -> None:
+    with pytest.raises(ConfigError, match=f"{target}': its weight is also another layer's"):
+        make_optimizer(qwen, LoraOptions(targets=(target, "q_proj")))
+    make_optimizer(llama, LoraOptions(targets=(target, "q_proj")))  # it shares none
+
+
 def test_the_default_learning_rate_is_for_small_models_larger(qwen: Path) -> None:
     assert make_optimizer(qwen)[1].learning_rate == 4e-4
     assert make_optimizer(qwen, learning_rate=1e-5)[1].learning_rate == 1e-5

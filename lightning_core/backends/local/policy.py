@@ -145,7 +145,16 @@ def _with_lora(network: PreTrainedModel, lora: LoraOptions) -> torch.nn.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft uses a name that transformers leaves behind
+            warnings.filterwarnings("ignore", ".*tie_word_embeddings")  # such targets are refused below
             wrapped: torch.nn.Module = peft.get_peft_model(network, config)
     except ValueError as error:
         raise ConfigError(f"lora targets {lora.targets!r} don't fit this model: {error}") from error
+    weights = network.state_dict()
+    tied = {weights[name].data_ptr() for name in tied_names(network)}
+    adapted = [(n, m) for n, m in network.named_modules() if isinstance(m, peft.tuners.lora.LoraLayer)]
+    if shared := [name for name, module in adapted if module.weight.data_ptr() in tied]:
+        raise ConfigError(
+            f"lora targets {lora.targets!r} can't hold {shared[0]!r}: its weight is also another layer's, "
+            "which would not change with it; leave it out"
+        )
     return wrapped
