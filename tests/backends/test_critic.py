@@ -15,7 +15,7 @@ from lightning_core.algorithms.base import Critic
 from lightning_core.algorithms.losses import value_loss
 from lightning_core.backends.base import Batch
 from lightning_core.backends.local import LocalBackend
-from lightning_core.backends.local.critic import LocalCritic
+from lightning_core.backends.local.critic import COPIES, LocalCritic
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.settings import LoraOptions, TrainingSettings
@@ -256,7 +256,9 @@ async def test_a_critic_is_made_only_when_an_algorithm_needs_one(qwen: Path, tmp
         assert (tmp_path / "after" / "critic.safetensors").exists()
         # a checkpoint from before there was one: the critic is made anew, of the policy as it was then
         await backend.load(tmp_path / "before")
+        assert backend._started.policy.copies == 0
         assert await _phase(backend, batch) == wanted
+        assert backend._started.policy.copies == COPIES
     async with serving(qwen, learning_rate=1e-2, warmup_steps=1) as backend:
         await backend.load(tmp_path / "before")
         assert await _phase(backend, batch) == wanted

@@ -391,6 +391,15 @@ def test_the_reference_is_the_start_whatever_was_trained_since(qwen: Path, lora:
     assert seen[2].abs().max() > seen[1].abs().max()
 
 
+def test_a_reference_that_was_replaced_takes_no_memory(qwen: Path, llama: Path) -> None:
+    policy, optimizer = make_optimizer(qwen)
+    for folder in (qwen, llama, qwen):
+        optimizer.set_reference(str(folder))
+        assert policy.copies == 0
+        optimizer.update(interleaved(2, rollouts=1), GRPO(kl=0.1))
+        assert policy.copies == 1
+
+
 def test_the_learning_rate_warms_up_in_a_line(qwen: Path) -> None:
     _, optimizer = make_optimizer(qwen, learning_rate=0.4, warmup_steps=4, max_grad_norm=1e-9)
     rates = [optimizer.update(interleaved(0, 1, 1), Reinforce())["learning_rate"] for _ in range(5)]

@@ -31,6 +31,8 @@ from lightning_core.trajectories import Pack, make_packs
 from lightning_core.types import Key, Trajectory, Transition
 
 WEIGHTS, MOMENTS = "weights.", "moments."
+COPIES = 4
+"""Numbers that a critic keeps for each parameter: weight, gradient and two moments."""
 
 
 class ValueNetwork(torch.nn.Module):
@@ -78,7 +80,7 @@ class LocalCritic:
     def _parts(self) -> tuple[ValueNetwork, Descent]:
         if self._made is None:
             network = ValueNetwork(self._policy, bfloat16=self._bfloat16)
-            self._policy.copies += 4  # weight, gradient and two moments
+            self._policy.copies += COPIES
             self._made = network, Descent(list(network.trained().values()), self._options, scheduled=False)
         return self._made
 
@@ -188,6 +190,7 @@ class LocalCritic:
     @torch.no_grad()
     def load(self, state: dict[str, torch.Tensor], steps: int | None) -> None:
         """Go on from `state()` and `steps`."""
+        self._policy.copies -= COPIES if self._made else 0
         self._made = None
         if steps is None:
             return

@@ -151,6 +151,7 @@ class Optimizer:
 
     def set_reference(self, source: str) -> None:
         """Take the reference weights from another model folder."""
+        self._policy.copies -= self._reference is not None
         self._source, self._reference, self._referred = source, None, True
 
     def update(self, trajectories: tuple[Trajectory, ...], algorithm: Algorithm) -> dict[str, float]:
