@@ -145,6 +145,8 @@ class PolicyGradient(RolloutAlgorithm):
         check_range("clip", self.clip_high, of=kind, above=0)
         if self.dual_clip is not None:
             check_range("clip", self.dual_clip, of=kind, above=1)
+        if isinstance(self.kl, Sequence) and len(self.kl) != 2:
+            self._refuse("kl", "give its weight, or its weight and an estimator")
         if self.estimator not in get_args(Estimator):
             self._refuse("kl", f"the estimators are {', '.join(get_args(Estimator))}")
         check_range("kl", self.kl_weight, of=kind, least=0, most=1e9)
@@ -153,6 +155,9 @@ class PolicyGradient(RolloutAlgorithm):
             check_range("mini_batch_size", self.mini_batch_size, of=kind, least=1, whole=True)
         if not isinstance(self.aggregation, str):
             check_range("aggregation", self.aggregation, of=kind, least=1, whole=True)
+        weigh = None if isinstance(self.correction, type) else getattr(self.correction, "weigh", None)
+        if self.correction is not None and not callable(weigh):
+            self._refuse("correction", "give Truncated(), Masked(), an object with their method, or None")
         self._check_together()
 
     def _check_together(self) -> None:
@@ -171,6 +176,10 @@ class PolicyGradient(RolloutAlgorithm):
             )
         if self.mini_batch_size is not None and self.mini_batch_size >= self.tasks_per_step:
             self._refuse("mini_batch_size", "that is the whole batch; give less than tasks_per_step")
+        if self.ratio == "weight" and self.dual_clip is not None:
+            self._refuse(
+                "clip", "a clipped weight has no use for dual clip's bound; leave the third number out"
+            )
         if self.correction is not None and self.epochs == 1 and self.mini_batch_size is None:
             # the ratio is to the weights that begin the update, and no step is made before the loss is taken
             for option in ("ratio", "clip"):

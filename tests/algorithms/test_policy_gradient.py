@@ -8,7 +8,7 @@ import torch
 
 import lightning_core as lightning
 from lightning_core.algorithms.base import Entries, credit_batch, mini_batches
-from lightning_core.algorithms.policy_gradient import PolicyGradient
+from lightning_core.algorithms.policy_gradient import PolicyGradient, Truncated
 from lightning_core.credit.base import assign
 from lightning_core.credit.gae import Gae
 from lightning_core.credit.whole import uniform
@@ -340,6 +340,10 @@ def test_mini_batches_are_whole_groups_in_their_order_and_a_constant_is_shared_a
         ({"clip": (0.2, 0.2, 1.0)}, "clip=1.0"),
         ({"clip": (0.2, 0.2, 3.0, 4.0)}, "dual clip's bound"),
         ({"kl": (0.1, "k4")}, "k1, k2, k3"),
+        ({"kl": (0.1,)}, r"kl=\(0\.1,\): give its weight"),
+        ({"correction": "truncated"}, r"correction='truncated': give Truncated\(\)"),
+        ({"correction": Truncated}, r"correction=<class .*: give Truncated\(\)"),
+        ({"ratio": "weight", "clip": (1.0, 0.28, 3.0), "correction": None}, "no use for dual clip's bound"),
         ({"mini_batch_size": 0}, "mini_batch_size"),
         ({"mini_batch_size": 8}, "whole batch"),
     ],
