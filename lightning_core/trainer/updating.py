@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, pvariance
 
-from lightning_core.algorithms.base import Algorithm, credit_batch
+from lightning_core.algorithms.base import Algorithm, credit_batch, mini_batches
 from lightning_core.backends.base import Backend, Batch
 from lightning_core.credit.base import CreditReport
 from lightning_core.errors import TrainingError
@@ -64,7 +64,12 @@ class Updater:
                 ", ".join(report.unusable),
             )
         attempts = {rollout.id: rollout.attempts for rollout in batch.rollouts}
-        await self.session.store.add_credited(given(valued, credited, attempts, algorithm.weigh(credited)))
+        weights = {
+            key: weight
+            for part in mini_batches(credited, algorithm)
+            for key, weight in algorithm.weigh(part).items()
+        }
+        await self.session.store.add_credited(given(valued, credited, attempts, weights))
         return credited, report
 
     async def update(self, step: int, phase: ResolvedPhase, credited: list[Trajectory]) -> dict[str, float]:

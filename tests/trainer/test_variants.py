@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import openai
@@ -44,6 +44,31 @@ class App:
                     max_completion_tokens=8,
                 )
         return (turn + number) % 2.0
+
+
+def test_the_weights_that_are_stored_are_those_within_each_mini_batch(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    lightning.Trainer(
+        agents=["writer"],
+        algorithm=lightning.GRPO(group_size=2, tasks_per_step=3, mini_batch_size=1),
+        backend=lightning.LocalBackend("tiny"),
+        steps=1,
+        folder=folder,
+        progress=False,
+    ).fit(App().solve, train=TASKS)
+
+    async def read() -> dict[str, float]:
+        async with SqliteStore(RunFolder(folder, resume=True).store_url) as store:
+            rollouts = await store.find_rollouts(folder.name, step=0, split="train")
+            calls = await store.get_calls([one.id for one in rollouts])
+            credited = await store.get_credited([one.id for one in rollouts])
+        found: defaultdict[str, float] = defaultdict(float)
+        for one in rollouts:
+            [call], [given] = calls[one.id], credited[one.id]
+            found[one.task.id] += given.weight * len(call.choices[0].completion_ids)
+        return found
+
+    assert list(asyncio.run(read()).values()) == pytest.approx([1.0] * 3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
