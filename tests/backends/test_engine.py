@@ -379,6 +379,28 @@ async def test_a_closed_engine_ends_its_requests_and_refuses_new_ones(qwen: Path
         submit(engine, [5, 6], 5)
 
 
+async def test_a_closed_engine_ends_what_waits_for_it(qwen: Path) -> None:
+    engine, steps = start_engine(qwen), threading.Semaphore(3)
+    step = engine._step
+
+    def allowed_step() -> None:
+        steps.acquire()
+        step()
+
+    engine._step = allowed_step  # type: ignore[method-assign]
+    completion = submit(engine, [5, 6], 500)
+    while not completion.ids:
+        await completion.request.wait()
+    idle = engine.hold()
+    closing = asyncio.create_task(asyncio.to_thread(engine.close))
+    while not closing.done():
+        steps.release()
+        await asyncio.sleep(0.01)
+    await closing
+    for future in (idle, engine.hold(), engine.call(lambda: None)):
+        assert isinstance(future.exception(timeout=0), GatewayError)
+
+
 async def test_the_interpreters_switch_interval_is_the_engines_while_it_serves_and_no_longer(
     qwen: Path,
 ) -> None:

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -58,13 +59,16 @@ class Engine:
             Slots(shape, options.max_batch, max_bytes=options.slot_bytes),
             Prefixes(shape, max_bytes=options.prefix_bytes),
         )
-        self._inbox: queue.SimpleQueue[Completion | Callable[[], None] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Completion | Callable[[], None]] = queue.SimpleQueue()
         self._waiting: deque[Completion] = deque()
         self._sampler: Sampler | None = None
         self._wakes = Wakes()
         self._held = False
         self._when_idle: list[Future[None]] = []
         self._open = True
+        self._ended = False
+        """Whether the thread takes no more messages; then each sender ends what is left."""
+        self._ending = threading.Lock()
         self.policy_version = 0
         self.sampled_tokens = 0
         self.prefill_tokens = 0
@@ -94,10 +98,10 @@ class Engine:
         """Put a reply in line. Raises GatewayError unless the engine runs."""
         if not self._thread.is_alive():
             raise GatewayError("the engine is not running; start the backend before sending it requests")
-        self._inbox.put(completion)
+        self._put(completion)
 
     def close(self) -> None:
-        """Stop the thread; replies in flight end with an error."""
+        """Stop the thread; replies in flight, and all that waits for it, end with an error."""
         if self._thread.is_alive():
             self._inbox.put(self._stop)
             self._thread.join()
@@ -110,11 +114,13 @@ class Engine:
             if not future.set_running_or_notify_cancel():
                 return
             try:
+                if not self._open:
+                    raise _closed()
                 future.set_result(work())
             except Exception as error:
                 future.set_exception(error)
 
-        self._inbox.put(run)
+        self._put(run)
         return future
 
     def hold(self) -> Future[None]:
@@ -125,7 +131,7 @@ class Engine:
             self._held = True
             self._when_idle.append(idle)
 
-        self._inbox.put(start)
+        self._put(start)
         return idle
 
     def release(self) -> None:
@@ -134,7 +140,7 @@ class Engine:
         def go() -> None:
             self._held = False
 
-        self._inbox.put(go)
+        self._put(go)
 
     def refresh(self, weights: Mapping[str, torch.Tensor], policy_version: int) -> Future[None]:
         """Answer with new weights from the next step on; forgets all reusable prefixes. Call while held."""
@@ -153,7 +159,24 @@ class Engine:
                 self._receive()
                 if self._open:
                     self._guarded_step()
-        self._fail_all(GatewayError("the engine was closed while this request was in flight"))
+        self._ended = True
+        self._end_all()
+
+    def _put(self, message: Completion | Callable[[], None]) -> None:
+        self._inbox.put(message)
+        if self._ended:
+            self._end_all()
+
+    def _end_all(self) -> None:
+        with self._ending:
+            with suppress(queue.Empty):
+                while True:
+                    self._accept(self._inbox.get_nowait())
+            self._fail_all(_closed())
+            for future in self._when_idle:
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(_closed())
+            self._when_idle = []
 
     def _stop(self) -> None:
         self._open = False
@@ -163,14 +186,16 @@ class Engine:
         block = not self.running and not self._may_admit()
         try:
             while True:
-                message = self._inbox.get(block)
+                self._accept(self._inbox.get(block))
                 block = False
-                if isinstance(message, Completion):
-                    self._waiting.append(message)
-                elif message is not None:
-                    message()
         except queue.Empty:
             pass
+
+    def _accept(self, message: Completion | Callable[[], None]) -> None:
+        if isinstance(message, Completion):
+            self._waiting.append(message)
+        else:
+            message()
 
     def _may_admit(self) -> bool:
         if not self._held:
@@ -321,6 +346,10 @@ class Engine:
     def _fail(self, completion: Completion, error: BaseException) -> None:
         completion.error = completion.error or error
         self._wakes.add(completion.request)
+
+
+def _closed() -> GatewayError:
+    return GatewayError("the engine was closed while this request was in flight")
 
 
 def _follow(matcher: Matcher, token_id: int) -> EngineError | None:
