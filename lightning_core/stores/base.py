@@ -154,6 +154,7 @@ class Store(Protocol):
 
         One under a known (rollout, attempt, id) is left out. With `running` those that are left must be of
         running attempts: NotFoundError for an unknown rollout, LeaseLostError if the attempt has ended.
+        Without it, the last final reward of a rollout that has succeeded becomes the rollout's own.
         """
 
     async def add_events(self, events: Sequence[Event]) -> None:

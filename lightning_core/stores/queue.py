@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
+from lightning_core.linking import with_final
 from lightning_core.stores import rules
 from lightning_core.stores.notifications import QUEUE, Topic, cancelled_of, finished_of
 from lightning_core.stores.rows import Table
@@ -201,11 +202,21 @@ def reclaim(to: Transaction, worker: str, run_id: str | None) -> int:
 
 
 def add_rewards(to: Transaction, rewards: Sequence[Reward], *, running: bool) -> None:
-    """Record those that are not stored yet; with `running` all of these must be of running attempts."""
+    """Record those that are not stored yet; with `running` all of these must be of running attempts, else the
+    final ones of whole rollouts that have succeeded count at once."""
     rollouts = lock(to, [one.rollout_id for one in rewards]) if running else {}
     for one in rewards if running else ():
         rollout = rollouts.get(one.rollout_id, (None, None))[0]
         runs = rollout and rollout.status is Status.RUNNING and rollout.attempts == one.attempt
         if not runs and not to.is_stored(one):
             rules.check_running(one, rollout)
+    ended = {} if running else lock(to, finals(rewards))
     to.add_rewards(rewards)
+    before = [one for one, _ in ended.values() if one.status is Status.SUCCEEDED]
+    after = [with_final(one, to.rewards(one.id, one.attempts)) for one in before]
+    save(to, [new for old, new in zip(before, after, strict=True) if new != old])
+
+
+def finals(rewards: Sequence[Reward]) -> list[str]:
+    """The rollouts that get a final reward of their own, no agent's."""
+    return [one.rollout_id for one in rewards if one.kind == "final" and one.agent is None]

@@ -220,7 +220,8 @@ class TableStore:
         for reward in rewards:
             rules.check_reward(reward.rollout_id, reward.value)
         if rewards:
-            await self._write(lambda to: queue.add_rewards(to, rewards, running=running))
+            ids = () if running else queue.finals(rewards)
+            await self._write(lambda to: queue.add_rewards(to, rewards, running=running), ids)
 
     async def add_events(self, events: Sequence[Event]) -> None:
         if events:  # thousands, perhaps: they become rows on the writer's thread, not on the event loop

@@ -30,6 +30,7 @@ import httpx
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.judge.judge import Judge
 from lightning_core.judge.question import Dialogue, Question, Score, dialogue, make_question
+from lightning_core.linking import final_rewards
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.parts import ResolvedPhase
@@ -163,7 +164,7 @@ def _tell(
 def _reward(judge: Judge, rollout: Rollout, score: Score, given: Sequence[Reward]) -> Reward:
     """Later than every reward of the rollout, also where the clock of its worker is ahead of ours: the last
     final reward counts."""
-    own = rollout.reward if rollout.reward is not None else 0.0
+    own = final_rewards(one for one in given if one.source != SOURCE).get(None, 0.0)
     return Reward(
         rollout_id=rollout.id,
         attempt=rollout.attempts,

@@ -345,6 +345,33 @@ async def test_a_finish_with_neither_takes_the_last_final_reward_of_the_attempt_
     assert (await store.get_rewards(["a"]))["a"] == given
 
 
+async def test_the_last_final_reward_of_a_succeeded_rollout_becomes_its_own(store: Store) -> None:
+    await store.enqueue([rollout("a"), rollout("b"), rollout("broken"), rollout("running")])
+    for attempt in await store.lease("w", 3, LONG):
+        failed = attempt.rollout.id == "broken"
+        await store.finish(attempt, **({"error": "broke"} if failed else {"reward": 0.5}))
+    await lease_one(store)
+
+    def judged(name: str, value: float, **more: Any) -> Reward:
+        return Reward(rollout_id=name, attempt=1, value=value, source="judge", **more)
+
+    done = await find(store, "a")
+    await store.add_rewards([judged("a", 9.0, agent="writer"), judged("a", 9.0, kind="intermediate")])
+    await store.add_rewards(
+        [judged("a", 9.0).model_copy(update={"attempt": 2}), judged("a", 9.0, created_at=1.0)]
+    )
+    assert await find(store, "a") == done
+    await store.add_rewards(
+        [judged("a", 0.25), judged("b", 0.75), judged("broken", 1.0), judged("running", 1.0)]
+    )
+    assert await find(store, "a") == done.model_copy(update={"reward": 0.25})
+    assert [one.reward for one in await store.find_rollouts("run")] == [0.25, 0.75, None, None]
+    assert names(await store.find_rollouts("run", order="reward", newest=True)) == ["a", "b"]
+    await store.add_rewards([judged("a", 0.875)])
+    assert names(await store.find_rollouts("run", order="reward", newest=True)) == ["b", "a"]
+    assert sum(one.reward for one in await store.count_rollouts("run")) == 0.875 + 0.75
+
+
 async def test_a_finish_with_neither_of_a_released_attempt_is_no_repetition(store: Store) -> None:
     await store.enqueue([rollout("a")])
     attempt = await lease_one(store)

@@ -126,6 +126,15 @@ async def test_the_weight_mixes_the_judge_s_score_with_the_app_s_own_reward(tmp_
     assert [one.reward for one in judged] == [0.25 * 0.5 + 0.75 * 1.0, 0.25 * 1.0 - 0.75 * 1.0]
 
 
+async def test_of_a_group_that_was_judged_in_part_no_score_is_weighed_twice(tmp_path: Path) -> None:
+    said = [(rollout("a", reward=1.0), "0.5"), (rollout("b", reward=0.0), "0.25")]
+    made = await step(tmp_path, said, weight=0.5)
+    await made.store.add_rewards([Reward(rollout_id="a", attempt=1, value=0.75, source="judge")])
+    with judging(number_said) as server:
+        judged, _ = await made.judge(server)
+    assert [one.reward for one in judged] == [0.75, 0.125]
+
+
 async def test_equal_transcripts_are_shown_once_and_failed_rollouts_never(tmp_path: Path) -> None:
     penalised = rollout("p", status=Status.FAILED, reward=-1.0)
     said = [(rollout("a"), "0.5"), (rollout("b"), "0.25"), (rollout("c"), "0.5"), (penalised, "1.0")]
