@@ -29,6 +29,7 @@ from lightning_core.trainer.report import (
     evaluation,
     find_evidence,
     model_name,
+    reward_curve,
     running_mean,
     task_text,
 )
@@ -55,9 +56,10 @@ async def _standing(question: Question, found: Found) -> dict[str, Any]:
         run = await store.find_run(found.run_id)
         members = await store.list_members(found.run_id)
         counts = await store.count_rollouts(found.run_id)
+        metrics = await store.list_metrics(found.run_id)
     except LightningError as error:
         return {"error": str(error)}
-    rewards = [reward for _, reward in _by_step(counts, "train")]
+    rewards = reward_curve(metrics)[1]
     held_out = [one["greedy"] for one in await _evaluations(question, store, run, counts, ends=True)]
     told = held_out if len(held_out) > 1 else running_mean(rewards)
     return {
@@ -65,7 +67,7 @@ async def _standing(question: Question, found: Found) -> dict[str, Any]:
         "created_at": run.created_at if run else None,
         "model": model_name(run) if run else None,
         "script": run.provenance.get("script") if run else None,
-        "steps": len(rewards),
+        "steps": len(metrics),
         "rollouts": sum(one.count for one in counts),
         "rewards": rewards,
         "change": (told[0], told[-1]) if told else None,
@@ -153,19 +155,6 @@ def _origin(run: Run | None) -> dict[str, Any]:
         "settings": _settings(run),
         "versions": {name: versions[name] for name in NAMED_VERSIONS if name in versions},
     }
-
-
-def _by_step(counts: Sequence[RolloutCount], split: str) -> list[tuple[int, float]]:
-    """(step, mean reward) of a split, of steps that have ended, where any rollout has one."""
-    rewarded, total = Counter[int](), Counter[int]()
-    for one in counts:
-        if one.split == split:
-            rewarded[one.step] += one.rewarded
-            total[one.step] += one.reward  # type: ignore[assignment]
-    going_on = {one.step for one in counts if one.split == split and not one.status.finished}
-    return [
-        (step, total[step] / rewarded[step]) for step in sorted(rewarded.keys() - going_on) if rewarded[step]
-    ]
 
 
 async def _evaluations(

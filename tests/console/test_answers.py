@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from lightning_core.cli.runs import read_line
 from lightning_core.console.asking import Question
 from lightning_core.console.runs import list_runs
 from lightning_core.console.sandbox import show_sandbox
@@ -21,7 +22,8 @@ from lightning_core.console.shelf import TRIED, Shelf
 from lightning_core.insight.why import CHANGED, reasons_of
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.types import Reward, Rollout, Run, Status, Task
+from lightning_core.trainer.folder import RunFolder
+from lightning_core.types import Metrics, Reward, Rollout, Run, Status, Task
 from tests.console.conftest import JOB, STEPS, command
 
 Ask = Any
@@ -60,15 +62,26 @@ def test_the_list_of_runs_says_of_the_reward_what_the_summary_says(ask: Ask, fin
     assert run["model"] == "tiny"
 
 
-async def test_a_step_that_goes_on_is_not_in_the_list_s_curve(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/store.db"
+async def test_the_list_has_the_steps_and_rewards_of_the_terminal_s(tmp_path: Path) -> None:
+    """The second step is of demonstrations, and the fourth goes on."""
+    folder, url = tmp_path / "r", f"sqlite:///{tmp_path}/r/store.db"
+    with RunFolder(folder, resume=False) as made:
+        made.write_address(None, None)
     async with SqliteStore(url) as store:
         await store.put_run(Run(id="r"))
-        await store.enqueue([played("r", f"r-{step}", step, reward=0.5) for step in range(3)])
-        await store.enqueue([played("r", "r-3-0", 3, reward=1.0), played("r", "r-3-1", 3)])
-    async with Shelf(url, load_plugins()) as shelf:
+        for step, values in enumerate(({"reward": 0.25}, {"demonstrations": 4.0}, {"reward": 0.75})):
+            await store.put_metrics(Metrics(run_id="r", step=step, values=values))
+        await store.enqueue([played("r", f"r-{step}", step, reward=1.0) for step in (0, 2, 3)])
+    async with Shelf(str(folder), load_plugins()) as shelf:
         [run] = await list_runs(Question(shelf, []))
-    assert (run["steps"], run["rewards"], run["change"], run["held_out"]) == (3, [0.5] * 3, (0.5, 0.5), False)
+    assert (run["steps"], run["rewards"], run["change"], run["held_out"]) == (
+        3,
+        [0.25, 0.75],
+        (0.25, 0.5),
+        False,
+    )
+    line = await read_line(folder)
+    assert (line.steps, line.reward) == (3, "0.25 → 0.5 (training)")
 
 
 async def test_a_side_of_a_trial_whose_rollouts_all_failed_is_not_compared(tmp_path: Path) -> None:
