@@ -266,8 +266,9 @@ def write_page(folder: Path) -> None:
 
     try:
         say(f"page        {write_report(folder, load_plugins())}")
-    except (LightningError, OSError) as problem:
-        say(f"no page     {problem}")
+    except Exception as problem:  # the run has ended well all the same
+        kind = "" if isinstance(problem, LightningError | OSError) else f"{type(problem).__name__}: "
+        say(f"no page     {kind}{problem}")
 
 
 def plan_script(script: Path, arguments: Sequence[str], launch: Launch) -> None:

@@ -37,6 +37,7 @@ from lightning_core.console import models, reasons, rollouts, runs, sandbox
 from lightning_core.console.asking import Question
 from lightning_core.console.shelf import Shelf
 from lightning_core.errors import AccessError, ConfigError, DataError, LightningError, NotFoundError
+from lightning_core.json_text import whole
 
 Answer = Callable[[Question], Awaitable[Any]]
 ANSWERS: Final[Mapping[str, Answer]] = MappingProxyType(
@@ -61,6 +62,8 @@ POLICY: Final = (
     "default-src 'none'; script-src 'self' {scripts}; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+_BITS: Final = 63
+"""Of the integers that every reader of JSON takes, beside the sign."""
 _COOKIE: Final = "lightning-console"
 _HEADERS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -137,8 +140,27 @@ def _refuse(status: int, message: str) -> Response:
 
 
 def to_json(value: Any) -> bytes:
-    """An answer as it is sent: a number that is not finite becomes null."""
-    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+    """An answer as it is sent: a number that is not finite becomes null, an integer of more than 64 bits
+    text."""
+    option = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+    try:
+        return orjson.dumps(value, option=option)
+    except TypeError:
+        return orjson.dumps(_plain(value), option=option)
+
+
+def _plain(value: Any) -> Any:
+    """The value with whole characters, and with integers of 64 bits."""
+    match value:
+        case str():
+            return whole(value)
+        case int() if value.bit_length() > _BITS:
+            return str(value)
+        case dict():
+            return {_plain(name): _plain(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_plain(each) for each in value]
+    return value
 
 
 async def _page(request: Request) -> Response:

@@ -15,9 +15,12 @@ import httpx
 import pytest
 
 from lightning_core.cli.runs import read_line
+from lightning_core.cli.training import write_page
 from lightning_core.console.asking import Question
+from lightning_core.console.rollouts import show_rollout
 from lightning_core.console.runs import list_runs
 from lightning_core.console.sandbox import show_sandbox
+from lightning_core.console.server import to_json
 from lightning_core.console.shelf import TRIED, Shelf
 from lightning_core.insight.why import CHANGED, reasons_of
 from lightning_core.plugins import load_plugins
@@ -107,6 +110,30 @@ def played(
     ended = {} if reward is None else {"status": Status.SUCCEEDED, "reward": reward}
     task = Task(input={"number": number})
     return Rollout(id=name, run_id=run, group_id="g", step=step, task=task, **ended, **more)
+
+
+async def test_an_integer_of_more_than_64_bits_is_shown_as_text(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    task = Task(input={"number": 2**64, "more": [{"small": 1 - 2**63, "said": "half a parrot \ud83e"}]})
+    async with SqliteStore(url) as store:
+        await store.put_run(Run(id="r"))
+        await store.enqueue([Rollout(id="r-0", run_id="r", group_id="g", step=0, task=task)])
+    async with Shelf(url, load_plugins()) as shelf:
+        told = json.loads(to_json(await show_rollout(Question(shelf, [("run", "r"), ("id", "r-0")]))))
+    inner = {"small": 1 - 2**63, "said": "half a parrot \ufffd"}
+    assert told["input"] == {"number": str(2**64), "more": [inner]}
+
+
+async def test_a_page_that_can_t_be_written_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RunFolder(tmp_path / "r", resume=False) as made:
+        made.write_address(None, None)
+    async with SqliteStore(made.store_url) as store:
+        await store.put_run(Run(id="r", provenance={"versions": None}))
+    await asyncio.to_thread(write_page, made.path)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("no page     TypeError: ")
 
 
 def test_the_verdict_is_that_of_the_run(ask: Ask, finished: Path) -> None:
