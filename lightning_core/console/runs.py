@@ -89,6 +89,7 @@ async def show_run(question: Question) -> dict[str, Any]:
         store.list_members(found.run_id),
         store.list_alerts(found.run_id),
     )
+    newest = metrics[-1].step if metrics else (since or 0) - 1
     return {
         "name": found.name,
         "folder": str(found.folder) if found.folder else None,
@@ -102,7 +103,7 @@ async def show_run(question: Question) -> dict[str, Any]:
             {str(status): sum(one.count for one in counts if one.status is status) for status in Status}
         ),
         "evaluations": await _evaluations(question, store, run, counts),
-        "verdict": await _verdict(question, store, run, counts),
+        "verdict": await _verdict(question, store, run, counts, newest),
         "alerts": [alert.model_dump(mode="json") for alert in alerts],
         "members": [_member(each, members) for each in members],
     }
@@ -189,18 +190,19 @@ async def _evaluation(store: Store, run: Run, step: int) -> dict[str, Any] | Non
 
 
 async def _verdict(
-    question: Question, store: Store, run: Run | None, counts: Sequence[RolloutCount]
+    question: Question, store: Store, run: Run | None, counts: Sequence[RolloutCount], newest: int
 ) -> dict[str, Any] | None:
-    """The verdict on a run that has begun; made when more rollouts have ended than at the last look."""
+    """The verdict on a run that has begun; made when more rollouts have ended than at the last look, or when
+    there is a newer step than `newest` was then."""
     ended = sum(one.count for one in counts if one.status.finished)
     if run is None or not ended:
         return None
     key = run.id, run.created_at
-    known, found = question.shelf.verdicts.get(key, (0, None))
-    if known != ended:
+    known, found = question.shelf.verdicts.get(key, (None, None))
+    if known != (ended, newest):
         metrics = await store.list_metrics(run.id)
         found = verdict(await find_evidence(store, run, metrics, counts)).model_dump(mode="json")
-        question.shelf.verdicts[key] = ended, found
+        question.shelf.verdicts[key] = (ended, newest), found
     return found
 
 

@@ -18,7 +18,7 @@ from lightning_core.cli.runs import read_line
 from lightning_core.cli.training import write_page
 from lightning_core.console.asking import Question
 from lightning_core.console.rollouts import show_rollout
-from lightning_core.console.runs import list_runs
+from lightning_core.console.runs import list_runs, show_run
 from lightning_core.console.sandbox import show_sandbox
 from lightning_core.console.server import to_json
 from lightning_core.console.shelf import TRIED, Shelf
@@ -144,6 +144,21 @@ def test_the_verdict_is_that_of_the_run(ask: Ask, finished: Path) -> None:
         == ask("run", since=STEPS)["verdict"]
         == json.loads((finished / "summary.json").read_text())["verdict"]
     )
+
+
+async def test_the_verdict_knows_a_step_whose_rollouts_it_had_seen(tmp_path: Path) -> None:
+    """They end before the step's numbers are stored."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with SqliteStore(url) as store, Shelf(url, load_plugins()) as shelf:
+        await store.put_run(Run(id="r"))
+        await store.enqueue([played("r", "r-0", 0, reward=1.0)])
+        for step, since in enumerate((None, 1, 2)):
+            asked = [("run", "r"), *([] if since is None else [("since", str(since))])]
+            before = await show_run(Question(shelf, asked))
+            assert before["verdict"]["numbers"]["steps"] == step
+            await store.put_metrics(Metrics(run_id="r", step=step, values={"reward": 1.0}))
+            after = await show_run(Question(shelf, asked))
+            assert after["verdict"]["numbers"]["steps"] == step + 1
 
 
 def test_the_terms_add_up_to_the_advantage_of_each_call(ask: Ask) -> None:
