@@ -28,12 +28,13 @@ from lightning_core.trainer.report import (
     agent_summaries,
     evaluation,
     find_evidence,
+    find_whole_evaluation,
     model_name,
     reward_curve,
     running_mean,
     task_text,
 )
-from lightning_core.types import Member, Metrics, RolloutCount, Run, Status
+from lightning_core.types import Member, Metrics, Rollout, RolloutCount, Run, Status
 
 _POINTS: Final = 800
 """Steps that are sent as they are; of more steps, points."""
@@ -297,10 +298,17 @@ async def show_advice(question: Question) -> list[dict[str, Any]]:
 async def _history(question: Question, found: Found, *, metrics: bool = False) -> History:
     store = await question.shelf.read(found)
     run = await get_run(store, found.run_id)
-    evaluated = [one.step for one in await store.count_rollouts(run.id) if one.split == "validation"]
-    held_out = await store.find_rollouts(run.id, step=max(evaluated), split="validation") if evaluated else []
-    greedy = [one for one in held_out if one.sampling.temperature == 0.0 and one.status.finished]
+    greedy = [one for one in await _last_evaluation(store, run.id) if one.sampling.temperature == 0.0]
     return History(run, await store.list_metrics(run.id) if metrics else (), greedy)
+
+
+async def _last_evaluation(store: Store, run_id: str) -> list[Rollout]:
+    """The rollouts of the newest evaluation that is whole."""
+    steps = {one.step for one in await store.count_rollouts(run_id) if one.split == "validation"}
+    for step in sorted(steps, reverse=True):
+        if found := await find_whole_evaluation(store, run_id, step):
+            return found
+    return []
 
 
 def _parted(

@@ -18,7 +18,7 @@ from lightning_core.cli.runs import read_line
 from lightning_core.cli.training import write_page
 from lightning_core.console.asking import Question
 from lightning_core.console.rollouts import show_rollout
-from lightning_core.console.runs import list_runs, show_run
+from lightning_core.console.runs import list_runs, show_comparison, show_run
 from lightning_core.console.sandbox import show_sandbox
 from lightning_core.console.server import to_json
 from lightning_core.console.shelf import TRIED, Shelf
@@ -26,6 +26,7 @@ from lightning_core.insight.why import CHANGED, reasons_of
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.folder import RunFolder
+from lightning_core.trainer.plan import RolloutPlan
 from lightning_core.types import Metrics, Reward, Rollout, Run, Status, Task
 from tests.console.conftest import JOB, STEPS, command
 
@@ -279,6 +280,26 @@ def test_the_parts_of_the_time_are_the_steps(ask: Ask) -> None:
     time = ask("time")
     assert sum(part["seconds"] for part in time["parts"]) == pytest.approx(time["seconds"])
     assert {agent["name"] for agent in time["agents"]} == {"writer", "critic"}
+
+
+async def test_runs_are_compared_by_their_last_whole_evaluation(tmp_path: Path) -> None:
+    """Neither by one that was withdrawn, nor by what a search has tried."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    tasks = [Task(input={"number": number}, split="validation") for number in range(3)]
+    async with SqliteStore(url) as store:
+        await store.put_run(Run(id="r"))
+        await store.enqueue(RolloutPlan("r", 0).evaluate(tasks))
+        for attempt in await store.lease("w", 6, 60.0):
+            await store.finish(attempt, reward=attempt.rollout.sampling.temperature == 0.0)
+        withdrawn = RolloutPlan("r", 1).evaluate(tasks)
+        await store.enqueue(withdrawn)
+        await store.cancel([one.id for one in withdrawn])
+        await store.enqueue(RolloutPlan("r", 2).search([("a", "0", {}, tasks[0])], 1))
+        for attempt in await store.lease("w", 1, 60.0):
+            await store.finish(attempt, reward=0.25)
+    async with Shelf(url, load_plugins()) as shelf:
+        told = await show_comparison(Question(shelf, [("with", "r")]))
+    assert [(one["tasks"], one["mean"]) for one in told["held_out"]] == [(3, 1.0)]
 
 
 def test_a_run_equals_itself(ask: Ask) -> None:
