@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from lightning_core.errors import ConfigError
 from lightning_core.trackers.base import Beginning, check_installed
@@ -38,7 +39,7 @@ class TensorBoard:
         earlier = find_earlier(folder, run.id)
         if self.folder is None:
             folder.mkdir(mode=0o700, exist_ok=True)
-        self._writer = EventFileWriter(str(folder), filename_suffix=f".{run.id}")
+        self._writer = EventFileWriter(str(folder), filename_suffix=_suffix(run.id))
         self._writer.flush()
         if self.folder is None:  # as all in the run's folder; one that was given is open as its user wants
             for path in find_earlier(folder, run.id):
@@ -81,4 +82,9 @@ class TensorBoard:
 
 def find_earlier(folder: Path, run_id: str) -> list[Path]:
     """The event files of a run that are in a folder."""
-    return [path for path in folder.glob("events.out.tfevents.*") if path.name.endswith(f".{run_id}")]
+    return [path for path in folder.glob("events.out.tfevents.*") if path.suffix == _suffix(run_id)]
+
+
+def _suffix(run_id: str) -> str:
+    """With what the names of a run's files end, and those of no other run: it holds no other dot."""
+    return "." + quote(run_id, safe="").replace(".", "%2E")

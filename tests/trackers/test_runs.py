@@ -139,6 +139,18 @@ def test_an_export_has_the_same_and_a_second_one_takes_its_place(tracked, tmp_pa
     assert scalars(tracked.folder / "tensorboard", "validation/sampled") == evaluations
 
 
+def test_a_run_leaves_the_files_of_a_run_alone_whose_name_ends_like_its_own(tmp_path):
+    names = ["0.1", "1", "x.0.1", "a/b", "%2E1"]
+    for again in range(2):
+        for name in names:
+            tracker = TensorBoard(tmp_path)
+            tracker.start(Beginning(Run(id=name)))
+            tracker.log(1, {"reward": 0.5}, 1.0)
+            tracker.finish("finished")
+            assert len(find_earlier(tmp_path, name)) == 1, (again, name)
+    assert len(list(tmp_path.glob("events.*"))) == len(names)
+
+
 async def test_an_export_leaves_alone_what_a_living_trainer_writes(tmp_path):
     async with SqliteStore(f"sqlite:///{tmp_path / 'store.db'}") as store:
         run = Run(id="run", folder=str(tmp_path))
