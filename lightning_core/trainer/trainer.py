@@ -109,6 +109,9 @@ def _begun(folder: str | Path | None) -> bool:
 async def _fit(
     trainer: Trainer, folder: RunFolder, solve: Solve, train: list[Task], validation: list[Task]
 ) -> Summary:
+    made = folder.latest_checkpoint()
+    if made and made[0] > trainer.total_steps:
+        raise ConfigError(f"the run already has {made[0]} steps: resume it with steps={made[0]} or more")
     with Display(enabled=trainer.progress, steps=trainer.total_steps) as display:
         observers = Observers(display)
         observers.note(f"run {folder.run_id} in {folder.path}")
@@ -179,10 +182,8 @@ def _add_observers(session: Session) -> None:
 
 
 async def _train(session: Session, run: Run, train: Sequence[Task], validation: Sequence[Task]) -> None:
-    checkpoint, total = session.folder.latest_checkpoint(), session.settings.total_steps
+    checkpoint = session.folder.latest_checkpoint()
     first = checkpoint[0] if checkpoint else 0
-    if first > total:
-        raise ConfigError(f"the run already has {first} steps: resume it with steps={first} or more")
     await session.begin(run)
     history = [entry for entry in await session.store.list_metrics(run.id) if entry.step < first]
     async with session.observers.observe(run, history):

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import lightning_core as lightning
 from lightning_core.errors import ConfigError, StoreError, TrainingError
+from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.summary import Summary
 
 TASKS = [{"question": f"List the boats with speed above {n}."} for n in range(8)]
@@ -90,8 +91,14 @@ def test_evaluations_between_steps_are_in_the_summary(finished):
     ],
 )
 def test_a_run_is_not_resumed_as_another_run(finished, change, named):
+    async def record() -> object:
+        async with SqliteStore(f"sqlite:///{finished / 'store.db'}") as store:
+            return await store.find_run("run")
+
+    before = asyncio.run(record())
     with pytest.raises(ConfigError, match=named):
         fit(finished, resume=True, **change)
+    assert asyncio.run(record()) == before
 
 
 def test_a_finished_run_is_resumed_with_more_steps(finished):
