@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -26,6 +26,7 @@ from lightning_core.trace import Item, Node, Trace, read_traces
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.report import task_text
+from lightning_core.trainer.versions import FolderStore
 from lightning_core.types import Call, Reward, Rollout, Span, Status, Task, ToolEvent, matches
 
 LISTED = 8
@@ -79,12 +80,13 @@ def read_filter(where: Sequence[str]) -> Filter:
 
 @asynccontextmanager
 async def open_run(path: Path) -> AsyncIterator[tuple[Store, str]]:
-    """The store of a run, and the run's id in it. Raises ConfigError for what is not a run's folder."""
+    """The store of a run, and the run's id in it; its weights are found where the folder is now. Raises
+    ConfigError for what is not a run's folder."""
     found = RunFolder(path, resume=True).find_run()
     if found is None:
         raise ConfigError(f"{str(path)!r} is not a run's folder; `agentlightning runs` lists the runs")
     async with open_store(found[0], load_plugins()) as store:
-        yield store, found[1]
+        yield cast(Store, FolderStore(store, path)), found[1]
 
 
 async def find_rollouts(store: Store, run_id: str, newest: int | None = None) -> list[Rollout]:

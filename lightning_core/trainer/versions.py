@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from lightning_core.backends.base import Backend
 from lightning_core.backends.folders import replacing
@@ -87,9 +88,9 @@ class Versions:
     async def _find_again(self, version: ResourceVersion) -> None:
         """The run's folder may have been moved, or be reached by a link: its content is then where the folder
         is now, in the spelling that the retention compares."""
-        moved = _moved(version.uri, self._folder.path)
-        if moved is not None:
-            await self._put(version.model_copy(update={"uri": moved}), current=False)
+        found = _found_again(version, self._folder.path)
+        if found != version:
+            await self._put(found, current=False)
 
     async def _measure(self, version: int, numbers: Mapping[str, float]) -> None:
         known = self._known.get(version)
@@ -122,6 +123,27 @@ class Versions:
         else:
             await self._store.put_resource(version)
         self._known[version.version] = version
+
+
+class FolderStore:
+    """The store of a run whose folder may have been moved: versions of its weights lie where the folder is
+    now. The rest is as it is stored."""
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        self._store = store
+        self._folder = folder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def list_resources(self, run_id: str, name: str = POLICY) -> list[ResourceVersion]:
+        found = await self._store.list_resources(run_id, name)
+        return [_found_again(each, self._folder) if name == POLICY else each for each in found]
+
+
+def _found_again(version: ResourceVersion, folder: Path) -> ResourceVersion:
+    moved = _moved(version.uri, folder)
+    return version if moved is None else version.model_copy(update={"uri": moved})
 
 
 def _moved(uri: str | None, folder: Path) -> str | None:

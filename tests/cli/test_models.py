@@ -17,7 +17,11 @@ from transformers import AutoModelForCausalLM
 
 from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.cli import main
+from lightning_core.cli.rollouts import open_run
+from lightning_core.plugins import load_plugins
+from lightning_core.stores.base import get_run
 from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.trainer.roles.gateway import serving_run
 from lightning_core.types import ResourceVersion, Run
 from lightning_core.versions import put_prompt
 
@@ -145,6 +149,26 @@ def test_what_is_exported_is_loaded_by_transformers(run: Path, command: Command,
     assert "is not empty, and nothing is overwritten" in command("export", run, 0, out, fails=True)
     command("--name", "system", "export", run, 1, tmp_path / "prompt")
     assert (tmp_path / "prompt" / "system.txt").read_text() == "Answer.\nBe kind."
+
+
+def test_a_run_whose_folder_was_moved_is_exported_compared_and_served(run: Path, command: Command) -> None:
+    renamed = run.rename(run.with_name("renamed"))
+    out = run.with_name("out")
+    command("export", renamed, 2, out)
+    assert AutoModelForCausalLM.from_pretrained(out)
+    assert "50.000%" in command("diff", renamed, 0, 2)
+
+    async def serve() -> None:
+        async with open_run(renamed) as (store, run_id):
+            async with serving_run(store, await get_run(store, run_id), load_plugins(), version=2):
+                pass
+            [*_, last] = await store.list_resources(run_id)
+        assert last.uri == str(renamed / "checkpoints" / "step-000002")
+        async with SqliteStore(f"sqlite:///{renamed / 'store.db'}") as store:
+            [*_, last] = await store.list_resources(run_id)
+        assert last.uri == str(run / "checkpoints" / "step-000002")
+
+    asyncio.run(serve())
 
 
 def test_a_run_is_found_in_its_store_as_well(run: Path, command: Command) -> None:
