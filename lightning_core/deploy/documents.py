@@ -29,13 +29,13 @@ def make_compose(deployment: Deployment, files: Path) -> Document:
     services: Document = {
         "trainer": {
             **_part(deployment, files, heavy),
-            "command": deployment.train(place),
+            "command": _literal(deployment.train(place)),
             "restart": "on-failure",
             **_devices(deployment),
         },
         "worker": {
             **_part(deployment, files, "core"),
-            "command": deployment.work(place),
+            "command": _literal(deployment.work(place)),
             "restart": "unless-stopped",
             "deploy": {"replicas": deployment.workers},
             "volumes": [],
@@ -53,7 +53,7 @@ def make_compose(deployment: Deployment, files: Path) -> Document:
     if deployment.gateway:
         services["gateway"] = {
             **_part(deployment, files, heavy, app=False),
-            "command": deployment.answer(place, "--name", "gateway"),
+            "command": _literal(deployment.answer(place, "--name", "gateway")),
             "restart": "unless-stopped",
             "healthcheck": _healthy(),
         }
@@ -65,6 +65,11 @@ def make_compose(deployment: Deployment, files: Path) -> Document:
             if part is not services["postgres"]:
                 part["depends_on"] = {"postgres": {"condition": "service_healthy"}}
     return {"name": deployment.name, "services": services, "volumes": volumes}
+
+
+def _literal(words: list[str]) -> list[str]:
+    """A command in which Compose replaces no variables."""
+    return [word.replace("$", "$$") for word in words]
 
 
 def _part(deployment: Deployment, files: Path, image: str, *, app: bool = True) -> Document:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.cases import CASES, render
+from lightning_core.deploy.documents import make_compose
+from tests.deploy.cases import CASES, FILES, SCRIPTS, read, render
 
 BINARIES = Path(sys.executable).parent
 SECRETS = {"PGPASSWORD": "p", "REDISCLI_AUTH": "p", "OPENAI_API_KEY": "k"}
@@ -61,6 +62,20 @@ def test_a_version_to_serve_is_a_number_in_the_environment(tmp_path: Path) -> No
 
     assert serves() == "/runs/plain"
     assert serves(SERVE_VERSION="12") == "/runs/plain@12"
+
+
+def test_a_dollar_in_arguments_and_settings_reaches_the_script(tmp_path: Path) -> None:
+    deployment = read(
+        SCRIPTS / "plain.py",
+        'agents=["$HOME", "${a}"]',
+        arguments=("--cost", "$5"),
+    )
+    done = config(tmp_path, make_compose(deployment, FILES), **SECRETS)
+    assert done.returncode == 0, done.stderr
+    services = json.loads(done.stdout.replace("$$", "$"))["services"]  # printed to be read again
+    for name in ("trainer", "worker"):
+        assert 'agents=["$HOME", "${a}"]' in services[name]["command"]
+        assert services[name]["command"][-2:] == ["--cost", "$5"]
 
 
 @pytest.mark.parametrize(
