@@ -34,11 +34,11 @@ def reward(answer: str, task: Mapping[str, Any]) -> float:
 
 def read_tasks(source: str | Path) -> list[dict[str, Any]]:
     """One dictionary for each line of a .jsonl or .csv file, or row of a dataset."""
-    if str(source).endswith(".jsonl"):
-        return [json.loads(line) for line in Path(source).read_text().splitlines() if line.strip()]
-    if str(source).endswith(".csv"):
-        with open(source, newline="") as file:
-            return list(csv.DictReader(file))
+    if str(source).endswith((".jsonl", ".csv")):
+        with open(source, encoding="utf-8-sig", newline="") as file:
+            if str(source).endswith(".csv"):
+                return list(csv.DictReader(file))
+            return [json.loads(line) for line in file if line.strip()]
     from datasets import load_dataset  # pip install datasets
 
     return [{**row, "split": split} for split, rows in load_dataset(str(source)).items() for row in rows]

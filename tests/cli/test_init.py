@@ -61,6 +61,20 @@ def test_the_apps_know_nothing_of_this_project_and_share_one_script() -> None:
         compile(files["train.py"], "train.py", "exec")
 
 
+def test_tasks_are_read_as_other_programs_write_them(tmp_path: Path) -> None:
+    """With a byte order mark, lines that end as on Windows, and rare breaks of lines within a text."""
+    for name, text in read_starter(Framework.PLAIN).items():
+        (tmp_path / name).write_text(text)
+    said = ["one\u2028more\u0085line", "two"]
+    lines = "\r\n".join(json.dumps({"message": each}, ensure_ascii=False) for each in said)
+    (tmp_path / "own.jsonl").write_text(f"\ufeff{lines}\r\n\r\n", encoding="utf-8", newline="")
+    (tmp_path / "own.csv").write_text("\ufeffmessage\r\n" + "\r\n".join(said), encoding="utf-8", newline="")
+    read = "import json, train; print(json.dumps([*map(train.read_tasks, ('own.jsonl', 'own.csv'))]))"
+    told = subprocess.run([sys.executable, "-c", read], cwd=tmp_path, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    assert json.loads(told.stdout) == [[{"message": each} for each in said]] * 2
+
+
 def test_tasks_are_of_each_team_and_none_is_in_both_splits() -> None:
     rows = [json.loads(line) for line in read_starter(Framework.PLAIN)["tasks.jsonl"].splitlines()]
     assert len({row["message"] for row in rows}) == len(rows)
