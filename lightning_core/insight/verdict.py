@@ -38,6 +38,8 @@ LEAST = 3
 """Pairs, or steps on each side, below which no difference is told."""
 MOSTLY = 0.5
 """Share of rollouts that failed, or made no call, from which on that is the verdict."""
+_GAIN = "search/gain"
+"""How the metrics of a search's gain begin."""
 
 
 class Verdict(Record):
@@ -221,7 +223,30 @@ def _count(evidence: Evidence, *statuses: Status) -> int:
 # what was learnt ------------------------------------------------------------------------------
 def _change(evidence: Evidence) -> _Finding:
     pairs = len(_rewards(evidence.before).keys() & _rewards(evidence.after).keys())
-    return _held_out_change(evidence) or _training_change(evidence, pairs) or _untold(evidence)
+    return (
+        _searched(evidence)
+        or _held_out_change(evidence)
+        or _training_change(evidence, pairs)
+        or _untold(evidence)
+    )
+
+
+def _searched(evidence: Evidence) -> _Finding | None:
+    """What the searches for better prompts found, in a run that trained nothing: the last that found some."""
+    searches = [each.values for each in evidence.metrics if f"{_GAIN}/low" in each.values]
+    if not searches or len(searches) < len(evidence.metrics):
+        return None
+    last = next((each for each in reversed(searches) if each[f"{_GAIN}/low"] > 0), searches[-1])
+    old, new = last["search/reporting/seed"], last["search/reporting/chosen"]
+    low, high = last[f"{_GAIN}/low"], last[f"{_GAIN}/high"]
+    better = low > 0
+    return _Finding(
+        "improved" if better else "flat",
+        f"{'Improved: the prompts are better' if better else 'No better prompts'} than the seed: reward "
+        f"{say(old)} with the seed, {say(new)} with those chosen, {new - old:+.3g} (95 % interval "
+        f"{low:+.2g} to {high:+.2g}; tasks that no search has seen)",
+        {"before": old, "after": new, "low": low, "high": high},
+    )
 
 
 def _held_out_change(evidence: Evidence) -> _Finding | None:

@@ -119,6 +119,25 @@ def test_without_held_out_tasks_first_and_last_steps_are_compared():
     assert "first and last 3 steps" in told.sentence
 
 
+def searched(chosen: float, low: float, high: float) -> Metrics:
+    found = {"reporting/seed": 0.25, "reporting/chosen": chosen, "gain/low": low, "gain/high": high}
+    return Metrics(run_id="r", step=0, values={f"search/{name}": value for name, value in found.items()})
+
+
+def test_a_search_is_told_by_its_own_interval_where_nothing_was_trained():
+    better, equal = searched(0.75, 0.25, 0.75), searched(0.5, -0.125, 0.5)
+    told = verdict(Evidence(metrics=[better]))
+    assert (told.kind, told.numbers["low"], told.numbers["high"]) == ("improved", 0.25, 0.75)
+    assert told.sentence.startswith(
+        "Improved: the prompts are better than the seed: reward 0.25 with the seed"
+    )
+    assert verdict(Evidence(metrics=[better, equal])) == told
+    told = verdict(Evidence(metrics=[equal]))
+    assert (told.kind, told.also) == ("flat", ())
+    assert told.sentence.startswith("No better prompts than the seed: reward 0.25 with the seed, 0.5 with")
+    assert "search" not in verdict(Evidence(metrics=[better, *steps([0.0] * 3 + [1.0] * 3)])).sentence
+
+
 def test_too_little_is_said_to_be_too_little():
     told = verdict(Evidence(metrics=steps([0.0, 1.0]), before=evaluated([1.0])))
     assert told.kind == "untold"

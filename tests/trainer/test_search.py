@@ -173,6 +173,8 @@ def test_gepa_improves_a_hosted_agents_prompt_within_its_budget(tmp_path: Path, 
     (found,) = summary.searches
     assert found.reporting[1] > found.reporting[0] == 0.0
     assert found.verdict == "better than the seed"
+    assert summary.verdict is not None
+    assert summary.verdict.sentence.startswith("Improved: the prompts are better than the seed")
     assert (found.rollouts, found.reflections) == (
         len(records(tmp_path / "run").rollouts),
         len(model.reflected),
