@@ -46,3 +46,9 @@ def check_choice(name: str, value: object, allowed: Sequence[str], *, of: str) -
     """Raise ConfigError unless it is one of these. `of` says whose option it is."""
     if value not in allowed:
         raise ConfigError(f"{of} can't use {name}={value!r}: give one of {', '.join(map(repr, allowed))}")
+
+
+def check_kind(name: str, value: object, kinds: type | tuple[type, ...], give: str) -> None:
+    """Raise ConfigError unless it is of one of these kinds. `give` says in words what to give."""
+    if not isinstance(value, kinds):
+        raise ConfigError(f"{name}={value!r}: give {give}")

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Final, Literal
 
 from lightning_core.errors import ConfigError
-from lightning_core.ranges import check_range
+from lightning_core.ranges import check_kind, check_range
 
 SMALL: Final = 10_000_000
 """Parameters below which a model is small."""
@@ -89,6 +90,12 @@ class TrainingSettings:
         check_range("max_grad_norm", self.max_grad_norm, above=0, most=1e12)
         if self.pack_tokens is not None:
             check_range("pack_tokens", self.pack_tokens, least=1, whole=True)
+        check_kind(
+            "schedule",
+            self.schedule,
+            (Schedule, NoneType),
+            'Schedule(...), with --set {"kind": "cosine", "steps": 100}, or None',
+        )
         if self.schedule is not None and self.schedule.steps <= self.warmup_steps:
             raise ConfigError(
                 f"schedule={self.schedule!r} ends within warmup_steps={self.warmup_steps!r}; give it more "
@@ -122,6 +129,9 @@ class BackendSettings(TrainingSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_kind(
+            "lora", self.lora, (LoraOptions, NoneType), 'LoraOptions(...), with --set {"rank": 8}, or None'
+        )
         check_range("max_batch", self.max_batch, least=1, whole=True)
         if self.context is not None:
             check_range("context", self.context, least=2, whole=True)

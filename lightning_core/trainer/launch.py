@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from lightning_core.errors import ConfigError
 from lightning_core.hookspecs import Kind
@@ -54,7 +55,8 @@ class Launch:
                 del settings["backend"]
             elif trainer.model is None or str(trainer.model) == TINY:
                 settings.setdefault("model", given.model)
-        changed = replace(trainer, **settings)
+        plain = {name: value for name, value in settings.items() if name != "algorithm"}
+        changed = replace(trainer, **{**settings, **_nested(type(trainer), plain)})
         if self.algorithm:
             changed = replace(changed, algorithm=_with("algorithm", changed.algorithm, self.algorithm))
         if self.backend:
@@ -77,7 +79,29 @@ def _with(kind: Kind, part: Any, given: Mapping[str, Any], needed: Mapping[str, 
         name = part if isinstance(part, str) else getattr(part, "name", type(part).__name__)
         has = f"; it has {', '.join(sorted(known))}" if known else ""
         raise ConfigError(f"{kind} {name!r} has no setting {', '.join(map(repr, sorted(unknown)))}{has}")
-    return replace(part, **given) if make is None else make(**{**(needed or {}), **given})
+    if make is None:
+        return _make(kind, partial(replace, part), _nested(type(part), given))
+    return _make(kind, make, {**(needed or {}), **_nested(make, given)})
+
+
+def _nested(of: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a class; where it takes a dataclass of its own, a dict becomes that."""
+    made = dict(given)
+    dicts = {name: value for name, value in given.items() if isinstance(value, dict)}
+    hints = get_type_hints(of) if dicts else {}
+    for name, value in dicts.items():
+        hint = hints.get(name)
+        for kind in filter(is_dataclass, (hint, *get_args(hint))):
+            made[name] = _make(name, cast("Callable[..., Any]", kind), value)
+    return made
+
+
+def _make(name: str, make: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    """Raises ConfigError for settings that it does not take."""
+    try:
+        return make(**given)
+    except TypeError as problem:
+        raise ConfigError(f"{name}={dict(given)!r} can't be used: {problem}") from problem
 
 
 @contextmanager

@@ -94,6 +94,11 @@ def make_backend(settings: Settings, plugins: Plugins) -> Backend:
         backend: Backend = plugins.part("backend", settings.backend)(model=model)
         backend.seed = settings.seed
         return backend
+    if not hasattr(settings.backend, "model"):
+        raise ConfigError(
+            f"backend={settings.backend!r} is none: give a backend such as LocalBackend(...), or its name; "
+            "on the command line its options are --set backend.NAME=VALUE"
+        )
     given: Backend = settings.backend
     given.seed = settings.seed
     if settings.model is not None and str(settings.model) not in (TINY, str(given.model)):

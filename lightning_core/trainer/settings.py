@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType, NoneType
 from typing import Any, Final, Literal
 
 from lightning_core.air.base import AIR
@@ -15,9 +16,9 @@ from lightning_core.algorithms.search import Search
 from lightning_core.errors import ConfigError
 from lightning_core.judge.judge import Judge
 from lightning_core.prompts import ALL, Prompt
-from lightning_core.ranges import check_range
+from lightning_core.ranges import check_kind, check_range
 from lightning_core.runner.config import FailurePolicy
-from lightning_core.runner.ray_workers import Workers, parse_workers
+from lightning_core.runner.ray_workers import RayWorkers, Workers, parse_workers
 from lightning_core.trackers.base import Tracker
 from lightning_core.types import Role
 from lightning_core.versions import is_taken
@@ -27,6 +28,28 @@ TINY: Final = "tiny"
 """The model that the project ships for its examples."""
 REMOTE_ROLES: Final[tuple[Role, ...]] = ("gateway", "runner")
 """Those that other processes can play; the trainer's is here."""
+
+KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = MappingProxyType(
+    {
+        "model": ((str, Path, NoneType), "a model's name or a folder"),
+        "agents": ((str, Sequence, NoneType), "names or globs of agents, or None"),
+        "prompts": ((str, Mapping), '{"AGENT": "its system prompt"}, or "all"'),
+        "store": ((str, NoneType), "a URL, or None"),
+        "folder": ((str, Path, NoneType), "a path, or None"),
+        "remote": ((str, Sequence), f"names among {', '.join(REMOTE_ROLES)}"),
+        "listen": ((str,), "HOST:PORT, such as 0.0.0.0:8000"),
+        "address": ((str, NoneType), "a URL, or None"),
+        "workers": ((int, str, RayWorkers, NoneType), "a number, 'ray:8', RayWorkers(...) or None"),
+        "on_failure": ((FailurePolicy,), 'FailurePolicy(...), or with --set {"then": "drop"}'),
+        "constrain": ((bool,), "True or False"),
+        "air": ((AIR, bool, NoneType), "True, False or AIR(...)"),
+        "judge": ((Judge, NoneType), 'Judge(...), with --set {"model": ...}, or None'),
+        "trackers": ((str, Sequence), "names or objects of trackers"),
+        "group_by": ((str, NoneType), "the name of a field of the tasks, or None"),
+        "progress": ((bool,), "True or False"),
+    }
+)
+"""What settings are given as, in types and in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +129,9 @@ class Settings:
     """Show progress on the terminal (standard error)."""
 
     def __post_init__(self) -> None:
+        for name, (kinds, give) in KINDS.items():
+            check_kind(name, getattr(self, name), kinds, give)
+        check_range("seed", self.seed, whole=True)
         counts = {
             "steps": 0,
             "concurrency": 1,

@@ -12,9 +12,13 @@ from rich.console import Console
 
 import lightning_core as lightning
 from lightning_core.backends.preflight import RunPlan
+from lightning_core.backends.settings import LoraOptions, Schedule
 from lightning_core.backends.verl.backend import VerlBackend
+from lightning_core.cli.training import read_launch
 from lightning_core.errors import ConfigError
+from lightning_core.plugins import load_plugins
 from lightning_core.trainer.launch import Launch
+from lightning_core.trainer.parts import make_backend
 from lightning_core.trainer.plan import make_tasks
 from lightning_core.trainer.preflight import plan_run, show_plan
 
@@ -145,3 +149,41 @@ def test_a_setting_that_there_is_not_is_refused_by_name(backend):
         Launch(backend={"address": "auto"}).apply(lightning.Trainer(backend=backend))
     with pytest.raises(ConfigError, match="a trainer has no setting stepps; it has model, agents"):
         Launch({"stepps": 3}).apply(lightning.Trainer(backend=backend))
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("on_failure=drop", "on_failure='drop': give FailurePolicy"),
+        ('on_failure={"retris": 2}', r"on_failure={'retris': 2} can't be used: .*'retris'"),
+        ('on_failure={"retries": "two"}', "on_failure={'retries': 'two'} can't be used"),
+        ("judge=foo", r"judge='foo': give Judge"),
+        ("judge={}", r"judge={} can't be used: .*'model'"),
+        ("air=off", "air='off': give True, False or AIR"),
+        ("progress=off", "progress='off': give True or False"),
+        ("seed=abc", "seed='abc': give a whole number"),
+        ("seed=1.5", "seed=1.5: give a whole number"),
+        ("folder=5", "folder=5: give a path"),
+        ("model=5", "model=5: give a model's name or a folder"),
+        ("agents=5", "agents=5: give names"),
+        ("backend.lora=true", "lora=True: give LoraOptions"),
+        ('backend.lora={"rang": 4}', "lora={'rang': 4} can't be used: .*'rang'"),
+        ("backend.schedule=cosine", "schedule='cosine': give Schedule"),
+        ("backend=5", "backend=5 is none: give a backend"),
+    ],
+)
+def test_a_setting_of_a_wrong_type_is_refused_by_name_with_what_it_takes(given, named):
+    with pytest.raises(ConfigError, match=named):
+        make_backend(read_launch([given], {}).apply(lightning.Trainer(model="tiny")), load_plugins())
+
+
+def test_a_dict_becomes_the_dataclass_that_a_setting_takes():
+    given = ['on_failure={"retries": 2}', 'judge={"model": "m"}', 'prompts={"writer": "Write."}']
+    given += ['backend.lora={"rank": 4}', 'backend.schedule={"kind": "cosine", "steps": 9}']
+    made = read_launch(given, {}).apply(lightning.Trainer(model="tiny"))
+    assert made.on_failure == lightning.FailurePolicy(retries=2)
+    assert made.judge == lightning.Judge(model="m")
+    assert made.prompts == {"writer": "Write."}
+    assert (made.backend.lora, made.backend.schedule) == (LoraOptions(rank=4), Schedule("cosine", steps=9))
+    again = read_launch(['backend.lora={"rank": 2}'], {}).apply(made)
+    assert again.backend.lora == LoraOptions(rank=2)
