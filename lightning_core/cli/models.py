@@ -15,6 +15,7 @@ from typing import Annotated, Final
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -153,7 +154,7 @@ async def list_versions(run: str, store: str | None, name: str) -> None:
     """One line for each version, the current one marked; then who chose which."""
     console = Console()
     async with open_versions(run, store, name) as (opened, run_id, versions):
-        console.print(_table(f"versions of {name} in run {run_id}", versions))
+        console.print(_table(escape(f"versions of {name} in run {run_id}"), versions))
         for choice in await list_choices(opened, run_id, name):
             before = "" if choice.parent is None else f" in place of {choice.parent}"
             said = f"{choice.author} chose version {choice.uri}{before}, {_ago(choice.created_at)} ago"
@@ -194,7 +195,7 @@ async def show_difference(run: str, store: str | None, name: str, numbers: tuple
 
 
 def _side_by_side(before: ResourceVersion, after: ResourceVersion) -> Table:
-    table = Table(title=f"versions {before.version} and {after.version} of {before.name}")
+    table = Table(title=f"versions {before.version} and {after.version} of {escape(before.name)}")
     for column in ("", str(before.version), str(after.version), "change"):
         table.add_column(column, justify="right" if column else "left")
     for label, *said in (
@@ -242,7 +243,9 @@ async def roll_back(run: str, store: str | None, name: str, version: int) -> Non
         before = find_current(versions)
         chosen = await choose(opened, run_id, version, author=_user(), name=name)
     was = f", {before.version} was before" if before is not None else ""
-    Console().print(f"version {chosen.version} of {name} is the current one{was}", highlight=False)
+    Console().print(
+        f"version {chosen.version} of {name} is the current one{was}", markup=False, highlight=False
+    )
 
 
 def _user() -> str:
@@ -263,7 +266,8 @@ async def export_model(run: str, store: str | None, name: str, version: int, fol
         else:
             reader = _reader(await get_run(opened, run_id), versions, "export_version")
             await reader.export_version(str(chosen.uri), folder)
-    Console().print(f"version {version} of {name} is in {folder}", highlight=False, soft_wrap=True)
+    said = f"version {version} of {name} is in {folder}"
+    Console().print(said, markup=False, highlight=False, soft_wrap=True)
 
 
 def _check_empty(folder: Path) -> None:

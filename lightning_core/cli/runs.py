@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 from rich.console import Console, JustifyMethod
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
@@ -131,7 +132,7 @@ def plugins() -> None:
     console = Console()
     console.print(table)
     for name, problem in loaded.broken.items():
-        console.print(f"[red]broken[/red] {name}: {problem}")
+        console.print(Text.assemble(("broken", "red"), f" {name}: {problem}"), soft_wrap=True)
 
 
 # what the verbs do ------------------------------------------------------------------------
@@ -140,9 +141,10 @@ async def list_runs(folder: Path, paths: Sequence[Path]) -> None:
     console = Console()
     lines = [await read_line(path) for path in paths]
     if not lines:
-        console.print(f"no runs in {str(folder)!r}; start one with: agentlightning train SCRIPT")
+        said = f"no runs in {str(folder)!r}; start one with: agentlightning train SCRIPT"
+        console.print(said, markup=False)
         return
-    table = Table(title=f"runs in {folder}")
+    table = Table(title=escape(f"runs in {folder}"))
     for column in ("run", "status", "steps", "reward", "model", "script", "age"):
         side: JustifyMethod = "right" if column in ("steps", "age") else "left"
         table.add_column(column, justify=side, no_wrap=column == "run", overflow="fold")
@@ -229,7 +231,8 @@ async def show_run(path: Path) -> None:
         alerts = await store.list_alerts(run_id)
         automatic = any(k.startswith("air/") and v for one in metrics for k, v in one.values.items())
         rules = await _rules(store, run_id) if automatic else []
-    console.print(f"run {run_id}: {status_of(run, path) if run else 'not started'}, {len(metrics)} steps")
+    status = status_of(run, path) if run else "not started"
+    console.print(f"run {run_id}: {status}, {len(metrics)} steps", markup=False)
     if run and run.provenance:
         console.print(origin_lines(run.provenance), soft_wrap=True)
     if members:
@@ -295,7 +298,7 @@ async def list_alerts(path: Path) -> None:
         said = time.strftime("%Y-%m-%d %H:%M:%S  ", time.localtime(alert.created_at))
         console.print(Text(said, "dim") + alert_line(alert))
     if not alerts:
-        console.print(f"no alerts in run {run_id}")
+        console.print(f"no alerts in run {run_id}", markup=False)
 
 
 def rule_table(lines: Sequence[RuleLine]) -> Table:
@@ -376,7 +379,8 @@ async def export_run(path: Path, url: str) -> None:
                 spans = to_spans(trace)
                 await asyncio.to_thread(collector.send, spans)
                 sent += len(spans)
-    console.print(f"sent {sent} spans of {len(begun)} rollouts to {collector.shown}", soft_wrap=True)
+    said = f"sent {sent} spans of {len(begun)} rollouts to {collector.shown}"
+    console.print(said, markup=False, soft_wrap=True)
 
 
 async def export_tensorboard(path: Path, folder: Path) -> None:
@@ -391,4 +395,5 @@ async def export_tensorboard(path: Path, folder: Path) -> None:
             )
         steps = await replay(store, run, TensorBoard(folder))
     console = Console(stderr=True)
-    console.print(f"wrote {steps} steps; see them with: tensorboard --logdir {folder}", soft_wrap=True)
+    said = f"wrote {steps} steps; see them with: tensorboard --logdir {folder}"
+    console.print(said, markup=False, soft_wrap=True)

@@ -164,7 +164,7 @@ async def serve_model(
         stop = until_signal()  # before the first request can be answered
         async with GatewayServer(gateway, host, port) as server:
             variables = f"OPENAI_BASE_URL={server.url}/v1 OPENAI_API_KEY=none"
-            Console(stderr=True).print(f"serving {what}; set {variables} (Ctrl-C ends)", soft_wrap=True)
+            say(f"serving {what}; set {variables} (Ctrl-C ends)")
             await stop.wait()
 
 

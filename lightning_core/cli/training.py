@@ -249,9 +249,7 @@ def train_script(script: Path, arguments: Sequence[str], launch: Launch) -> None
     try:
         run_script(script, arguments, replace(launch, call=fit))
     except TrainingStopped as stop:
-        Console(stderr=True).print(
-            f"stopped; to continue, add --resume --folder {stop.folder} to the same settings", soft_wrap=True
-        )
+        say(f"stopped; to continue, add --resume --folder {stop.folder} to the same settings")
         raise typer.Exit(130) from None
     except KeyboardInterrupt:  # before a run was begun, or after it
         raise typer.Exit(130) from None

@@ -141,8 +141,8 @@ def test_two_prompts_are_compared_line_by_line(run: Path, command: Command) -> N
 
 
 def test_what_is_exported_is_loaded_by_transformers(run: Path, command: Command, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    command("export", run, 2, out)
+    out = tmp_path / "out [red]"
+    assert "out [red]" in command("export", run, 2, out)
     state = AutoModelForCausalLM.from_pretrained(out).state_dict()
     start = AutoModelForCausalLM.from_pretrained(tiny_folder()).state_dict()
     assert (state[MOVED] / start[MOVED]).nanmean().item() == pytest.approx(1.5, rel=1e-3)

@@ -11,6 +11,7 @@ from typing import get_args
 
 import pytest
 
+from lightning_core.cli.runs import plugins as list_plugins
 from lightning_core.errors import ConfigError, PluginError
 from lightning_core.hookspecs import Register, hookimpl
 from lightning_core.plugins import Kind, Plugins, load_plugins
@@ -90,6 +91,14 @@ def test_a_broken_plugin_is_named_and_harms_no_other(
     assert plugins.who() == Who("good", 1)
     assert [info.name for info in plugins.list()] == ["core", "lt_good"]
     assert "paper" not in plugins.names("store")
+
+
+def test_what_a_broken_plugin_asks_for_is_listed_whole(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("lt_broken", "raise ImportError(\"pip install 'agent-lightning-core[otel]'\")\n")
+    list_plugins()
+    assert "pip install 'agent-lightning-core[otel]'" in capsys.readouterr().out
 
 
 def test_only_the_named_plugins_are_loaded(install: Install) -> None:
