@@ -25,7 +25,7 @@ from lightning_core.trainer.parts import make_backend, open_store
 from lightning_core.trainer.roles.gateway import host_gateway, serving_run
 from lightning_core.trainer.roles.joining import Joining, until_signal
 from lightning_core.trainer.roles.runner import agents_of, tokens_of
-from lightning_core.trainer.settings import Settings, parse_listen
+from lightning_core.trainer.settings import LARGEST_PORT, Settings, parse_listen
 from lightning_core.versions import read_number
 
 _ALLOW_HOST = "A host name that clients and web pages may use without a token; may be repeated."
@@ -91,7 +91,9 @@ def console(
         str,
         typer.Argument(metavar="RUN|STORE", help="A run's folder, a folder of runs, or a store's URL."),
     ] = "runs",
-    port: Annotated[int, typer.Option(help="Port on this machine; 0 takes a free one.")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=LARGEST_PORT, help="Port on this machine; 0 takes a free one.")
+    ] = 0,
     export: Annotated[
         Path | None,
         typer.Option(help="Write a page that opens from disk to this new folder, and end."),

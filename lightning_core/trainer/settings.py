@@ -24,6 +24,7 @@ from lightning_core.types import Role
 from lightning_core.versions import is_taken
 
 DEFAULT_STEPS = 40
+LARGEST_PORT: Final = 65_535
 TINY: Final = "tiny"
 """The model that the project ships for its examples."""
 REMOTE_ROLES: Final[tuple[Role, ...]] = ("gateway", "runner")
@@ -291,6 +292,7 @@ class Settings:
 def parse_listen(listen: str) -> tuple[str, int]:
     """(host, port) of HOST:PORT. Raises ConfigError for anything else."""
     host, _, port = listen.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit():
+    number = int(port) if port.isascii() and port.isdigit() and len(port) <= 5 else None
+    if not host or number is None or number > LARGEST_PORT:
         raise ConfigError(f"listen={listen!r}: give HOST:PORT, such as 0.0.0.0:8000; port 0 is a free one")
-    return host.strip("[]"), int(port)
+    return host.strip("[]"), number

@@ -165,12 +165,21 @@ def test_an_app_that_always_fails_stops_the_run_and_says_why(tmp_path, call, mon
         (["train", SCRIPT, "--set", "backend.address=auto"], "backend 'local' has no setting 'address'"),
         (["train", SCRIPT, "--set", 'algorithm={"name": "grpo"}'], "--set algorithm.NAME=VALUE"),
         (["show", "nowhere"], "nowhere"),
+        (["serve", "--listen", "127.0.0.1:99999"], "listen='127.0.0.1:99999': give HOST:PORT"),
+        (["train", SCRIPT, "--set", "listen=127.0.0.1:65536"], "listen='127.0.0.1:65536': give HOST:PORT"),
     ],
 )
 def test_bad_input_is_one_message_that_names_it(arguments, words, call):
     refused = call(*arguments)
     assert refused.returncode == 1
     assert words in refused.stderr
+
+
+def test_a_console_takes_no_port_that_there_is_not(call):
+    refused = call("console", "--port", "99999")
+    assert refused.returncode == 2
+    assert "'--port'" in refused.stderr
+    assert "65535" in refused.stderr
 
 
 def test_ctrl_c_is_clean_and_resume_goes_on(tmp_path):
