@@ -59,7 +59,8 @@ def write_report(folder: Path, plugins: Plugins) -> Path:
 async def _write(what: str, plugins: Plugins) -> str:
     async with Shelf(what, plugins) as shelf:
         answers = {address("runs", {}): await ANSWERS["runs"](Question(shelf, []))}
-        runs = [one for one in await shelf.list() if await (await shelf.read(one)).find_run(one.run_id)]
+        listed = [one for one in await shelf.list() if one.problem is None]
+        runs = [one for one in listed if await (await shelf.read(one)).find_run(one.run_id)]
         if not runs:
             raise ConfigError(f"no run of {what!r} has begun in a store that outlives its trainer")
         for found in runs:

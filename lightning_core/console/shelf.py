@@ -61,6 +61,8 @@ class Found:
     store: str
     """URL."""
     folder: Path | None = None
+    problem: str | None = None
+    """Why it can't be read, if its folder does not say which run it is."""
 
 
 class Shelf:
@@ -122,11 +124,13 @@ class Shelf:
         raise NotFoundError(f"there is no run {name!r}; there are: {there}")
 
     async def read(self, found: Found) -> Store:
-        """Its store, for reading."""
-        return for_reading(await self._open(found.store))
+        """Its store, for reading. Raises ConfigError for a run that can't be read."""
+        return for_reading(await self.write(found))
 
     async def write(self, found: Found) -> Store:
         """Its store, for the verbs that write."""
+        if found.problem is not None:
+            raise ConfigError(found.problem)
         return await self._open(found.store)
 
     async def _open(self, url: str) -> Store:
@@ -145,12 +149,20 @@ class Shelf:
 
 
 def find_folders(path: Path) -> list[Found]:
-    """The run of a folder, or the runs in its folders, the newest first."""
+    """The run of a folder, or the runs in its folders, the newest first. Raises ConfigError for a folder that
+    does not say which run it is; among others it is in the list, with that as its problem."""
     alone = _find(path)
     if alone is not None:
         return [alone]
     files = sorted(path.glob("*/run.json"), key=lambda file: file.stat().st_mtime, reverse=True)
-    return [found for file in files if (found := _find(file.parent)) is not None]
+    return [found for file in files if (found := _find_among(file.parent)) is not None]
+
+
+def _find_among(path: Path) -> Found | None:
+    try:
+        return _find(path)
+    except ConfigError as error:
+        return Found(path.resolve().name, path.resolve().name, "", path, str(error))
 
 
 def _find(path: Path) -> Found | None:

@@ -122,11 +122,19 @@ class RunFolder:
 
     def read_address(self) -> dict[str, Any] | None:
         """{"run": id, "store": URL or null, "port": of its gateway or null}; None before the run was opened.
-        The URL has no password. A folder of an older version names no port."""
+        The URL has no password. A folder of an older version names no port. Raises ConfigError for a file
+        that does not say which run it is."""
         try:
-            address: dict[str, Any] = json.loads(self.address_file.read_bytes())
+            address = json.loads(self.address_file.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except ValueError:
+            address = None
+        if not isinstance(address, dict) or not address.keys() >= {"run", "store"}:
+            raise ConfigError(
+                f"{str(self.address_file)!r} does not say which run this is: write "
+                '{"run": "ITS ID", "store": null} into it, or remove the folder'
+            )
         return address
 
     def find_run(self) -> tuple[str, str] | None:

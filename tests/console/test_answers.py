@@ -14,14 +14,17 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from lightning_core.cli.runs import list_runs as print_runs
 from lightning_core.cli.runs import read_line
 from lightning_core.cli.training import write_page
 from lightning_core.console.asking import Question
+from lightning_core.console.export import export
 from lightning_core.console.rollouts import show_rollout
 from lightning_core.console.runs import list_runs, show_comparison, show_run
 from lightning_core.console.sandbox import show_sandbox
 from lightning_core.console.server import to_json
 from lightning_core.console.shelf import TRIED, Shelf
+from lightning_core.errors import ConfigError
 from lightning_core.insight.why import CHANGED, reasons_of
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.sqlite import SqliteStore
@@ -86,6 +89,31 @@ async def test_the_list_has_the_steps_and_rewards_of_the_terminal_s(tmp_path: Pa
     )
     line = await read_line(folder)
     assert (line.steps, line.reward) == (3, "0.25 → 0.5 (training)")
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"run": "x"}', "\xff"])
+async def test_a_folder_that_does_not_say_which_run_it_is_breaks_no_list(
+    tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    with RunFolder(tmp_path / "good", resume=False) as made:
+        made.write_address(None, None)
+    async with SqliteStore(made.store_url) as store:
+        await store.put_run(Run(id="good"))
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / "run.json").write_text(content, encoding="latin-1")
+    async with Shelf(str(tmp_path), load_plugins()) as shelf:
+        listed = {run["name"]: run.get("error") for run in await list_runs(Question(shelf, []))}
+        with pytest.raises(ConfigError, match="does not say which run this is"):
+            await show_run(Question(shelf, [("run", "bad")]))
+    assert listed["good"] is None
+    assert "does not say which run this is" in str(listed["bad"])
+    await print_runs(tmp_path, [tmp_path / "good", bad])
+    assert "unreadable" in capsys.readouterr().out
+    assert (await asyncio.to_thread(export, str(tmp_path), load_plugins(), tmp_path / "page")).exists()
+    with pytest.raises(ConfigError, match="does not say which run this is"):
+        Shelf(str(bad), load_plugins())
 
 
 async def test_a_side_of_a_trial_whose_rollouts_all_failed_is_not_compared(tmp_path: Path) -> None:
