@@ -393,7 +393,10 @@ async def export_tensorboard(path: Path, folder: Path) -> None:
                 f"run {run_id!r} is being trained, and {str(folder)!r} holds event files of it, which its "
                 "trainer may be writing: give another folder, or wait until the training has ended"
             )
-        steps = await replay(store, run, TensorBoard(folder))
+        try:
+            steps = await replay(store, run, TensorBoard(folder))
+        except (FileExistsError, NotADirectoryError) as problem:
+            raise ConfigError(f"can't write into {str(folder)!r}: {problem}; give a folder") from problem
     console = Console(stderr=True)
     said = f"wrote {steps} steps; see them with: tensorboard --logdir {folder}"
     console.print(said, markup=False, soft_wrap=True)

@@ -139,6 +139,15 @@ def test_an_export_has_the_same_and_a_second_one_takes_its_place(tracked, tmp_pa
     assert scalars(tracked.folder / "tensorboard", "validation/sampled") == evaluations
 
 
+async def test_an_export_to_a_file_is_refused(tmp_path):
+    async with SqliteStore(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        await store.put_run(Run(id="run"))
+    (tmp_path / "run.json").write_text('{"run": "run", "store": null}')
+    for target in (tmp_path / "store.db", tmp_path / "run.json" / "logs"):
+        with pytest.raises(ConfigError, match=f"can't write into '{target}'"):
+            await export_tensorboard(tmp_path, target)
+
+
 def test_a_run_leaves_the_files_of_a_run_alone_whose_name_ends_like_its_own(tmp_path):
     names = ["0.1", "1", "x.0.1", "a/b", "%2E1"]
     for again in range(2):
