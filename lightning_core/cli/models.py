@@ -26,6 +26,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.heartbeat import check_not_trained
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store, get_run
+from lightning_core.trainer.folder import check_there
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.roles.gateway import open_reader
 from lightning_core.types import ResourceVersion, Run
@@ -135,6 +136,7 @@ async def open_versions(run: str, store: str | None, name: str) -> AsyncIterator
         async with open_run(Path(run)) as (opened, run_id):
             yield opened, run_id, await _read(opened, run_id, name)
     else:
+        check_there(store)
         async with open_store(store, load_plugins()) as opened:
             yield opened, run, await _read(opened, run, name)
 

@@ -20,7 +20,7 @@ from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import load_plugins
-from lightning_core.trainer.folder import RunFolder
+from lightning_core.trainer.folder import RunFolder, check_there
 from lightning_core.trainer.parts import make_backend, open_store
 from lightning_core.trainer.roles.gateway import host_gateway, serving_run
 from lightning_core.trainer.roles.joining import Joining, until_signal
@@ -276,6 +276,7 @@ async def _run_secret(store_url: str | None, run_id: str) -> bytes:
 
     if store_url is None:
         raise ConfigError("--run needs --store: the run's secret is kept in its store")
+    check_there(store_url)
     async with open_store(store_url, load_plugins()) as store:
         try:
             return secret_of(await store.find_run(run_id), run_id)

@@ -18,7 +18,7 @@ from lightning_core.errors import ConfigError, NotFoundError, StoreError
 from lightning_core.insight.why import RewardFunction
 from lightning_core.plugins import Plugins
 from lightning_core.stores.base import Store
-from lightning_core.trainer.folder import RunFolder
+from lightning_core.trainer.folder import RunFolder, check_there
 from lightning_core.trainer.parts import open_store
 
 READS: Final = frozenset(
@@ -27,7 +27,6 @@ READS: Final = frozenset(
 """The methods of a store that change nothing."""
 _OPEN: Final = 8
 """Stores that stay open."""
-_SQLITE: Final = "sqlite:///"
 TRIED: Final = "trial of"
 """Where the config of a trial says of which run it is (`sandbox`)."""
 TRIAL: Final = "-try-"
@@ -88,7 +87,7 @@ class Shelf:
                 f"{target!r} {problem}; `agentlightning runs` lists the runs, and "
                 "`agentlightning train SCRIPT` begins one, which is there once its model is loaded"
             )
-        _check_there(target)
+        check_there(target)
 
     async def __aenter__(self) -> Shelf:
         return self
@@ -138,7 +137,7 @@ class Shelf:
             if url in self._opened:
                 self._opened[url] = self._opened.pop(url)
                 return self._opened[url][0]
-            _check_there(url)
+            check_there(url)
             closing = AsyncExitStack()
             store = await closing.enter_async_context(open_store(url, self.plugins))
             self._opened[url] = store, closing
@@ -168,9 +167,3 @@ def _find_among(path: Path) -> Found | None:
 def _find(path: Path) -> Found | None:
     found = RunFolder(path, resume=True).find_run()
     return None if found is None else Found(path.resolve().name, found[1], found[0], path)
-
-
-def _check_there(url: str) -> None:
-    """Raise ConfigError for a SQLite file that is not there: to open it would make it."""
-    if url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists():
-        raise ConfigError(f"there is no store {url!r}; give the URL of one that a run was written to")

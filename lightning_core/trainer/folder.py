@@ -186,6 +186,12 @@ def from_anywhere(store: str) -> str:
     return _SQLITE + os.path.abspath(name) if relative else store
 
 
+def check_there(url: str) -> None:
+    """Raise ConfigError for a SQLite file that is not there: to open it would make it."""
+    if url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists():
+        raise ConfigError(f"there is no store {url!r}; give the URL of one that a run was written to")
+
+
 def make_private(folder: Path, *, known: str) -> None:
     """The folder is there, and only its user may enter it.
 

@@ -18,6 +18,8 @@ from transformers import AutoModelForCausalLM
 from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.cli import main
 from lightning_core.cli.rollouts import open_run
+from lightning_core.cli.serving import print_token
+from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import get_run
 from lightning_core.stores.sqlite import SqliteStore
@@ -177,6 +179,14 @@ def test_a_run_is_found_in_its_store_as_well(run: Path, command: Command) -> Non
     assert re.sub(r"│ \d+ \w+ │", "", found) == re.sub(r"│ \d+ \w+ │", "", same)
     assert "run 'other' has no weights in this store" in command("--store", url, "list", "other", fails=True)
     assert "no prompt 'user'" in command("--name", "user", "list", run, fails=True)
+
+
+def test_a_store_that_is_not_there_is_not_made(command: Command, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'mistyped.db'}"
+    assert "there is no store" in command("--store", url, "list", "run", fails=True)
+    with pytest.raises(ConfigError, match="there is no store"):
+        asyncio.run(print_token(url, "run", "worker", 1.0))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("verb", ["rollback", "export", "diff"])
