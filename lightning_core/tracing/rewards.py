@@ -13,6 +13,7 @@ from decimal import Decimal
 from numbers import Real
 
 from lightning_core.errors import RewardError
+from lightning_core.json_text import whole
 from lightning_core.tracing.scope import current_scope
 from lightning_core.types import REWARD_RANGE, Reward, is_reward
 
@@ -61,7 +62,7 @@ def reward(
             attempt=scope.attempt,
             value=number,
             kind="final" if call is None else "intermediate",
-            agent=agent,
+            agent=None if agent is None else whole(agent),
             call_id=None if call is None else _id_of(call),
             reason=reason,
         )

@@ -21,6 +21,7 @@ from threading import Thread
 from typing import Any, ParamSpec, TypeVar, cast
 
 from lightning_core.errors import ConfigError
+from lightning_core.json_text import whole
 from lightning_core.prompts import Pinned
 from lightning_core.tracing.patching import patch
 from lightning_core.types import Call, Event, Reward, Span, Who, matches
@@ -250,7 +251,7 @@ class Named(AbstractContextManager[None]):
     """A block, or a function, whose calls have the name of an agent."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self._name = whole(name)
 
     def __enter__(self) -> None:
         who = Who(agent=self._name, entered=enter_order(), framework="lightning")

@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
+import httpx
 import pytest
 import uvloop
 from openai import OpenAI
@@ -24,7 +25,9 @@ from lightning_core.runner.tagging import tagging
 from lightning_core.testing.server import GatewayDouble, serving
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import Scope, agent, rollout_scope
+from lightning_core.types import Status
 from tests.gateway.conftest import open_house
+from tests.runner.served import rollouts, serve_runner
 
 ASKING = """
 import sys
@@ -134,6 +137,23 @@ def test_an_asynchronously_started_program_does_so_too(
 
     run_in(run())
     assert arrived(gateway) == [("r1", "writer")]
+
+
+async def test_a_call_that_no_store_keeps_fails_its_rollout_and_no_other(hosted: GatewayDouble) -> None:
+    async def solve(task: lightning.Task) -> float:
+        key = {"Idempotency-Key": "k" * (600 if task.input["i"] == 0 else 60)}
+        body: Any = {"model": "m", "messages": [{"role": "user", "content": mark(agent="checker")}]}
+        with agent("checker"):
+            async with httpx.AsyncClient() as client:
+                await client.post(f"{hosted.url}/v1/chat/completions", json=body, headers=key)
+        return 0.75
+
+    async with serve_runner(None, solve) as served:
+        refused, done = sorted(
+            await served.play(rollouts("any", 2)), key=lambda one: str(one.task.input["i"])
+        )
+    assert (refused.status, done.status) == (Status.FAILED, Status.SUCCEEDED)
+    assert "has 600 characters" in str(refused.error)
 
 
 def test_a_program_is_told_of_rewards_by_the_app_alone_and_a_bare_one_of_nothing(
