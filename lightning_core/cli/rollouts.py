@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -26,7 +26,7 @@ from lightning_core.trace import Item, Node, Trace, read_traces
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.report import task_text
-from lightning_core.trainer.versions import FolderStore
+from lightning_core.trainer.versions import in_folder
 from lightning_core.types import Call, Reward, Rollout, Span, Status, Task, ToolEvent, matches
 
 LISTED = 8
@@ -86,7 +86,7 @@ async def open_run(path: Path) -> AsyncIterator[tuple[Store, str]]:
     if found is None:
         raise ConfigError(f"{str(path)!r} is not a run's folder; `agentlightning runs` lists the runs")
     async with open_store(found[0], load_plugins()) as store:
-        yield cast(Store, FolderStore(store, path)), found[1]
+        yield in_folder(store, path), found[1]
 
 
 async def find_rollouts(store: Store, run_id: str, newest: int | None = None) -> list[Rollout]:

@@ -20,6 +20,7 @@ from lightning_core.plugins import Plugins
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder, check_there
 from lightning_core.trainer.parts import open_store
+from lightning_core.trainer.versions import in_folder
 
 READS: Final = frozenset(
     name for name in vars(Store) if name.startswith(("find_", "list_", "get_", "count_", "page_"))
@@ -130,7 +131,8 @@ class Shelf:
         """Its store, for the verbs that write."""
         if found.problem is not None:
             raise ConfigError(found.problem)
-        return await self._open(found.store)
+        store = await self._open(found.store)
+        return store if found.folder is None else in_folder(store, found.folder)
 
     async def _open(self, url: str) -> Store:
         async with self._opening:

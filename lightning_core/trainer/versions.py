@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 from lightning_core.backends.base import Backend
 from lightning_core.backends.folders import replacing
@@ -139,6 +139,11 @@ class FolderStore:
     async def list_resources(self, run_id: str, name: str = POLICY) -> list[ResourceVersion]:
         found = await self._store.list_resources(run_id, name)
         return [_found_again(each, self._folder) if name == POLICY else each for each in found]
+
+
+def in_folder(store: Store, folder: Path) -> Store:
+    """The store, as that of the run in this folder."""
+    return cast(Store, FolderStore(store, folder))
 
 
 def _found_again(version: ResourceVersion, folder: Path) -> ResourceVersion:

@@ -19,6 +19,7 @@ from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.cli import main
 from lightning_core.cli.rollouts import open_run
 from lightning_core.cli.serving import print_token
+from lightning_core.console.shelf import Shelf
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import get_run
@@ -166,6 +167,9 @@ def test_a_run_whose_folder_was_moved_is_exported_compared_and_served(run: Path,
                 pass
             [*_, last] = await store.list_resources(run_id)
         assert last.uri == str(renamed / "checkpoints" / "step-000002")
+        async with Shelf(str(renamed), load_plugins()) as shelf:
+            seen = await (await shelf.read(await shelf.get("renamed"))).list_resources(run_id)
+        assert seen[-1] == last
         async with SqliteStore(f"sqlite:///{renamed / 'store.db'}") as store:
             [*_, last] = await store.list_resources(run_id)
         assert last.uri == str(run / "checkpoints" / "step-000002")

@@ -17,17 +17,28 @@ pytestmark = pytest.mark.usefixtures("tagging")
 TEXT = mark(rollout="r1", agent="writer")
 
 
-def langchain(url: str) -> Any:
-    """A model with LangChain's cache in memory, sync."""
+def langchain(url: str, *, kind: str = "ChatOpenAI", later: bool = False) -> Any:
+    """A model with LangChain's cache in memory."""
     openai, cache = pytest.importorskip("langchain_openai"), pytest.importorskip("langchain_core.caches")
-    store = cache.InMemoryCache()
+    options = {"model": "m", "api_key": "sk-mine", "base_url": f"{url}/v1", "cache": cache.InMemoryCache()}
 
     def run() -> None:
         with DefaultHttpxClient() as http:
-            key = {"api_key": "sk-mine", "base_url": f"{url}/v1"}
-            openai.ChatOpenAI(model="m", http_client=http, cache=store, **key).invoke(TEXT)
+            getattr(openai, kind)(http_client=http, **options).invoke(TEXT)
 
-    return run
+    async def run_later() -> None:
+        async with DefaultAsyncHttpxClient() as http:
+            await getattr(openai, kind)(http_async_client=http, **options).ainvoke(TEXT)
+
+    return (lambda: asyncio.run(run_later())) if later else run
+
+
+def langchain_completions(url: str) -> Any:
+    return langchain(url, kind="OpenAI")
+
+
+def langchain_completions_async(url: str) -> Any:
+    return langchain(url, kind="OpenAI", later=True)
 
 
 def langchain_async(url: str) -> Any:
@@ -44,31 +55,6 @@ def langchain_async(url: str) -> Any:
                 await openai.ChatOpenAI(model="m", http_async_client=http, **key).ainvoke(TEXT)
         finally:
             settings.set_llm_cache(None)
-
-    return lambda: asyncio.run(run())
-
-
-def langchain_completions(url: str) -> Any:
-    """A model of the endpoint of completions."""
-    openai, cache = pytest.importorskip("langchain_openai"), pytest.importorskip("langchain_core.caches")
-    store = cache.InMemoryCache()
-
-    def run() -> None:
-        with DefaultHttpxClient() as http:
-            key = {"api_key": "sk-mine", "base_url": f"{url}/v1"}
-            openai.OpenAI(model="m", http_client=http, cache=store, **key).invoke(TEXT)
-
-    return run
-
-
-def langchain_completions_async(url: str) -> Any:
-    openai, cache = pytest.importorskip("langchain_openai"), pytest.importorskip("langchain_core.caches")
-    store = cache.InMemoryCache()
-
-    async def run() -> None:
-        async with DefaultAsyncHttpxClient() as http:
-            key = {"api_key": "sk-mine", "base_url": f"{url}/v1"}
-            await openai.OpenAI(model="m", http_async_client=http, cache=store, **key).ainvoke(TEXT)
 
     return lambda: asyncio.run(run())
 

@@ -13,7 +13,7 @@ import requests
 from openai import AsyncOpenAI, OpenAI
 
 from lightning_core.testing.server import GatewayDouble
-from lightning_core.tracing.scope import Scope, agent, rollout_scope
+from lightning_core.tracing.scope import Scope, agent, read_unseen, rollout_scope
 
 pytestmark = pytest.mark.usefixtures("tagging")
 NOWHERE = "http://127.0.0.1:1"
@@ -130,3 +130,18 @@ def test_calls_that_are_not_routed_keep_the_proxy_and_the_hooks(
             by_httpx(f"{hosted.url}/v1", proxy=NOWHERE)
     assert {seen.headers["authorization"] for seen in hosted.seen} == {"Bearer sk-fresh"}
     assert gateway.seen == []
+
+
+def test_a_call_that_aiohttp_can_send_by_a_proxy_alone_is_noticed(gateway: GatewayDouble) -> None:
+    aiohttp = pytest.importorskip("aiohttp")
+
+    async def send() -> None:
+        async with aiohttp.ClientSession(proxy=NOWHERE) as session:
+            await session.post("http://endpoint.invalid/v1/chat/completions", json=ASKED)
+
+    scope = Scope("r1", 1, gateway.url, "token", ("writer",))
+    with rollout_scope(scope), agent("writer"), pytest.raises(aiohttp.ClientConnectorError):
+        asyncio.run(send())
+    assert gateway.seen == []
+    [(unseen, count)] = filter(None, map(read_unseen, scope.noticed()[1]))
+    assert (unseen.library, unseen.host, count) == ("aiohttp", "endpoint.invalid", 1)
