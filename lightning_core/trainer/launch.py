@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 from lightning_core.errors import ConfigError
 from lightning_core.hookspecs import Kind
 from lightning_core.plugins import load_plugins
-from lightning_core.trainer.settings import TINY, Settings
+from lightning_core.trainer.settings import TINY, Settings, check_names
 
 S = TypeVar("S", bound=Settings)
 _launch: ContextVar[Launch | None] = ContextVar("lightning_launch", default=None)
@@ -44,9 +44,7 @@ class Launch:
         that there is not.
         """
         settings = dict(self.settings)
-        if unknown := settings.keys() - {each.name for each in fields(trainer)}:
-            known = ", ".join(each.name for each in fields(trainer))
-            raise ConfigError(f"a trainer has no setting {', '.join(sorted(unknown))}; it has {known}")
+        check_names(settings)
         given, asked = trainer.backend, settings.get("backend")
         if trainer.air and settings.get("air") is True:
             del settings["air"]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType, NoneType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 from lightning_core.air.base import AIR
 from lightning_core.alerts.watch import Alerts
 from lightning_core.algorithms.base import Algorithm, Phase
 from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.algorithms.search import Search
+from lightning_core.backends.settings import BackendSettings
 from lightning_core.errors import ConfigError
 from lightning_core.judge.judge import Judge
 from lightning_core.prompts import ALL, Prompt
@@ -128,6 +129,10 @@ class Settings:
     too, and never deleted is what something points at."""
     progress: bool = True
     """Show progress on the terminal (standard error)."""
+
+    def __new__(cls, *_: object, **given: object) -> Self:
+        check_names(given)
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         for name, (kinds, give) in KINDS.items():
@@ -287,6 +292,23 @@ class Settings:
                 "'redis://…' on several"
             )
         return roles
+
+
+def check_names(given: Iterable[str]) -> None:
+    """Raise ConfigError for a setting that there is not, and say where those of other parts go."""
+    known = [each.name for each in fields(Settings)]
+    parts = {
+        "backend": ("LocalBackend(MODEL, {}=...)", BackendSettings),
+        "algorithm": ("GRPO({}=...)", GRPO),
+    }
+    for name in (name for name in given if name not in known):
+        for part, (make, owner) in parts.items():
+            if name in {each.name for each in fields(owner)}:
+                raise ConfigError(
+                    f"a trainer has no setting {name}; it is the {part}'s: {part}=lightning."
+                    f"{make.format(name)}, or --set {part}.{name}=..."
+                )
+        raise ConfigError(f"a trainer has no setting {name}; it has {', '.join(known)}")
 
 
 def parse_listen(listen: str) -> tuple[str, int]:

@@ -152,6 +152,21 @@ def test_a_setting_that_there_is_not_is_refused_by_name(backend):
 
 
 @pytest.mark.parametrize(
+    ("given", "goes"),
+    [
+        ({"learning_rate": 1e-5}, r"backend's: backend=lightning.LocalBackend\(MODEL, learning_rate=...\)"),
+        ({"group_size": 4}, r"algorithm's: .*GRPO\(group_size=...\), or --set algorithm.group_size="),
+        ({"stepps": 3}, "a trainer has no setting stepps; it has model, agents"),
+    ],
+)
+def test_a_trainer_says_where_a_setting_of_another_part_goes(given, goes):
+    with pytest.raises(ConfigError, match=goes):
+        lightning.Trainer(**given)
+    with pytest.raises(ConfigError, match=goes):
+        Launch(given).apply(lightning.Trainer())
+
+
+@pytest.mark.parametrize(
     ("given", "named"),
     [
         ("on_failure=drop", "on_failure='drop': give FailurePolicy"),
