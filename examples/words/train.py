@@ -32,7 +32,7 @@ def main() -> None:
         model="smollm2",
         agents=["write_arithmetic"],
         # a rollout has one call, which has all the credit; the bonus keeps it trying brackets
-        algorithm=lightning.GRPO(group_size=8, tasks_per_step=8, credit="uniform", entropy=0.01),
+        algorithm=lightning.GRPO(group_size=8, tasks_per_step=8, credit="uniform", entropy=0.05),
         temperature=0.6,  # at 1, the default, so small a model is rarely right
         steps=24,
         group_by="kind",
