@@ -44,7 +44,7 @@ class Launch:
         that there is not.
         """
         settings = dict(self.settings)
-        check_names(settings)
+        check_names(settings, [each.name for each in fields(trainer)])
         given, asked = trainer.backend, settings.get("backend")
         if trainer.air and settings.get("air") is True:
             del settings["air"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from inspect import Parameter, signature
 from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Any, Final, Literal, Self
@@ -131,7 +132,9 @@ class Settings:
     """Show progress on the terminal (standard error)."""
 
     def __new__(cls, *_: object, **given: object) -> Self:
-        check_names(given)
+        taken = signature(cls.__init__).parameters.values()
+        if not any(each.kind is Parameter.VAR_KEYWORD for each in taken):  # a subclass may take more
+            check_names(given, [each.name for each in taken][1:])
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
@@ -294,9 +297,8 @@ class Settings:
         return roles
 
 
-def check_names(given: Iterable[str]) -> None:
+def check_names(given: Iterable[str], known: Sequence[str]) -> None:
     """Raise ConfigError for a setting that there is not, and say where those of other parts go."""
-    known = [each.name for each in fields(Settings)]
     parts = {
         "backend": ("LocalBackend(MODEL, {}=...)", BackendSettings),
         "algorithm": ("GRPO({}=...)", GRPO),

@@ -166,6 +166,16 @@ def test_a_trainer_says_where_a_setting_of_another_part_goes(given, goes):
         Launch(given).apply(lightning.Trainer())
 
 
+def test_a_trainer_of_ones_own_may_take_more():
+    class Named(lightning.Trainer):
+        def __init__(self, *, learning_rate: float, **settings):
+            super().__init__(backend=lightning.LocalBackend("tiny", learning_rate=learning_rate), **settings)
+
+    assert Named(learning_rate=1e-5, steps=3).backend.learning_rate == 1e-5
+    with pytest.raises(TypeError, match="stepps"):
+        Named(learning_rate=1e-5, stepps=3)
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [
