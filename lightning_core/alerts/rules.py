@@ -85,8 +85,8 @@ class EntropyCollapse:
             yield Finding(
                 f"the entropy of what is sampled fell from {first:.3g} to {last:.3g} nats per token, with "
                 f"the reward at {reward:.3g} and not at its best of {top:.3g}: the policy no longer tries "
-                "anything else; train again with a bonus on entropy, such as GRPO(entropy=0.05), or a lower "
-                "learning rate"
+                "anything else; train again with a higher bonus on entropy, such as GRPO(entropy=0.1), or a "
+                "lower learning rate"
             )
 
 

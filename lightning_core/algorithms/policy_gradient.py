@@ -15,7 +15,9 @@ k, with d = s - p:
     "k1"   o - s               in the reward: A is less by kl times its sum over the transition; k is 0
 
 The entropy bonus adds -entropy * o to the advantage of a token. On the policy, in the mean, its gradient is
-that of the entropy of the distribution which the token was sampled from, E[-(log p + 1) grad log p].
+that of the entropy of the distribution which the token was sampled from, E[-(log p + 1) grad log p]. It is
+left out where a batch has more entropy, minus the mean of o, than the first one had: without a bound a bonus
+can raise the entropy of long replies without end (Zhang et al., arXiv 2510.10959, who adapt its weight).
 
 `ratio` says what r is a ratio of (sg: without gradient):
 
@@ -44,8 +46,8 @@ Dual clip: Ye et al., arXiv 1912.09729, eq. 5.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, get_args
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, Self, get_args
 
 from lightning_core.algorithms.base import Critic, Entries, RolloutAlgorithm, check_options, is_changed
 from lightning_core.credit.base import Baseline, Credit, Scale
@@ -127,7 +129,7 @@ class PolicyGradient(RolloutAlgorithm):
     """Weight of the divergence from the starting weights; 0 needs no reference model. (0.01, "k1") names the
     estimator too: "k3", the default, and "k2" act in the loss, "k1" in the reward of each call."""
     entropy: float = 0.0
-    """Weight of an entropy bonus; up to 0.1 where a policy grows sure of one thing too soon."""
+    """Weight of an entropy bonus; it acts while a batch has no more entropy than the first one had."""
     correction: Correction | None = Truncated()
     """Makes up for tokens that other weights have sampled. None trusts the ratio to the recorded ones."""
 
@@ -225,11 +227,16 @@ class PolicyGradient(RolloutAlgorithm):
 
     @property
     def regularised(self) -> bool:
-        """Whether the loss has terms that act on every sampled token, also where all returns are equal.
+        """Whether the loss has terms that act on every sampled token, also in groups of equal returns where
+        those of another group differ.
 
         Groups that dynamic sampling replaces are left out all the same.
         """
         return (self.entropy > 0 or self.kl_weight > 0) and not self.dynamic_sampling
+
+    def within(self, first: float, now: float) -> Self:
+        """As it is for a batch of entropy `now` where the first one had `first`, both in nats per token."""
+        return self if now <= first else replace(self, entropy=0.0)
 
     @property
     def needs_proximal(self) -> bool:
@@ -337,6 +344,7 @@ class GRPO(PolicyGradient):
 
     credit: str | Credit = "relevance"
     """A credit method or the name of one."""
+    entropy: float = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -253,7 +253,8 @@ def assign(
     are groups with numbers beyond `REACH`.
 
     With `everyone` a trained transition that was in no comparison has advantage 0 in place of none, and its
-    group is kept: for a loss with terms that need no advantage, such as a bonus on entropy.
+    group is kept: for a loss with terms that need no advantage, such as a bonus on entropy. Where no group
+    has an advantage, none is kept.
     """
     return credit_groups(trajectories, credit, baseline, scale, everyone=everyone)[:2]
 
@@ -304,7 +305,7 @@ def credit_groups(
         if not targets and not any(advantages.values()):
             told, advantages = set(), {}
     silent = len(heard) - len(told)
-    if everyone:
+    if everyone and told:
         for name, group in heard.items():
             for t in (t for each in group for t in each.transitions if t.trained):
                 told.add(name)

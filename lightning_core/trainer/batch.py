@@ -136,6 +136,7 @@ def step_numbers(batch: StepBatch, credited: Sequence[Trajectory], report: Credi
     agents = _agent_numbers(batch, report.transitions) | _credit_numbers(credited)
     if not batch.rollouts:
         return agents | {"demonstrations": report.groups}
+    entropy = measure_entropy(batch.trajectories)
     return {
         **_reward_numbers([trajectory.reward for trajectory in batch.trajectories]),
         "rollouts": len(batch.rollouts),
@@ -150,7 +151,7 @@ def step_numbers(batch: StepBatch, credited: Sequence[Trajectory], report: Credi
         "unusable_groups": len(report.unusable) + batch.unusable_groups,
         "added_groups": batch.added_groups,
         "zero_variance_groups": report.zero_variance_groups,
-        **_entropy(batch.trajectories),
+        **({} if entropy is None else {"entropy": entropy}),
         **agents,
     }
 
@@ -199,12 +200,12 @@ def _credit_numbers(credited: Sequence[Trajectory]) -> dict[str, float]:
     return dict(numbers)
 
 
-def _entropy(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def measure_entropy(trajectories: Sequence[Trajectory]) -> float | None:
     """Minus the mean log-probability of all that trained agents sampled: the policy's entropy, estimated, in
-    nats per token. (`sampled_entropy` is that of the groups that differ, which are trained on.)"""
+    nats per token; None if they sampled nothing. (`sampled_entropy` is that of what is trained on.)"""
     sampled = [t.logprobs for each in trajectories for t in each.transitions if t.trained]
     tokens = sum(map(len, sampled))
-    return {"entropy": -sum(map(sum, sampled)) / tokens} if tokens else {}
+    return -sum(map(sum, sampled)) / tokens if tokens else None
 
 
 def failure_numbers(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]]) -> dict[str, float]:

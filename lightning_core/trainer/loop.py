@@ -61,6 +61,7 @@ class Loop:
         """
         total, every = self.settings.total_steps, self.settings.evaluate_every
         self.agent_names.remember(history)
+        self.updater.recall(history)
         if self.settings.served_model is not None and (note := await self.versions.begin(first, total)):
             self.observers.note(note)
         if self.settings.prompts == ALL and not self.session.prompts:

@@ -18,14 +18,15 @@ from dataclasses import replace
 from statistics import fmean, pvariance
 
 from lightning_core.algorithms.base import Algorithm, credit_batch, mini_batches
+from lightning_core.algorithms.policy_gradient import PolicyGradient
 from lightning_core.backends.base import Backend, Batch
 from lightning_core.credit.base import CreditReport
 from lightning_core.errors import TrainingError
-from lightning_core.trainer.batch import StepBatch, read_batch
+from lightning_core.trainer.batch import StepBatch, measure_entropy, read_batch
 from lightning_core.trainer.parts import ResolvedPhase
 from lightning_core.trainer.plan import is_planned
 from lightning_core.trainer.session import Session
-from lightning_core.types import Credited, Key, Trajectory
+from lightning_core.types import Credited, Key, Metrics, Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +45,21 @@ class Updater:
         """Updates in a row that could not be made."""
         self._batches: dict[int, list[Trajectory]] = {}
         """Credited trajectories to replay, by step."""
+        self._entropies: dict[int, float] = {}
+        """In nats per token, of what was sampled for a step."""
+
+    def recall(self, history: Iterable[Metrics]) -> None:
+        """The numbers of the steps that were made before this process began."""
+        self._entropies = {each.step: each.values["entropy"] for each in history if "entropy" in each.values}
 
     async def credit(
         self, step: int, phase: ResolvedPhase, batch: StepBatch
     ) -> tuple[list[Trajectory], CreditReport]:
         """The trajectories with advantages, and the critic's values if the algorithm has one. What they were
         given is stored, if they are of rollouts."""
-        algorithm = phase.algorithm
+        if (entropy := measure_entropy(batch.trajectories)) is not None:
+            self._entropies[step] = entropy
+        algorithm = self._algorithm(step, phase)
         valued = await add_values(batch.trajectories, algorithm, self.session.backend)
         credited, report = await asyncio.to_thread(  # 0.3 s for 64 rollouts of 100 calls
             credit_batch, valued, phase.credit, algorithm
@@ -78,7 +87,7 @@ class Updater:
         A batch that nothing can be learnt from is skipped and counted; the batches to replay are not skipped
         with it. Raises TrainingError if several steps' own updates in a row can't be made.
         """
-        backend, algorithm = self.session.backend, phase.algorithm
+        backend, algorithm = self.session.backend, self._algorithm(step, phase)
         again = await self._recall(step, phase, credited)
         self.session.observers.updating(step)
         own = await self._update(step, algorithm, credited)
@@ -87,12 +96,22 @@ class Updater:
         metrics = {**value_numbers(credited), **own, **numbers}
         if not made:
             return metrics
+        if isinstance(algorithm, PolicyGradient):
+            metrics["entropy_bonus"] = algorithm.entropy
         if algorithm.learns_from is None:  # no policy sampled a demonstration
             metrics |= measure_staleness(itertools.chain(*made), backend.policy_version)
             metrics["staleness_bound"] = float(algorithm.staleness + algorithm.replay)
         began = time.perf_counter()
         version = await backend.publish()
         return {**metrics, "policy_version": float(version), "publish_seconds": time.perf_counter() - began}
+
+    def _algorithm(self, step: int, phase: ResolvedPhase) -> Algorithm:
+        """The phase's, as it is for a batch of the step's entropy."""
+        algorithm, now = phase.algorithm, self._entropies.get(step)
+        if not isinstance(algorithm, PolicyGradient) or now is None:
+            return algorithm
+        first = min(k for k in self._entropies if k >= phase.first)
+        return algorithm.within(self._entropies[first], now)
 
     async def _update(self, step: int, algorithm: Algorithm, credited: list[Trajectory]) -> dict[str, float]:
         """From the step's own batch. `skipped_updates` says that none was made, `failed_updates` that the
@@ -149,7 +168,7 @@ class Updater:
 
     async def _read(self, step: int, phase: ResolvedPhase) -> list[Trajectory]:
         """The batch of a step as it was trained on, from the store."""
-        session, algorithm = self.session, phase.algorithm
+        session, algorithm = self.session, self._algorithm(step, phase)
         rollouts = await session.store.find_rollouts(session.folder.run_id, step=step, split="train")
         planned = [rollout for rollout in rollouts if is_planned(rollout)]
         now = session.prompt_versions

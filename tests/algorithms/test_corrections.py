@@ -54,7 +54,7 @@ def test_decoupled_ppo_clips_against_q_and_makes_up_for_o():
     batch = entries(
         [-2 + LN2, -2 - LN2, -2.0], q, [-2 - LN2, -2 + LN2, -2 - 2 * LN2], [1.0, 1.0, -1.0]
     )  # fmt: skip
-    loss, metrics = GRPO(correction=Truncated(2.0)).loss(batch)
+    loss, metrics = GRPO(entropy=0, correction=Truncated(2.0)).loss(batch)
     loss.backward()
     assert loss.item() == pytest.approx(-(2 * 1.28 + 0.5 * 0.5 - 2 * 1) / 3)
     assert batch.logprobs.grad.tolist() == pytest.approx([0, -1 / 12, 2 / 3])
@@ -65,14 +65,14 @@ def test_decoupled_ppo_clips_against_q_and_makes_up_for_o():
 
 def test_without_a_correction_the_ratio_is_to_what_was_recorded_whatever_the_update_began_with():
     batch = entries([-2.0], [-5.0], [-2 - LN2], [1.0])
-    loss, metrics = GRPO(correction=None).loss(batch)
+    loss, metrics = GRPO(entropy=0, correction=None).loss(batch)
     assert loss.item() == pytest.approx(-1.28)
     assert set(metrics) == {"clip_share"}
 
 
 def test_a_masked_token_carries_no_gradient_and_is_counted():
     batch = entries([-2.0, -2.0], [-2.0, -2.0], [-2 - 2 * LN2, -2 + LN2], [1.0, 1.0])
-    loss, metrics = GRPO(correction=Masked(0.4, 2.0)).loss(batch)
+    loss, metrics = GRPO(entropy=0, correction=Masked(0.4, 2.0)).loss(batch)
     loss.backward()
     assert batch.logprobs.grad.tolist() == pytest.approx([0, -0.25])
     assert metrics["bounded_share"].item() == pytest.approx(0.5)
@@ -84,7 +84,7 @@ def test_the_weighted_gradient_is_that_of_the_policy_itself():
     sampled, now, worth = [0.75, 0.25], [0.5, 0.5], [1.0, 3.0]
     batch = entries(*[[math.log(x) for x in values] for values in (now, now, sampled)], worth)
     weights = torch.tensor(sampled, dtype=torch.float64)  # the expectation over what was sampled
-    GRPO(correction=Truncated(100.0)).loss(replace(batch, weights=weights))[0].backward()
+    GRPO(entropy=0, correction=Truncated(100.0)).loss(replace(batch, weights=weights))[0].backward()
     assert batch.logprobs.grad.tolist() == pytest.approx([-0.5 * 1, -0.5 * 3])
 
 

@@ -33,7 +33,7 @@ def test_the_clip_bounds_a_good_token_above_and_a_bad_one_below():
     # ratios 2, 1/2, 2, 1/2 with advantages +1, -1, -1, +1:
     # min(2, 1.28) = 1.28; min(-0.5, -0.8) = -0.8; min(-2, -1.28) = -2; min(0.5, 0.8) = 0.5: mean -(-1.02)/4
     batch = entries([-LN2, -2 * LN2] * 2, [-2 * LN2, -LN2] * 2, [1.0, -1.0, -1.0, 1.0])
-    loss, metrics = GRPO(correction=None).loss(batch)
+    loss, metrics = GRPO(entropy=0, correction=None).loss(batch)
     assert loss.item() == pytest.approx(1.02 / 4)
     assert metrics["clip_share"].item() == pytest.approx(0.5)
     loss.backward()
@@ -44,7 +44,7 @@ def test_the_clip_bounds_a_good_token_above_and_a_bad_one_below():
 def test_truncated_importance_sampling_scales_the_gradient_and_is_bounded():
     # exp(p - o) = 4 (cut to 2), 1/2; gradient of a token is -weight * trust * A
     batch = entries([-1.0, -1.0], [-1.0 - 2 * LN2, -1.0 + LN2], [1.0, -3.0])
-    loss, metrics = GRPO(correction=Truncated(2.0)).loss(batch)
+    loss, metrics = GRPO(entropy=0, correction=Truncated(2.0)).loss(batch)
     loss.backward()
     assert batch.logprobs.grad.tolist() == pytest.approx([-0.5 * 2 * 1, 0.5 * 0.5 * 3])
     assert metrics["importance_weight"].item() == pytest.approx((2 + 0.5) / 2)
@@ -55,7 +55,7 @@ def test_on_policy_the_gradient_is_reinforce():
     batch = entries([-0.3, -0.7], [-0.3, -0.7], [2.0, -1.0], weights=[0.25, 0.75])
     for correction in (None, Truncated(2.0)):
         batch.logprobs.grad = None
-        GRPO(correction=correction).loss(batch)[0].backward()
+        GRPO(entropy=0, correction=correction).loss(batch)[0].backward()
         assert batch.logprobs.grad.tolist() == pytest.approx([-0.5, 0.75])
 
 
@@ -63,7 +63,7 @@ def test_the_reference_term_is_k3():
     # d = ln 2: 2 - ln 2 - 1
     assert k3(torch.tensor([-LN2]), torch.tensor([0.0])).item() == pytest.approx(1 - LN2)
     batch = entries([-LN2], [-LN2], [0.0], ref=[0.0])
-    loss, metrics = GRPO(kl=0.1).loss(batch)
+    loss, metrics = GRPO(entropy=0, kl=0.1).loss(batch)
     assert loss.item() == pytest.approx(0.1 * (1 - LN2))
     assert metrics["kl_reference"].item() == pytest.approx(1 - LN2)
 

@@ -47,7 +47,7 @@ def advantages(algorithm: PolicyGradient, *rollouts: Trajectory) -> dict[str, fl
 
 def test_the_sequence_ratio_is_the_geometric_mean_and_its_gradient_each_token_s_own():
     # sequence 0: log-ratios ln 2 and 3 ln 2, mean 2 ln 2: s = 4, bounded by 8; sequence 1: -ln 2: s = 1/2
-    algorithm = lightning.GRPO(ratio="sequence", clip=(0.9, 7.0), correction=None)
+    algorithm = lightning.GRPO(entropy=0, ratio="sequence", clip=(0.9, 7.0), correction=None)
     batch = entries(
         [-1.0, -1.0, -2.0], [-1 - LN2, -1 - 3 * LN2, -2 + LN2], [1.0, 1.0, -3.0], sequences=[0, 0, 1]
     )
@@ -61,7 +61,7 @@ def test_the_sequence_ratio_is_the_geometric_mean_and_its_gradient_each_token_s_
 
 def test_the_sequence_ratio_is_clipped_as_a_whole():
     # s = 2 for both tokens, though the second token's own ratio is 1/2
-    algorithm = lightning.GRPO(ratio="sequence", clip=(3e-4, 4e-4), correction=None)
+    algorithm = lightning.GRPO(entropy=0, ratio="sequence", clip=(3e-4, 4e-4), correction=None)
     batch = entries([-1.0, -1.0], [-1 - 3 * LN2, -1 + LN2], [1.0, 1.0])
     loss, metrics = algorithm.loss(batch)
     assert loss.item() == pytest.approx(-(1 + 4e-4))
@@ -71,7 +71,7 @@ def test_the_sequence_ratio_is_clipped_as_a_whole():
 
 
 def test_the_sequences_of_a_batch_may_come_in_any_order():
-    algorithm = lightning.GRPO(ratio="sequence", clip=(0.2, 7.0), correction=None)
+    algorithm = lightning.GRPO(entropy=0, ratio="sequence", clip=(0.2, 7.0), correction=None)
     # sequence 1: 2 ln 2 and 0, mean ln 2: s = 2; sequence 0: s = 1
     batch = entries([-1.0, -1.0, -1.0], [-1 - 2 * LN2, -1.0, -1.0], [1.0, 1.0, 1.0], sequences=[1, 0, 1])
     assert algorithm.loss(batch)[0].item() == pytest.approx(-(2 + 1 + 2) / 3)
@@ -79,7 +79,7 @@ def test_the_sequences_of_a_batch_may_come_in_any_order():
 
 def test_a_clipped_weight_keeps_the_gradient_of_every_token():
     # ratios 2, 1/4, 1: weights 1.5, 1/2, 1 within [1/2, 1.5]; gradient -weight * A / 3
-    algorithm = lightning.GRPO(ratio="weight", clip=0.5, correction=None)
+    algorithm = lightning.GRPO(entropy=0, ratio="weight", clip=0.5, correction=None)
     batch = entries([-1.0, -2.0, -3.0], [-1 - LN2, -2 + 2 * LN2, -3.0], [1.0, -2.0, 4.0])
     loss, metrics = algorithm.loss(batch)
     assert loss.item() == pytest.approx(-(1.5 * 1 * -1 + 0.5 * -2 * -2 + 1 * 4 * -3) / 3)
@@ -89,7 +89,7 @@ def test_a_clipped_weight_keeps_the_gradient_of_every_token():
 
 
 def test_without_a_lower_bound_a_weight_may_vanish():
-    algorithm = lightning.GRPO(ratio="weight", clip=(1.0, 0.28), correction=None)
+    algorithm = lightning.GRPO(entropy=0, ratio="weight", clip=(1.0, 0.28), correction=None)
     batch = entries([-1.0], [-1 + 10 * LN2], [1.0])
     algorithm.loss(batch)[0].backward()
     assert batch.logprobs.grad.item() == pytest.approx(-1 / 1024)
@@ -109,7 +109,7 @@ def test_dr_grpo_divides_by_the_same_number_whatever_the_lengths():
 
 
 def test_with_a_constant_the_sum_of_the_weights_is_told():
-    algorithm = lightning.GRPO(aggregation=4, correction=None)
+    algorithm = lightning.GRPO(entropy=0, aggregation=4, correction=None)
     batch = entries([-1.0, -1.0], [-1 - LN2, -1.0], [1.0, 1.0], weights=[0.125, 0.125])
     _, metrics = algorithm.loss(batch)
     assert metrics["clip_share"] / metrics["loss_weight"] == pytest.approx(1 / 2)
@@ -155,10 +155,18 @@ def test_groups_of_equal_returns_count_in_the_batch_of_reinforce_pp_and_carry_no
 
 @pytest.mark.parametrize(
     ("options", "acts"),
-    [({"entropy": 0.1}, True), ({"kl": 0.1}, True), ({}, False), ({"kl": 0.1, "dynamic_sampling": 1}, False)],
+    [
+        ({"entropy": 0.1}, True),
+        ({"kl": 0.1}, True),
+        ({}, False),
+        ({"kl": 0.1, "dynamic_sampling": 1}, False),
+        ({"entropy": 0.1, "dynamic_sampling": 1}, False),
+    ],
 )
 def test_a_term_of_the_loss_that_needs_no_advantage_acts_where_all_returns_are_equal(options, acts):
-    algorithm = lightning.GRPO(group_size=2, tasks_per_step=2, credit="uniform", **options)
+    algorithm = lightning.GRPO(
+        group_size=2, tasks_per_step=2, **{"entropy": 0, "credit": "uniform", **options}
+    )
     rewards = [(1.0, "a"), (0.0, "a"), (0.5, "b"), (0.5, "b")]
     batch = [rollout(i, reward, group=group) for i, (reward, group) in enumerate(rewards)]
     credited, report = credit_batch(batch, uniform, algorithm)
@@ -171,14 +179,33 @@ def test_who_is_not_trained_and_what_is_no_number_stay_out_of_such_a_term():
     plain = rollout(0, 0.5)
     untrained = replace(plain, transitions=(replace(plain.transitions[0], trained=False),))
     beyond = [rollout(2, float("inf"), group="h"), rollout(3, 0.0, group="h")]
-    credited, report = credit_batch(
-        [untrained, rollout(1, 0.5), *beyond], uniform, lightning.GRPO(group_size=2, entropy=0.1)
-    )
+    differ = [rollout(4, 1.0, group="i"), rollout(5, 0.0, group="i")]
+    algorithm = lightning.GRPO(group_size=2, entropy=0.1)
+    credited, report = credit_batch([untrained, rollout(1, 0.5), *beyond, *differ], uniform, algorithm)
     assert [(each.rollout_id, t.advantage) for each in credited for t in each.transitions] == [
         ("r0", None),
         ("r1", 0.0),
+        ("r4", 1.0),
+        ("r5", -1.0),
     ]
     assert (report.zero_variance_groups, report.unusable) == (1, ("h",))
+
+
+@pytest.mark.parametrize("options", [{"entropy": 0.1}, {"entropy": 0, "kl": 0.1}])
+def test_where_no_group_differs_there_is_nothing_to_learn_whatever_the_terms(options):
+    batch = [
+        rollout(0, 1.0, group="a"),
+        rollout(1, 1.0, group="a"),
+        *[rollout(i, 0.0, group="b") for i in (2, 3)],
+    ]
+    credited, report = credit_batch(batch, uniform, lightning.GRPO(group_size=2, **options))
+    assert (credited, report.zero_variance_groups) == ([], 2)
+
+
+def test_the_bonus_is_left_out_where_a_batch_has_more_entropy_than_the_first():
+    algorithm = lightning.GRPO(entropy=0.1, kl=0.2)
+    assert algorithm.within(first=0.5, now=0.5) is algorithm
+    assert algorithm.within(first=0.5, now=0.6) == replace(algorithm, entropy=0.0)
 
 
 def test_reinforce_pp_gives_a_call_the_reward_that_comes_after_later_observations():
@@ -242,7 +269,7 @@ def test_dual_clip_bounds_what_a_token_of_a_bad_reply_may_weigh():
     # ratios 8, 8 and 2 of bad replies; 8 of a good one
     given = [-1.0, -1.0, -1.0, -1.0], [-1 - 3 * LN2, -1 - 3 * LN2, -1 - LN2, -1 - 3 * LN2]
     batch = entries(*given, [-1.0, -2.0, -1.0, 1.0])
-    loss, metrics = lightning.GRPO(clip=(0.2, 0.28, 3.0), correction=None).loss(batch)
+    loss, metrics = lightning.GRPO(entropy=0, clip=(0.2, 0.28, 3.0), correction=None).loss(batch)
     # max(-8, -3) = -3, max(-16, -6) = -6, -2 as it is, min(8, 1.28) = 1.28
     assert loss.item() == pytest.approx((3 + 6 + 2 - 1.28) / 4)
     assert metrics["clip_share"].item() == pytest.approx(3 / 4)
@@ -262,7 +289,7 @@ def with_reference(ref: list[float], **given) -> Entries:
 def test_the_divergence_in_the_loss_is_estimated_as_asked_for(estimator, divergence, slope):
     # the first token is twice as likely as under the reference: d = -ln 2; the second as likely
     batch = with_reference([-1 - LN2, -2.0], logprobs=[-1.0, -2.0], old=[-1.0, -2.0], advantages=[0.0, 0.0])
-    loss, metrics = lightning.GRPO(kl=(0.5, estimator), correction=None).loss(batch)
+    loss, metrics = lightning.GRPO(entropy=0, kl=(0.5, estimator), correction=None).loss(batch)
     assert loss.item() == pytest.approx(0.5 * divergence)
     assert metrics["kl_reference"].item() == pytest.approx(divergence)
     loss.backward()
@@ -278,7 +305,7 @@ def test_k1_takes_its_sum_over_each_reply_from_the_reward():
         advantages=[1.0, 0.5, 1.0],
         sequences=[0, 1, 0],
     )
-    loss, metrics = lightning.GRPO(kl=(0.1, "k1"), correction=None).loss(batch)
+    loss, metrics = lightning.GRPO(entropy=0, kl=(0.1, "k1"), correction=None).loss(batch)
     first, second = 1 - 0.1 * 3 * LN2, 0.5 + 0.1 * LN2
     assert loss.item() == pytest.approx(-(first + second + first) / 3)
     assert metrics["kl_reference"].item() == pytest.approx(2 * LN2 / 3)
@@ -299,7 +326,7 @@ def test_on_the_policy_the_gradients_of_k1_and_k2_are_that_of_the_divergence_in_
         batch = Entries(
             now, now.detach(), nothing, now.exp().detach(), torch.arange(3), nothing - 1, None, ref
         )
-        loss, _ = lightning.GRPO(kl=(1.0, estimator), correction=None).loss(batch)
+        loss, _ = lightning.GRPO(entropy=0, kl=(1.0, estimator), correction=None).loss(batch)
         (found[estimator],) = torch.autograd.grad(loss, logits)
     torch.testing.assert_close(found["k1"], wanted)
     torch.testing.assert_close(found["k2"], wanted)

@@ -82,7 +82,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_grpo_dapo_and_dr_grpo_agree(kind, kl, seed):
     batch = make_batch(seed)
-    algorithm = GRPO(group_size=3, tasks_per_step=2, correction=None, kl=kl, **KINDS[kind])
+    algorithm = GRPO(entropy=0, group_size=3, tasks_per_step=2, correction=None, kl=kl, **KINDS[kind])
     theirs = GRPOTrainer._compute_loss(trainer(batch, algorithm, loss_type=kind), None, inputs(batch))
     assert_same_loss(batch, algorithm, theirs)
 
@@ -91,7 +91,7 @@ def test_grpo_dapo_and_dr_grpo_agree(kind, kl, seed):
 @pytest.mark.parametrize(("apart", "low", "high"), [(0.5, 0.2, 0.28), (1e-3, 3e-4, 4e-4)])
 def test_gspo_agrees(apart, low, high, seed):
     batch = make_batch(seed, apart=apart)
-    algorithm = GRPO(ratio="sequence", aggregation="sequence", correction=None, clip=(low, high))
+    algorithm = GRPO(entropy=0, ratio="sequence", aggregation="sequence", correction=None, clip=(low, high))
     settings = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
     theirs = GRPOTrainer._compute_loss(trainer(batch, algorithm, **settings), None, inputs(batch))
     assert_same_loss(batch, algorithm, theirs)
@@ -100,7 +100,7 @@ def test_gspo_agrees(apart, low, high, seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_cispo_agrees_without_a_bound_below(seed):
     batch = make_batch(seed)
-    algorithm = GRPO(ratio="weight", clip=(1.0, 0.28), correction=None)
+    algorithm = GRPO(entropy=0, ratio="weight", clip=(1.0, 0.28), correction=None)
     # their bound is that of the ratio itself
     settings = {"loss_type": "cispo", "epsilon_high": 1 + algorithm.clip_high}
     theirs = GRPOTrainer._compute_loss(trainer(batch, algorithm, **settings), None, inputs(batch))
@@ -110,7 +110,7 @@ def test_cispo_agrees_without_a_bound_below(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_truncated_importance_sampling_agrees(seed):
     batch = make_batch(seed)
-    algorithm = GRPO(correction=Truncated(1.5), epochs=2)
+    algorithm = GRPO(entropy=0, correction=Truncated(1.5), epochs=2)
     # theirs keeps the log-probabilities when the update began as the old ones, and weighs by a ratio to those
     # that were sampled
     given = inputs(

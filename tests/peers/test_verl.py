@@ -88,14 +88,14 @@ def their_loss(
 @pytest.mark.parametrize(("ratio", "name"), [("token", "vanilla"), ("sequence", "gspo"), ("weight", "cispo")])
 def test_the_clipped_losses_agree_under_every_aggregation(ratio, name, aggregation, seed):
     batch = make_batch(seed)
-    algorithm = GRPO(ratio=ratio, correction=None, **options(aggregation))
+    algorithm = GRPO(entropy=0, ratio=ratio, correction=None, **options(aggregation))
     assert_same_loss(batch, algorithm, their_loss(name, batch, algorithm, batch.old))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_gspo_agrees_at_the_bounds_of_its_paper(seed):
     batch = make_batch(seed, apart=1e-3)
-    algorithm = GRPO(ratio="sequence", clip=(3e-4, 4e-4), correction=None, **options("sequence"))
+    algorithm = GRPO(entropy=0, ratio="sequence", clip=(3e-4, 4e-4), correction=None, **options("sequence"))
     assert_same_loss(batch, algorithm, their_loss("gspo", batch, algorithm, batch.old))
 
 
@@ -110,7 +110,7 @@ def test_corrections_agree_and_so_does_the_decoupled_loss_they_make(correction, 
     )
     ours = correction.weigh(batch.proximal, batch.old) * batch.mask
     torch.testing.assert_close(ours, weights, rtol=TOLERANCE, atol=0)
-    algorithm = GRPO(correction=correction, epochs=2, **options("token"))
+    algorithm = GRPO(entropy=0, correction=correction, epochs=2, **options("token"))
     assert_same_loss(batch, algorithm, their_loss("vanilla", batch, algorithm, batch.proximal, weights))
 
 
@@ -118,7 +118,7 @@ def test_corrections_agree_and_so_does_the_decoupled_loss_they_make(correction, 
 @pytest.mark.parametrize("aggregation", MODES)
 def test_dual_clip_agrees(aggregation, seed):
     batch = make_batch(seed, apart=1.5)
-    algorithm = GRPO(correction=None, clip=(0.2, 0.28, 1.5), **options(aggregation))
+    algorithm = GRPO(entropy=0, correction=None, clip=(0.2, 0.28, 1.5), **options(aggregation))
     assert_same_loss(batch, algorithm, their_loss("vanilla", batch, algorithm, batch.old))
 
 
@@ -135,7 +135,7 @@ def test_the_estimates_of_the_divergence_agree(seed):
 def test_the_divergence_from_the_reference_agrees(name, seed):
     batch = make_batch(seed)
     theirs = core_algos.kl_penalty(batch.logprobs, batch.reference, name)
-    algorithm = GRPO(kl=(0.1, name), correction=None, **options("token"))
+    algorithm = GRPO(entropy=0, kl=(0.1, name), correction=None, **options("token"))
     penalty = core_algos.agg_loss(theirs, batch.mask, "token-mean")
     assert_same_loss(batch, algorithm, their_loss("vanilla", batch, algorithm, batch.old) + 0.1 * penalty)
 

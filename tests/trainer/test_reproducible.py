@@ -95,6 +95,18 @@ def test_a_run_by_workers_equals_one_in_this_process(model: Path, tmp_path: Path
 
 
 def test_a_resumed_run_equals_one_in_peace(model: Path, tmp_path: Path) -> None:
-    train(model, tmp_path / "resumed", steps=2)
-    peace = train(model, tmp_path / "peace", steps=3)
-    assert train(model, tmp_path / "resumed", steps=3, resume=True) == peace
+    train(model, tmp_path / "resumed", steps=3)
+    peace = train(model, tmp_path / "peace", steps=4)
+    assert train(model, tmp_path / "resumed", steps=4, resume=True) == peace
+    for name in ("resumed", "peace"):
+        entropies, bonuses = asyncio.run(read_bonuses(tmp_path / name))
+        assert bonuses == [0.05 if entropy <= entropies[0] else 0.0 for entropy in entropies]
+        assert bonuses[3] == 0, "one that forgot its first entropy would have the bonus"
+
+
+async def read_bonuses(folder: Path) -> tuple[list[float], list[float]]:
+    """The entropy of each step's batch, and the weight of the bonus in its update."""
+    async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
+        (run,) = await store.list_runs()
+        values = [each.values for each in await store.list_metrics(run.id)]
+    return [each["entropy"] for each in values], [each["entropy_bonus"] for each in values]
