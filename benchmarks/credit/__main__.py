@@ -1,6 +1,6 @@
 """Credit methods where the truth is known: rollouts to a threshold and final success, over several seeds.
 
-    python -m benchmarks.credit                            # the default and uniform in every environment
+    python -m benchmarks.credit                            # the default and others in every environment
     python -m benchmarks.credit --methods uniform state --environments chain team
     python -m benchmarks.credit --missing                  # go on where an earlier one ended
     python -m benchmarks.credit --quick                    # a few updates, to see that it runs
@@ -14,11 +14,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.credit.comparing import EXACT
+from benchmarks.credit.comparing import EXACT, PUBLISHED
 from benchmarks.credit.publishing import RECORD, read, write
 from benchmarks.credit.running import Plan, run
 from benchmarks.credit.suite import SUITE
-from benchmarks.credit.tables import BASE
 from benchmarks.page import PAGE
 from lightning_core.plugins import load_plugins
 
@@ -30,19 +29,19 @@ def main(arguments: list[str] | None = None) -> None:
         prog="python -m benchmarks.credit", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--seeds", type=int, default=20, help="runs that are reported")
-    parser.add_argument("--trials", type=int, default=20, help="runs for each learning rate tried")
+    parser.add_argument("--trials", type=int, default=40, help="runs for each learning rate tried")
     parser.add_argument(
         "--methods",
         nargs="*",
-        default=[BASE, "relevance", EXACT],
+        default=[PUBLISHED, "uniform", "relevance", EXACT],
         metavar="NAME",
-        help=f"of {', '.join(methods)}; {EXACT}: the true gradient (default: {BASE}, relevance, {EXACT})",
+        help=f"of {', '.join(methods)}; {PUBLISHED}: GRPO as its paper has it; {EXACT}: the true gradient "
+        f"(default: {PUBLISHED}, uniform, relevance, {EXACT})",
     )
     parser.add_argument(
         "--environments", nargs="*", default=[""], metavar="TEXT", help="what their names hold"
     )
     parser.add_argument("--algorithm", choices=("grpo", "rloo"), default="grpo")
-    parser.add_argument("--entropy", type=float, default=0.0, help="the algorithm's bonus on entropy")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--missing", action="store_true", help="only what the record does not have yet")
     parser.add_argument("--quick", action="store_true", help="two seeds of five updates at one rate")
@@ -52,9 +51,9 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = [name for name in SUITE if any(text in name for text in options.environments)]
     if not chosen:
         parser.error(f"no environment is called so; there are: {'; '.join(SUITE)}")
-    plan = Plan(options.algorithm, options.seeds, options.trials, entropy=options.entropy)
+    plan = Plan(options.algorithm, options.seeds, options.trials)
     if options.quick:
-        plan = Plan(options.algorithm, 2, 1, updates=5, rates=(0.04,), entropy=options.entropy)
+        plan = Plan(options.algorithm, 2, 1, updates=5, rates=(0.04,))
     cells = [(environment, method) for environment in chosen for method in options.methods]
     record = read(options.record)
     if options.missing:

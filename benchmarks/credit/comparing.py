@@ -23,8 +23,10 @@ THRESHOLD = 0.9
 """Of the best success."""
 RATES = (0.01, 0.02, 0.04, 0.08, 0.16)
 START = RATES.index(0.04)
+PUBLISHED = "published"
+"""GRPO as its paper has it, among the methods: `uniform`, and no bonus on entropy."""
 EXACT = "exact"
-"""The name under which the true gradient stands among the methods."""
+"""The true gradient, among the methods."""
 TRIAL_SEED = 1000
 """First of the seeds on which rates are tried; the seeds that are reported begin at 0."""
 
@@ -60,15 +62,17 @@ class Comparison(BaseModel):
     outcomes: dict[str, Outcome]
 
 
-def find_method(name: str, plugins: Plugins, algorithm: str = "grpo", entropy: float = 0.0) -> Method:
-    """A registered credit method in GRPO or RLOO; one that needs a critic in PPO with one epoch. "exact": the
-    true gradient in place of an estimate, the best that any method could give."""
-    used: Algorithm = {"grpo": GRPO, "rloo": RLOO}[algorithm](entropy=entropy)
+def find_method(name: str, plugins: Plugins, algorithm: str = "grpo") -> Method:
+    """A registered credit method in GRPO or RLOO with their defaults; one that needs a critic in PPO with one
+    epoch. "exact": the true gradient in place of an estimate, the best that any method could give."""
+    used: Algorithm = {"grpo": GRPO, "rloo": RLOO}[algorithm]()
     if name == EXACT:
         return Method(name, None, used)
+    if name == PUBLISHED:
+        return Method(name, make_credit("uniform", plugins), GRPO(entropy=0))
     credit = make_credit(name, plugins)
     if getattr(credit, "needs_critic", False):
-        used = PPO(epochs=1, entropy=entropy)
+        used = PPO(epochs=1)
     return Method(name, credit, used)
 
 

@@ -17,7 +17,7 @@ from statistics import fmean
 import torch
 from rich.console import Console
 
-from benchmarks.credit.comparing import find_method
+from benchmarks.credit.comparing import PUBLISHED, find_method
 from benchmarks.credit.environment import Outcome, State, Turn
 from benchmarks.credit.training import train
 from benchmarks.credit.truth import Floats, Truth
@@ -68,7 +68,7 @@ class Wins(Truth):
 
 def main() -> None:
     torch.set_num_threads(1)
-    method = find_method("uniform", load_plugins())
+    method = find_method(PUBLISHED, load_plugins())
     for punished in PUNISHED:
         truth = Wins(Rare(punished))
         finals = [train(truth, method, RATE, seed, UPDATES, 2.0).success[-1] for seed in range(SEEDS)]

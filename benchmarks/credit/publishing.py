@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from benchmarks.credit.comparing import Comparison
+from benchmarks.credit.comparing import PUBLISHED, Comparison
 from benchmarks.credit.running import Cell
 from benchmarks.credit.suite import SUITE
-from benchmarks.credit.tables import BASE, cost_table, page_of
+from benchmarks.credit.tables import cost_table, page_of
 from benchmarks.intervals import Interval
 from benchmarks.page import RECORDS, insert
 
@@ -61,7 +61,7 @@ class Record(BaseModel):
     def methods(self) -> list[str]:
         """Those that have an outcome anywhere; the base first."""
         found = {method for comparison in self.comparisons.values() for method in comparison.outcomes}
-        return sorted(found, key=lambda name: (name != BASE, name))
+        return sorted(found, key=lambda name: (name != PUBLISHED, name))
 
 
 def read(path: Path) -> Record:
@@ -95,7 +95,7 @@ def plot(record: Record, path: Path) -> None:
         for number, method in enumerate(record.methods):
             if (outcome := comparison.outcomes.get(method)) is not None:
                 rollouts = [step * comparison.batch for step in range(len(outcome.curve))]
-                style = {"color": "black", "linewidth": 2} if method == BASE else {"color": f"C{number}"}
+                style = {"color": "black", "linewidth": 2} if method == PUBLISHED else {"color": f"C{number}"}
                 place.plot(rollouts, outcome.curve, label=method, **style)
         place.set(title=name, ylim=(0, 1.02), xlabel="rollouts", ylabel="success")
         place.grid(alpha=0.3)

@@ -29,8 +29,6 @@ class Plan:
     updates: int | None = None
     """None: as many as the environment's setting says."""
     rates: tuple[float, ...] = RATES
-    entropy: float = 0.0
-    """The algorithm's bonus on entropy."""
 
 
 def run(cells: Sequence[Cell], plan: Plan, processes: int = 1) -> Iterator[tuple[Cell, Comparison]]:
@@ -50,7 +48,7 @@ def run_cell(cell: Cell, plan: Plan) -> Comparison:
     torch.set_num_threads(1)
     try:
         setting = SUITE[cell[0]]
-        method = find_method(cell[1], load_plugins(), plan.algorithm, plan.entropy)
+        method = find_method(cell[1], load_plugins(), plan.algorithm)
         truth, updates = Truth(setting.environment), plan.updates or setting.updates
         outcome = compare(truth, method, updates, plan.seeds, plan.trials, plan.rates)
     finally:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, median
 
-from benchmarks.credit.comparing import THRESHOLD, Comparison, Outcome
+from benchmarks.credit.comparing import PUBLISHED, THRESHOLD, Comparison, Outcome
 from benchmarks.intervals import Interval, median_of, ratio_of
 
 BASE = "uniform"
-"""What the others are compared with."""
+"""With whose gradient those of the others are compared."""
 
 
 def rollouts_of(outcome: Outcome, comparison: Comparison) -> list[float]:
@@ -21,8 +21,8 @@ def rollouts_of(outcome: Outcome, comparison: Comparison) -> list[float]:
 def ratio_to_base(
     name: str, comparison: Comparison, of: Callable[[Iterable[float]], float] = fmean
 ) -> Interval | None:
-    """Mean rollouts in ratio to the base's; None without the base, or if they have not as many seeds."""
-    base = comparison.outcomes.get(BASE)
+    """Mean rollouts in ratio to those of "published"; None without it, or if they have not as many seeds."""
+    base = comparison.outcomes.get(PUBLISHED)
     if name not in comparison.outcomes or base is None:
         return None
     if len(base.rollouts) != len(comparison.outcomes[name].rollouts):
@@ -41,7 +41,7 @@ def is_learnable(comparison: Comparison) -> bool:
 def ratio_table(comparisons: dict[str, Comparison], methods: Sequence[str]) -> str:
     """A line for each environment, a column for each method, and under them the mean and the runs that never
     got there. Bold: at most 0.6; a cross: above 1.1."""
-    shown = [method for method in methods if method != BASE]
+    shown = [method for method in methods if method != PUBLISHED]
     learnable = {name: each for name, each in comparisons.items() if is_learnable(each)}
     lines = [f"| environment | {' | '.join(shown)} |", f"|{'---|' * (len(shown) + 1)}"]
     for environment, comparison in comparisons.items():
@@ -93,7 +93,7 @@ def detail_table(comparison: Comparison, methods: Sequence[str]) -> str:
         "rate",
         f"rollouts to {THRESHOLD * comparison.optimum:.2f}",
         "reached",
-        f"ratio to {BASE}: means",
+        f"ratio to {PUBLISHED}: means",
         "medians",
         "final success",
     ]
@@ -109,7 +109,7 @@ def detail_table(comparison: Comparison, methods: Sequence[str]) -> str:
             f"{outcome.rate:g}",
             _show(rollouts, 0),
             f"{there} of {len(outcome.rollouts)}",
-            *("–" if ratio is None else "1" if name == BASE else _show(ratio, 2) for ratio in ratios),
+            *("–" if ratio is None else "1" if name == PUBLISHED else _show(ratio, 2) for ratio in ratios),
             _show(median_of(outcome.final), 2),
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -118,7 +118,7 @@ def detail_table(comparison: Comparison, methods: Sequence[str]) -> str:
 
 def page_of(comparisons: dict[str, Comparison], methods: Sequence[str]) -> str:
     """Everything that stands between the marks."""
-    parts = [f"Rollouts to the threshold in ratio to `{BASE}`: means over the seeds."]
+    parts = [f"Rollouts to the threshold in ratio to `{PUBLISHED}`: means over the seeds."]
     parts.append(ratio_table(comparisons, methods))
     for environment, comparison in comparisons.items():
         most = comparison.updates * comparison.batch

@@ -13,9 +13,7 @@ from benchmarks.credit.policy import Network
 from benchmarks.credit.truth import Truth
 from lightning_core.algorithms import losses
 from lightning_core.algorithms.base import Algorithm, Critic, Entries, credit_batch
-from lightning_core.algorithms.policy_gradient import PolicyGradient
 from lightning_core.credit.base import Credit
-from lightning_core.trainer.batch import measure_entropy
 from lightning_core.trajectories import trained_transitions
 from lightning_core.types import Key, Trajectory
 
@@ -55,7 +53,6 @@ def train(
     critic = Network(truth.words, 1, seed + 1)
     policy = torch.softmax(network().detach(), 1).numpy()
     run = Run([truth.success(policy)], None)
-    first = 0.0  # entropy of the first batch
     for step in range(updates):
         if method.credit is None:
             network.descend(-(network() * torch.tensor(truth.gradient(policy))).sum(), rate)
@@ -64,9 +61,6 @@ def train(
             for place in range(per_step):
                 batch.play((step * per_step + place) % tasks, algorithm.group_size)
             trajectories: Sequence[Trajectory] = batch.trajectories
-            if isinstance(method.algorithm, PolicyGradient) and (now := measure_entropy(trajectories)):
-                first = first or now
-                algorithm = method.algorithm.within(first, now)
             if algorithm.critic is not None:
                 trajectories = with_values(trajectories, critic, batch.row)
             credited, _ = credit_batch(trajectories, method.credit, algorithm)

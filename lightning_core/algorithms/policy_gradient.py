@@ -16,8 +16,8 @@ k, with d = s - p:
 
 The entropy bonus adds -entropy * o to the advantage of a token. On the policy, in the mean, its gradient is
 that of the entropy of the distribution which the token was sampled from, E[-(log p + 1) grad log p]. It is
-left out where a batch has more entropy, minus the mean of o, than the first one had: without a bound a bonus
-can raise the entropy of long replies without end (Zhang et al., arXiv 2510.10959, who adapt its weight).
+left out while batches have more entropy, minus the mean of o, than the first ones. Without a bound it can
+raise the entropy of long replies without end (Zhang et al., arXiv 2510.10959, who adapt its weight).
 
 `ratio` says what r is a ratio of (sg: without gradient):
 
@@ -129,7 +129,7 @@ class PolicyGradient(RolloutAlgorithm):
     """Weight of the divergence from the starting weights; 0 needs no reference model. (0.01, "k1") names the
     estimator too: "k3", the default, and "k2" act in the loss, "k1" in the reward of each call."""
     entropy: float = 0.0
-    """Weight of an entropy bonus; it acts while a batch has no more entropy than the first one had."""
+    """Weight of an entropy bonus; it acts while batches have no more entropy than the first ones had."""
     correction: Correction | None = Truncated()
     """Makes up for tokens that other weights have sampled. None trusts the ratio to the recorded ones."""
 
@@ -227,15 +227,14 @@ class PolicyGradient(RolloutAlgorithm):
 
     @property
     def regularised(self) -> bool:
-        """Whether the loss has terms that act on every sampled token, also in groups of equal returns where
-        those of another group differ.
+        """Whether the loss has terms that act on every sampled token, also where all returns are equal.
 
         Groups that dynamic sampling replaces are left out all the same.
         """
         return (self.entropy > 0 or self.kl_weight > 0) and not self.dynamic_sampling
 
     def within(self, first: float, now: float) -> Self:
-        """As it is for a batch of entropy `now` where the first one had `first`, both in nats per token."""
+        """As it is at entropy `now` where it was `first` at the start, both in nats per token."""
         return self if now <= first else replace(self, entropy=0.0)
 
     @property

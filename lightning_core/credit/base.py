@@ -253,8 +253,7 @@ def assign(
     are groups with numbers beyond `REACH`.
 
     With `everyone` a trained transition that was in no comparison has advantage 0 in place of none, and its
-    group is kept: for a loss with terms that need no advantage, such as a bonus on entropy. Where no group
-    has an advantage, none is kept.
+    group is kept: for a loss with terms that need no advantage, such as a bonus on entropy.
     """
     return credit_groups(trajectories, credit, baseline, scale, everyone=everyone)[:2]
 
@@ -305,7 +304,7 @@ def credit_groups(
         if not targets and not any(advantages.values()):
             told, advantages = set(), {}
     silent = len(heard) - len(told)
-    if everyone and told:
+    if everyone:
         for name, group in heard.items():
             for t in (t for each in group for t in each.transitions if t.trained):
                 told.add(name)

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 MOST_SKIPPED = 3
 """Updates in a row that may fail before the run stops."""
+WINDOW = 5
+"""Batches over which entropy is averaged: that of one depends on its tasks."""
 SPREAD = 0.01
 """Deviation of the targets from which on there is something to explain; rewards are of the order of 1."""
 
@@ -47,10 +49,15 @@ class Updater:
         """Credited trajectories to replay, by step."""
         self._entropies: dict[int, float] = {}
         """In nats per token, of what was sampled for a step."""
+        self._differed = False
+        """Whether returns within a group ever did; a bonus on entropy alone is nothing to learn from."""
 
     def recall(self, history: Iterable[Metrics]) -> None:
         """The numbers of the steps that were made before this process began."""
-        self._entropies = {each.step: each.values["entropy"] for each in history if "entropy" in each.values}
+        for each in history:
+            if "entropy" in each.values:
+                self._entropies[each.step] = each.values["entropy"]
+            self._differed |= "skipped_updates" not in each.values
 
     async def credit(
         self, step: int, phase: ResolvedPhase, batch: StepBatch
@@ -72,6 +79,9 @@ class Updater:
                 algorithm.credit,
                 ", ".join(report.unusable),
             )
+        self._differed |= report.zero_variance_groups < report.groups
+        if not self._differed:
+            credited = []
         attempts = {rollout.id: rollout.attempts for rollout in batch.rollouts}
         weights = {
             key: weight
@@ -96,8 +106,8 @@ class Updater:
         metrics = {**value_numbers(credited), **own, **numbers}
         if not made:
             return metrics
-        if isinstance(algorithm, PolicyGradient):
-            metrics["entropy_bonus"] = algorithm.entropy
+        if isinstance(phase.algorithm, PolicyGradient) and phase.algorithm.entropy:
+            metrics["entropy_bonus"] = phase.algorithm.entropy if algorithm is phase.algorithm else 0.0
         if algorithm.learns_from is None:  # no policy sampled a demonstration
             metrics |= measure_staleness(itertools.chain(*made), backend.policy_version)
             metrics["staleness_bound"] = float(algorithm.staleness + algorithm.replay)
@@ -106,12 +116,11 @@ class Updater:
         return {**metrics, "policy_version": float(version), "publish_seconds": time.perf_counter() - began}
 
     def _algorithm(self, step: int, phase: ResolvedPhase) -> Algorithm:
-        """The phase's, as it is for a batch of the step's entropy."""
-        algorithm, now = phase.algorithm, self._entropies.get(step)
-        if not isinstance(algorithm, PolicyGradient) or now is None:
-            return algorithm
-        first = min(k for k in self._entropies if k >= phase.first)
-        return algorithm.within(self._entropies[first], now)
+        """The phase's, as it is at the entropy of a step."""
+        known = [self._entropies[k] for k in sorted(self._entropies) if phase.first <= k <= step]
+        if not isinstance(phase.algorithm, PolicyGradient) or not known:
+            return phase.algorithm
+        return phase.algorithm.within(fmean(known[:WINDOW]), fmean(known[-WINDOW:]))
 
     async def _update(self, step: int, algorithm: Algorithm, credited: list[Trajectory]) -> dict[str, float]:
         """From the step's own batch. `skipped_updates` says that none was made, `failed_updates` that the

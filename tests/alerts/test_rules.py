@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from hypothesis import given
@@ -27,6 +28,7 @@ from lightning_core.alerts.rules import (
     unusable_groups,
 )
 from lightning_core.alerts.watch import Scene, Space
+from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.types import Member
 from tests.alerts.histories import first_found, found, history
 
@@ -92,7 +94,11 @@ FALLING = [0.4] * 5 + [0.2, 0.1, 0.05] + [0.01] * 5
 def test_a_policy_that_is_sure_and_not_right_is_found_and_one_that_is_right_is_not():
     stuck = history(entropy=FALLING, reward=[0.3] * 5 + [0.6, 0.5, 0.4] + [0.4] * 5)
     right = history(entropy=FALLING, reward=[0.3] * 5 + [0.6, 0.8, 0.9] + [1.0] * 5)
-    assert "0.4 to 0.01 nats" in found(EntropyCollapse(), stuck)[0]
+    (told,) = found(EntropyCollapse(), stuck)
+    assert "0.4 to 0.01 nats" in told
+    advised = re.search(r"GRPO\(entropy=(.+?)\)", told)
+    assert advised is not None
+    assert GRPO(entropy=float(advised[1])).entropy > GRPO().entropy
     assert not found(EntropyCollapse(), right)
 
 

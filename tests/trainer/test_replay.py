@@ -80,20 +80,21 @@ def test_a_phase_replays_nothing_of_the_phase_before(tmp_path: Path):
     assert replayed == {0: [], 1: [{0}], 2: [], 3: [{2}]}
 
 
-def equal_in(step: int) -> Any:
-    """The app, whose rollouts are all equally good in one step."""
+def equal_in(*steps: int) -> Any:
+    """The app, whose rollouts are all equally good in these steps."""
 
     async def app(task: lightning.Task) -> float:
         scope = current_scope()
         assert scope is not None
-        return 1.0 if f"-t{step}-" in scope.rollout_id else await solve(task)
+        reward = await solve(task)
+        return 1.0 if any(f"-t{step}-" in scope.rollout_id for step in steps) else reward
 
     return app
 
 
 def test_a_step_that_teaches_nothing_is_skipped_and_what_is_replayed_is_not(tmp_path: Path):
     backend = Watched()
-    fit(tmp_path / "run", grpo(replay=1), equal_in(2), backend=backend)
+    fit(tmp_path / "run", grpo(replay=1, entropy=0), equal_in(2), backend=backend)
     trained = {step: [steps_of(batch) for batch in batches] for step, batches in backend.batches.items()}
     assert trained == {0: [{0}], 1: [{1}, {0}], 2: [{1}], 3: [{3}], 4: [{4}, {3}]}
     metrics = {step: entry.values for step, entry in records(tmp_path / "run").metrics.items()}
@@ -102,6 +103,15 @@ def test_a_step_that_teaches_nothing_is_skipped_and_what_is_replayed_is_not(tmp_
     assert metrics[2]["staleness_mean"] == metrics[2]["staleness_max"] == 1
     assert [metrics[step]["policy_version"] for step in range(5)] == [1, 2, 3, 4, 5]
     assert [metrics[step].get("replay/skipped") for step in range(5)] == [None, 0, 0, None, 0]
+
+
+def test_a_bonus_on_entropy_is_trained_on_alone_only_after_rewards_have_differed(tmp_path: Path):
+    backend = Watched()
+    fit(tmp_path / "run", grpo(), equal_in(0, 2), backend=backend, steps=2)
+    assert [steps_of(batch) for batches in backend.batches.values() for batch in batches] == [{1}]
+    fit(tmp_path / "run", grpo(), equal_in(0, 2), backend=backend, steps=3, resume=True)
+    (equal,) = backend.batches[2]
+    assert {t.advantage for each in equal for t in each.transitions if t.trained} == {0.0}
 
 
 class Refusing(Watched):
