@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, pvariance
@@ -79,9 +80,9 @@ class Updater:
                 algorithm.credit,
                 ", ".join(report.unusable),
             )
-        self._differed |= report.zero_variance_groups < report.groups
+        self._differed |= report.zero_variance_groups + len(report.unusable) < report.groups
         if not self._differed:
-            credited = []
+            credited, report = [], replace(report, transitions=Counter())
         attempts = {rollout.id: rollout.attempts for rollout in batch.rollouts}
         weights = {
             key: weight

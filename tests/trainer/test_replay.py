@@ -109,6 +109,9 @@ def test_a_bonus_on_entropy_is_trained_on_alone_only_after_rewards_have_differed
     backend = Watched()
     fit(tmp_path / "run", grpo(), equal_in(0, 2), backend=backend, steps=2)
     assert [steps_of(batch) for batches in backend.batches.values() for batch in batches] == [{1}]
+    first = records(tmp_path / "run").metrics[0].values
+    assert first["skipped_updates"] == 1
+    assert not any(value for name, value in first.items() if name.endswith("/transitions"))
     fit(tmp_path / "run", grpo(), equal_in(0, 2), backend=backend, steps=3, resume=True)
     (equal,) = backend.batches[2]
     assert {t.advantage for each in equal for t in each.transitions if t.trained} == {0.0}
