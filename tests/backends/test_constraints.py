@@ -279,7 +279,7 @@ async def test_the_gradient_is_that_of_a_plain_masked_softmax(qwen: Path) -> Non
         batch = await sample(backend)
         grammars = backend.upstream.grammars
     policy, optimizer = prepare(qwen)
-    algorithm = GRPO(correction=None, clip=(1.0, 100.0))
+    algorithm = GRPO(entropy=0, correction=None, clip=(1.0, 100.0))
     weights = algorithm.weigh(batch)
     optimizer.accumulate(make_packs(batch, weights, pack_tokens=4096), algorithm)
     network, total = AutoModelForCausalLM.from_pretrained(qwen, dtype=torch.float32).eval(), torch.zeros(())
