@@ -58,7 +58,8 @@ class Updater:
         for each in history:
             if "entropy" in each.values:
                 self._entropies[each.step] = each.values["entropy"]
-            self._differed |= "skipped_updates" not in each.values
+            equal = each.values.get("zero_variance_groups", 0) + each.values.get("unusable_groups", 0)
+            self._differed |= equal < each.values.get("groups", 0)
 
     async def credit(
         self, step: int, phase: ResolvedPhase, batch: StepBatch
