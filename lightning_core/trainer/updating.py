@@ -50,8 +50,9 @@ class Updater:
         """Credited trajectories to replay, by step."""
         self._entropies: dict[int, float] = {}
         """In nats per token, of what was sampled for a step."""
-        self._differed = False
-        """Whether returns within a group ever did; a bonus on entropy alone is nothing to learn from."""
+        self._first: int | None = None
+        """The first step in which returns within a group differed; before it there is nothing to learn, and a
+        bonus on entropy alone would move the policy."""
 
     def recall(self, history: Iterable[Metrics]) -> None:
         """The numbers of the steps that were made before this process began."""
@@ -59,7 +60,8 @@ class Updater:
             if "entropy" in each.values:
                 self._entropies[each.step] = each.values["entropy"]
             equal = each.values.get("zero_variance_groups", 0) + each.values.get("unusable_groups", 0)
-            self._differed |= equal < each.values.get("groups", 0)
+            if self._first is None and equal < each.values.get("groups", 0):
+                self._first = each.step
 
     async def credit(
         self, step: int, phase: ResolvedPhase, batch: StepBatch
@@ -81,9 +83,11 @@ class Updater:
                 algorithm.credit,
                 ", ".join(report.unusable),
             )
-        self._differed |= report.zero_variance_groups + len(report.unusable) < report.groups
-        if not self._differed:
-            credited, report = [], replace(report, transitions=Counter())
+        if algorithm.learns_from is None:
+            if self._first is None and report.zero_variance_groups + len(report.unusable) < report.groups:
+                self._first = step
+            if self._first is None:
+                credited, report = [], replace(report, transitions=Counter())
         attempts = {rollout.id: rollout.attempts for rollout in batch.rollouts}
         weights = {
             key: weight
@@ -180,6 +184,8 @@ class Updater:
     async def _read(self, step: int, phase: ResolvedPhase) -> list[Trajectory]:
         """The batch of a step as it was trained on, from the store."""
         session, algorithm = self.session, self._algorithm(step, phase)
+        if self._first is None or step < self._first:
+            return []
         rollouts = await session.store.find_rollouts(session.folder.run_id, step=step, split="train")
         planned = [rollout for rollout in rollouts if is_planned(rollout)]
         now = session.prompt_versions

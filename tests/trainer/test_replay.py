@@ -117,6 +117,26 @@ def test_a_bonus_on_entropy_is_trained_on_alone_only_after_rewards_have_differed
     assert {t.advantage for each in equal for t in each.transitions if t.trained} == {0.0}
 
 
+def test_a_resumed_run_does_not_replay_what_came_before_rewards_differed(tmp_path: Path):
+    peace, resumed = Watched(), Watched()
+    fit(tmp_path / "peace", grpo(replay=2), equal_in(0, 1), backend=peace, steps=4)
+    for steps in (2, 4):
+        fit(
+            tmp_path / "run", grpo(replay=2), equal_in(0, 1), backend=resumed, steps=steps, resume=steps > 2
+        )
+    for backend in (peace, resumed):
+        trained = {step: [steps_of(batch) for batch in batches] for step, batches in backend.batches.items()}
+        assert trained == {2: [{2}], 3: [{3}, {2}]}
+
+
+def test_demonstrations_do_not_count_as_rewards_that_differed(tmp_path: Path):
+    backend = Watched()
+    said = [{"role": "user", "content": "How fast?"}, {"role": "assistant", "content": "Nine knots."}]
+    phases = [Phase(lightning.SFT(demonstrations=[{"agent": "writer", "messages": said[:1], "reply": "Nine knots."}]), 1), Phase(grpo(), 2)]
+    fit(tmp_path / "run", phases, equal_in(1, 2), backend=backend, steps=None)
+    assert list(backend.batches) == [0]
+
+
 class Refusing(Watched):
     """Can't make an update from what was sampled for another step."""
 
