@@ -46,11 +46,22 @@ def ratio_of(
     Both are of the same seeds, so seeds are drawn for both together.
     Raises ValueError if one has more seeds than the other.
     """
-    if len(values) != len(base):
-        raise ValueError(
-            f"{len(values)} seeds can't be compared with {len(base)}: run both with equal --seeds"
-        )
-    return _bootstrap(lambda seeds: of(values[i] for i in seeds) / of(base[i] for i in seeds), len(values))
+    return mean_ratio_of([(values, base)], of)
+
+
+def mean_ratio_of(
+    pairs: Sequence[tuple[Sequence[float], Sequence[float]]], of: Callable[[Iterable[float]], float]
+) -> Interval:
+    """The mean of such ratios over several (values, base), all of the same seeds."""
+    counts = {len(each) for pair in pairs for each in pair}
+    if len(counts) > 1:
+        raise ValueError(f"{sorted(counts)} seeds can't be compared: run all with equal --seeds")
+    return _bootstrap(
+        lambda seeds: fmean(
+            of(values[i] for i in seeds) / of(base[i] for i in seeds) for values, base in pairs
+        ),
+        counts.pop(),
+    )
 
 
 def _bootstrap(statistic: Callable[[Sequence[int]], float], seeds: int) -> Interval:

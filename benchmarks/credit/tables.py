@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, median
 
 from benchmarks.credit.comparing import PUBLISHED, THRESHOLD, Comparison, Outcome
-from benchmarks.intervals import Interval, median_of, ratio_of
+from benchmarks.intervals import Interval, mean_ratio_of, median_of, ratio_of
 
 BASE = "uniform"
 """With whose gradient those of the others are compared."""
@@ -18,16 +18,20 @@ def rollouts_of(outcome: Outcome, comparison: Comparison) -> list[float]:
     return [float(most if rollouts is None else rollouts) for rollouts in outcome.rollouts]
 
 
+def beside_base(name: str, comparison: Comparison) -> tuple[list[float], list[float]] | None:
+    """The rollouts of a method and of "published"; None without it, or if they have not as many seeds."""
+    base, outcome = comparison.outcomes.get(PUBLISHED), comparison.outcomes.get(name)
+    if base is None or outcome is None or len(base.rollouts) != len(outcome.rollouts):
+        return None
+    return rollouts_of(outcome, comparison), rollouts_of(base, comparison)
+
+
 def ratio_to_base(
     name: str, comparison: Comparison, of: Callable[[Iterable[float]], float] = fmean
 ) -> Interval | None:
-    """Mean rollouts in ratio to those of "published"; None without it, or if they have not as many seeds."""
-    base = comparison.outcomes.get(PUBLISHED)
-    if name not in comparison.outcomes or base is None:
-        return None
-    if len(base.rollouts) != len(comparison.outcomes[name].rollouts):
-        return None
-    return ratio_of(rollouts_of(comparison.outcomes[name], comparison), rollouts_of(base, comparison), of)
+    """Mean rollouts in ratio to those of "published"; None where they can't be compared."""
+    pair = beside_base(name, comparison)
+    return None if pair is None else ratio_of(*pair, of)
 
 
 def is_learnable(comparison: Comparison) -> bool:
@@ -55,8 +59,9 @@ def ratio_table(comparisons: dict[str, Comparison], methods: Sequence[str]) -> s
 
 
 def _mean_ratio(method: str, comparisons: Sequence[Comparison]) -> str:
-    ratios = [ratio for each in comparisons if (ratio := ratio_to_base(method, each)) is not None]
-    return f"{fmean(ratio.value for ratio in ratios):.2f}" if ratios else "–"
+    pairs = [pair for each in comparisons if (pair := beside_base(method, each)) is not None]
+    alike = len({len(base) for _, base in pairs}) == 1
+    return _show(mean_ratio_of(pairs, fmean), 2) if alike else "–"
 
 
 def _lost(method: str, comparisons: Sequence[Comparison]) -> str:

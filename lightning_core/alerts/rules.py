@@ -130,11 +130,11 @@ class LogprobGap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroVariance:
-    """Zero-variance share: rollouts are made and teach nothing, as all of a group got the same reward.
+    """Zero-variance share: all rollouts of a group got the same reward, so none can be told to be better.
 
         found if  (groups of equal rewards) / (groups) >= share    over the last `window` steps
 
-    Such groups have no advantage under any baseline, and are left out of the update.
+    Such groups have no advantage under any baseline. Only a bonus on entropy trains on them.
     """
 
     window: int = 5
@@ -151,8 +151,9 @@ class ZeroVariance:
         reward = fmean(numbers(steps, "reward") or [0.0])
         yield Finding(
             f"{equal:.0f} of {groups:.0f} groups of the last {self.window} steps had equal rewards (mean "
-            f"{reward:.3g}), so their rollouts taught nothing; if that is the best there is, stop here, else "
-            "give tasks that are solved sometimes, a finer reward, a larger group_size, or dynamic_sampling=1"
+            f"{reward:.3g}), so no rollout was better than another; if that is the best there is, stop here, "
+            "else give tasks that are solved sometimes, a finer reward, a larger group_size, or "
+            "dynamic_sampling=1"
         )
 
 

@@ -210,8 +210,13 @@ def credit_batch(
     trajectories: Iterable[Trajectory], credit: Credit, algorithm: Algorithm
 ) -> tuple[list[Trajectory], CreditReport]:
     """The batch as the algorithm trains on it: see `credit.base.assign`."""
-    everyone = getattr(algorithm, "regularised", False)
+    everyone = is_regularised(algorithm)
     return assign(trajectories, credit, algorithm.baseline, algorithm.scale, everyone=everyone)
+
+
+def is_regularised(algorithm: Algorithm) -> bool:
+    """Whether its loss has terms that act on every sampled token, also where all returns are equal."""
+    return bool(getattr(algorithm, "regularised", False))
 
 
 def mini_batches(trajectories: Sequence[Trajectory], algorithm: Algorithm) -> list[tuple[Trajectory, ...]]:

@@ -262,8 +262,8 @@ def show_summary(summary: Summary, console: Console) -> None:
     if not summary.agents:  # no step has trained
         return
     console.print(agent_table(summary))
-    skipped = f"{summary.zero_variance_groups} groups taught nothing, as their rewards were equal"
-    console.print(f"{summary.rollouts} rollouts, {summary.failures} failed, {skipped}")
+    equal = f"{summary.zero_variance_groups} groups had equal rewards, so nothing to compare"
+    console.print(f"{summary.rollouts} rollouts, {summary.failures} failed, {equal}")
     console.print(
         describe_staleness(summary.staleness_mean, summary.staleness_max)
         or "trained on-policy: by the version that sampled"

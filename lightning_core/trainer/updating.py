@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, pvariance
 
-from lightning_core.algorithms.base import Algorithm, credit_batch, mini_batches
+from lightning_core.algorithms.base import Algorithm, credit_batch, is_regularised, mini_batches
 from lightning_core.algorithms.policy_gradient import PolicyGradient
 from lightning_core.backends.base import Backend, Batch
 from lightning_core.credit.base import CreditReport
@@ -70,10 +70,10 @@ class Updater:
         given is stored, if they are of rollouts."""
         if (entropy := measure_entropy(batch.trajectories)) is not None:
             self._entropies[step] = entropy
-        algorithm = self._algorithm(step, phase)
+        algorithm = phase.algorithm
         valued = await add_values(batch.trajectories, algorithm, self.session.backend)
         credited, report = await asyncio.to_thread(  # 0.3 s for 64 rollouts of 100 calls
-            credit_batch, valued, phase.credit, algorithm
+            self._credit, step, phase, valued
         )
         if report.unusable:
             log.warning(
@@ -83,11 +83,6 @@ class Updater:
                 algorithm.credit,
                 ", ".join(report.unusable),
             )
-        if algorithm.learns_from is None:
-            if self._first is None and report.zero_variance_groups + len(report.unusable) < report.groups:
-                self._first = step
-            if self._first is None:
-                credited, report = [], replace(report, transitions=Counter())
         attempts = {rollout.id: rollout.attempts for rollout in batch.rollouts}
         weights = {
             key: weight
@@ -95,6 +90,21 @@ class Updater:
             for key, weight in algorithm.weigh(part).items()
         }
         await self.session.store.add_credited(given(valued, credited, attempts, weights))
+        return credited, report
+
+    def _credit(
+        self, step: int, phase: ResolvedPhase, trajectories: Sequence[Trajectory]
+    ) -> tuple[list[Trajectory], CreditReport]:
+        """What a step is trained on. Its tokens are the same with the bonus on entropy as while that is left
+        out, so that the loss keeps its scale. The bonus alone is no reason for an update before returns have
+        differed, nor while it is left out."""
+        credited, report = credit_batch(trajectories, phase.credit, phase.algorithm)
+        if phase.algorithm.learns_from is not None:
+            return credited, report
+        if report.zero_variance_groups + len(report.unusable) < report.groups:
+            self._first = step if self._first is None else self._first
+        elif self._first is None or step < self._first or not is_regularised(self._algorithm(step, phase)):
+            return [], replace(report, transitions=Counter())
         return credited, report
 
     async def update(self, step: int, phase: ResolvedPhase, credited: list[Trajectory]) -> dict[str, float]:
@@ -183,23 +193,21 @@ class Updater:
 
     async def _read(self, step: int, phase: ResolvedPhase) -> list[Trajectory]:
         """The batch of a step as it was trained on, from the store."""
-        session, algorithm = self.session, self._algorithm(step, phase)
-        if self._first is None or step < self._first:
-            return []
+        session = self.session
         rollouts = await session.store.find_rollouts(session.folder.run_id, step=step, split="train")
         planned = [rollout for rollout in rollouts if is_planned(rollout)]
         now = session.prompt_versions
         other = next((each for each in planned if each.prompt_versions != now), None)
         if other is not None:
             raise TrainingError(
-                f"replay={algorithm.replay} would train on step {step} again, whose rollouts had prompt "
-                f"versions {other.prompt_versions}; the current ones are {now}: choose those again with "
-                "`agentlightning models --name NAME rollback`, or start a new run"
+                f"replay={phase.algorithm.replay} would train on step {step} again, whose rollouts had "
+                f"prompt versions {other.prompt_versions}; the current ones are {now}: choose those again "
+                "with `agentlightning models --name NAME rollback`, or start a new run"
             )
         # without the judge: its scores are stored
         lowest = session.settings.on_failure.then == "lowest"
         batch = await read_batch(session.store, session.rulebook, None, planned, lowest=lowest)
-        return credit_batch(batch.trajectories, phase.credit, algorithm)[0]
+        return self._credit(step, phase, batch.trajectories)[0]
 
 
 def given(

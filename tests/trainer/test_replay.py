@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 import lightning_core as lightning
@@ -16,7 +17,7 @@ from lightning_core.errors import TrainingError
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.scope import current_scope
 from lightning_core.types import Rollout
-from tests.trainer.watching import Watched, WatchedLocal, fit, grpo, records, solve
+from tests.trainer.watching import GROUP_SIZE, PER_STEP, Watched, WatchedLocal, fit, grpo, records, solve
 
 
 def steps_of(batch) -> set[int]:
@@ -117,13 +118,39 @@ def test_a_bonus_on_entropy_is_trained_on_alone_only_after_rewards_have_differed
     assert {t.advantage for each in equal for t in each.transitions if t.trained} == {0.0}
 
 
+def test_while_the_bonus_is_left_out_the_loss_keeps_its_scale_and_equal_rewards_teach_nothing(tmp_path: Path):
+    async def app(task: lightning.Task) -> float:
+        """Until step 5 replies are of one token, of a higher log-probability than later ones. One group of
+        step 5 has equal rewards, and all of step 6."""
+        scope = current_scope()
+        assert scope is not None
+        later = any(f"-t{step}-" in scope.rollout_id for step in (5, 6, 7))
+        async with openai.AsyncOpenAI(api_key="none") as client:
+            with lightning.agent("writer"):
+                await client.chat.completions.create(
+                    model="policy",
+                    messages=[{"role": "user", "content": str(task.input["question"])}],
+                    max_completion_tokens=6 if later else 1,
+                )
+        equal = any(place in scope.rollout_id for place in ("-t5-0-", "-t6-"))
+        return 1.0 if equal else float(scope.rollout_id.rpartition("-")[2]) / GROUP_SIZE
+
+    backend = Watched()
+    fit(tmp_path / "run", grpo(), app, backend=backend, steps=8)
+    metrics = [entry.values for entry in records(tmp_path / "run").metrics.values()]
+    assert [values.get("entropy_bonus") for values in metrics] == [0.05] * 5 + [0.0, None, 0.0]
+    assert [values["zero_variance_groups"] for values in metrics] == [0, 0, 0, 0, 0, 1, 2, 0]
+    assert {step: len(batch) for step, (batch,) in backend.batches.items()} == dict.fromkeys(
+        [0, 1, 2, 3, 4, 5, 7], PER_STEP
+    )
+    assert metrics[6]["skipped_updates"] == 1
+
+
 def test_a_resumed_run_does_not_replay_what_came_before_rewards_differed(tmp_path: Path):
     peace, resumed = Watched(), Watched()
     fit(tmp_path / "peace", grpo(replay=2), equal_in(0, 1), backend=peace, steps=4)
     for steps in (2, 4):
-        fit(
-            tmp_path / "run", grpo(replay=2), equal_in(0, 1), backend=resumed, steps=steps, resume=steps > 2
-        )
+        fit(tmp_path / "run", grpo(replay=2), equal_in(0, 1), backend=resumed, steps=steps, resume=steps > 2)
     for backend in (peace, resumed):
         trained = {step: [steps_of(batch) for batch in batches] for step, batches in backend.batches.items()}
         assert trained == {2: [{2}], 3: [{3}, {2}]}
@@ -132,7 +159,13 @@ def test_a_resumed_run_does_not_replay_what_came_before_rewards_differed(tmp_pat
 def test_demonstrations_do_not_count_as_rewards_that_differed(tmp_path: Path):
     backend = Watched()
     said = [{"role": "user", "content": "How fast?"}, {"role": "assistant", "content": "Nine knots."}]
-    phases = [Phase(lightning.SFT(demonstrations=[{"agent": "writer", "messages": said[:1], "reply": "Nine knots."}]), 1), Phase(grpo(), 2)]
+    phases = [
+        Phase(
+            lightning.SFT(demonstrations=[{"agent": "writer", "messages": said[:1], "reply": "Nine knots."}]),
+            1,
+        ),
+        Phase(grpo(), 2),
+    ]
     fit(tmp_path / "run", phases, equal_in(1, 2), backend=backend, steps=None)
     assert list(backend.batches) == [0]
 

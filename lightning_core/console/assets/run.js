@@ -7,7 +7,7 @@ import { chart, smooth } from "console/charts.js";
 /** The charts: title, series as [metric or prefix*, label], and how they are drawn. One without numbers is left out. */
 const CHARTS = [
   ["Entropy, nats per token", [["entropy", "all tokens"], ["sampled_entropy", "trained tokens"]], { low: 0 }],
-  ["Groups that teach nothing", [["zero_variance_groups", "equal rewards"], ["unusable_groups", "no usable rewards"]], { low: 0 }],
+  ["Groups with nothing to compare", [["zero_variance_groups", "equal rewards"], ["unusable_groups", "no usable rewards"]], { low: 0 }],
   ["Failed rollouts", [["failures", "failed"], ["rollouts_without_calls", "without calls"]], { low: 0 }],
   ["Automatic intermediate rewards", [["air_reward", "mean of a rollout"]], {}],
   ["Signals by rule", [["air/*", ""]], { low: 0 }],
