@@ -29,7 +29,8 @@ def to_trajectories(
 ) -> list[Trajectory]:
     """Those of the finished rollouts that count: with a reward, in groups without an unusable one.
 
-    `lowest`: a failure that counts has the lowest return of its group, if that is less than its own.
+    `lowest`: a failure that counts has the lowest return of its group, if that is less than its own; with
+    groups of one, of all.
     """
     unusable = unusable_groups(rollouts, rewards)
     counted = [one for one in rollouts if one.reward is not None and one.group_id not in unusable]
@@ -54,14 +55,16 @@ def unusable_groups(
 
 # which failures count is decided where they happen (`runner.config`), as what only where the group is known
 def with_lowest(trajectories: Sequence[Trajectory], failed: Collection[str]) -> list[Trajectory]:
-    """The trajectories, those of `failed` rollouts with their group's lowest return if that is less.
+    """The trajectories, those of `failed` rollouts with their group's lowest return if that is less; a group
+    of one has the lowest of all.
 
     For each agent, as agents may have rewards of their own. A group of which all failed is left out: it
     compares nothing, and of a step in which no rollout succeeds the trainer must hear.
     """
     found = []
+    everyone = [each for each in trajectories if each.rollout_id not in failed]
     for group in group_by_id(trajectories).values():
-        whole = [each for each in group if each.rollout_id not in failed]
+        whole = [each for each in group if each.rollout_id not in failed] if len(group) > 1 else everyone
         found += [_lowered(each, whole) if each.rollout_id in failed else each for each in group if whole]
     return found
 

@@ -219,15 +219,25 @@ def is_regularised(algorithm: Algorithm) -> bool:
     return bool(getattr(algorithm, "regularised", False))
 
 
+def carries_loss(trajectories: Iterable[Trajectory], algorithm: Algorithm) -> bool:
+    """Whether an update from them has a gradient. Without one, an optimizer's momentum would still move the
+    weights."""
+    if is_regularised(algorithm) or algorithm.critic is not None:
+        return True
+    return any(t.advantage for each in trajectories for t in each.transitions if t.trained)
+
+
 def mini_batches(trajectories: Sequence[Trajectory], algorithm: Algorithm) -> list[tuple[Trajectory, ...]]:
     """The batch cut into what each optimizer step of a pass is made from: so many groups, in their order.
+    Parts without loss are left out.
 
     All in one if the algorithm has no `mini_batch_size`, or None there.
     """
     groups = list(group_by_id(trajectories).values())
     size = getattr(algorithm, "mini_batch_size", None) or max(1, len(groups))
     parts = (groups[first : first + size] for first in range(0, len(groups), size))
-    return [tuple(each for group in part for each in group) for part in parts]
+    made = [tuple(each for group in part for each in group) for part in parts]
+    return [part for part in made if carries_loss(part, algorithm)] or made
 
 
 def last_pass(steps: Sequence[dict[str, float]], count: int) -> dict[str, float]:

@@ -46,7 +46,8 @@ Dual clip: Ye et al., arXiv 1912.09729, eq. 5.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, Self, get_args
 
 from lightning_core.algorithms.base import Critic, Entries, RolloutAlgorithm, check_options, is_changed
@@ -233,9 +234,13 @@ class PolicyGradient(RolloutAlgorithm):
         """
         return (self.entropy > 0 or self.kl_weight > 0) and not self.dynamic_sampling
 
-    def within(self, first: float, now: float) -> Self:
-        """As it is at entropy `now` where it was `first` at the start, both in nats per token."""
-        return self if now <= first else replace(self, entropy=0.0)
+    def within(self, rise: float) -> Self:
+        """As it is where entropy has risen by so many nats per token since the start."""
+        if not self.entropy or rise <= 0:
+            return self
+        changed = copy(self)  # `replace` would need the constructor of a subclass to take all options
+        object.__setattr__(changed, "entropy", 0.0)
+        return changed
 
     @property
     def needs_proximal(self) -> bool:

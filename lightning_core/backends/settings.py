@@ -44,8 +44,8 @@ class Schedule:
 
     kind: Literal["linear", "cosine"]
     steps: int
-    """Optimizer steps at which it has fallen to `least`, warm-up included. An update makes one for each epoch
-    and mini-batch."""
+    """Optimizer steps after which it has fallen to `least`, warm-up included. An update makes one for each
+    epoch and mini-batch."""
     least: float = 0.0
     """Share of the learning rate that is left from there on."""
 

@@ -104,6 +104,7 @@ def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -
     return {
         "seed": trainer.seed,
         "model": str(session.backend.model),
+        "temperature": trainer.temperature,
         "backend": session.backend.name,
         "train tasks": _digest(train),
         "validation tasks": _digest(validation),

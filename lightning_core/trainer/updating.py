@@ -13,17 +13,17 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, pvariance
 
-from lightning_core.algorithms.base import Algorithm, credit_batch, is_regularised, mini_batches
+from lightning_core.algorithms.base import Algorithm, carries_loss, credit_batch, is_regularised, mini_batches
 from lightning_core.algorithms.policy_gradient import PolicyGradient
 from lightning_core.backends.base import Backend, Batch
 from lightning_core.credit.base import CreditReport
 from lightning_core.errors import TrainingError
-from lightning_core.trainer.batch import StepBatch, measure_entropy, read_batch
+from lightning_core.trainer.batch import StepBatch, measure_entropies, read_batch
 from lightning_core.trainer.parts import ResolvedPhase
 from lightning_core.trainer.plan import is_planned
 from lightning_core.trainer.session import Session
@@ -48,8 +48,8 @@ class Updater:
         """Updates in a row that could not be made."""
         self._batches: dict[int, list[Trajectory]] = {}
         """Credited trajectories to replay, by step."""
-        self._entropies: dict[int, float] = {}
-        """In nats per token, of what was sampled for a step."""
+        self._entropies: dict[int, dict[str, float]] = {}
+        """Of each agent, in nats per token, of what was sampled for a step."""
         self._first: int | None = None
         """The first step in which returns within a group differed; before it there is nothing to learn, and a
         bonus on entropy alone would move the policy."""
@@ -57,8 +57,11 @@ class Updater:
     def recall(self, history: Iterable[Metrics]) -> None:
         """The numbers of the steps that were made before this process began."""
         for each in history:
-            if "entropy" in each.values:
-                self._entropies[each.step] = each.values["entropy"]
+            self._entropies[each.step] = {
+                name.removeprefix("agent/").removesuffix("/entropy"): value
+                for name, value in each.values.items()
+                if name.startswith("agent/") and name.endswith("/entropy")
+            }
             equal = each.values.get("zero_variance_groups", 0) + each.values.get("unusable_groups", 0)
             if self._first is None and equal < each.values.get("groups", 0):
                 self._first = each.step
@@ -68,8 +71,8 @@ class Updater:
     ) -> tuple[list[Trajectory], CreditReport]:
         """The trajectories with advantages, and the critic's values if the algorithm has one. What they were
         given is stored, if they are of rollouts."""
-        if (entropy := measure_entropy(batch.trajectories)) is not None:
-            self._entropies[step] = entropy
+        self._entropies[step] = measure_entropies(batch.trajectories)
+        self._entropies[step].pop("", None)  # how much of it each agent says may change
         algorithm = phase.algorithm
         valued = await add_values(batch.trajectories, algorithm, self.session.backend)
         credited, report = await asyncio.to_thread(  # 0.3 s for 64 rollouts of 100 calls
@@ -86,7 +89,7 @@ class Updater:
         attempts = {rollout.id: rollout.attempts for rollout in batch.rollouts}
         weights = {
             key: weight
-            for part in mini_batches(credited, algorithm)
+            for part in mini_batches(credited, self._algorithm(step, phase))
             for key, weight in algorithm.weigh(part).items()
         }
         await self.session.store.add_credited(given(valued, credited, attempts, weights))
@@ -132,11 +135,15 @@ class Updater:
         return {**metrics, "policy_version": float(version), "publish_seconds": time.perf_counter() - began}
 
     def _algorithm(self, step: int, phase: ResolvedPhase) -> Algorithm:
-        """The phase's, as it is at the entropy of a step."""
+        """The phase's, as it is at the entropy of a step: the mean of its agents' changes since the start."""
         known = [self._entropies[k] for k in sorted(self._entropies) if phase.first <= k <= step]
-        if not isinstance(phase.algorithm, PolicyGradient) or not known:
+        of_agents: defaultdict[str, list[float]] = defaultdict(list)
+        for name, value in itertools.chain.from_iterable(each.items() for each in known):
+            of_agents[name].append(value)
+        if not isinstance(phase.algorithm, PolicyGradient) or not of_agents:
             return phase.algorithm
-        return phase.algorithm.within(fmean(known[:WINDOW]), fmean(known[-WINDOW:]))
+        rises = [fmean(values[-WINDOW:]) - fmean(values[:WINDOW]) for values in of_agents.values()]
+        return phase.algorithm.within(fmean(rises))
 
     async def _update(self, step: int, algorithm: Algorithm, credited: list[Trajectory]) -> dict[str, float]:
         """From the step's own batch. `skipped_updates` says that none was made, `failed_updates` that the
@@ -164,6 +171,8 @@ class Updater:
         made: list[list[Trajectory]] = []
         metrics: list[dict[str, float]] = []
         for batch in batches:
+            if not carries_loss(batch, algorithm):
+                continue
             try:
                 metrics.append(await self.session.backend.update(Batch(step, tuple(batch)), algorithm))
                 made.append(batch)

@@ -191,8 +191,23 @@ def test_who_is_not_trained_and_what_is_no_number_stay_out_of_such_a_term():
 
 def test_the_bonus_is_left_out_where_there_is_more_entropy_than_at_first():
     algorithm = lightning.GRPO(entropy=0.1, kl=0.2)
-    assert algorithm.within(first=0.5, now=0.5) is algorithm
-    assert algorithm.within(first=0.5, now=0.6) == replace(algorithm, entropy=0.0)
+    assert algorithm.within(0.0) is algorithm
+    assert algorithm.within(0.1) == replace(algorithm, entropy=0.0)
+
+    class Own(lightning.GRPO):
+        def __init__(self) -> None:
+            super().__init__(kl=0.2)
+
+    assert (Own().within(0.1).entropy, Own().within(0.1).kl) == (0.0, 0.2)
+
+
+def test_a_mini_batch_without_loss_makes_no_step():
+    algorithm = lightning.GRPO(mini_batch_size=1, group_size=2)
+    rollouts = [rollout(i, float(i == 3), group=f"g{i // 2}") for i in range(4)]
+    credited, _ = credit_batch(rollouts, uniform, algorithm)
+    parts = mini_batches(credited, algorithm)
+    assert [[each.rollout_id for each in part] for part in parts] == [["r0", "r1"], ["r2", "r3"]]
+    assert mini_batches(credited, algorithm.within(0.1)) == parts[1:]
 
 
 def test_reinforce_pp_gives_a_call_the_reward_that_comes_after_later_observations():

@@ -139,6 +139,12 @@ def test_a_group_of_which_all_failed_is_left_out():
     assert [each.rollout_id for each in found] == ["a"]
 
 
+def test_in_groups_of_one_a_failure_has_the_lowest_return_of_all():
+    one = [ended(name, reward, group=name) for name, reward in (("a", 1.0), ("b", -2.0), ("x", 0.0))]
+    assert [each.reward for each in with_lowest(one, {"x"})] == [1.0, -2.0, -2.0]
+    assert [each.rollout_id for each in with_lowest(one[2:], {"x"})] == []
+
+
 # whether the replies had a part -----------------------------------------------------------------
 def group(*pairs: tuple[list[int], bool]) -> tuple[list[Rollout], dict[str, list[Call]]]:
     rollouts, calls = [], {}

@@ -118,25 +118,31 @@ def test_a_bonus_on_entropy_is_trained_on_alone_only_after_rewards_have_differed
     assert {t.advantage for each in equal for t in each.transitions if t.trained} == {0.0}
 
 
-def test_while_the_bonus_is_left_out_the_loss_keeps_its_scale_and_equal_rewards_teach_nothing(tmp_path: Path):
+def talk(task: lightning.Task) -> Any:
+    """What a call asks."""
+    return {"model": "policy", "messages": [{"role": "user", "content": str(task.input["question"])}]}
+
+
+def surprised_from(first: int, *equal: str) -> Any:
+    """An app whose replies are of one token before a step, and then of more, which have lower
+    log-probabilities in the mean. Rollouts with `equal` in their id have the same reward."""
+
     async def app(task: lightning.Task) -> float:
-        """Until step 5 replies are of one token, of a higher log-probability than later ones. One group of
-        step 5 has equal rewards, and all of step 6."""
         scope = current_scope()
         assert scope is not None
-        later = any(f"-t{step}-" in scope.rollout_id for step in (5, 6, 7))
+        later = int(scope.rollout_id.split("-t")[1].split("-")[0]) >= first
         async with openai.AsyncOpenAI(api_key="none") as client:
             with lightning.agent("writer"):
-                await client.chat.completions.create(
-                    model="policy",
-                    messages=[{"role": "user", "content": str(task.input["question"])}],
-                    max_completion_tokens=6 if later else 1,
-                )
-        equal = any(place in scope.rollout_id for place in ("-t5-0-", "-t6-"))
-        return 1.0 if equal else float(scope.rollout_id.rpartition("-")[2]) / GROUP_SIZE
+                await client.chat.completions.create(**talk(task), max_completion_tokens=6 if later else 1)
+        place = float(scope.rollout_id.rpartition("-")[2])
+        return 1.0 if any(mark in scope.rollout_id for mark in equal) else place / GROUP_SIZE
 
+    return app
+
+
+def test_while_the_bonus_is_left_out_the_loss_keeps_its_scale_and_equal_rewards_teach_nothing(tmp_path: Path):
     backend = Watched()
-    fit(tmp_path / "run", grpo(), app, backend=backend, steps=8)
+    fit(tmp_path / "run", grpo(), surprised_from(5, "-t5-0-", "-t6-"), backend=backend, steps=8)
     metrics = [entry.values for entry in records(tmp_path / "run").metrics.values()]
     assert [values.get("entropy_bonus") for values in metrics] == [0.05] * 5 + [0.0, None, 0.0]
     assert [values["zero_variance_groups"] for values in metrics] == [0, 0, 0, 0, 0, 1, 2, 0]
@@ -144,6 +150,34 @@ def test_while_the_bonus_is_left_out_the_loss_keeps_its_scale_and_equal_rewards_
         [0, 1, 2, 3, 4, 5, 7], PER_STEP
     )
     assert metrics[6]["skipped_updates"] == 1
+
+
+def test_a_batch_that_only_the_bonus_taught_is_not_replayed_while_that_is_left_out(tmp_path: Path):
+    backend = Watched()
+    fit(tmp_path / "run", grpo(replay=1), surprised_from(5, "-t4-"), backend=backend, steps=7)
+    trained = {step: [steps_of(batch) for batch in batches] for step, batches in backend.batches.items()}
+    assert trained == {0: [{0}], **{k: [{k}, {k - 1}] for k in (1, 2, 3, 4, 6)}, 5: [{5}]}
+
+
+def test_more_words_of_an_agent_that_is_less_sure_do_not_count_as_entropy_that_rose(tmp_path: Path):
+    async def app(task: lightning.Task) -> float:
+        scope = current_scope()
+        assert scope is not None
+        later = int(scope.rollout_id.split("-t")[1].split("-")[0]) >= 3
+        async with openai.AsyncOpenAI(api_key="none") as client:
+            for agent in ["planner", *["writer"] * (3 if later else 1)]:
+                with lightning.agent(agent):
+                    await client.chat.completions.create(
+                        **talk(task), max_completion_tokens=1 if agent == "planner" else 6
+                    )
+        return float(scope.rollout_id.rpartition("-")[2]) / GROUP_SIZE
+
+    fit(tmp_path / "run", grpo(), app, agents=["planner", "writer"], steps=7)
+    metrics = [entry.values for entry in records(tmp_path / "run").metrics.values()]
+    assert metrics[6]["entropy"] > metrics[0]["entropy"]
+    for name in ("planner", "writer"):
+        assert metrics[6][f"agent/{name}/entropy"] == pytest.approx(metrics[0][f"agent/{name}/entropy"])
+    assert [values["entropy_bonus"] for values in metrics] == [0.05] * 7
 
 
 def test_a_resumed_run_does_not_replay_what_came_before_rewards_differed(tmp_path: Path):

@@ -256,16 +256,16 @@ PARTS: Final = {
 """Of the whole configuration."""
 INSTEAD: Final = {
     "give learning_rate=... and warmup_steps=... to the backend": "actor.optim.lr* actor.optim.*_lr*",
-    "the rate has no end; give steps=... to the trainer": "actor.optim.total_training_steps",
-    "after warm-up the rate is constant": "actor.optim.num_cycles actor.optim.warmup_style",
+    "give schedule=Schedule(...) to the backend": "actor.optim.total_training_steps actor.optim.num_cycles "
+    "actor.optim.warmup_style",
     "give max_grad_norm=... to the backend": "actor.grad_clip",
     "give clip=... to the algorithm": "actor.clip_ratio*",
     "give epochs=... to the algorithm": "actor.ppo_epochs",
-    "a step is made of a whole batch; give tasks_per_step=... to the algorithm": "actor.ppo_mini_batch_size",
-    "a step is made of a whole batch": "actor.shuffle actor.data_loader_seed",
+    "give mini_batch_size=..., in tasks, to the algorithm": "actor.ppo_mini_batch_size",
+    "mini-batches are made in the order of the groups": "actor.shuffle actor.data_loader_seed",
     "give kl=... to the algorithm": "actor.*kl_loss*",
     "give aggregation=... to the algorithm": "actor.loss_*",
-    "the loss is the algorithm's, and none has an entropy bonus": "actor.entropy_coeff",
+    "give entropy=... to the algorithm": "actor.entropy_coeff",
     "the loss is the algorithm's": "actor.calculate_* actor.policy_loss* actor.tau_*",
     "give group_size=... to the algorithm": "*.rollout_n rollout.n",
     "give strategy=... to the backend": "*.strategy",
