@@ -155,7 +155,8 @@ class Plugins:
             raise PluginError(
                 f"no plugin takes a {kind.__module__}.{kind.__qualname__}; installed: "
                 f"{_listed(name for name in self._infos if name != CORE)}{self._broken_note()}. "
-                "Install the plugin of its framework, such as lightning-langgraph."
+                "Install the plugin of its framework, such as lightning-langgraph; without one, name its "
+                "calls by `with lightning.agent(...)` or OpenTelemetry spans (docs/frameworks.md)."
             )
         return attached
 

@@ -14,6 +14,7 @@ from lightning_core.credit.base import group_by_id, total_return
 from lightning_core.errors import TokenIdsError
 from lightning_core.linking import final_rewards, in_order, link_rewards
 from lightning_core.sequences import as_ids, as_logprobs
+from lightning_core.stores.rules import answering
 from lightning_core.transcript import observation
 from lightning_core.types import Call, Reward, Rollout, Status, Trajectory, Transition, is_reward
 
@@ -34,7 +35,7 @@ def to_trajectories(
     """
     unusable = unusable_groups(rollouts, rewards)
     counted = [one for one in rollouts if one.reward is not None and one.group_id not in unusable]
-    made = [to_trajectory(one, calls[one.id], rewards[one.id]) for one in counted]
+    made = [to_trajectory(one, answering(calls[one.id]), rewards[one.id]) for one in counted]
     return with_lowest(made, {one.id for one in counted if one.status is Status.FAILED}) if lowest else made
 
 

@@ -120,8 +120,8 @@ def _status(error: BaseException) -> int | None:
 
 
 def describe(error: BaseException) -> str:
-    """`Type: message`, its notes, the parts of a group, and its frames, the innermost last."""
-    lines = [_summary(error), *_notes(error), *_parts(error), *_frames(error)]
+    """`Type: message`, its causes, its notes, the parts of a group, and its frames, the innermost last."""
+    lines = [_summary(error), *_causes(error), *_notes(error), *_parts(error), *_frames(error)]
     text = "\n".join(lines).encode("utf-8", "replace").decode()
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
 
@@ -133,6 +133,20 @@ def _summary(error: BaseException) -> str:
         message = "(its message can't be shown)"
     message = message[: MOST_CHARACTERS // 2]
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def _causes(error: BaseException) -> list[str]:
+    """What it was raised for, such as a closed event loop behind an SDK's "Connection error."."""
+    lines: list[str] = []
+    cause = _cause(error)
+    while cause is not None and len(lines) < FRAMES:
+        lines.append(f"  caused by {_summary(cause)}")
+        cause = _cause(cause)
+    return list(dict.fromkeys(lines))  # each layer of an HTTP client says the same again
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _notes(error: BaseException) -> list[str]:
@@ -152,7 +166,7 @@ def _parts(error: BaseException, indent: str = "  ") -> list[str]:
 
 
 def _frames(error: BaseException) -> list[str]:
-    ours = str(Path(__file__).parent)
+    ours = str(Path(__file__).parents[1])
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     shown = frames[-FRAMES:]
     if not any(is_users(frame.filename) for frame in shown):

@@ -197,6 +197,23 @@ def under_own_id(call: Call) -> Call:
     return call.model_copy(update={"id": f"{call.id[:_KEPT_OF_ID]}.{digest}"})
 
 
+def answering(calls: Sequence[Call]) -> list[Call]:
+    """The calls without those whose reply was lost on its way, so that the client sent them again: of
+    completed tries of one call, the last that began is the one whose reply the app has.
+
+    A try that its client gave up and that was read late may begin after it; then that one is taken for it.
+    """
+    known = {call.id: call for call in calls if call.status == "completed"}
+    last: dict[str, Call] = {}
+    for call in known.values():
+        first = call.id.rpartition(".")[0]
+        if first not in known or under_own_id(call.model_copy(update={"id": first})).id != call.id:
+            first = call.id
+        last[first] = max(last.get(first, call), call, key=lambda each: each.started_at)
+    kept = {call.id for call in last.values()}
+    return [call for call in calls if call.status != "completed" or call.id in kept]
+
+
 def check_reward(rollout_id: str, value: float) -> None:
     """Raise RewardError for a value that would poison every baseline it enters, or overflow in it."""
     if not is_reward(value):

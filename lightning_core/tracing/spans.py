@@ -73,9 +73,10 @@ def agent_around(span: Any) -> str | None:
 
 
 def _names_around(span: Any) -> Iterator[tuple[Any, str]]:
-    """The spans that name an agent, from this one outwards, with the names."""
+    """The spans that name an agent, from this one outwards, with the names. One that has ended names nobody:
+    it may still be current, as a generator that is broken off can't take it back."""
     while span is not None:
-        attributes = getattr(span, "attributes", None)
+        attributes = None if getattr(span, "end_time", None) else getattr(span, "attributes", None)
         if attributes is not None and (name := attributes.get(AGENT_NAME)):
             yield span, str(name)
         start = find_start(span)

@@ -15,6 +15,7 @@ from lightning_core.air.rulebook import Rulebook, is_automatic
 from lightning_core.credit.base import CreditReport
 from lightning_core.linking import with_final
 from lightning_core.stores.base import Store
+from lightning_core.stores.rules import answering
 from lightning_core.trainer.judging import Judging
 from lightning_core.transitions import to_trajectories, unusable_groups
 from lightning_core.types import (
@@ -124,7 +125,7 @@ async def add_automatic(
     events = await store.get_events([rollout.id for rollout in due])
     # a thread: 0.24 s for 64 rollouts of 100 calls, in which the gateway would not answer
     fresh = await asyncio.to_thread(
-        lambda: {r.id: rulebook.rewards(r, calls[r.id], events[r.id]) for r in due}
+        lambda: {r.id: rulebook.rewards(r, answering(calls[r.id]), events[r.id]) for r in due}
     )
     if given := [reward for of_one in fresh.values() for reward in of_one]:
         await store.add_rewards(given)

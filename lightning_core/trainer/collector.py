@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from lightning_core.credit.base import assign, only_finals
 from lightning_core.errors import TrainingError
+from lightning_core.stores.base import Store
 from lightning_core.trainer.batch import StepBatch, read_batch
 from lightning_core.trainer.demonstrations import draw
 from lightning_core.trainer.judging import Judging
@@ -49,7 +51,8 @@ class Collector:
         plan = partial(self._plan, step, phase)
         rollouts = await self.finish(plan, f"step {step + 1}", again=step not in self._begun)
         batch = await self._read(rollouts, began)
-        check_any_reward(batch.rollouts, f"step {step + 1}; fix the cause and resume")
+        where = f"step {step + 1}; fix the cause and resume"
+        await check_any_reward(self.session.store, batch.rollouts, where)
         return await self._sample_more(step, phase, batch)
 
     async def finish(self, plan: Plan, what: str, *, again: bool = False) -> list[Rollout]:
@@ -133,9 +136,20 @@ def _with_loss(phase: ResolvedPhase, trajectories: Sequence[Trajectory]) -> set[
     return found[0] & found[1]
 
 
-def check_any_reward(rollouts: Sequence[Rollout], where: str) -> None:
-    """Raise TrainingError with the app's own error if no rollout has a reward."""
-    if all(rollout.reward is None for rollout in rollouts):
-        raise TrainingError(
-            f"all {len(rollouts)} rollouts failed in {where}. The first error:\n{rollouts[0].error}"
-        )
+async def check_any_reward(store: Store, rollouts: Sequence[Rollout], where: str) -> None:
+    """Raise TrainingError with the app's own error if no rollout has a reward, and with the failed calls that
+    went elsewhere than to the gateway: they may be a trained agent's under another name."""
+    if any(rollout.reward is not None for rollout in rollouts):
+        return
+    calls = itertools.chain.from_iterable((await store.get_calls([each.id for each in rollouts])).values())
+    lost = Counter(
+        (call.agent, call.endpoint) for call in calls if call.status == "failed" and call.endpoint is not None
+    )
+    elsewhere = "".join(
+        f"\n{count} failed calls of {agent!r}, who is not trained, went to {endpoint}; if they are a trained "
+        "agent's, give agents= that name, or put them in `with lightning.agent(...)`"
+        for (agent, endpoint), count in sorted(lost.items())
+    )
+    raise TrainingError(
+        f"all {len(rollouts)} rollouts failed in {where}. The first error:\n{rollouts[0].error}{elsewhere}"
+    )

@@ -44,7 +44,8 @@ async def play(session: Session, collector: Collector) -> dict[str, list[Call]]:
         return session.plan(step, retry).search(trials, 1)
 
     finished = await collector.finish(plan, "prompts are looked for", again=True)
-    check_any_reward(finished, "the rollouts that show the agents' prompts; fix the cause and resume")
+    where = "the rollouts that show the agents' prompts; fix the cause and resume"
+    await check_any_reward(session.store, finished, where)
     return await session.store.get_calls([each.id for each in finished])
 
 

@@ -24,7 +24,7 @@ from lightning_core.trainer.session import Session
 from lightning_core.trainer.summary import Evaluation
 from lightning_core.trainer.updating import Updater
 from lightning_core.trainer.versions import Versions
-from lightning_core.types import Call, Metrics, Task, matches
+from lightning_core.types import UNNAMED, Call, Metrics, Task, matches
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +149,8 @@ class Loop:
             lambda retry: self.session.plan(step, retry).evaluate(validation), "evaluation"
         )
         if step == 0:
-            check_any_reward(finished, "the first evaluation; fix the cause and use another folder")
+            where = "the first evaluation; fix the cause and use another folder"
+            await check_any_reward(self.session.store, finished, where)
         calls = await self.session.store.get_calls([rollout.id for rollout in finished])
         self.agent_names.see(calls)
         result = evaluation(step, finished, calls, self.settings.group_by)
@@ -243,10 +244,19 @@ class AgentNames:
                 self._told.add(pattern)
                 ends = f"if none does in {PATIENCE} rollouts, the run ends"
                 logger.warning("%s; %s. %s", said, ends if unmatched else "the run continues", self._choice())
+        if {UNNAMED} < self.seen and not matches(UNNAMED, self.patterns) and UNNAMED not in self._told:
+            self._told.add(UNNAMED)
+            logger.warning(
+                "some calls have no agent's name, and are not trained. If they are a trained agent's, make "
+                "them in `with lightning.agent(...)`, and read a stream there too"
+            )
 
     def _choice(self) -> str:
         names = ", ".join(map(repr, sorted(self.seen)))
-        return f"Agents seen: {names}. Use one of these names, or a glob that matches them"
+        choice = f"Agents seen: {names}. Use one of these names, or a glob that matches them"
+        if UNNAMED in self.seen:
+            choice += f"; {UNNAMED!r} are calls that neither a plugin nor `with lightning.agent(...)` names"
+        return choice
 
 
 def _alike(one: str, other: str) -> bool:

@@ -26,10 +26,10 @@ EVALUATIONS = {"sampled": Sampling(temperature=1.0), "greedy": Sampling(temperat
 """The two ways a policy is evaluated."""
 
 
-def make_tasks(rows: Iterable[Task | Mapping[str, Any]], split: Split) -> list[Task]:
+def make_tasks(rows: Iterable[Task | Mapping[str, Any]] | None, split: Split) -> list[Task]:
     """Tasks from tasks or plain dicts; a row that is not JSON is refused with its place and field."""
     tasks = []
-    for index, row in enumerate(rows):
+    for index, row in enumerate(rows or ()):
         if not isinstance(row, Task | Mapping):
             raise TaskError(f"{split} task {index} is a {type(row).__name__}; give a Task or a dict")
         for name, value in (row.input if isinstance(row, Task) else row).items():

@@ -165,7 +165,8 @@ class SearchBench:
         self.spent += len(finished)
         self.failures += count_failures(finished)
         if first:
-            check_any_reward(finished, f"the first trials of {self._search.name}; fix the cause and resume")
+            where = f"the first trials of {self._search.name}; fix the cause and resume"
+            await check_any_reward(self._session.store, finished, where)
         episodes = await self._read(finished)
         for place, (key, (_, task)) in enumerate(new.items()):
             own = tuple(episodes[place * repeats : (place + 1) * repeats])

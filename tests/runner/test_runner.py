@@ -250,6 +250,24 @@ async def test_an_error_names_the_line_of_the_app(store: Store) -> None:
     assert not any("calling.py" in frame for frame in frames)
 
 
+async def test_an_error_tells_what_caused_it(store: Store) -> None:
+    def solve(task: Task) -> float:
+        try:
+            try:
+                raise RuntimeError("Event loop is closed")
+            except RuntimeError:
+                raise ConnectionError("Connection error.")  # noqa: B904
+        except ConnectionError as error:
+            raise ValueError("no reply") from error
+
+    (failed,) = await run_all(solve, store, rollouts(1))
+    assert str(failed.error).splitlines()[:3] == [
+        "ValueError: no reply",
+        "  caused by ConnectionError: Connection error.",
+        "  caused by RuntimeError: Event loop is closed",
+    ]
+
+
 async def test_an_error_is_tried_again_and_then_dropped(store: Store) -> None:
     tries: list[int] = []
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import openai
 import pytest
+from opentelemetry import trace
 from opentelemetry.instrumentation.openai import OpenAIInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Tracer
@@ -233,6 +234,24 @@ async def test_the_innermost_of_blocks_and_spans_names_the_call(house: House, tr
         *("block", "block", "inner span", "inner span", "span"),
         *("late", "unnamed"),
     ]
+
+
+async def test_a_span_that_has_ended_names_no_call_though_it_is_still_current(
+    house: House, tracer: Tracer
+) -> None:
+    async def solve(task: Task) -> float:
+        async with openai.AsyncOpenAI(api_key="none") as client:
+            with agent("judge"), trace.use_span(tracer.start_span("outer")):
+                ended = tracer.start_span("invoke_agent writer", attributes={"gen_ai.agent.name": "writer"})
+                with trace.use_span(ended):
+                    ended.end()
+                    await client.chat.completions.create(
+                        model="m", messages=[{"role": "user", "content": "hi"}]
+                    )
+        return 1.0
+
+    calls, _ = await play(house, solve)
+    assert [call.agent for call in calls] == ["judge"]
 
 
 async def test_a_span_is_kept_by_the_rollout_it_started_in_wherever_it_ends(provider: TracerProvider) -> None:

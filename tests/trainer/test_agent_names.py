@@ -10,7 +10,7 @@ import openai
 import pytest
 
 import lightning_core as lightning
-from lightning_core.errors import UnknownAgentError
+from lightning_core.errors import TrainingError, UnknownAgentError
 from lightning_core.trainer.loop import PATIENCE, AgentNames
 from lightning_core.types import Call, Metrics
 from tests.trainer.watching import PER_STEP, fit, grpo, records
@@ -36,6 +36,20 @@ def names(patterns: tuple[str, ...] | None, *seen: str, rollouts: int = 8) -> Ag
 def test_patterns_that_were_all_matched_are_fine(patterns, caplog):
     names(patterns, "write_query", "check_query", rollouts=PATIENCE).check(last=True)
     assert not caplog.records
+
+
+def test_calls_without_a_name_beside_named_ones_are_said_once(caplog):
+    found = names(("writer",), "writer", "unnamed")
+    for _ in range(2):
+        found.check()
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == [
+        "some calls have no agent's name"
+    ]
+    caplog.clear()
+    names(("writer", "un*"), "writer", "unnamed").check()
+    assert not caplog.records
+    with pytest.raises(UnknownAgentError, match=r"'unnamed' are calls that neither a plugin nor"):
+        names(("writer",), "unnamed").check(last=True)
 
 
 @pytest.mark.parametrize("typo", ["rewrite_qurey", "rewite_query", "Rewrite_Query", "rewrite-query"])
@@ -126,3 +140,16 @@ def test_a_misspelt_agent_ends_the_run_before_anything_is_learnt(tmp_path: Path)
     with pytest.raises(UnknownAgentError, match="did you mean 'writer'"):
         fit(tmp_path / "run", grpo(), App(since=1000), agents=["wirter", "rare"])
     assert not records(tmp_path / "run").metrics
+
+
+def test_if_all_fail_calls_that_went_to_another_endpoint_are_said(tmp_path: Path):
+    async def app(task: lightning.Task) -> float:
+        async with openai.AsyncOpenAI(base_url="http://127.0.0.1:9/v1", api_key="x", max_retries=0) as client:
+            with lightning.agent("author"):
+                await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "go"}])
+        return 1.0
+
+    with pytest.raises(
+        TrainingError, match=r"failed calls of 'author', who is not trained, went to http://127"
+    ):
+        fit(tmp_path / "run", grpo(), app, agents=["writer"])

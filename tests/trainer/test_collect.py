@@ -1,13 +1,19 @@
 """From records to trajectories: nothing that was not sampled, nothing twice."""
 
+from pathlib import Path
+
+import httpx
+import openai
 import pytest
 
+import lightning_core as lightning
 from lightning_core.credit.base import total_return
 from lightning_core.errors import TokenIdsError
 from lightning_core.linking import with_final
 from lightning_core.stores.rules import last_final
 from lightning_core.transitions import to_trajectory
 from lightning_core.types import Call, Choice, Reward, Rollout, Status, Task
+from tests.trainer.watching import PER_STEP, Watched, fit, grpo, records
 
 
 def call(number: int, agent: str = "writer", trained: bool = True, **changes) -> Call:
@@ -166,3 +172,43 @@ def test_a_trained_call_without_token_ids_is_refused_by_name():
     with pytest.raises(TokenIdsError, match=r"'c1'.*'writer'"):
         to_trajectory(rollout, [call(1, choices=bare, prompt_ids=None)], [])
     assert not to_trajectory(rollout, [call(1, trained=False, choices=bare, prompt_ids=None)], []).transitions
+
+
+class Breaks(httpx.AsyncHTTPTransport):
+    """Loses the first reply to each call, after the server has sent it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost: set[str] = set()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await super().handle_async_request(request)
+        await response.aread()
+        call_id = request.headers["x-lightning-call"]
+        if call_id not in self.lost:
+            self.lost.add(call_id)
+            raise httpx.ReadError("connection reset", request=request)
+        return response
+
+
+def test_of_a_call_that_the_client_sends_again_only_the_reply_that_it_got_is_trained_on(tmp_path: Path):
+    got: list[str] = []
+
+    async def app(task: lightning.Task) -> float:
+        breaking = httpx.AsyncClient(transport=Breaks())
+        async with openai.AsyncOpenAI(api_key="x", http_client=breaking) as client:
+            with lightning.agent("writer"):
+                reply = await client.chat.completions.create(
+                    model="policy", messages=[{"role": "user", "content": "go"}], max_completion_tokens=2
+                )
+        got.append(reply.id)
+        return float(len(got) % 2)
+
+    backend = Watched()
+    fit(tmp_path / "run", grpo(), app, backend=backend, steps=1)
+    (batch,) = backend.batches[0]
+    trained = [t.call_id for each in batch for t in each.transitions if t.trained]
+    calls = [call for part in records(tmp_path / "run").calls.values() for call in part]
+    assert len(got) == len(trained) == PER_STEP
+    assert len(calls) == 2 * PER_STEP
+    assert sorted(call.response_id for call in calls if call.id in trained) == sorted(got)

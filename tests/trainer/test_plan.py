@@ -35,6 +35,10 @@ def test_a_step_plans_the_same_again_and_another_seed_plans_another_order():
     assert stream[0] == stream[1] != stream[2]
 
 
+def test_no_tasks_are_none():
+    assert make_tasks(None, "validation") == []
+
+
 def test_rollout_ids_are_unique_over_steps_places_and_members():
     planned = [r for step in range(3) for r in RolloutPlan("run", step).train(tasks(2) * 2, 4)]
     assert len({rollout.id for rollout in planned}) == 3 * 4 * 4
