@@ -15,9 +15,10 @@ k, with d = s - p:
     "k1"   o - s               in the reward: A is less by kl times its sum over the transition; k is 0
 
 The entropy bonus adds -entropy * o to the advantage of a token. On the policy, in the mean, its gradient is
-that of the entropy of the distribution which the token was sampled from, E[-(log p + 1) grad log p]. It is
-left out while batches have more entropy, minus the mean of o, than the first ones. Without a bound it can
-raise the entropy of long replies without end (Zhang et al., arXiv 2510.10959, who adapt its weight).
+that of the entropy of the distribution which the token was sampled from, E[-(log p + 1) grad log p]. The
+trainer subtracts its mean over an agent's tokens, a baseline (`trainer.updating.centred`). The bonus is left
+out while batches have more entropy, minus the mean of o, than the first ones. Without a bound it can raise
+the entropy of long replies without end (Zhang et al., arXiv 2510.10959, who adapt its weight).
 
 `ratio` says what r is a ratio of (sg: without gradient):
 

@@ -154,7 +154,8 @@ class Updater:
             )
             return {"skipped_updates": 1.0}
         try:
-            metrics = await self.session.backend.update(Batch(step, tuple(credited)), algorithm)
+            batch = Batch(step, tuple(centred(credited, algorithm)))
+            metrics = await self.session.backend.update(batch, algorithm)
         except TrainingError as problem:
             self._failed += 1
             log.warning("step %d: update skipped: %s", step + 1, problem)
@@ -174,7 +175,8 @@ class Updater:
             if not carries_loss(batch, algorithm):
                 continue
             try:
-                metrics.append(await self.session.backend.update(Batch(step, tuple(batch)), algorithm))
+                again = Batch(step, tuple(centred(batch, algorithm)))
+                metrics.append(await self.session.backend.update(again, algorithm))
                 made.append(batch)
             except TrainingError as problem:
                 log.warning("step %d: a batch was not replayed: %s", step + 1, problem)
@@ -217,6 +219,31 @@ class Updater:
         lowest = session.settings.on_failure.then == "lowest"
         batch = await read_batch(session.store, session.rulebook, None, planned, lowest=lowest)
         return self._credit(step, phase, batch.trajectories)[0]
+
+
+def centred(batch: Sequence[Trajectory], algorithm: Algorithm) -> list[Trajectory]:
+    """The batch with every advantage less by the mean of the bonus on entropy over its agent's tokens.
+
+    A constant changes nothing in the mean. But all bonuses are above 0, so without it each token that was
+    sampled becomes more likely, and only rare ones make up for it. AdamW bounds what these can do: where
+    nothing but the bonus acted, a policy lost entropy by it.
+    """
+    weight = algorithm.entropy if isinstance(algorithm, PolicyGradient) else 0.0
+    if not weight:
+        return list(batch)
+    entropies = measure_entropies(batch)
+    return [
+        replace(
+            each,
+            transitions=tuple(
+                t
+                if t.advantage is None or not t.trained
+                else replace(t, advantage=t.advantage - weight * entropies.get(t.agent, 0.0))
+                for t in each.transitions
+            ),
+        )
+        for each in batch
+    ]
 
 
 def given(

@@ -115,7 +115,23 @@ def test_a_bonus_on_entropy_is_trained_on_alone_only_after_rewards_have_differed
     assert not any(value for name, value in first.items() if name.endswith("/transitions"))
     fit(tmp_path / "run", grpo(), equal_in(0, 2), backend=backend, steps=3, resume=True)
     (equal,) = backend.batches[2]
-    assert {t.advantage for each in equal for t in each.transitions if t.trained} == {0.0}
+    usual = -0.05 * records(tmp_path / "run").metrics[2].values["entropy"]
+    assert [t.advantage for each in equal for t in each.transitions] == [pytest.approx(usual)] * 2 * PER_STEP
+
+
+def test_the_bonus_is_measured_from_its_mean_over_the_agent_s_tokens(tmp_path: Path):
+    backend = Watched()
+    fit(tmp_path / "run", grpo(), surprised_from(0), backend=backend, steps=1)
+    found = records(tmp_path / "run")
+    (batch,) = backend.batches[0]
+    given = [
+        t.advantage + 0.05 * found.metrics[0].values["entropy"] for each in batch for t in each.transitions
+    ]
+    assert sum(given) == pytest.approx(0)
+    shaped = [
+        [t.advantage - 0.05 * logprob for logprob in t.logprobs] for each in batch for t in each.transitions
+    ]
+    assert sum(map(sum, shaped)) == pytest.approx(0)  # all replies have the same length
 
 
 def talk(task: lightning.Task) -> Any:
