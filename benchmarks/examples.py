@@ -94,6 +94,7 @@ EXAMPLES = MappingProxyType(
                 "A real model: customers' messages, with AutoGen",
                 "support",
                 AS_IT_IS,
+                seeds=5,
                 tasks=90,
                 backend=REAL,
                 parts="action",
