@@ -222,7 +222,7 @@ def is_regularised(algorithm: Algorithm) -> bool:
 def carries_loss(trajectories: Iterable[Trajectory], algorithm: Algorithm) -> bool:
     """Whether an update from them has a gradient. Without one, an optimizer's momentum would still move the
     weights."""
-    if is_regularised(algorithm) or algorithm.critic is not None:
+    if is_regularised(algorithm) or getattr(algorithm, "critic", None) is not None:
         return True
     return any(t.advantage for each in trajectories for t in each.transitions if t.trained)
 
