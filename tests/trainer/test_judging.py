@@ -292,7 +292,7 @@ def fit(app: App, model: Path, folder: Path, server: ReadingJudge, **settings: A
         **{
             "agents": ["writer"],
             "judge": lightning.Judge(model="m", base_url=server.url, api_key="sk-of-the-judge"),
-            "algorithm": lightning.GRPO(group_size=GROUP, tasks_per_step=TASKS, credit="uniform"),
+            "algorithm": lightning.GRPO(group_size=GROUP, tasks_per_step=TASKS, credit="uniform", entropy=0),
             "backend": Kept(model, app.trained),
             "folder": folder,
             "progress": False,
