@@ -450,7 +450,7 @@ async def test_a_row_that_fails_ends_alone_and_the_others_get_what_they_get_with
     again = [submit(engine, p, 30, seed=str(i)) for i, p in enumerate(prompts)]
     assert [await read(completion) for completion in again] == wanted
     async with asyncio.timeout(30):
-        while engine.running or engine.waiting:  # its thread counts after it has given the last token
+        while engine.running or engine.waiting:  # noqa: ASYNC110  its thread counts after the last token
             await asyncio.sleep(0.01)
     engine.close()
 
