@@ -73,7 +73,7 @@ def agent_around(span: Any) -> str | None:
 
 
 def _names_around(span: Any) -> Iterator[tuple[Any, str]]:
-    """The spans that name an agent, from this one outwards, with the names. One that has ended names nobody:
+    """The spans that name an agent, from this one outwards, with the names. One that has ended names none:
     it may still be current, as a generator that is broken off can't take it back."""
     while span is not None:
         attributes = None if getattr(span, "end_time", None) else getattr(span, "attributes", None)

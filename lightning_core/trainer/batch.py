@@ -137,7 +137,7 @@ def step_numbers(batch: StepBatch, credited: Sequence[Trajectory], report: Credi
     agents = _agent_numbers(batch, report.transitions) | _credit_numbers(credited)
     if not batch.rollouts:
         return agents | {"demonstrations": report.groups}
-    entropies = measure_entropies(batch.trajectories)
+    entropy = measure_entropy(batch.trajectories)
     return {
         **_reward_numbers([trajectory.reward for trajectory in batch.trajectories]),
         "rollouts": len(batch.rollouts),
@@ -152,7 +152,8 @@ def step_numbers(batch: StepBatch, credited: Sequence[Trajectory], report: Credi
         "unusable_groups": len(report.unusable) + batch.unusable_groups,
         "added_groups": batch.added_groups,
         "zero_variance_groups": report.zero_variance_groups,
-        **{f"agent/{name}/entropy" if name else "entropy": value for name, value in entropies.items()},
+        **({} if entropy is None else {"entropy": entropy}),
+        **{f"agent/{name}/entropy": of for name, of in measure_entropies(batch.trajectories).items()},
         **agents,
     }
 
@@ -201,17 +202,20 @@ def _credit_numbers(credited: Sequence[Trajectory]) -> dict[str, float]:
     return dict(numbers)
 
 
+def measure_entropy(trajectories: Sequence[Trajectory]) -> float | None:
+    """Minus the mean log-probability of all that trained agents sampled: the policy's entropy, estimated, in
+    nats per token; None if they sampled nothing. (`sampled_entropy` is that of what is trained on.)"""
+    sampled = [t.logprobs for each in trajectories for t in each.transitions if t.trained]
+    tokens = sum(map(len, sampled))
+    return -sum(map(sum, sampled)) / tokens if tokens else None
+
+
 def measure_entropies(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Minus the mean log-probability of what each trained agent sampled: the policy's entropy there,
-    estimated, in nats per token; and of all of them, as "". Without those that sampled nothing.
-    (`sampled_entropy` is that of what is trained on.)"""
-    sums: defaultdict[str, float] = defaultdict(float)
-    tokens: Counter[str] = Counter()
+    """The same of each trained agent; without those that sampled nothing."""
+    sampled: defaultdict[str, list[float]] = defaultdict(list)
     for t in (t for each in trajectories for t in each.transitions if t.trained):
-        for name in (t.agent, ""):
-            sums[name] -= sum(t.logprobs)
-            tokens[name] += len(t.logprobs)
-    return {name: sums[name] / count for name, count in tokens.items() if count}
+        sampled[t.agent] += t.logprobs
+    return {name: -fmean(logprobs) for name, logprobs in sampled.items() if logprobs}
 
 
 def failure_numbers(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]]) -> dict[str, float]:

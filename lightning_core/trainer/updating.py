@@ -72,7 +72,6 @@ class Updater:
         """The trajectories with advantages, and the critic's values if the algorithm has one. What they were
         given is stored, if they are of rollouts."""
         self._entropies[step] = measure_entropies(batch.trajectories)
-        self._entropies[step].pop("", None)  # how much of it each agent says may change
         algorithm = phase.algorithm
         valued = await add_values(batch.trajectories, algorithm, self.session.backend)
         credited, report = await asyncio.to_thread(  # 0.3 s for 64 rollouts of 100 calls

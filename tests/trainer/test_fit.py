@@ -71,6 +71,7 @@ def test_evaluations_between_steps_are_in_the_summary(finished):
     ("change", "named"),
     [
         ({"seed": 9}, "seed"),
+        ({"temperature": 0.7}, "differ from before: temperature;"),
         ({"validation": TASKS[5:]}, "validation tasks"),
         ({"algorithm": lightning.GRPO(group_size=4, tasks_per_step=2)}, "group_size"),
         (
