@@ -26,7 +26,7 @@ from lightning_core.insight.verdict import (
 )
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder, write_atomically
-from lightning_core.trainer.plan import EVALUATIONS, find_place
+from lightning_core.trainer.plan import EVALUATIONS, last_planned
 from lightning_core.trainer.settings import Settings
 from lightning_core.trainer.summary import (
     AgentScore,
@@ -308,14 +308,8 @@ async def find_whole_evaluation(store: Store, run_id: str, step: int) -> list[Ro
 
 
 async def _evaluated(store: Store, run_id: str, step: int) -> list[Rollout]:
-    """The rollouts of an evaluation, as the trainer planned it: in each place the one that was not
-    withdrawn, if there is one."""
-    places: dict[str, Rollout] = {}
-    for rollout in await store.find_rollouts(run_id, step=step, split="validation"):
-        place = find_place(rollout)
-        if place is not None and (place not in places or rollout.status is not Status.CANCELLED):
-            places[place] = rollout
-    return list(places.values())
+    """The rollouts of an evaluation, as the trainer planned it."""
+    return last_planned(await store.find_rollouts(run_id, step=step, split="validation"))
 
 
 def task_text(task: Task) -> str:

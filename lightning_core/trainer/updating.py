@@ -25,7 +25,7 @@ from lightning_core.credit.base import CreditReport
 from lightning_core.errors import TrainingError
 from lightning_core.trainer.batch import StepBatch, measure_entropies, read_batch
 from lightning_core.trainer.parts import ResolvedPhase
-from lightning_core.trainer.plan import is_planned
+from lightning_core.trainer.plan import last_planned
 from lightning_core.trainer.session import Session
 from lightning_core.types import Credited, Key, Metrics, Trajectory
 
@@ -205,7 +205,7 @@ class Updater:
         """The batch of a step as it was trained on, from the store."""
         session = self.session
         rollouts = await session.store.find_rollouts(session.folder.run_id, step=step, split="train")
-        planned = [rollout for rollout in rollouts if is_planned(rollout)]
+        planned = last_planned(rollouts)
         now = session.prompt_versions
         other = next((each for each in planned if each.prompt_versions != now), None)
         if other is not None:

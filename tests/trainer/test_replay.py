@@ -73,6 +73,28 @@ def test_after_a_resume_the_same_is_replayed_as_without_one_whatever_others_aske
     assert after.batches[4][1:] == [after.batches[3][0], before.batches[2][0]]
 
 
+def test_of_a_step_that_failed_whole_and_was_run_again_only_the_later_rollouts_are_replayed(tmp_path: Path):
+    broken = True
+
+    async def app(task: lightning.Task) -> float:
+        await solve(task)
+        scope = current_scope()
+        assert scope is not None
+        if broken and "-t1-" in scope.rollout_id:
+            raise ValueError("no such table")
+        return float(scope.rollout_id.split("-")[-2])
+
+    once, resumed = Watched(), Watched()
+    plus = lightning.ReinforcePP(tasks_per_step=4, replay=1)
+    with pytest.raises(TrainingError, match="all 4 rollouts failed in step 2"):
+        fit(tmp_path / "run", plus, app, backend=once, steps=2)
+    broken = False
+    fit(tmp_path / "run", plus, app, backend=once, steps=2, resume=True)
+    fit(tmp_path / "run", plus, app, backend=resumed, steps=3, resume=True)
+    assert len(once.batches[1][0]) == 4
+    assert resumed.batches[2][1] == once.batches[1][0]
+
+
 def test_a_phase_replays_nothing_of_the_phase_before(tmp_path: Path):
     backend = Watched()
     phases = [Phase(grpo(replay=2), 2), Phase(grpo(replay=2), 2)]

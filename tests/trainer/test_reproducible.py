@@ -69,7 +69,9 @@ async def read(folder: Path) -> Replies:
         calls = await store.get_calls([rollout.id for rollout in rollouts])
     found: Replies = {}
     for rollout in rollouts:
-        key = rollout.step, find_place(rollout), rollout.task.id, rollout.reward
+        planned = find_place(rollout)
+        assert planned is not None
+        key = rollout.step, planned[0], rollout.task.id, rollout.reward
         said = [
             (call.agent, tuple(choice.completion_ids or ()))
             for call in calls[rollout.id]
