@@ -3,6 +3,7 @@
     python -m benchmarks.credit                            # the default and others in every environment
     python -m benchmarks.credit --methods uniform state --environments chain team
     python -m benchmarks.credit --missing                  # go on where an earlier one ended
+    python -m benchmarks.credit --missing --seeds 60       # more seeds, at the rates that were found
     python -m benchmarks.credit --quick                    # a few updates, to see that it runs
 
 Each method is given its own best learning rate, found on other seeds. Writes the tables and a plot into
@@ -12,11 +13,12 @@ Each method is given its own best learning rate, found on other seeds. Writes th
 from __future__ import annotations
 
 import argparse
+from itertools import product
 from pathlib import Path
 
-from benchmarks.credit.comparing import EXACT, PUBLISHED
+from benchmarks.credit.comparing import EXACT, PUBLISHED, Outcome
 from benchmarks.credit.publishing import RECORD, read, write
-from benchmarks.credit.running import Plan, run
+from benchmarks.credit.running import Cell, Plan, run
 from benchmarks.credit.suite import SUITE
 from benchmarks.page import PAGE
 from lightning_core.plugins import load_plugins
@@ -43,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--algorithm", choices=("grpo", "rloo"), default="grpo")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--missing", action="store_true", help="only what the record does not have yet")
+    parser.add_argument("--missing", action="store_true", help="only what the record lacks, new seeds too")
     parser.add_argument("--quick", action="store_true", help="two seeds of five updates at one rate")
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--page", type=Path, default=PAGE)
@@ -54,10 +56,11 @@ def main(arguments: list[str] | None = None) -> None:
     plan = Plan(options.algorithm, options.seeds, options.trials)
     if options.quick:
         plan = Plan(options.algorithm, 2, 1, updates=5, rates=(0.04,))
-    cells = [(environment, method) for environment in chosen for method in options.methods]
     record = read(options.record)
+    cells: dict[Cell, Outcome | None] = dict.fromkeys(product(chosen, options.methods))
     if options.missing:
-        cells = [cell for cell in cells if not record.has(cell)]
+        before = {cell: record.outcome(cell) for cell in cells}
+        cells = {cell: one for cell, one in before.items() if one is None or len(one.rollouts) < plan.seeds}
     for cell, comparison in run(cells, plan, options.processes):
         record = record.with_outcome(cell, comparison)
         write(record, options.record, options.page)

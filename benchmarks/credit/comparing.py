@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from statistics import fmean, median
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -29,6 +30,8 @@ EXACT = "exact"
 """The true gradient, among the methods."""
 TRIAL_SEED = 1000
 """First of the seeds on which rates are tried; the seeds that are reported begin at 0."""
+WHOLE = 20
+"""Seeds whose runs go on after the threshold."""
 
 
 class Outcome(BaseModel):
@@ -43,9 +46,9 @@ class Outcome(BaseModel):
     rollouts: list[int | None]
     """To the threshold, for each seed; None if it was not reached."""
     final: list[float]
-    """Success at the end, for each seed."""
+    """Success at the end, for each of the first `WHOLE` seeds."""
     curve: list[float]
-    """Median success over the seeds, before the first update and after each."""
+    """Median success over these, before the first update and after each."""
 
 
 class Comparison(BaseModel):
@@ -77,9 +80,16 @@ def find_method(name: str, plugins: Plugins, algorithm: str = "grpo") -> Method:
 
 
 def compare(
-    truth: Truth, method: Method, updates: int, seeds: int, trials: int, rates: tuple[float, ...] = RATES
+    truth: Truth,
+    method: Method,
+    updates: int,
+    seeds: int,
+    trials: int,
+    rates: tuple[float, ...] = RATES,
+    known: Outcome | None = None,
 ) -> Outcome:
-    """Find the rate, then train on every seed."""
+    """Find the rate, then train on every seed. With `known`, which has fewer seeds, only on the others, at
+    its rate."""
     aim = THRESHOLD * truth.optimum
 
     def score(rate: float) -> tuple[float, float]:
@@ -87,15 +97,20 @@ def compare(
         reached = [method.batch * (updates if run.reached is None else run.reached) for run in runs]
         return fmean(reached), median(reached)
 
-    rate, scores = climb(score, rates)
-    runs = [train(truth, method, rate, seed, updates, aim) for seed in range(seeds)]
-    return Outcome(
-        rate=rate,
-        tried={f"{tried:g}": found[0] for tried, found in sorted(scores.items())},
-        rollouts=[None if run.reached is None else method.batch * run.reached for run in runs],
-        final=[round(run.success[-1], 4) for run in runs],
-        curve=[round(median(now), 3) for now in zip(*(run.success for run in runs), strict=True)],
-    )
+    if known is None:
+        rate, scores = climb(score, rates)
+        tried = {f"{tried:g}": found[0] for tried, found in sorted(scores.items())}
+        known = Outcome(rate=rate, tried=tried, rollouts=[], final=[], curve=[])
+    done = known.rollouts if len(known.rollouts) >= WHOLE else []
+    new = range(len(done), seeds)
+    runs = [train(truth, method, known.rate, seed, updates, aim, until=seed >= WHOLE) for seed in new]
+    reached = [None if run.reached is None else method.batch * run.reached for run in runs]
+    found: dict[str, list[Any]] = {"rollouts": [*done, *reached]}
+    if not done:
+        whole = [run.success for run in runs[:WHOLE]]
+        found["final"] = [round(success[-1], 4) for success in whole]
+        found["curve"] = [round(median(now), 3) for now in zip(*whole, strict=True)]
+    return known.model_copy(update=found)
 
 
 def climb(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from benchmarks.credit.comparing import PUBLISHED, Comparison
+from benchmarks.credit.comparing import PUBLISHED, Comparison, Outcome
 from benchmarks.credit.running import Cell
 from benchmarks.credit.suite import SUITE
 from benchmarks.credit.tables import cost_table, page_of
@@ -53,9 +53,10 @@ class Record(BaseModel):
         ordered = {name: costs[name] for name in SUITE if name in costs}
         return self.model_copy(update={"costs": ordered})
 
-    def has(self, cell: Cell) -> bool:
-        """Whether there is an outcome of it."""
-        return cell[0] in self.comparisons and cell[1] in self.comparisons[cell[0]].outcomes
+    def outcome(self, cell: Cell) -> Outcome | None:
+        """What came of it; None if it was not run."""
+        comparison = self.comparisons.get(cell[0])
+        return None if comparison is None else comparison.outcomes.get(cell[1])
 
     @property
     def methods(self) -> list[str]:

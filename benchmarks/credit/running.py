@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 
 import torch
 
-from benchmarks.credit.comparing import RATES, Comparison, compare, find_method
+from benchmarks.credit.comparing import RATES, Comparison, Outcome, compare, find_method
 from benchmarks.credit.suite import SUITE
 from benchmarks.credit.truth import Truth
 from lightning_core.plugins import load_plugins
@@ -31,18 +31,21 @@ class Plan:
     rates: tuple[float, ...] = RATES
 
 
-def run(cells: Sequence[Cell], plan: Plan, processes: int = 1) -> Iterator[tuple[Cell, Comparison]]:
-    """Each cell with what came of it, as it is done. A thread each: a network is too small for more."""
+def run(
+    cells: Mapping[Cell, Outcome | None], plan: Plan, processes: int = 1
+) -> Iterator[tuple[Cell, Comparison]]:
+    """Each cell with what came of it, as it is done; its outcome of fewer seeds goes on. A thread each: a
+    network is too small for more."""
     if processes == 1:
-        yield from ((cell, run_cell(cell, plan)) for cell in cells)
+        yield from ((cell, run_cell(cell, plan, known)) for cell, known in cells.items())
         return
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        waiting = {pool.submit(run_cell, cell, plan): cell for cell in cells}
+        waiting = {pool.submit(run_cell, cell, plan, known): cell for cell, known in cells.items()}
         for done in as_completed(waiting):
             yield waiting[done], done.result()
 
 
-def run_cell(cell: Cell, plan: Plan) -> Comparison:
+def run_cell(cell: Cell, plan: Plan, known: Outcome | None = None) -> Comparison:
     """One method in one environment."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -50,7 +53,7 @@ def run_cell(cell: Cell, plan: Plan) -> Comparison:
         setting = SUITE[cell[0]]
         method = find_method(cell[1], load_plugins(), plan.algorithm)
         truth, updates = Truth(setting.environment), plan.updates or setting.updates
-        outcome = compare(truth, method, updates, plan.seeds, plan.trials, plan.rates)
+        outcome = compare(truth, method, updates, plan.seeds, plan.trials, plan.rates, known)
     finally:
         torch.set_num_threads(threads)
     return Comparison(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import log
 from pathlib import Path
 from random import Random
@@ -13,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.credit import comparing
 from benchmarks.credit.__main__ import main
 from benchmarks.credit.chain import Chain
-from benchmarks.credit.comparing import climb, find_method
+from benchmarks.credit.comparing import climb, compare, find_method
 from benchmarks.credit.delegation import Delegation
 from benchmarks.credit.environment import KINDS, Environment
 from benchmarks.credit.gradient import cost, policies, ratios, softmax
@@ -282,6 +284,16 @@ def test_what_is_missing_is_added_and_the_rest_left_alone(tmp_path: Path) -> Non
     outcomes = read(path).comparisons[environment].outcomes
     assert outcomes["uniform"] == marked
     assert outcomes["turn"].final != marked.final
+
+
+def test_more_seeds_later_give_what_all_of_them_at_once_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "WHOLE", 2)
+    truth = Truth(Chain("chain", decisive=0, steps=2))
+    of = partial(compare, truth, find_method("uniform", PLUGINS), 20, trials=1, rates=(0.04, 0.08))
+    few, all_of_them = of(seeds=2), of(seeds=4)
+    assert of(seeds=4, known=few) == of(seeds=4, known=all_of_them) == all_of_them
+    assert (len(few.rollouts), len(all_of_them.rollouts)) == (2, 4)
+    assert (few.final, few.curve) == (all_of_them.final, all_of_them.curve)
 
 
 @pytest.mark.skipif(not (ROOT / RECORD).exists(), reason="not published yet")

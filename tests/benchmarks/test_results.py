@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, stdev
 
 import pytest
 
@@ -55,6 +55,24 @@ def test_the_figures_of_the_summary_are_those_of_the_tables() -> None:
     figures = re.findall(r"\d\.\d+ ± \d\.\d+|\d\.\d+ \(\d\.\d+ to \d\.\d+\)", summary)
     assert len(figures) > 20
     assert [figure for figure in figures if figure not in tables] == []
+
+
+@pytest.mark.parametrize("name", [name for name, each in EXAMPLES.items() if each.backend])
+def test_the_figures_of_the_real_model_are_those_of_its_records(name: str) -> None:
+    runs = list(Published.read(ROOT / f"benchmarks/results/{name}.json").variants["as it is"].values())
+    of = {kind: zip(*(run.success(kind) for run in runs), strict=True) for kind in ("sampled", "greedy")}
+    said = {
+        kind: [f"{fmean(each):.2f} ± {stdev(each):.2f}".replace("0.", ".") for each in pair]
+        for kind, pair in of.items()
+    }
+    page = (ROOT / "docs/results.md").read_text()
+    (row,) = (line for line in page.splitlines() if line.startswith("| ") and f"(../examples/{name})" in line)
+    cells = [" → ".join(pair) for pair in said.values()]
+    assert row.split(" | ")[2:4] == cells
+    if name == "words":
+        readme = " ".join((ROOT / "README.md").read_text().split())
+        assert f"{said['sampled'][0]} of its sampled answers are right" in readme
+        assert f"and {said['sampled'][1]} after {runs[0].summary.steps} updates" in readme
 
 
 def test_what_a_transition_costs_is_what_its_record_says() -> None:
