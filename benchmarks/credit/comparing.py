@@ -88,8 +88,8 @@ def compare(
     rates: tuple[float, ...] = RATES,
     known: Outcome | None = None,
 ) -> Outcome:
-    """Find the rate, then train on every seed. With `known`, which has fewer seeds, only on the others, at
-    its rate."""
+    """Find the rate, then train on every seed. With `known`, which has fewer seeds, at its rate and only on
+    the others; on all if it has fewer than `WHOLE`."""
     aim = THRESHOLD * truth.optimum
 
     def score(rate: float) -> tuple[float, float]:
