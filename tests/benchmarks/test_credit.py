@@ -17,7 +17,7 @@ import torch
 from benchmarks.credit import comparing
 from benchmarks.credit.__main__ import main
 from benchmarks.credit.chain import Chain
-from benchmarks.credit.comparing import climb, compare, find_method
+from benchmarks.credit.comparing import FINAL, compare, find_method, find_rate
 from benchmarks.credit.delegation import Delegation
 from benchmarks.credit.environment import KINDS, Environment
 from benchmarks.credit.gradient import cost, policies, ratios, softmax
@@ -232,15 +232,25 @@ def test_runs_of_one_seed_are_the_same() -> None:
 
 
 def test_the_rate_is_climbed_to_from_the_middle_of_the_grid() -> None:
-    tried: list[float] = []
+    tried: list[tuple[float, int]] = []
 
-    def score(rate: float) -> tuple[float, float]:
-        tried.append(rate)
+    def score(rate: float, times: int) -> tuple[float, float]:
+        tried.append((rate, times))
         return abs(rate - 0.01), 0.0
 
-    rate, scores = climb(score, (0.01, 0.02, 0.04, 0.08, 0.16))
+    rate, scores = find_rate(score, (0.01, 0.02, 0.04, 0.08, 0.16))
     assert rate == 0.01
-    assert sorted(tried) == sorted(scores) == [0.01, 0.02, 0.04, 0.08]
+    assert sorted(scores) == [0.01, 0.02, 0.04, 0.08]
+    assert sorted(tried) == [(0.01, 1), (0.01, FINAL), (0.02, 1), (0.02, FINAL), (0.04, 1), (0.08, 1)]
+
+
+def test_a_rate_that_fails_on_the_further_seeds_is_not_taken() -> None:
+    def score(rate: float, times: int) -> tuple[float, float]:
+        return (9.0 if rate == 0.08 and times > 1 else 0.16 - rate), 0.0
+
+    rate, scores = find_rate(score, (0.01, 0.02, 0.04, 0.08))
+    assert rate == 0.04
+    assert scores[0.08] == (9.0, 0.0)
 
 
 def test_intervals_hold_the_estimate_and_pair_the_seeds() -> None:
