@@ -22,7 +22,6 @@ from lightning_core.insight.compare import History, advise, compare, compare_tri
 from lightning_core.insight.curves import Bucket, curves, width_of
 from lightning_core.insight.verdict import verdict
 from lightning_core.stores.base import Store, get_run
-from lightning_core.trainer.plan import is_planned
 from lightning_core.trainer.report import (
     NAMED_VERSIONS,
     agent_summaries,
@@ -34,6 +33,7 @@ from lightning_core.trainer.report import (
     running_mean,
     task_text,
 )
+from lightning_core.transitions import last_planned
 from lightning_core.types import Member, Metrics, Rollout, RolloutCount, Run, Status
 
 _POINTS: Final = 800
@@ -184,7 +184,7 @@ async def _evaluations(
 
 async def _evaluation(store: Store, run: Run, step: int) -> dict[str, Any] | None:
     found = await store.find_rollouts(run.id, step=step, split="validation")
-    planned = [each for each in found if is_planned(each) and each.status is not Status.CANCELLED]
+    planned = [each for each in last_planned(found) if each.status is not Status.CANCELLED]
     if not {each.sampling.temperature for each in planned} >= {0.0, 1.0}:
         return None
     return evaluation(step, planned, {}, _settings(run).get("group_by")).model_dump(mode="json")

@@ -21,7 +21,7 @@ from lightning_core.credit.explaining import Explanation, Term, explain
 from lightning_core.errors import ConfigError, LightningError, RewardError
 from lightning_core.linking import with_final
 from lightning_core.stores.base import Store, get_run
-from lightning_core.transitions import to_trajectories
+from lightning_core.transitions import last_planned, to_trajectories
 from lightning_core.types import (
     REWARD_RANGE,
     Call,
@@ -41,6 +41,9 @@ LATER: Final = (
 )
 """What a what-if can't know."""
 CHANGED: Final = "the trainer gave other advantages: the records were changed after its update"
+UNPLANNED: Final = (
+    "the trainer did not train on it: another rollout took its place, or someone else asked for it"
+)
 HELD_OUT: Final = "a held-out task: it is not trained on, so no call has an advantage"
 _OURS: Final = "lightning_core.credit."
 _SAME: Final = 1e-6
@@ -247,7 +250,8 @@ async def read_why(store: Store, run_id: str, number: int) -> tuple[Step, Method
     Raises NotFoundError for a run that has not begun, and ConfigError as `method_of` does.
     """
     method = method_of(await get_run(store, run_id), number)
-    step = await read_step(store, await store.find_rollouts(run_id, step=number, split="train"))
+    rollouts = last_planned(await store.find_rollouts(run_id, step=number, split="train"))
+    step = await read_step(store, rollouts)
     return step, method, why(step.trajectories(lowest=method.lowest), method, step.weights())
 
 
@@ -262,6 +266,8 @@ async def reasons_of(store: Store, rollout: Rollout) -> tuple[dict[str, list[Rea
         step, _, answers = await read_why(store, rollout.run_id, rollout.step)
     except LightningError as error:  # the rollout is shown all the same
         return {}, str(error)
+    if all(one.id != rollout.id for one in step.rollouts):
+        return {}, UNPLANNED
     found: dict[str, list[Reason]] = {}
     for (rollout_id, call_id, _), reason in answers.reasons.items():
         if rollout_id == rollout.id:

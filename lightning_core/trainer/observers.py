@@ -23,9 +23,9 @@ from lightning_core.stores.base import Store
 from lightning_core.tracing.scope import read_unseen
 from lightning_core.trackers.base import Beginning, Feed, Tracker
 from lightning_core.trainer.folder import RunFolder
-from lightning_core.trainer.plan import is_planned
 from lightning_core.trainer.report import find_evaluation
 from lightning_core.trainer.summary import Evaluation
+from lightning_core.transitions import is_planned
 from lightning_core.types import Alert, Metrics, Rollout, Run, Status
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -213,31 +212,3 @@ class RolloutPlan:
         """Of a rollout: from its place in the run and the run's seed, never from names or time."""
         digest = hashlib.blake2b("/".join(map(str, (self.seed, *address))).encode(), digest_size=8).digest()
         return int.from_bytes(digest) >> 1
-
-
-def find_place(rollout: Rollout) -> tuple[str, int] | None:
-    """(the place in its step that the trainer planned a rollout for, the number of the retry); None if it was
-    not the trainer who asked for it: anybody may enqueue rollouts of a run, with a step and a split."""
-    letter, place = (
-        ("t", r"\d+-\d+") if rollout.split == "train" else ("e", rf"(?:{'|'.join(EVALUATIONS)})-\d+")
-    )
-    name = re.escape(f"{rollout.run_id}-{letter}{rollout.step}")
-    found = re.fullmatch(rf"{name}(?:r(\d+))?-({place})", rollout.id)
-    return None if found is None else (found[2], int(found[1] or 0))
-
-
-def is_planned(rollout: Rollout) -> bool:
-    """Whether the trainer of its run asked for it."""
-    return find_place(rollout) is not None
-
-
-def last_planned(rollouts: Iterable[Rollout]) -> list[Rollout]:
-    """In each place of a step the rollout that was planned last. Those before it were withdrawn, or failed
-    with all others of the step. What the trainer did not ask for is left out."""
-    last: dict[str, tuple[int, Rollout]] = {}
-    for rollout in rollouts:
-        if (found := find_place(rollout)) is not None:
-            place, retry = found
-            if place not in last or retry > last[place][0]:
-                last[place] = retry, rollout
-    return [rollout for _, rollout in last.values()]

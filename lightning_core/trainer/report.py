@@ -26,7 +26,7 @@ from lightning_core.insight.verdict import (
 )
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder, write_atomically
-from lightning_core.trainer.plan import EVALUATIONS, last_planned
+from lightning_core.trainer.plan import EVALUATIONS
 from lightning_core.trainer.settings import Settings
 from lightning_core.trainer.summary import (
     AgentScore,
@@ -37,6 +37,7 @@ from lightning_core.trainer.summary import (
     SearchSummary,
     Summary,
 )
+from lightning_core.transitions import last_planned
 from lightning_core.types import Call, Metrics, Rollout, RolloutCount, Run, Status, Task
 
 NAMED_VERSIONS = ("python", "agent-lightning-core", "torch", "transformers", "vllm", "verl")

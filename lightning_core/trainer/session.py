@@ -36,11 +36,12 @@ from lightning_core.trainer.parts import (
     open_store,
     resolve_phases,
 )
-from lightning_core.trainer.plan import RolloutPlan, admitted, is_planned
+from lightning_core.trainer.plan import RolloutPlan, admitted
 from lightning_core.trainer.preflight import check_options
 from lightning_core.trainer.roles.gateway import EVERY_ADDRESS, make_gateway, make_upstream, public_address
 from lightning_core.trainer.roles.runner import rollout_config, running
 from lightning_core.trainer.settings import Settings
+from lightning_core.transitions import is_planned
 from lightning_core.types import Role, Rollout, Run, Status, Trajectory
 from lightning_core.versions import find_current, put_prompt
 

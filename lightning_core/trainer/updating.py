@@ -25,8 +25,8 @@ from lightning_core.credit.base import CreditReport
 from lightning_core.errors import TrainingError
 from lightning_core.trainer.batch import StepBatch, measure_entropies, read_batch
 from lightning_core.trainer.parts import ResolvedPhase
-from lightning_core.trainer.plan import last_planned
 from lightning_core.trainer.session import Session
+from lightning_core.transitions import last_planned
 from lightning_core.types import Credited, Key, Metrics, Trajectory
 
 log = logging.getLogger(__name__)

@@ -21,12 +21,23 @@ from lightning_core.credit.relevance import Relevance
 from lightning_core.credit.tabular import Tabular, state
 from lightning_core.credit.whole import per_agent, uniform
 from lightning_core.errors import ConfigError, RewardError, TrainingError
-from lightning_core.insight.why import Method, Other, Step, differing, method_of, read_step, what_if, why
+from lightning_core.insight.why import (
+    UNPLANNED,
+    Method,
+    Other,
+    Step,
+    differing,
+    method_of,
+    read_why,
+    reasons_of,
+    what_if,
+    why,
+)
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.tracing.scope import current_scope
 from lightning_core.trainer.parts import make_rulebook
-from lightning_core.trainer.plan import is_planned
-from lightning_core.types import Credited, Run, Status
+from lightning_core.types import Credited, Key, Run, Status
 from tests.insight.records import call, reward, rollout, step
 from tests.trainer.watching import GROUP_SIZE, Watched, fit, grpo, solve
 
@@ -194,8 +205,7 @@ async def read(folder: Path) -> tuple[Run, dict[int, Step]]:
         assert run is not None
         steps = {}
         for number in range(len(METHODS) + 2):
-            rollouts = await store.find_rollouts(folder.name, step=number, split="train")
-            steps[number] = await read_step(store, [one for one in rollouts if is_planned(one)])
+            steps[number], _, _ = await read_why(store, folder.name, number)
         return run, steps
 
 
@@ -251,6 +261,30 @@ def test_a_failure_is_explained_as_the_trainer_counted_it(then: Any, tmp_path: P
     worst = {"lowest": [-1.0], "drop": []}.get(then, [-3.0])
     assert returns == [[*worst, -1.0, -0.75, -0.5]] * 2
     assert {one.size for one in what_if(steps[0], method, Other()).changes} == {0.0}
+
+
+def test_of_a_step_that_failed_whole_and_was_run_again_only_the_later_rollouts_are_explained(tmp_path: Path):
+    broken = True
+
+    async def app(task: lightning.Task) -> float:
+        await solve(task)
+        if broken:
+            raise ValueError("no such table")
+        return float(current_scope().rollout_id.split("-")[-2])  # type: ignore[union-attr]
+
+    plus = lightning.ReinforcePP(tasks_per_step=2)
+    with pytest.raises(TrainingError, match="all 2 rollouts failed in step 1"):
+        fit(tmp_path / "run", plus, app, steps=1)
+    broken = False
+    fit(tmp_path / "run", plus, app, steps=1, resume=True)
+
+    async def ask() -> tuple[list[Key], list[str | None]]:
+        async with SqliteStore(f"sqlite:///{tmp_path / 'run' / 'store.db'}") as store:
+            of, _, found = await read_why(store, "run", 0)
+            rollouts = await store.find_rollouts("run", step=0, split="train")
+            return differing(found, of), [(await reasons_of(store, one))[1] for one in rollouts]
+
+    assert asyncio.run(ask()) == ([], [UNPLANNED, UNPLANNED, None, None])
 
 
 def test_a_run_that_was_credited_by_a_method_of_its_own_is_refused():

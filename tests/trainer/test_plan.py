@@ -9,12 +9,11 @@ from lightning_core.errors import TaskError
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.trainer.plan import (
     RolloutPlan,
-    find_place,
-    is_planned,
     make_tasks,
     tasks_of_step,
 )
 from lightning_core.trainer.report import find_evaluation
+from lightning_core.transitions import find_place, is_planned
 from lightning_core.types import Rollout, Task
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.trainer.plan import find_place
+from lightning_core.transitions import find_place
 from tests.backends.models import save_model
 
 STEPS = 5
