@@ -41,13 +41,13 @@ class Request:
     """A request that can be honoured."""
 
     raw: Json
-    """As it was sent."""
+    """As it was sent, with the items that it refers to."""
     model: str
     chat: ChatRequest
     """What the engine is asked."""
     stream: bool
-    remember: Callable[[str, Json], None] | None = None
-    """Given the reply's id and message once the reply is complete."""
+    remember: Callable[[str, Json, list[Json]], None] | None = None
+    """Given the reply's id, message and items once the reply is complete."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,10 @@ _MOST_ATTEMPTS: Final = 4096
 _MOST_RESPONSES: Final = 1024
 _MOST_BYTES: Final = 256 * 2**20
 """Of all that is kept, as JSON."""
+_UNKNOWN: Final = (
+    "is not known to this attempt of the rollout: it was made elsewhere, with store=false, too long ago, or "
+    "before the gateway was restarted"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ class Turn:
 
     before: Turn | None
     messages: tuple[dict[str, Any], ...]
+    items: tuple[Json, ...] = ()
+    """The reply as the app was given it."""
 
 
 def messages_of(turn: Turn | None) -> list[dict[str, Any]]:
@@ -70,7 +76,7 @@ class Conversations:
 
     def keep(self, owner: Owner, response_id: str, turn: Turn) -> None:
         """Let later requests go on from this response."""
-        size = len(to_json(turn.messages))
+        size = len(to_json([turn.messages, turn.items]))
         with self._lock:
             turns = self._turns.setdefault(owner, OrderedDict())
             self._turns.move_to_end(owner)
@@ -84,20 +90,47 @@ class Conversations:
 
     def get(self, owner: Owner, response_id: str) -> Turn:
         """The turn that ended in this response. Raises ApiError if it is not known here."""
-        with self._lock:
-            turns = self._turns.get(owner, OrderedDict())
-            if response_id in turns:
-                self._turns.move_to_end(owner)
-                turns.move_to_end(response_id)
-                return turns[response_id][0]
+        if (found := self._find(owner, response_id)) is not None:
+            return found
         raise ApiError(
-            f"response {response_id!r} is not known to this attempt of the rollout: it was made "
-            "elsewhere, with store=false, too long ago, or before the gateway was restarted; send the "
-            "whole conversation as input, without previous_response_id",
+            f"response {response_id!r} {_UNKNOWN}; send the whole conversation as input, without "
+            "previous_response_id",
             status=404,
             code="previous_response_not_found",
             param="previous_response_id",
         )
+
+    def with_items(self, owner: Owner, value: Any) -> Any:
+        """A request's `input` with the items themselves where it refers to those of earlier replies. Raises
+        ApiError for one that is not known here."""
+        if not isinstance(value, list):
+            return value
+        return [
+            self._item(owner, item, f"input[{index}]") if _is_reference(item) else item
+            for index, item in enumerate(value)
+        ]
+
+    def _item(self, owner: Owner, reference: Json, param: str) -> Json:
+        name = string(reference, "id", param)
+        if (call_id := _reply_of(reference)) and (found := self._find(owner, f"resp_{call_id}")):
+            for item in found.items:
+                if item["id"] == name:
+                    return item
+        raise ApiError(
+            f"{param}: item {name!r} {_UNKNOWN}; send the item itself (in the AI SDK: `store: false`)",
+            status=404,
+            code="item_not_found",
+            param=param,
+        )
+
+    def _find(self, owner: Owner, response_id: str) -> Turn | None:
+        with self._lock:
+            turns = self._turns.get(owner, OrderedDict())
+            if response_id not in turns:
+                return None
+            self._turns.move_to_end(owner)
+            turns.move_to_end(response_id)
+            return turns[response_id][0]
 
 
 # items ------------------------------------------------------------------------------------
@@ -116,6 +149,11 @@ def read_items(value: Any) -> list[Json]:
     if not messages:
         raise invalid("input", "input holds no message")
     return messages
+
+
+def _is_reference(item: Any) -> bool:
+    """Its type may be left out: nothing else is an id alone."""
+    return isinstance(item, dict) and (item.get("type") == "item_reference" or item.keys() == {"id"})
 
 
 def _reply_of(item: Any) -> str | None:

@@ -2,7 +2,7 @@
 
 A response is one sampled turn: the app runs its own tools, and hosted ones are refused by name.
 `previous_response_id` goes on from a response that this gateway gave to the same attempt and still
-remembers (see `conversations`).
+remembers, and so does a reference to one of its items (see `conversations`).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ OPTIONS: Final = Options(
     STREAMING,
     honoured("chat_template_kwargs", note=FROM_VLLM),
     FROM_VLLM_STRUCTURED,
-    honoured("store", note="with false, no later request can go on from the response"),
+    honoured("store", note="with false, no later request can go on from the response, or refer to its items"),
     honoured("include", note="refused are log-probabilities; use Chat Completions"),
     honoured("reasoning"),
     honoured("reasoning.effort", note=EFFORT),
@@ -123,6 +123,8 @@ class Responses(Dialect):
     def read(self, content: bytes, sampling: Sampling | None, owner: Owner) -> Request:
         body = OPTIONS.read(content)
         _check_options(body)
+        if "input" in body:  # recorded is what the model was shown
+            body["input"] = self._conversations.with_items(owner, body["input"])
         earlier = text(body, "previous_response_id")  # its instructions held for it alone
         before = None if earlier is None else self._conversations.get(owner, earlier)
         added = read_items(body.get("input"))
@@ -139,8 +141,8 @@ class Responses(Dialect):
             parallel=read_tool_choice(body).parallel,
         )
 
-        def remember(response_id: str, message: Json) -> None:
-            self._conversations.keep(owner, response_id, Turn(before, (*added, message)))
+        def remember(response_id: str, message: Json, items: list[Json]) -> None:
+            self._conversations.keep(owner, response_id, Turn(before, (*added, message), tuple(items)))
 
         return Request(
             raw=body,
@@ -299,7 +301,7 @@ class ResponseReply:
         if cut and self._output[-1]["type"] == "message":
             self._output[-1]["status"] = "incomplete"
         if self._remember is not None:
-            self._remember(self._id, self._sampled.choices[0].message())
+            self._remember(self._id, self._sampled.choices[0].message(), self._output)
         return {
             **self._response("incomplete" if cut else "completed"),
             "completed_at": None if cut else time.time(),

@@ -148,6 +148,50 @@ async def test_a_reply_with_tool_calls_comes_back_as_one_message() -> None:
         assert house.engine.requests[2].messages == house.engine.requests[1].messages
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reference_to_an_item_of_an_earlier_reply_is_that_item(stream: bool) -> None:
+    async with open_house(looking()) as house:
+        client = house.client(await house.rollout())
+        asked: list[Any] = [{"role": "user", "content": "where"}]
+        first: Any = await client.responses.create(model="m", input=asked, tools=[TOOL], stream=stream)
+        if stream:
+            first = [event async for event in first][-1].response
+        given = [item.model_dump(exclude_unset=True) for item in first.output]
+        results: list[Any] = [
+            {"type": "function_call_output", "call_id": item["call_id"], "output": "seen"}
+            for item in given[1:]
+        ]
+        bare, *typed = ({"type": "item_reference", "id": item["id"]} for item in given)
+        del bare["type"]  # OpenAI's API lets the type be left out
+        for said in ([*asked, *given, *results], [*asked, bare, *typed, *results]):
+            reply = await client.responses.create(model="m", input=said, tools=[TOOL])
+            assert reply.output_text == "seen it"
+        whole, by_reference = house.engine.requests[1:]
+        assert whole.messages == by_reference.messages
+        _, one, other = await house.calls()
+        assert one.prompt_ids == other.prompt_ids
+        assert other.request["input"] == [*asked, *given, *results]
+
+
+async def test_a_reference_to_an_item_that_is_not_remembered_is_a_404_that_says_so(house: House) -> None:
+    client = house.client(await house.rollout())
+    kept = await client.responses.create(model="m", input="one")
+    unkept = await client.responses.create(model="m", input="one", store=False)
+    other = house.client(await house.rollout("r2"))
+    beyond = kept.output[0].id.replace("_0", "_1")
+    for asker, item in (
+        (client, unkept.output[0].id),
+        (client, beyond),
+        (client, "x"),
+        (other, kept.output[0].id),
+    ):
+        said: Any = [{"role": "user", "content": "two"}, {"type": "item_reference", "id": item}]
+        with pytest.raises(openai.NotFoundError, match="send the item itself") as caught:
+            await asker.responses.create(model="m", input=said)
+        assert (caught.value.code, caught.value.param) == ("item_not_found", "input[1]")
+    assert len(house.engine.requests) == 2
+
+
 async def test_text_around_a_tool_call_is_one_message_to_the_engine(house: House) -> None:
     client = house.client(await house.rollout())
     call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
@@ -364,7 +408,7 @@ async def test_an_engine_that_fails_midway_ends_the_stream_with_the_error() -> N
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tools": [TOOL], "tool_choice": {"type": "web_search_preview"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "mcp", "server_label": "x"}}, "tool_choice"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0]"),
         ({"input": [{"type": ["message"]}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"input": [{"role": "user", "content": [{"type": []}]}]}, "input[0].content[0]"),
@@ -403,6 +447,7 @@ def test_an_option_that_no_engine_here_honours_is_refused_by_name(fields: dict[s
         ({"instructions": []}, "instructions", "invalid_value"),
         ({"metadata": []}, "metadata", "invalid_value"),
         ({"previous_response_id": 5}, "previous_response_id", "invalid_value"),
+        ({"input": [{"type": "item_reference", "id": 5}]}, "input[0].id", "invalid_value"),
         ({"seed": 1}, "seed", "unknown_parameter"),
     ],
 )
