@@ -22,7 +22,7 @@ help:
 	@echo "make bench     gateway, engine, merging, verl batch, import and store benchmarks"
 	@echo "make house     measure the sources: lines, imports, circles, settings"
 	@echo "make bench-verl train the SQL agent with both backends, three seeds of each (half an hour)"
-	@echo "make results   make the tables of docs/results.md (all, or EXAMPLE=sql, calc, rag, plain, crew)"
+	@echo "make results   make the examples' tables in benchmarks/results (all, or EXAMPLE=sql, calc, words, ...)"
 	@echo "make proof     count wrong and missing tags over thousands of calls of all frameworks at once"
 	@echo "make faults    kill trainer, gateway, workers and database again and again, and compare with a calm run"
 	@echo "make containers build the images, train in containers, kill some of them, and compare with a run in peace"

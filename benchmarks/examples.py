@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 
 from benchmarks.outcomes import Outcome
 from benchmarks.rewriting import Rewriting
-from benchmarks.studies import REAL, Start, Study, Variant
+from benchmarks.studies import REAL, Study, Variant
 from benchmarks.tables import example_tables
 
 AS_IT_IS = (Variant("as it is", key="example"),)
@@ -25,8 +22,6 @@ class Example(Study):
     steps: int | None = None
     tasks: int = 200
     extra: Rewriting | None = None
-    runs_are: str = "seed"
-    """What a run's name says."""
     parts: str = "form of question"
     """What the script's `group_by` tells apart; the first word heads the column."""
 
@@ -40,20 +35,6 @@ class Example(Study):
         return example_tables(self, runs)
 
 
-def shipped() -> str:
-    """The policy that ships."""
-    return "tiny"
-
-
-def second_warm_start() -> str:
-    """The policy that the recipe makes with seed 1; made when it is not there (some 15 minutes)."""
-    folder = Path(".data/tiny-1")
-    if not folder.is_dir():
-        command = [sys.executable, "-m", "recipes.tiny", "--seed", "1", "--out", str(folder)]
-        subprocess.run(command, check=True)
-    return str(folder)
-
-
 EXAMPLES = MappingProxyType(
     {
         each.name: each
@@ -63,8 +44,6 @@ EXAMPLES = MappingProxyType(
                 "The SQL agent, on two CPU cores",
                 "sql",
                 AS_IT_IS,
-                starts=(Start("warm0-", shipped), Start("warm1-", second_warm_start)),
-                runs_are="warm start, seed",
                 extra=Rewriting("rewrite_query"),
             ),
             Example("calc", "The calculator agent, with AutoGen", "calc", AS_IT_IS, parts="form of problem"),

@@ -39,16 +39,6 @@ class Variant:
         object.__setattr__(self, "key", self.key or self.name.replace(" ", "-"))
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A model to start from."""
-
-    name: str = ""
-    """What the names of its runs begin with."""
-    model: Callable[[], str] | None = None
-    """Gives the model, when a run is made; None leaves it to the script."""
-
-
 class Extra(Protocol):
     """What a table of a study's own is made of."""
 
@@ -58,7 +48,7 @@ class Extra(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """Variants of one example's training, each trained from every start with every seed."""
+    """Variants of one example's training, each trained with every seed."""
 
     name: str
     title: str
@@ -78,7 +68,8 @@ class Study:
     """A number of its own for each run: an async function of (store, run id)."""
     measured: str = ""
     """What that number is."""
-    starts: tuple[Start, ...] = (Start(),)
+    model: Callable[[], str] | None = None
+    """Gives the model to start from, when a run is made; None leaves it to the script."""
     extra: Extra | None = None
     backend: Mapping[str, Any] = field(default_factory=dict)
     """Settings of every run's backend."""
@@ -93,9 +84,6 @@ class Study:
 
     def variant(self, name: str) -> Variant:
         return next(variant for variant in self.variants if variant.name == name)
-
-    def start(self, name: str) -> Start:
-        return next(start for start in self.starts if start.name == name)
 
     def render(self, variants: Mapping[str, Mapping[str, Outcome]]) -> str:
         """The tables of what its runs came to, as Markdown."""
@@ -187,7 +175,7 @@ STUDIES = MappingProxyType(
                     Variant("without AIR", grpo(), key="sloppy-grpo"),
                     Variant("with AIR", lambda: {"air": True, **grpo()()}, key="sloppy-air"),
                 ),
-                starts=(Start(model=sloppy),),
+                model=sloppy,
                 compared="measured",
                 measure=invalid_share,
                 measured="invalid queries in 1,000 rollouts",

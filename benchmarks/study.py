@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.outcomes import Outcome, Published, outcome_of
 from benchmarks.page import PAGE, RECORDS, insert
 from benchmarks.plots import plot
-from benchmarks.studies import STUDIES, Start, Study, Variant
+from benchmarks.studies import STUDIES, Study, Variant
 from lightning_core.cli.training import train_script
 from lightning_core.trainer.launch import Launch
 
@@ -40,7 +40,7 @@ def main(studies: Mapping[str, Study] = STUDIES, module: str = "benchmarks.study
     parser.add_argument("--steps", type=int, help="updates of each run (default: the study's)")
     parser.add_argument("--tasks", type=int, help="test tasks (default: the study's)")
     parser.add_argument("--variants", nargs="*", metavar="NAME", help="only these (default: all)")
-    parser.add_argument("--one", nargs=3, metavar=("VARIANT", "SEED", "START"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=2, metavar=("VARIANT", "SEED"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     for unknown in sorted(set(options.studies) - set(studies)):
         parser.error(f"there is no study {unknown!r}; there are {', '.join(studies)}")
@@ -51,8 +51,8 @@ def main(studies: Mapping[str, Study] = STUDIES, module: str = "benchmarks.study
         for unknown in sorted(set(names) - set(study.names)):
             parser.error(f"study {name!r} has no variant {unknown!r}; it has {', '.join(study.names)}")
         if options.one:
-            variant, seed, start = options.one
-            train(study, study.variant(variant), int(seed), study.start(start))
+            variant, seed = options.one
+            train(study, study.variant(variant), int(seed))
         else:
             seeds = options.seeds or study.seeds
             complete = names == study.names and seeds >= study.seeds and study == whole
@@ -62,42 +62,37 @@ def main(studies: Mapping[str, Study] = STUDIES, module: str = "benchmarks.study
 def make(study: Study, variants: Sequence[Variant], seeds: int, module: str, *, whole: bool) -> None:
     """All runs of a study, and its table; published only if it is whole."""
     # variants side by side in time, so that a busy hour hits all of them alike
-    for start, seed, variant in product(study.starts, range(seeds), variants):
-        make_run(study, variant, seed, start, module)
+    for seed, variant in product(range(seeds), variants):
+        make_run(study, variant, seed, module)
     outcomes = read(study, variants, seeds)
     if whole:
         publish(study, outcomes)
     print(study.render(outcomes))
 
 
-def folder_of(study: Study, variant: Variant, seed: int, start: Start = Start()) -> Path:  # noqa: B008
+def folder_of(study: Study, variant: Variant, seed: int) -> Path:
     """Where a run lies; runs that mean the same are made once for all studies of an example."""
     steps = "" if study.steps is None else f"-{study.steps}"
-    return RUNS / study.example / f"{variant.key}{steps}-{run_name(seed, start)}"
+    return RUNS / study.example / f"{variant.key}{steps}-seed{seed}"
 
 
-def run_name(seed: int, start: Start) -> str:
-    """Of a run among those of its variant."""
-    return f"{start.name}seed{seed}"
-
-
-def make_run(study: Study, variant: Variant, seed: int, start: Start, module: str) -> None:
+def make_run(study: Study, variant: Variant, seed: int, module: str) -> None:
     """One run in a process of its own, unless its summary is there already."""
-    if (folder_of(study, variant, seed, start) / "summary.json").exists():
+    if (folder_of(study, variant, seed) / "summary.json").exists():
         return
     command = [sys.executable, "-m", module, study.name, "--tasks", str(study.tasks)]
     command += ["--steps", str(study.steps)] if study.steps is not None else []
     one_core = {"OMP_NUM_THREADS": "1"} if study.backend else {}
     environment = {**os.environ, **one_core}
-    subprocess.run([*command, "--one", variant.name, str(seed), start.name], check=True, env=environment)
+    subprocess.run([*command, "--one", variant.name, str(seed)], check=True, env=environment)
 
 
-def train(study: Study, variant: Variant, seed: int, start: Start) -> None:
+def train(study: Study, variant: Variant, seed: int) -> None:
     """Run the example's own script with the variant's settings in place of its trainer's."""
-    folder = folder_of(study, variant, seed, start)
+    folder = folder_of(study, variant, seed)
     settings: dict[str, Any] = {"seed": seed, "folder": str(folder)}
     settings |= {"steps": study.steps} if study.steps is not None else {}
-    settings |= {"model": start.model()} if start.model is not None else {}
+    settings |= {"model": study.model()} if study.model is not None else {}
     held_out = ["--held-out", "test", "--held-out-tasks", str(study.tasks)]
     script = Path(variant.script or f"examples/{study.example}/train.py")
     settings |= {"resume": (folder / "run.json").exists(), **variant.settings()}
@@ -109,8 +104,8 @@ def read(study: Study, variants: Sequence[Variant], seeds: int) -> dict[str, dic
     """What the runs came to, from their own records, by variant and name."""
     return {
         variant.name: {
-            run_name(seed, start): asyncio.run(outcome_of(folder_of(study, variant, seed, start), study))
-            for start, seed in product(study.starts, range(seeds))
+            f"seed{seed}": asyncio.run(outcome_of(folder_of(study, variant, seed), study))
+            for seed in range(seeds)
         }
         for variant in variants
     }

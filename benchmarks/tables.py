@@ -103,7 +103,7 @@ def _compared(study: Study, runs: Sequence[Outcome]) -> list[float]:
 def example_tables(example: Example, runs: Runs) -> str:
     """Run by run, by part, by agent, and the example's own."""
     outcomes, summaries = list(runs.values()), [run.summary for run in runs.values()]
-    tables = [run_table(example.runs_are, runs)]
+    tables = [run_table("seed", runs)]
     if by_part := part_table(example.parts.split()[0], summaries):
         tables += [f"By {example.parts}:", by_part]
     tables += ["By agent:", agent_table(summaries)]

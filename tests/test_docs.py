@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -13,6 +14,10 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+
+import lightning_core
+from lightning_core.backends.local.versions import LocalSettings
+from lightning_core.backends.verl.settings import VerlSettings
 
 ROOT = Path(__file__).parent.parent
 LISTED = subprocess.run(
@@ -139,6 +144,23 @@ def test_what_does_not_render_is_found(tmp_path: Path) -> None:
     assert bad_blocks("```python\na\n```\n\n```\nb\n```\n\n```sh\nc\n") == ["line 5: ```", "line 9: ```sh"]
     assert bad_tables("| a | b |\n|---|---|\n| 1 | 2 |\n| 3 |\n") == [" 3 "]
     assert bad_tables("| a | b |\n|---|\n| 1 | 2 |\n") == ["| a | b |", "|---|", "| 1 | 2 |"]
+
+
+def test_the_reference_has_every_name_of_the_package() -> None:
+    named = set(re.findall(r"^::: [\w.]+\.(\w+)$", (ROOT / "docs/reference.md").read_text(), re.M))
+    assert set(lightning_core.__all__) <= named
+
+
+def test_the_backends_settings_are_all_in_a_table() -> None:
+    rows = {
+        page: set(re.findall(r"^\| `(\w+)` \|", (ROOT / f"docs/{page}.md").read_text(), re.M))
+        for page in ("training", "verl")
+    }
+    local, verl = (
+        {each.name for each in fields(of) if each.init} - {"model"} for of in (LocalSettings, VerlSettings)
+    )
+    assert local <= rows["training"]
+    assert verl <= rows["training"] | rows["verl"]
 
 
 def test_no_file_holds_what_a_merge_left_behind() -> None:

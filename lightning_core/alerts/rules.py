@@ -74,9 +74,7 @@ class EntropyCollapse:
 
     def __call__(self, scene: Scene) -> Iterator[Finding]:
         rewards = numbers(scene.history, "reward")
-        # of all that was sampled; a run begun by an older version knows it of what was trained on alone
-        all_sampled = scene.history and "entropy" in scene.history[-1].values
-        entropies = numbers(scene.history, "entropy" if all_sampled else "sampled_entropy")
+        entropies = numbers(scene.history, "entropy")
         if len(entropies) < 2 * self.window or len(rewards) < self.window:
             return
         first, last = fmean(entropies[: self.window]), fmean(entropies[-self.window :])

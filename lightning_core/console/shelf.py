@@ -23,7 +23,7 @@ from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.versions import in_folder
 
 READS: Final = frozenset(
-    name for name in vars(Store) if name.startswith(("find_", "list_", "get_", "count_", "page_"))
+    name for name in vars(Store) if name.startswith(("find_", "list_", "get_", "count_"))
 )
 """The methods of a store that change nothing."""
 _OPEN: Final = 8

@@ -16,7 +16,8 @@ from typing import Final
 from pydantic import JsonValue
 
 from lightning_core.insight.curves import Bucket, curves
-from lightning_core.types import Metrics, Rollout, Run, Status
+from lightning_core.insight.verdict import reward_of
+from lightning_core.types import Metrics, Rollout, Run
 
 LEAST: Final = 3
 """Runs on each side of a comparison."""
@@ -41,7 +42,7 @@ class History:
     @property
     def score(self) -> float | None:
         """Mean final reward of the held-out tasks; one that failed counts 0. None without any."""
-        return fmean(map(_reward, self.held_out)) if self.held_out else None
+        return fmean(map(reward_of, self.held_out)) if self.held_out else None
 
     @property
     def settings(self) -> dict[str, JsonValue]:
@@ -67,7 +68,7 @@ def compare(histories: Sequence[History], budget: int = 400) -> Comparison:
     names = sorted({name for one in histories for name in one.settings} - {"folder"})
     settings = {name: tuple(one.settings.get(name) for one in histories) for name in names}
     drawn = [curves(one.metrics, budget, DRAWN) for one in histories]
-    rewards = [{rollout.task.id: _reward(rollout) for rollout in one.held_out} for one in histories]
+    rewards = [{rollout.task.id: reward_of(rollout) for rollout in one.held_out} for one in histories]
     tasks = list(dict.fromkeys(task for one in rewards for task in one))
     return Comparison(
         {name: values for name, values in settings.items() if any(one != values[0] for one in values)},
@@ -182,7 +183,7 @@ def _by_task(rollouts: Sequence[Rollout]) -> dict[str, float]:
     found: defaultdict[str, list[float]] = defaultdict(list)
     for one in rollouts:
         if one.status.finished:
-            found[one.task.id].append(_reward(one))
+            found[one.task.id].append(reward_of(one))
     return {task: fmean(rewards) for task, rewards in found.items()}
 
 
@@ -196,7 +197,3 @@ def difference_of(before: Sequence[float], after: Sequence[float]) -> tuple[floa
     )
     cut = RESAMPLED // 40
     return fmean(after) - fmean(before), drawn[cut], drawn[-cut - 1]
-
-
-def _reward(rollout: Rollout) -> float:
-    return rollout.reward or 0.0 if rollout.status is Status.SUCCEEDED else 0.0

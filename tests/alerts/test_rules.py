@@ -112,10 +112,6 @@ def test_less_entropy_is_found_where_more_is(entropies, share):
     assert bool(less) >= bool(more)
 
 
-def test_the_entropy_of_what_was_trained_on_will_do_for_runs_of_older_versions():
-    assert found(EntropyCollapse(), history(sampled_entropy=FALLING, reward=[0.9, *[0.4] * 12]))
-
-
 # the engine -----------------------------------------------------------------------------------
 def test_a_gap_to_the_engine_is_found_when_it_lasts_and_old_batches_may_have_more():
     gap = LogprobGap()

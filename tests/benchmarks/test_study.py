@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.examples import EXAMPLES
 from benchmarks.offpolicy.studies import STUDIES as OFF_POLICY
-from benchmarks.studies import STUDIES, Start
-from benchmarks.study import RUNS, folder_of, main, make_run
+from benchmarks.studies import STUDIES
+from benchmarks.study import folder_of, main, make_run
 
 
 def test_a_run_lies_in_a_folder_of_its_example_key_steps_and_seed() -> None:
@@ -21,20 +21,15 @@ def test_a_run_lies_in_a_folder_of_its_example_key_steps_and_seed() -> None:
     assert folder_of(replay, replay.variant("on-policy"), 2) == folder_of(study, study.variant("GRPO"), 2)
 
 
-def test_an_example_s_run_says_where_it_started() -> None:
-    sql = EXAMPLES["sql"]
-    assert folder_of(sql, sql.variants[0], 1, sql.starts[1]) == RUNS / "sql/example-warm1-seed1"
-
-
 def test_a_run_that_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     study = EXAMPLES["plain"]
     folder = folder_of(study, study.variants[0], 0)
     folder.mkdir(parents=True)
     (folder / "summary.json").touch()
-    make_run(study, study.variants[0], 0, Start(), "no.such.module")
+    make_run(study, study.variants[0], 0, "no.such.module")
     with pytest.raises(subprocess.CalledProcessError):
-        make_run(study, study.variants[0], 1, Start(), "no.such.module")
+        make_run(study, study.variants[0], 1, "no.such.module")
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -27,7 +27,7 @@ def test_the_site_is_built_and_loads_nothing_from_elsewhere(tmp_path: Path) -> N
     reference = pages[Path("reference.html")]
     assert "GRPO" in reference
     assert "Train on <code>train</code>, evaluate on" in reference  # from a docstring
-    assert "StateGraph" in pages[Path("tutorials/langgraph.html")]  # from the app that `init` writes
+    assert "/blob/main/lightning_core/starters/plain.py" in pages[Path("tutorials/plain.html")]
     assert "/blob/main/examples/sql/train.py" in pages[Path("frameworks.html")]
 
 
