@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Any, Final
 
 import orjson
@@ -27,6 +28,7 @@ _ESCAPE: Final = re.compile(
 _HALF: Final = re.compile("[\ud800-\udfff]")
 
 
+_MOST: Final = sys.float_info.max
 PARTS: Final = 1_000_000
 """How many lists, objects and fields may be in it. Each takes some 70 bytes, and 0.2 microseconds in
 which all else stands still; no prompt that a model can hold comes near."""
@@ -54,18 +56,23 @@ def read_json(content: bytes, *, parts: int = PARTS, exact: bool = False) -> Any
 
 
 def read_written(text: str) -> Any:
-    """What a model wrote, or an app quotes of it: the same, with integers of any size, NaN and Infinity.
+    """What a model wrote, or an app quotes of it: the same, with integers of any size, NaN and Infinity. A
+    number that no double holds becomes the largest that one does, as `Infinity` would be no JSON.
 
     Raises JsonError.
     """
     content = _whole_escapes(whole(text).encode())
     try:
-        value = json.loads(content)
+        value = json.loads(content, parse_float=_float)
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
         raise JsonError(str(error)) from error
     return _shallow(content, value)
+
+
+def _float(text: str) -> float:
+    return max(-_MOST, min(_MOST, float(text)))
 
 
 def whole(text: str) -> str:

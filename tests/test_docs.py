@@ -31,7 +31,7 @@ FILES = {ROOT / name for name in LISTED.split("\0") if name}
 """Those of a clone; what is ignored, such as data that was fetched, is in no clone."""
 PAGES = sorted(path for path in FILES if path.suffix == ".md" and path.exists())
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-LANGUAGES = {"bash", "conf", "console", "diff", "json", "python", "sh", "text", "toml", "yaml"}
+LANGUAGES = {"bash", "conf", "console", "diff", "javascript", "json", "python", "sh", "text", "toml", "yaml"}
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 ABSOLUTE = re.compile(
     r"https://(?:github\.com|raw\.githubusercontent\.com)/agent-lightning-core/agent-lightning-core/"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Any
 
 import orjson
@@ -65,6 +66,8 @@ def test_what_is_no_json_is_said_so(content: bytes) -> None:
 
 def test_what_a_model_writes_keeps_its_numbers() -> None:
     assert read_written("[123456789012345678901234567890, 1.0]") == [123456789012345678901234567890, 1.0]
+    most = sys.float_info.max  # Infinity would be no JSON for the app that is given it
+    assert read_written("[25.04E44522, -1e999, 1e-999]") == [most, -most, 0.0]
     for wrong in ("{", "", "9" * 5000):
         with pytest.raises(JsonError):
             read_written(wrong)

@@ -14,15 +14,11 @@ from tests.judge.reading import judging
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-ELSEWHERE = {"replace-hosted.md", "write-an-adapter.md", "rest.md"}
-"""Pages whose blocks are files of one app (tests/packaging) or package (tests/testing), or one session with a
-server (tests/api)."""
+ELSEWHERE = {"replace-hosted.md", "write-an-adapter.md", "rest.md", "typescript.md"}
+"""Pages whose blocks are files of one app (tests/packaging, tests/examples) or package (tests/testing), or
+one session with a server (tests/api)."""
 BLOCKS = [
-    (page, code)
-    for page in PAGES
-    if page.name not in ELSEWHERE
-    for code in BLOCK.findall(page.read_text())
-    if not code.startswith("--8<--")  # a file of ours, which has a test of its own
+    (page, code) for page in PAGES if page.name not in ELSEWHERE for code in BLOCK.findall(page.read_text())
 ]
 HEAVY = [
     "matplotlib.pyplot",

@@ -143,5 +143,7 @@ def _refuse_http(request: Request, error: Exception) -> Response:
     calls = ", ".join(_V1 + dialect.path for dialect in DIALECTS)
     served = f"POST {calls}, {_TRACES}, {_OF_PROGRAM}/rewards and GET /v1/models"
     code = "method_not_allowed" if status == 405 else "unknown_endpoint"
-    refusal = ApiError(f"{asked} is not served here; served are {served}", status=status, code=code)
+    refusal = ApiError(
+        f"{asked} is not served here (base URLs end in /v1); served are {served}", status=status, code=code
+    )
     return _json(refusal.body(), status)

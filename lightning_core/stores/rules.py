@@ -185,7 +185,7 @@ def check_running(record: Reward | Call, rollout: Rollout | None) -> None:
         raise LeaseLostError(
             f"attempt {record.attempt} of rollout {rollout.id!r} has ended and takes no more {kind} (the "
             f"rollout is {rollout.status.value} after {rollout.attempts} attempts); send them before the "
-            "function given to Trainer.fit returns"
+            "function given to Trainer.fit returns, or a worker of another language finishes"
         )
 
 

@@ -154,6 +154,7 @@ async def test_a_reply_stops_exactly_where_the_grammar_accepts(qwen: Path) -> No
     ("constraint", "named"),
     [
         (Constraint(schema={"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (Constraint(schema={"type": "object", "propertyNames": {"enum": ["a"]}}), "propertyNames"),
         (Constraint(schema={"not": {"type": "string"}}), "not"),
         (Constraint(schema={"not": {}, "x-guidance": {"lenient": True}}), "not"),
         (Constraint(schema={"$ref": "https://example.org/a.json"}), "example.org"),
@@ -411,6 +412,7 @@ NEXT = {"type": "object", "properties": {"next": {"enum": ["coder", "end"]}}, "r
         ({**NEXT, "additionalProperties": True}, True),
         ({"allOf": [NEXT, {"properties": {"why": {"type": "string"}}}]}, True),
         ({"type": "object"}, True),
+        ({"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": True}, True),  # zod
     ],
 )
 def test_an_object_holds_the_properties_that_its_schema_names_and_no_others(

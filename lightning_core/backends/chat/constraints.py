@@ -62,6 +62,8 @@ _EIGHT.setflags(write=False)
 _ANNOTATIONS: Final = frozenset(
     ("$comment", "default", "deprecated", "description", "examples", "readOnly", "title", "writeOnly")
 )
+_ANY_NAME: Final[tuple[Any, ...]] = (True, {}, {"type": "string"})
+"""Rules for the names of properties that rule out none; zod writes the last with each record."""
 _BY_NAME: Final = (
     *("$defs", "definitions", "dependencies", "dependentRequired", "dependentSchemas"),
     *("patternProperties", "properties"),
@@ -328,7 +330,7 @@ def _bare(schema: Any, *, closed: bool) -> Any:
         return schema
     bare: dict[str, Any] = {}
     for name, value in schema.items():
-        if name in _ANNOTATIONS:
+        if name in _ANNOTATIONS or (name == "propertyNames" and value in _ANY_NAME):
             continue
         if name == "format" and isinstance(value, str):
             known = "uuid" if re.fullmatch("uuid[1-8]", value) else value  # pydantic's uuid4 is one
