@@ -119,9 +119,8 @@ def test_both_variants_of_the_study_start_from_it_and_differ_in_air_alone(
     without, with_air = (dict(variant.settings()) for variant in study.variants)
     assert with_air.pop("air") is True
     assert without == with_air
-    (start,) = study.starts
-    assert start.model is not None
-    assert start.model() == ".data/sloppy"
+    assert study.model is not None
+    assert study.model() == ".data/sloppy"
 
 
 def _begins(demonstration: Demonstration, word: str) -> bool:

@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+# safetensors takes it from numpy, which recurses without end if two threads do that for the first time at once
+import numpy.ctypeslib  # noqa: F401
 import peft
 import torch
 from safetensors import SafetensorError
