@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-# safetensors takes it from numpy, which recurses without end if two threads do that for the first time at once
+# safetensors takes it from numpy, which recurses without end if two threads ask first at the same time
 import numpy.ctypeslib  # noqa: F401
 import peft
 import torch
