@@ -123,8 +123,7 @@ class Responses(Dialect):
     def read(self, content: bytes, sampling: Sampling | None, owner: Owner) -> Request:
         body = OPTIONS.read(content)
         _check_options(body)
-        if "input" in body:  # recorded is what the model was shown
-            body["input"] = self._conversations.with_items(owner, body["input"])
+        body["input"] = self._conversations.with_items(owner, body.get("input"))
         earlier = text(body, "previous_response_id")  # its instructions held for it alone
         before = None if earlier is None else self._conversations.get(owner, earlier)
         added = read_items(body.get("input"))
