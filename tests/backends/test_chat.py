@@ -27,7 +27,7 @@ from lightning_core.backends.chat.tool_calls import (
 )
 from lightning_core.errors import ContextLengthError, TrainingError, UnsupportedError
 from lightning_core.upstream import ChatRequest, Constraint
-from tests.backends.models import make_tokenizer
+from tests.backends.models import make_byte_fallback_tokenizer, make_network, make_tokenizer
 from tests.backends.serving import ask, serving, user
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Köln", "limit": 3}}\n</tool_call>'
@@ -225,6 +225,43 @@ def test_text_comes_back_whole_and_never_with_half_a_character(text: str) -> Non
     pieces = [stream.feed(i) for i in TOKENIZER.encode(text, add_special_tokens=False).ids]
     assert "".join(pieces) == text
     assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
+
+
+FALLBACK = make_byte_fallback_tokenizer()
+
+
+@pytest.mark.parametrize("tokenizer", [FALLBACK, make_tokenizer()], ids=["byte tokens", "byte level"])
+@given(data=st.data())
+def test_streamed_text_is_that_of_all_ids_whatever_bytes_are_sampled(tokenizer: Any, data: Any) -> None:
+    some = st.integers(3, len(tokenizer) - 1)
+    euro = st.sampled_from(tokenizer("€", add_special_tokens=False)["input_ids"])
+    ids = data.draw(st.lists(some | euro, max_size=24))
+    stream = TextStream(tokenizer.backend_tokenizer, frozenset(tokenizer.all_special_ids))
+    pieces = [*map(stream.feed, ids), stream.flush()]
+    assert "".join(pieces) == tokenizer.decode(ids)
+
+
+async def test_a_byte_out_of_place_spoils_no_call(tmp_path: Path) -> None:
+    make_network("llama", len(FALLBACK), tie_word_embeddings=True).save_pretrained(tmp_path)
+    FALLBACK.save_pretrained(tmp_path)
+    async with serving(tmp_path) as backend:
+        replies = [await ask(backend, "hi", max_tokens=24, seed=seed) for seed in range(20)]
+    assert sum("\ufffd" in reply.text for reply in replies) > 10
+    for reply in replies:
+        assert reply.text == FALLBACK.decode(reply.ids, skip_special_tokens=True)
+        assert len(reply.ids) == len(reply.logprobs) > 0
+
+
+async def test_a_stop_string_in_the_last_run_of_bytes_is_found() -> None:
+    ids = FALLBACK("ab€Z", add_special_tokens=False)["input_ids"]
+    completion = Completion([5], Options(max_tokens=9), Request())
+    completion.ids, completion.logprobs = ids, [-1.0] * len(ids)
+    completion.finish_reason = "length"
+    request = ChatRequest(user("hi"), stop=("Z",))
+    choice = Choice(0, completion, TextStream(FALLBACK.backend_tokenizer, frozenset()), request)
+    delta = choice.advance()
+    assert delta is not None
+    assert (delta.text, delta.finish_reason, delta.stop) == ("ab€", "stop", "Z")
 
 
 def test_hidden_tokens_have_no_text() -> None:

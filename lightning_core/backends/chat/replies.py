@@ -5,10 +5,9 @@ The text has whole characters only, and no special tokens.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
-
-from tokenizers.decoders import DecodeStream
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_core.backends.chat.completion import Completion, Request
 from lightning_core.backends.chat.tags import BEGIN, END, Thinking, held_back
@@ -20,19 +19,49 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+_BYTE: Final = re.compile("<0x[0-9A-Fa-f]{2}>")
+"""A token that is one byte, as `tokenizers` reads it."""
+_BROKEN: Final = "\ufffd"
+
+
 class TextStream:
-    """The text of a reply as its ids come in."""
+    """The text of a reply as its ids come in: in all, what the tokenizer makes of them at once.
+
+    Some tokenizers spell a character they lack as byte tokens (Llama 2, Mistral, Gemma) and read a run of
+    them as a whole: one byte out of place makes U+FFFD of each. So a run's text comes when the run has ended.
+    """
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         """`hidden` ids have no text for the app."""
         self._tokenizer, self._hidden = tokenizer, hidden
-        self._stream = DecodeStream(skip_special_tokens=False)
+        self._runs = "ByteFallback" in repr(tokenizer.decoder)
+        self._ids: list[int] = []
+        """Ids whose text came last, as what follows may depend on them, then those without text so far."""
+        self._read, self._known = 0, ""
+        """How many the former are, and their text."""
 
     def feed(self, token_id: int) -> str:
         """The text that this id completes; empty while a character is unfinished."""
         if token_id in self._hidden:
             return ""
-        return self._stream.step(self._tokenizer, token_id) or ""
+        self._ids.append(token_id)
+        if self._runs and _BYTE.fullmatch(self._tokenizer.id_to_token(token_id) or ""):
+            return ""
+        text = self._decode(self._ids)
+        if text.endswith(_BROKEN):
+            return ""
+        last = self._ids[self._read :]
+        new, self._ids, self._read = text[len(self._known) :], last, len(last)
+        self._known = self._decode(last)
+        return new
+
+    def flush(self) -> str:
+        """The text of what was left, once the reply has ended: U+FFFD for half a character."""
+        text, self._ids = self._decode(self._ids), self._ids[: self._read]
+        return text[len(self._known) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
 
 class StopStrings:
@@ -169,6 +198,9 @@ class Choice:
         return text
 
     def _delta(self, start: int, text: str, calls: list[dict[str, Any]], reason: str | None) -> Delta:
+        if reason and not self._complete:
+            text += self._take(self._stops.feed(self._text.flush()), calls)
+            reason = "stop" if self._stops.hit else reason
         if reason:
             text += self._take(self._stops.flush(), calls)
         if reason and self._thinking is not None:
