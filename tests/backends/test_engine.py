@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,11 @@ from transformers import AutoModelForCausalLM
 from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.backends.base import Batch
 from lightning_core.backends.chat.completion import Completion, Options, Request
-from lightning_core.backends.local.attention import Plan, use_plans
+from lightning_core.backends.local.attention import use_plans
 from lightning_core.backends.local.backend import SWITCH_SECONDS
-from lightning_core.backends.local.decoder import Decoder, LlamaDecoder, NetworkDecoder, make_decoder
+from lightning_core.backends.local.decoder import LlamaDecoder, NetworkDecoder, make_decoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
+from lightning_core.backends.local.memory import Run
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.tuning import kv_shape
 from lightning_core.errors import EngineError, GatewayError
@@ -265,8 +265,8 @@ async def test_long_replies_leave_fewer_rows_within_the_memory_and_all_are_serve
     for i, reply in enumerate(replies):
         assert await read(reply) == await read(submit(alone, [5, 8 + i], 300, seed=str(i)))
     assert engine.most_running == 4
-    assert engine._rows.slots.capacity > 256
-    assert engine._rows.slots.memory.nbytes <= limit
+    assert engine._rows.memory.slots.capacity > 256
+    assert engine._rows.memory.slots.memory.nbytes <= limit
     engine.close()
     alone.close()
 
@@ -330,7 +330,7 @@ async def test_a_long_prompt_waits_until_the_memory_has_room_for_it(qwen: Path) 
     for reply in replies:
         await read(reply)
     assert engine.most_running == 3
-    assert engine._rows.slots.memory.nbytes <= limit
+    assert engine._rows.memory.slots.memory.nbytes <= limit
     engine.close()
 
 
@@ -393,24 +393,19 @@ async def test_the_interpreters_switch_interval_is_the_engines_while_it_serves_a
     assert sys.getswitchinterval() == pytest.approx(before)
 
 
-class _Failing:
-    """A decoder for which some tokens are too much."""
+def make_fail(engine: Engine, *, raises: int = -1, overflows: int = -1) -> None:
+    """Some tokens are too much from now on; a step that raises has already changed its rows."""
+    memory = engine._rows.memory
+    run = memory.logits
 
-    def __init__(self, engine: Engine, *, raises: int = -1, overflows: int = -1) -> None:
-        self._decoder: Decoder = engine._decoder
-        self._raises, self._overflows = raises, overflows
-        engine._decoder = self
+    def logits(lengths: list[int], runs: list[Run], tokens: list[int], keep: list[int]) -> torch.Tensor:
+        found = run(lengths, runs, tokens, keep)
+        if raises in tokens:
+            raise RuntimeError(f"out of memory at token {raises}")
+        broken = torch.tensor([tokens[place] == overflows for place in keep], dtype=torch.bool)
+        return found.masked_fill(broken[:, None], float("nan"))
 
-    def logits(
-        self, tokens: torch.Tensor, positions: torch.Tensor, plan: Plan, keep: torch.Tensor
-    ) -> torch.Tensor:
-        if (tokens == self._raises).any():
-            raise RuntimeError(f"out of memory at token {self._raises}")
-        logits = self._decoder.logits(tokens, positions, plan, keep)
-        return logits.masked_fill((tokens[keep] == self._overflows)[:, None], float("nan"))
-
-    def refresh(self, weights: Mapping[str, torch.Tensor]) -> None:
-        self._decoder.refresh(weights)
+    memory.logits = logits  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("where", ["prompt", "end of a prompt", "reply"])
@@ -435,7 +430,7 @@ async def test_a_row_that_fails_ends_alone_and_the_others_get_what_they_get_with
     if (how, where) == ("overflows", "prompt"):
         doomed = [*doomed, bad]  # what is not wanted of a prompt's logits does no harm
     engine = start_engine(qwen, prefill_tokens=64)
-    _Failing(engine, **{how: failing})
+    make_fail(engine, **{how: failing})
     await asyncio.wrap_future(engine.hold())
     companions = [submit(engine, p, 30, seed=str(i)) for i, p in enumerate(prompts[:4])]
     fails = [submit(engine, doomed, 40, temperature=0.0) for _ in range(2)]
@@ -461,7 +456,7 @@ async def test_a_row_with_numbers_that_are_not_finite_fails_once_and_is_clean_fo
     engine = start_engine(qwen, prefix_bytes=0)
     prompts = [[8 + i % 40 for i in range(90)], [5, 6]]
     wanted = [await read(submit(engine, prompt, 60, temperature=0.0)) for prompt in prompts]
-    await asyncio.wrap_future(engine.call(lambda: engine._rows.slots.memory.fill_(float("nan"))))
+    await asyncio.wrap_future(engine.call(lambda: engine._rows.memory.slots.memory.fill_(float("nan"))))
     for poisoned in (True, False):
         await asyncio.wrap_future(engine.hold())
         long, short = (submit(engine, prompt, 60, temperature=0.0) for prompt in prompts)

@@ -19,7 +19,10 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from lightning_core.backends.local.attention import Plan, network_logits
+from lightning_core.backends.local.cache import Shape
+from lightning_core.backends.local.memory import Memory
 from lightning_core.backends.local.model import FAMILIES, kv_heads
+from lightning_core.backends.local.packed import PackedMemory, packed_memory
 from lightning_core.backends.local.packing import TreePlan
 
 logger = logging.getLogger(__name__)
@@ -31,12 +34,15 @@ TOLERANCE = 1e-3
 
 
 class Decoder(Protocol):
-    """A forward pass over packed tokens, for inference."""
+    """A copy of the weights, for inference."""
 
     def logits(
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: Plan, keep: torch.Tensor
     ) -> torch.Tensor:
         """tokens and positions (T,) int64, keep (N,) indices into them → next-token logits (N, V)."""
+
+    def memory(self, shape: Shape, rows: int, slot_bytes: int, prefix_bytes: int) -> Memory:
+        """At most so many rows within `slot_bytes`, and prefixes within `prefix_bytes`."""
 
     def refresh(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Take over new weights, named as in the network's `state_dict`."""
@@ -54,6 +60,9 @@ class NetworkDecoder:
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: Plan, keep: torch.Tensor
     ) -> torch.Tensor:
         return network_logits(self._network, tokens, positions, plan, keep)
+
+    def memory(self, shape: Shape, rows: int, slot_bytes: int, prefix_bytes: int) -> PackedMemory:
+        return packed_memory(self, shape, rows, slot_bytes, prefix_bytes)
 
     def refresh(self, weights: Mapping[str, torch.Tensor]) -> None:
         self._network.load_state_dict(dict(weights))
@@ -107,6 +116,9 @@ class LlamaDecoder:
             n.endswith(("o_proj.bias", "gate_proj.bias", "down_proj.bias", "lm_head.bias")) for n in names
         )
         return rope.get("rope_type", "default") in STATIC_ROPE and not biased
+
+    def memory(self, shape: Shape, rows: int, slot_bytes: int, prefix_bytes: int) -> PackedMemory:
+        return packed_memory(self, shape, rows, slot_bytes, prefix_bytes)
 
     def refresh(self, weights: Mapping[str, torch.Tensor]) -> None:
         for i in range(self._layers):  # one by one: there is never a second copy of all

@@ -22,9 +22,10 @@ import torch
 
 from lightning_core.backends.chat.completion import Completion, Wakes
 from lightning_core.backends.chat.constraints import Matcher
-from lightning_core.backends.local.cache import Prefixes, Shape, Slots
+from lightning_core.backends.local.cache import Shape
 from lightning_core.backends.local.decoder import Decoder
-from lightning_core.backends.local.rows import Rows, Run, StepPlan
+from lightning_core.backends.local.memory import Run
+from lightning_core.backends.local.rows import Rows, begun
 from lightning_core.backends.local.sampling import Draws, Sampler, hold
 from lightning_core.errors import EngineError, GatewayError
 
@@ -55,10 +56,7 @@ class Engine:
     ) -> None:
         self._decoder, self._stop_ids, self._options, self._threads = decoder, stop_ids, options, threads
         self._device = shape.device
-        self._rows = Rows(
-            Slots(shape, options.max_batch, max_bytes=options.slot_bytes),
-            Prefixes(shape, max_bytes=options.prefix_bytes),
-        )
+        self._rows = Rows(decoder.memory(shape, options.max_batch, options.slot_bytes, options.prefix_bytes))
         self._inbox: queue.SimpleQueue[Completion | Callable[[], None]] = queue.SimpleQueue()
         self._waiting: deque[Completion] = deque()
         self._sampler: Sampler | None = None
@@ -79,7 +77,7 @@ class Engine:
     @property
     def hit_tokens(self) -> int:
         """Prompt tokens found in the prefix store."""
-        return self._rows.prefixes.hit_tokens
+        return self._rows.memory.hit_tokens
 
     @property
     def running(self) -> int:
@@ -253,7 +251,7 @@ class Engine:
             tokens += prompt.ids[run.start : run.start + run.count]
             keep += [len(tokens) - 1] * (prompt.left == 0)
         try:
-            return self._logits(lengths, runs, tokens, keep)
+            return rows.logits(lengths, runs, tokens, keep)
         except Exception:
             logger.exception("a step of the engine failed; its replies are tried one at a time")
         found: list[torch.Tensor | None] = []
@@ -266,7 +264,8 @@ class Engine:
             own, at = tokens[at : at + run.count], at + run.count
             logits = None
             try:
-                logits = self._logits([], [run], own, [run.count - 1] * (at - 1 in wanted))
+                rows.memory.restore(run.row, begun(completion)[: run.start])
+                logits = rows.logits([], [run], own, [run.count - 1] * (at - 1 in wanted))
             except Exception as error:  # boundary: this reply fails, the others go on
                 completion.error = error
                 self._wakes.add(completion.request)
@@ -275,19 +274,6 @@ class Engine:
         width = next((logits.shape[-1] for logits in found if logits is not None), 1)
         failed = torch.full((1, width), float("nan"), device=self._device)
         return torch.cat([failed, *(failed if logits is None else logits.float() for logits in found)])[1:]
-
-    def _logits(
-        self, lengths: list[int], runs: list[Run], tokens: list[int], keep: list[int]
-    ) -> torch.Tensor:
-        slots = self._rows.slots
-        slots.reserve(max([n + 1 for n in lengths] + [r.start + r.count for r in runs]), len(self._rows))
-        plan = StepPlan(slots, lengths, runs)
-        return self._decoder.logits(
-            torch.tensor(tokens, device=self._device),
-            plan.positions,
-            plan,
-            torch.tensor(keep, dtype=torch.int64, device=self._device),
-        )
 
     def _draw(self, logits: torch.Tensor) -> Draws:
         replies = self._rows.decoding
@@ -340,7 +326,6 @@ class Engine:
     def _fail_running(self, error: BaseException) -> None:
         for completion in self._rows.clear():
             self._fail(completion, error)
-        self._rows.prefixes.clear()  # a block may have been entered and not filled
         self._sampler = None
 
     def _fail(self, completion: Completion, error: BaseException) -> None:

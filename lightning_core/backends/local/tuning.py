@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 from lightning_core.backends.local.cache import Shape, Slots
 from lightning_core.backends.local.decoder import bfloat16_error, make_decoder
 from lightning_core.backends.local.model import Model, head_size, kv_heads, parameter_count
+from lightning_core.backends.local.packed import StepPlan
 from lightning_core.backends.local.packing import TreePlan
 from lightning_core.backends.local.policy import Policy
-from lightning_core.backends.local.rows import StepPlan
 from lightning_core.backends.settings import SMALL
 from lightning_core.errors import UnsupportedError
 
