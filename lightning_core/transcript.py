@@ -29,6 +29,12 @@ def replies(call: Call) -> list[Message]:
     ]
 
 
+def not_offered(call: Call) -> list[str]:
+    """The types of the tools in its request that only a provider runs, so that the policy was not offered
+    them."""
+    return [] if call.endpoint is not None else get_dialect(call.dialect).hosted_tools(call.request)
+
+
 def observation(call: Call) -> str:
     """Digest of what the model was shown last: the messages after its own last one, or all if it had none.
 

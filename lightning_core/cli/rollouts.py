@@ -284,8 +284,14 @@ def _call(call: Call, full: bool) -> Text:
         line.append(f"  seen only, answered by {call.endpoint}", "yellow")
     elif not call.trained:
         line.append("  not trained", "dim")
+    if hosted := transcript.not_offered(call):
+        line.append(
+            f"  not offered to the model, as its provider would run it: {', '.join(hosted)}", "yellow"
+        )
     if call.status != "completed":
         line.append(f"  {call.status}: {_short(call.error or '', full)}", _BAD)
+    if hosted := transcript.not_offered(call):
+        line.append(f"  hosted tools, not offered to the model: {', '.join(hosted)}", "yellow")
     line.append(f"\n{_short(transcript.text(transcript.prompt(call)[-1:]), full)}", "dim")
     return line.append(f" → {_short(transcript.text(transcript.replies(call)), full)}")
 

@@ -312,6 +312,11 @@ class Dialect(ABC):
         ]
         return {str(name): schema if isinstance(schema, dict) else None for name, schema in found if name}
 
+    @classmethod
+    def hosted_tools(cls, request: Mapping[str, Any]) -> list[str]:
+        """The types of the tools in a request that its provider would run, which the model is not offered."""
+        return []
+
     @staticmethod
     def offered(tool: Mapping[str, Any]) -> tuple[Any, Any]:
         """The name of a function that a request offers, and the schema of its arguments."""

@@ -7,6 +7,7 @@ A reply that calls the function named in `tool_choice` ends with "stop", any oth
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -61,6 +62,7 @@ from lightning_core.dialects.strict import (
     text,
     unsupported,
 )
+from lightning_core.dialects.tools import chat_call, chat_functions, custom_names, function_call
 from lightning_core.dialects.writing import TokenText, event, to_json
 from lightning_core.errors import ApiError
 from lightning_core.types import Choice, Sampling
@@ -137,13 +139,13 @@ class Chat(Dialect):
         if not isinstance(messages, list) or not messages:
             raise invalid("messages", "messages must be a list with at least one message")
         checked = [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
-        return checked, read_tools(request.get("tools"), read_tool_choice(request))
+        return checked, _tools(request)
 
     @classmethod
     def constraint(cls, request: Json) -> Constraint | None:
         choice = read_tool_choice(request)
         form = read_format(request.get("response_format"), "response_format")
-        return read_constraint(request, form, choice.constraint(read_tools(request.get("tools"), choice)))
+        return read_constraint(request, form, choice.constraint(_tools(request)))
 
     @staticmethod
     def merge(events: Iterable[Json]) -> Json:
@@ -163,9 +165,15 @@ class Chat(Dialect):
 
     @staticmethod
     def offered(tool: Mapping[str, Any]) -> tuple[Any, Any]:
+        with suppress(ApiError):
+            (tool,) = chat_functions([tool])
         function = tool.get("function")
         told = function if isinstance(function, dict) else tool
         return told.get("name"), told.get("parameters")
+
+
+def _tools(request: Json) -> list[Json] | None:
+    return read_tools(chat_functions(request.get("tools")), read_tool_choice(request))
 
 
 def _message(message: Any, param: str) -> Json:
@@ -187,6 +195,8 @@ def _message(message: Any, param: str) -> Json:
         raise invalid(f"{param}.content", f"{param}.content is missing")
     role = "system" if role == "developer" else role
     checked = {**message, "role": role, "content": content}
+    if isinstance(calls := checked.get("tool_calls"), list):
+        checked["tool_calls"] = [function_call(call) for call in calls]
     thought = checked.pop("reasoning", None) or checked.get("reasoning_content")
     if thought is not None:
         checked["reasoning_content"] = text({param: thought}, param)
@@ -220,15 +230,17 @@ def _add_tool_call(calls: list[Json], part: Json) -> None:
         call = {"index": index, "function": {"name": "", "arguments": ""}}
         calls.append(call)
     call.update((name, part[name]) for name in ("id", "type") if part.get(name))
-    for name, piece in (part.get("function") or {}).items():
-        call["function"][name] = call["function"].get(name, "") + (piece or "")
+    for kind in ("function", "custom"):
+        for name, piece in (part.get(kind) or {}).items():
+            written = call.setdefault(kind, {})
+            written[name] = written.get(name, "") + (piece or "")
 
 
 def _said(given: Json) -> Json:
     said = {name: value for name, value in given.items() if value and name != "tool_calls"}
     calls = [
         tool_call(call.get("id"), **{"name": "", "arguments": "", **call["function"]})
-        for call in given.get("tool_calls") or ()
+        for call in map(function_call, given.get("tool_calls") or ())
         if call.get("function")
     ]
     return {**said, **assistant(given.get("content"), calls)}
@@ -241,6 +253,7 @@ class ChatReply:
         self._sampled = sampled
         self._tokens = tokens
         self._raw = request.raw
+        self._custom = custom_names(request.raw.get("tools"))
         self._frame: Json = {
             "id": Chat.id_prefix + sampled.call_id,
             "object": "chat.completion.chunk" if request.stream else "chat.completion",
@@ -293,9 +306,12 @@ class ChatReply:
         return event(error.body())
 
     def _choice(self, index: int, choice: ChoiceSoFar) -> Json:
+        message = {**choice.message(), **_thought(choice), "refusal": None}
+        if self._custom and choice.tool_calls:
+            message["tool_calls"] = [chat_call(call, self._custom) for call in choice.tool_calls]
         reply: Json = {
             "index": index,
-            "message": orjson.Fragment(to_json({**choice.message(), **_thought(choice), "refusal": None})),
+            "message": orjson.Fragment(to_json(message)),
             "logprobs": self._logprobs(choice),
             "finish_reason": self._finish(choice),
         }
@@ -314,7 +330,10 @@ class ChatReply:
         if choice.tool_calls:
             first = self._tool_calls[index]
             self._tool_calls[index] += len(choice.tool_calls)
-            delta["tool_calls"] = [{"index": first + i, **call} for i, call in enumerate(choice.tool_calls)]
+            delta["tool_calls"] = [
+                {"index": first + i, **chat_call(call, self._custom)}
+                for i, call in enumerate(choice.tool_calls)
+            ]
         token_ids = choice.token_ids if self._raw.get("return_token_ids") else None
         logprobs = self._logprobs(choice) if choice.token_ids else None
         if not delta and not token_ids and not logprobs:

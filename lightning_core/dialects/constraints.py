@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 from lightning_core.dialects.lenient import Json
 from lightning_core.dialects.options import Option, honoured, refused
 from lightning_core.dialects.strict import flag, invalid, mapping, missing, short, unsupported
+from lightning_core.dialects.tools import qualified, without_hosted
 from lightning_core.dialects.writing import to_json
 from lightning_core.json_text import JsonError, read_json
 from lightning_core.upstream import ChatRequest, Constraint
@@ -79,14 +80,16 @@ def _choice(value: Any) -> ToolChoice:
             return ToolChoice()
         case "none" | "required":
             return ToolChoice(value)
-        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
-            return ToolChoice("required", named=name)
+        case {"type": ("function" | "custom") as kind, **told}:
+            return ToolChoice("required", named=_name(told.get(kind, told)))
+        case {"type": ("local_shell" | "shell" | "apply_patch") as kind}:
+            return ToolChoice("required", named=kind)
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}} | {
             "type": "allowed_tools",
             "mode": mode,
             "tools": list(tools),
         }:
-            return ToolChoice(_mode(mode), allowed=tuple(map(_name, tools)))
+            return ToolChoice(_mode(mode), allowed=tuple(map(_name, without_hosted(tools))))
     raise unsupported(
         "tool_choice",
         f"tool_choice = {short(value)} is not supported here; use 'auto', 'none', 'required', "
@@ -102,9 +105,13 @@ def _mode(value: Any) -> Literal["auto", "required"]:
 
 def _name(tool: Any) -> str:
     match tool:
-        case {"function": {"name": str(name)}} | {"name": str(name)}:
+        case {"function": {"name": str(name)}} | {"custom": {"name": str(name)}}:
             return name
-    raise invalid("tool_choice", f"tool_choice.tools holds {short(tool)}; name functions alone")
+        case {"namespace": str(namespace), "name": str(name)}:
+            return qualified(namespace, name)
+        case {"name": str(name)} | {"type": ("local_shell" | "shell" | "apply_patch") as name}:
+            return name
+    raise invalid("tool_choice", f"tool_choice holds {short(tool)}; name tools that the app runs")
 
 
 def read_tools(tools: Any, choice: ToolChoice) -> list[Json] | None:
@@ -114,7 +121,7 @@ def read_tools(tools: Any, choice: ToolChoice) -> list[Json] | None:
     if not isinstance(tools, list):
         raise invalid("tools", "tools must be a list")
     for index, tool in enumerate(tools):
-        check_tool(tool, f"tools[{index}]")
+        _check_tool(tool, f"tools[{index}]")
     if choice.mode == "none":
         return None
     if choice.allowed is None:
@@ -122,7 +129,7 @@ def read_tools(tools: Any, choice: ToolChoice) -> list[Json] | None:
     return [tool for tool in tools if tool["function"]["name"] in choice.allowed] or None
 
 
-def check_tool(tool: Any, param: str) -> None:
+def _check_tool(tool: Any, param: str) -> None:
     """Raise ApiError for what is no function of the app's own."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind != "function":

@@ -21,12 +21,13 @@ from typing import Any, Final
 from lightning_core.dialects.base import Owner
 from lightning_core.dialects.lenient import Json
 from lightning_core.dialects.strict import invalid, missing, read_content, short, string, unsupported
+from lightning_core.dialects.tools import CALLS, OUTPUTS, call_of_item, result_id, result_text
 from lightning_core.dialects.writing import to_json
 from lightning_core.errors import ApiError
 
 _ROLES: Final = ("assistant", "developer", "system", "user")
 _TEXT_PARTS: Final = MappingProxyType({"input_text": "text", "output_text": "text", "refusal": "refusal"})
-_OWN_ID: Final = re.compile(r"(?:fc|msg|rs)_(.+)_\d+")
+_OWN_ID: Final = re.compile(r"(?:apc|ctc|fc|lsh|msg|rs|sh)_(.+)_\d+")
 _MOST_ATTEMPTS: Final = 4096
 _MOST_RESPONSES: Final = 1024
 _MOST_BYTES: Final = 256 * 2**20
@@ -169,19 +170,17 @@ def _add(messages: list[Json], item: Any, param: str, *, goes_on: bool) -> None:
     match item.get("type", "message"):
         case "message":
             _add_message(messages, item, param, goes_on)
-        case "function_call":
+        case str(kind) if kind in CALLS:
             _add_tool_call(messages, item, param, goes_on)
-        case "function_call_output":
-            content = _content(item, "output", param)
-            call_id = string(item, "call_id", param)
-            messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        case str(kind) if kind in OUTPUTS:
+            _add_result(messages, item, param)
         case "reasoning":
             _add_thought(messages, item, param)
         case kind:
             raise unsupported(
                 param,
-                f"{param} has the type {short(kind)}; served are messages, reasoning, function calls and "
-                "their outputs",
+                f"{param} has the type {short(kind)}; served are messages, reasoning, calls of the "
+                "app's own tools and their outputs",
             )
 
 
@@ -207,11 +206,16 @@ def _add_thought(messages: list[Json], item: Json, param: str) -> None:
 
 
 def _add_tool_call(messages: list[Json], item: Json, param: str, goes_on: bool) -> None:
-    function = {"name": string(item, "name", param), "arguments": string(item, "arguments", param)}
-    call = {"id": string(item, "call_id", param), "type": "function", "function": function}
+    call = call_of_item(item, param)
     if not goes_on or not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
     messages[-1].setdefault("tool_calls", []).append(call)
+
+
+def _add_result(messages: list[Json], item: Json, param: str) -> None:
+    told = {"call_id": result_id(item), "output": result_text(item)}
+    content = _content(told, "output", param)
+    messages.append({"role": "tool", "tool_call_id": string(told, "call_id", param), "content": content})
 
 
 def _content(item: Json, name: str, param: str) -> str:

@@ -1,6 +1,6 @@
 """Responses: `POST /v1/responses`.
 
-A response is one sampled turn: the app runs its own tools, and hosted ones are refused by name.
+A response is one sampled turn: the app runs its own tools (see `tools`), and hosted ones are not offered.
 `previous_response_id` goes on from a response that this gateway gave to the same attempt and still
 remembers, and so does a reference to one of its items (see `conversations`).
 """
@@ -24,7 +24,6 @@ from lightning_core.dialects.base import (
 )
 from lightning_core.dialects.constraints import (
     FROM_VLLM_STRUCTURED,
-    check_tool,
     read_constraint,
     read_format,
     read_tool_choice,
@@ -34,6 +33,7 @@ from lightning_core.dialects.conversations import Conversations, Turn, messages_
 from lightning_core.dialects.lenient import (
     Json,
     Message,
+    as_text,
     assistant,
     call_part,
     choice,
@@ -64,6 +64,17 @@ from lightning_core.dialects.strict import (
     text,
     unsupported,
 )
+from lightning_core.dialects.tools import (
+    CALLS,
+    OUTPUTS,
+    call_of_item,
+    find_hosted,
+    find_offers,
+    item_of_call,
+    read_offers,
+    result_id,
+    result_text,
+)
 from lightning_core.dialects.writing import TokenText, typed_event
 from lightning_core.errors import ApiError
 from lightning_core.types import Choice, Sampling
@@ -86,6 +97,7 @@ OPTIONS: Final = Options(
     ignored("there is one mode", "reasoning.mode"),
     ignored(VERBOSITY, "text.verbosity"),
     LABELS,
+    ignored("a label for the provider's own records", "client_metadata"),
     CACHING,
     ignored("access to OpenAI's own models", "access_programs"),
     ignored("images are refused, so there is none to compress", "image"),
@@ -103,6 +115,23 @@ _NOT_INCLUDED: Final = "message.output_text.logprobs"
 _ENDED: Final = ("completed", "incomplete", "failed", "cancelled")
 """The statuses of a response to which nothing is added any more."""
 _REASONS: Final = MappingProxyType({"max_output_tokens": "length"})
+_PREFIXES: Final = MappingProxyType(
+    {
+        "function_call": "fc",
+        "custom_tool_call": "ctc",
+        "local_shell_call": "lsh",
+        "shell_call": "sh",
+        "apply_patch_call": "apc",
+    }
+)
+"""How the ids of calls begin, by their type."""
+_WRITTEN: Final = MappingProxyType(
+    {
+        "function_call": ("arguments", "response.function_call_arguments"),
+        "custom_tool_call": ("input", "response.custom_tool_call_input"),
+    }
+)
+"""The field of a call that is streamed, and its events."""
 
 
 class Responses(Dialect):
@@ -187,11 +216,7 @@ class Responses(Dialect):
         items = reply.get("output") or []
         messages = [item for item in items if item.get("type") == "message"]
         texts = [part.get("text") or "" for item in messages for part in item.get("content") or ()]
-        calls = [
-            tool_call(item.get("call_id"), item["name"], item["arguments"])
-            for item in items
-            if item.get("type") == "function_call"
-        ]
+        calls = [_seen_call(item) for item in items if item.get("type") in CALLS]
         ended = reply.get("status") in _ENDED
         if not items and not ended:
             return []
@@ -201,18 +226,27 @@ class Responses(Dialect):
 
     @staticmethod
     def message(item: Any) -> Message:
-        match item.get("type") if isinstance(item, dict) else None:
-            case "function_call":
-                call = call_part(item.get("call_id"), item.get("name"), item.get("arguments"))
-                return {"role": "assistant", "parts": [call]}
-            case "function_call_output":
-                return {"role": "tool", "parts": [response_part(item.get("call_id"), item.get("output"))]}
+        kind = item.get("type") if isinstance(item, dict) else None
+        if kind in CALLS:
+            call = _seen_call(item)
+            return {"role": "assistant", "parts": [call_part(call.get("id"), **call["function"])]}
+        if kind in OUTPUTS:
+            return {"role": "tool", "parts": [response_part(result_id(item), result_text(item))]}
         return read_message(item)
 
     @staticmethod
     def tool_results(item: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool | None]]:
-        if item.get("type") == "function_call_output" and item.get("call_id"):
-            yield str(item["call_id"]), item.get("output"), None
+        if item.get("type") in OUTPUTS and (name := result_id(item)):
+            yield str(name), result_text(item), None
+
+    @classmethod
+    def offered_tools(cls, request: Mapping[str, Any]) -> dict[str, Mapping[str, Any] | None]:
+        functions = [offer.function["function"] for offer in find_offers(request.get("tools")).values()]
+        return {told["name"]: told.get("parameters") for told in functions}
+
+    @classmethod
+    def hosted_tools(cls, request: Mapping[str, Any]) -> list[str]:
+        return find_hosted(request.get("tools"))
 
 
 def _instructions(body: Json) -> list[Json]:
@@ -235,17 +269,18 @@ def _check_options(body: Json) -> None:
 
 
 def _tools(body: Json) -> list[Json] | None:
-    tools = body.get("tools")
-    if isinstance(tools, list):
-        tools = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
-    return read_tools(tools, read_tool_choice(body))
+    offers = read_offers(body.get("tools"))
+    return read_tools(offers and [offer.function for offer in offers], read_tool_choice(body))
 
 
-def _function(tool: Any, param: str) -> Json:
-    if not isinstance(tool, dict) or tool.get("type") != "function":
-        check_tool(tool, param)
-    told = ("name", "description", "parameters")
-    return {"type": "function", "function": {name: tool[name] for name in told if tool.get(name) is not None}}
+def _seen_call(item: Json) -> Json:
+    """A call in a reply or a prompt that was only seen, and may hold anything."""
+    blank: Json = {"call_id": item.get("id") or "", "name": "", "arguments": "", "input": "", "action": {}}
+    given = {name: value for name, value in item.items() if value is not None}
+    try:
+        return call_of_item({**blank, "operation": {}, **given}, "item")
+    except ApiError:
+        return tool_call(item.get("call_id"), str(item.get("name")), as_text(item.get("arguments")))
 
 
 class ResponseReply:
@@ -256,6 +291,7 @@ class ResponseReply:
         self._id = Responses.id_prefix + sampled.call_id
         self._remember = request.remember
         self._asked = _echo(request, model)
+        self._offers = find_offers(request.raw.get("tools"))
         self._output: list[Json] = []
         """The items so far; of one that is open, as it was added."""
         self._text: list[str] | None = None
@@ -329,15 +365,8 @@ class ResponseReply:
         """A text, a thought or a tool call as an item that is done."""
         call_id = self._sampled.call_id
         if isinstance(block, dict):
-            function = block["function"]
-            return {
-                "id": f"fc_{call_id}_{index}",
-                "type": "function_call",
-                "status": "completed",
-                "call_id": block["id"],
-                "name": function["name"],
-                "arguments": function["arguments"],
-            }
+            item = item_of_call(block, self._offers)
+            return {"id": f"{_PREFIXES[item['type']]}_{call_id}_{index}", "status": "completed", **item}
         if isinstance(block, Thought):
             own: Json = {"id": f"rs_{call_id}_{index}", "type": "reasoning", "summary": []}
         else:
@@ -377,15 +406,16 @@ class ResponseReply:
         )
 
     def _call(self, call: Json) -> bytes:
-        arguments = call["function"]["arguments"]
-        added = self._add(call, arguments="")
-        item = self._item(len(self._output) - 1, call)
-        kind = "response.function_call_arguments"
+        item = self._item(len(self._output), call)
+        field, kind = _WRITTEN.get(item["type"], (None, ""))
+        if field is None:  # OpenAI has events for parts of these too; clients read the whole item
+            return self._add(call) + self._done(item)
+        name = {"name": item["name"]} if field == "arguments" else {}
         return b"".join(
             (
-                added,
-                self._item_event(f"{kind}.delta", delta=arguments),
-                self._item_event(f"{kind}.done", name=item["name"], arguments=arguments),
+                self._add(call, **{field: ""}),
+                self._item_event(f"{kind}.delta", delta=item[field]),
+                self._item_event(f"{kind}.done", **name, **{field: item[field]}),
                 self._done(item),
             )
         )

@@ -53,6 +53,8 @@ class Endpoint:
         self._prompts = prompts
         self._told: set[str] = set()
         """Agents whose own sampling settings were replaced, which the log says."""
+        self._not_offered: set[tuple[str, str]] = set()
+        """Agents and the hosted tools that their model is not offered, which the log says."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -65,6 +67,7 @@ class Endpoint:
                 content = await self._with_prompt(content, caller, self._prompts)
             request = await read_content(content, lambda content: self._read(content, caller))
             self._tell_replaced(caller, request)
+            self._tell_not_offered(caller, request)
             asked = pin(request.chat, caller, request.model, self._upstream.model_name)
         except GatewayError as error:
             await self._refuse(api_error_of(error), send)
@@ -123,6 +126,18 @@ class Endpoint:
                 caller.agent,
                 ", ".join(own),
             )
+
+    def _tell_not_offered(self, caller: Caller, request: Request) -> None:
+        """Warn, once for each agent and tool, that a hosted tool is not offered to the model."""
+        for kind in self._dialect.hosted_tools(request.raw):
+            if (caller.agent, kind) not in self._not_offered:
+                self._not_offered.add((caller.agent, kind))
+                log.warning(
+                    "agent %r sends the tool %r, which only its provider runs: the model is not offered it; "
+                    "see docs/gateway.md, Tools",
+                    caller.agent,
+                    kind,
+                )
 
     async def _answer(self, exchange: Exchange, reply: ReplyWriter, send: Send) -> None:
         await exchange.finished()

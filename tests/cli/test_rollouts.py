@@ -54,7 +54,12 @@ async def fill(store: SqliteStore) -> None:
         asks = {"content": None, "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": "{}"}}]}
         await store.add_call(call(name, "c1", "", 1.0, choices=[Choice(message=asks)], response_id="reply"))
         await store.add_call(call(name, "c2", "the answer", 3.0, agent="judge", endpoint="https://host/v1"))
-        await store.add_call(call(name, "c3", "", 4.0, status="failed", error="out of memory", trained=False))
+        searching = {"input": "hi", "tools": [{"type": "web_search"}]}
+        await store.add_call(
+            call(name, "c3", "", 4.0, status="failed", error="out of memory", trained=False).model_copy(
+                update={"dialect": "responses", "request": searching}
+            )
+        )
         await store.add_events(
             [
                 ToolEvent(
@@ -129,6 +134,7 @@ def test_a_rollout_is_shown_as_a_tree(run: Path, command: Command) -> None:
         "not trained  failed: out of memory",
         "final reward +0.500  by app",
     ]
+    assert "failed: out of memory  hosted tools, not offered to the model: web_search" in shown
     places = [next(place for place, line in enumerate(lines) if mark in line) for mark in marks]
     assert places == sorted(places)
     depth = {mark: lines[place].index(mark[:4]) for mark, place in zip(marks, places, strict=True)}

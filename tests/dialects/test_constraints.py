@@ -9,6 +9,7 @@ import openai.types.chat as chat
 import openai.types.responses as responses
 import pytest
 
+from lightning_core.dialects import get_dialect
 from lightning_core.errors import ApiError
 from lightning_core.upstream import ChatRequest, Constraint
 from tests.dialects.test_options import read
@@ -156,8 +157,10 @@ RESPONSES = get_type_hints(responses.response_create_params.ResponseCreateParams
 TEXT = get_type_hints(responses.ResponseTextConfigParam)
 MESSAGES = get_type_hints(anthropic.message_create_params.MessageCreateParamsNonStreaming)
 OUTPUT = get_type_hints(anthropic.OutputConfigParam)
-OF_OPENAI = {"custom", "mcp", "shell", "apply_patch", "programmatic_tool_calling"}
-"""Tools that OpenAI runs itself, or whose input is free text: refused, by `tools[0]` at the latest."""
+OF_OPENAI = {"mcp", "programmatic_tool_calling"}
+"""Tools that OpenAI runs itself."""
+OF_THE_APP = {"custom", "shell", "apply_patch"}
+"""Tools that are no functions and that the app runs."""
 
 
 @pytest.mark.parametrize(
@@ -168,7 +171,7 @@ OF_OPENAI = {"custom", "mcp", "shell", "apply_patch", "programmatic_tool_calling
         (OUTPUT["format"], {"json_schema"}),
         (CHAT["tool_choice"], {"function", "allowed_tools", "custom"}),
         (MESSAGES["tool_choice"], {"auto", "any", "tool", "none"}),
-        (RESPONSES["tool_choice"], {"function", "allowed_tools", *OF_OPENAI}),
+        (RESPONSES["tool_choice"], {"function", "allowed_tools", *OF_OPENAI, *OF_THE_APP}),
     ],
 )
 def test_every_form_of_the_sdks_is_known(hint: Any, known: set[str]) -> None:
@@ -183,3 +186,13 @@ def test_a_tool_that_openai_runs_can_not_be_forced(kind: str) -> None:
     with pytest.raises(ApiError, match=r"tool_choice = .* is not supported here") as caught:
         asked("responses", tools=True, tool_choice={"type": kind, "name": "x", "server_label": "x"})
     assert caught.value.param == "tool_choice"
+
+
+@pytest.mark.parametrize("kind", sorted(OF_THE_APP))
+def test_a_tool_that_the_app_runs_can_be_forced(kind: str) -> None:
+    tool = {"type": kind, "name": "x"} if kind == "custom" else {"type": kind}
+    name = tool.get("name", kind)
+    body = {"input": "hi", "tools": [tool], "tool_choice": tool}
+    asked = get_dialect("responses").constraint(body)
+    assert asked is not None
+    assert asked.tools == (name,)
