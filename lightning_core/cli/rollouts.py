@@ -291,7 +291,7 @@ def _call(call: Call, full: bool) -> Text:
     if call.status != "completed":
         line.append(f"  {call.status}: {_short(call.error or '', full)}", _BAD)
     if hosted := transcript.not_offered(call):
-        line.append(f"  hosted tools, not offered to the model: {', '.join(hosted)}", "yellow")
+        line.append(f"  hosted, not offered: {', '.join(hosted)}", "yellow")
     line.append(f"\n{_short(transcript.text(transcript.prompt(call)[-1:]), full)}", "dim")
     return line.append(f" → {_short(transcript.text(transcript.replies(call)), full)}")
 

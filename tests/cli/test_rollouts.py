@@ -134,7 +134,7 @@ def test_a_rollout_is_shown_as_a_tree(run: Path, command: Command) -> None:
         "not trained  failed: out of memory",
         "final reward +0.500  by app",
     ]
-    assert "failed: out of memory  hosted tools, not offered to the model: web_search" in shown
+    assert "failed: out of memory  hosted, not offered: web_search" in shown
     places = [next(place for place, line in enumerate(lines) if mark in line) for mark in marks]
     assert places == sorted(places)
     depth = {mark: lines[place].index(mark[:4]) for mark, place in zip(marks, places, strict=True)}
