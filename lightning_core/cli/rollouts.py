@@ -284,10 +284,6 @@ def _call(call: Call, full: bool) -> Text:
         line.append(f"  seen only, answered by {call.endpoint}", "yellow")
     elif not call.trained:
         line.append("  not trained", "dim")
-    if hosted := transcript.not_offered(call):
-        line.append(
-            f"  not offered to the model, as its provider would run it: {', '.join(hosted)}", "yellow"
-        )
     if call.status != "completed":
         line.append(f"  {call.status}: {_short(call.error or '', full)}", _BAD)
     if hosted := transcript.not_offered(call):
