@@ -232,7 +232,8 @@ class Choice(Record):
     """The assistant message the app was given."""
 
 
-CallStatus = Literal["completed", "cancelled", "failed"]
+CallStatus = Literal["completed", "cancelled", "failed", "refused"]
+"""A refused call asked for what can't be done, and nothing was sampled; its `error` says what."""
 
 
 class Call(Record):

@@ -16,7 +16,7 @@ from rich.tree import Tree
 
 from lightning_core import transcript
 from lightning_core.errors import ConfigError
-from lightning_core.insight.failures import reason_of
+from lightning_core.insight.failures import find_refused, reason_of
 from lightning_core.insight.verdict import say
 from lightning_core.insight.why import Reason, reasons_of
 from lightning_core.linking import with_final
@@ -246,6 +246,8 @@ def rollout_tree(trace: Trace, reasons: Mapping[str, Sequence[Reason]], *, full:
     """One line for each record, under what it belongs to; with `full` all of every text. Under a call stands
     why it has its advantage, as `reasons` has it by call id."""
     top = Tree(_rollout(trace.rollout))
+    if refused := find_refused(node.item for node, _ in trace.walk() if isinstance(node.item, Call)):
+        top.add(Text(refused.text, _BAD))
     branches: dict[int, Tree] = {}
     for node, parent in trace.walk():
         below = top if parent is None else branches[id(parent)]

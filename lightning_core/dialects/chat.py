@@ -283,13 +283,17 @@ class ChatReply:
         prompt: Json = {}
         if self._raw.get("return_token_ids"):
             prompt["prompt_token_ids"] = self._sampled.prompt_ids
-        delta = {"role": "assistant", "content": ""}
+        # as OpenAI's: a reply that may be a call of a tool has no text until there is some
+        delta = {"role": "assistant", "content": None if self._raw.get("tools") else ""}
         first = self._chunk(0, delta, **prompt)
         return first + b"".join(self._chunk(index, delta) for index in range(1, len(self._sampled.choices)))
 
     def pieces(self, deltas: Iterable[Delta]) -> bytes:
-        """What the deltas add to the reply, at most one chunk for each choice."""
-        return b"".join(self._piece(index, choice) for index, choice in by_choice(deltas).items())
+        """What the deltas add to the reply: a chunk for each choice, and two for each of its tool calls."""
+        return b"".join(
+            self._piece(index, choice) + self._calls(index, choice)
+            for index, choice in by_choice(deltas).items()
+        )
 
     def ending(self) -> bytes:
         """The finish reasons, the usage if it was asked for, and the end mark."""
@@ -327,18 +331,23 @@ class ChatReply:
         delta = _thought(choice)
         if choice.text:
             delta["content"] = choice.text
-        if choice.tool_calls:
-            first = self._tool_calls[index]
-            self._tool_calls[index] += len(choice.tool_calls)
-            delta["tool_calls"] = [
-                {"index": first + i, **chat_call(call, self._custom)}
-                for i, call in enumerate(choice.tool_calls)
-            ]
         token_ids = choice.token_ids if self._raw.get("return_token_ids") else None
         logprobs = self._logprobs(choice) if choice.token_ids else None
         if not delta and not token_ids and not logprobs:
             return b""
         return self._chunk(index, delta, logprobs=logprobs, token_ids=token_ids)
+
+    def _calls(self, index: int, choice: ChoiceSoFar) -> bytes:
+        """Each call alone, its id and name before its arguments: some clients read one call of a chunk."""
+        chunks = []
+        for each in choice.tool_calls:
+            place, call = self._tool_calls[index], chat_call(each, self._custom)
+            self._tool_calls[index] += 1
+            kind, rest = ("function", "arguments") if "function" in call else ("custom", "input")
+            head = {**call, kind: {**call[kind], rest: ""}}
+            for part in (head, {kind: {rest: call[kind][rest]}}):
+                chunks.append(self._chunk(index, {"tool_calls": [{"index": place, **part}]}))
+        return b"".join(chunks)
 
     def _chunk(
         self,

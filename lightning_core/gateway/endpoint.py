@@ -19,7 +19,7 @@ from lightning_core.errors import ApiError, ConfigError, GatewayError, NotFoundE
 from lightning_core.gateway.access import Access, Caller
 from lightning_core.gateway.errors import CONTEXT_LENGTH, api_error_of
 from lightning_core.gateway.exchange import Exchange, Exchanges, disconnected, stopped
-from lightning_core.gateway.recording import Recording
+from lightning_core.gateway.recording import Recording, refused_call
 from lightning_core.gateway.versions import pin
 from lightning_core.gateway.wire import (
     read_body,
@@ -61,8 +61,12 @@ class Endpoint:
             caller = self._access.admit_json(scope)
             self._exchanges.check(caller)
             content = await read_body(receive)
-            if content is None:
-                return
+        except GatewayError as error:
+            await self._refuse(api_error_of(error), send)
+            return
+        if content is None:
+            return
+        try:
             if self._prompts is not None and caller.agent in caller.prompt_versions:
                 content = await self._with_prompt(content, caller, self._prompts)
             request = await read_content(content, lambda content: self._read(content, caller))
@@ -70,7 +74,10 @@ class Endpoint:
             self._tell_not_offered(caller, request)
             asked = pin(request.chat, caller, request.model, self._upstream.model_name)
         except GatewayError as error:
-            await self._refuse(api_error_of(error), send)
+            refusal = api_error_of(error)
+            if caller.rollout_id is not None:
+                await self._exchanges.refuse(refused_call(caller, self._dialect, content, refusal))
+            await self._refuse(refusal, send)
             return
         recording = Recording(caller, request, self._dialect)
         exchange = Exchange(recording, self._upstream, asked)

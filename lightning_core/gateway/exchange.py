@@ -17,7 +17,7 @@ from lightning_core.gateway.errors import api_error_of
 from lightning_core.gateway.recording import Recording
 from lightning_core.stores.base import Store
 from lightning_core.stores.rules import under_own_id
-from lightning_core.types import CallStatus
+from lightning_core.types import Call, CallStatus
 from lightning_core.upstream import ChatRequest, Delta, Upstream
 
 log = logging.getLogger(__name__)
@@ -166,6 +166,13 @@ class Exchanges:
         await self._store.add_call(under_own_id(recording.call("cancelled", ended)))
         return attempt_ended(ended)
 
+    async def refuse(self, call: Call) -> None:
+        """Store a call that was refused: an app that hides the error would leave no trace of it."""
+        try:
+            await self._store.add_call(call)
+        except Exception:  # boundary: the app gets its refusal all the same
+            log.exception("the refused call %s could not be recorded", call.id)
+
     def abort(self) -> None:
         """End all calls early; they are recorded as cancelled."""
         for exchange in tuple(self._running.values()):
@@ -175,7 +182,9 @@ class Exchanges:
 def _status(failure: ApiError | None) -> CallStatus:
     if failure is None:
         return "completed"
-    return "cancelled" if failure.code == "cancelled" else "failed"
+    if failure.code == "cancelled":
+        return "cancelled"
+    return "refused" if failure.status < 500 else "failed"
 
 
 def stopped() -> ApiError:

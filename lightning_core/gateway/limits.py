@@ -170,8 +170,30 @@ class HttpProtocol(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self._limits.head_bytes:
             self.app = _refusing(self._too_large())
+        if self.parser.get_http_version() == "1.0":
+            self.app = self._until_closed(self.app)
         super().on_headers_complete()
         self.app = app
+
+    def _until_closed(self, app: ASGIApp) -> ASGIApp:
+        """The app for a client of HTTP 1.0, which knows no chunks: a reply of unknown length ends with the
+        connection, which has no other request."""
+
+        async def served(scope: Scope, receive: Receive, send: Send) -> None:
+            cycle, sized = self.cycle, False
+
+            async def plain(message: Message) -> None:
+                nonlocal sized
+                if message["type"] == "http.response.start":
+                    sized = any(name == b"content-length" for name, _ in message["headers"])
+                    cycle.chunked_encoding = None if sized else False
+                elif not sized:
+                    cycle.expected_content_length = len(message["body"])
+                await send(message)
+
+            await app(scope, receive, plain)
+
+        return served
 
     def on_body(self, body: bytes) -> None:
         if not self._idle:

@@ -6,10 +6,16 @@ The ids and log-probabilities are those of the engine's deltas, never computed a
 from __future__ import annotations
 
 import time
+from typing import Final
 
 from lightning_core.dialects.base import ChoiceSoFar, Dialect, Request, Sampled
+from lightning_core.dialects.strict import read_object
+from lightning_core.errors import ApiError
 from lightning_core.gateway.access import Caller
 from lightning_core.types import Call, CallStatus, Choice
+
+_LONG_REFUSED: Final = 2**20
+"""Bytes of a refused request's body up to which it is kept."""
 
 
 class Recording:
@@ -44,6 +50,31 @@ class Recording:
             response_id=self._dialect.id_prefix + self.caller.call_id,
             grammar=self.sampled.grammar,
         )
+
+
+def refused_call(caller: Caller, dialect: Dialect, content: bytes, refusal: ApiError) -> Call:
+    """The record of a request that can't be honoured. Of a long one, or of no JSON object, the body is left
+    out."""
+    now = time.time()
+    try:
+        request = read_object(content) if len(content) <= _LONG_REFUSED else {}
+    except ApiError:
+        request = {}
+    return Call.model_construct(
+        id=caller.call_id,
+        rollout_id=caller.rollout_id,
+        attempt=caller.attempt,
+        agent=caller.agent,
+        trained=caller.trained,
+        dialect=dialect.name,
+        model=str(request.get("model") or ""),
+        request=request,
+        choices=[],
+        status="refused",
+        error=str(refusal),
+        started_at=now,
+        ended_at=now,
+    )
 
 
 def _choice(index: int, choice: ChoiceSoFar) -> Choice:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from lightning_core.types import Record, Rollout, Status
+from lightning_core.types import Call, Record, Rollout, Status
 
 _FRAME = re.compile(r"^  at ((.+):\d+ in .+)$", re.MULTILINE)
 """A frame, and its file."""
@@ -63,6 +63,36 @@ def kind_of(reason: Reason) -> tuple[str, str]:
     if reason.place is not None:
         return reason.error.partition(":")[0], reason.place
     return VARIES.sub("…", reason.error), ""
+
+
+class Refused(Record):
+    """Calls of rollouts that were refused, because they asked for what can't be done."""
+
+    count: int
+    calls: int
+    """All calls of these rollouts."""
+    agent: str
+    """The agent that made the first refused call."""
+    error: str
+    """What the first was answered."""
+
+    @property
+    def text(self) -> str:
+        """All of it on one line."""
+        return (
+            f"{self.count} of {self.calls} LLM calls were refused, the first, of agent {self.agent!r}, with: "
+            f"{' '.join(self.error.split())}"
+        )
+
+
+def find_refused(calls: Iterable[Call]) -> Refused | None:
+    """The refused calls among these; None if there are none."""
+    every = list(calls)
+    refused = [call for call in every if call.status == "refused"]
+    if not refused:
+        return None
+    first = min(refused, key=lambda call: call.started_at)
+    return Refused(count=len(refused), calls=len(every), agent=first.agent, error=first.error or "no reason")
 
 
 def group_failures(rollouts: Iterable[Rollout]) -> list[Reason]:

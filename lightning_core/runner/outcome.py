@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import reprlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lightning_core.errors import RewardError
-from lightning_core.insight.failures import is_users
+from lightning_core.insight.failures import find_refused, is_users
 from lightning_core.tracing.rewards import as_reward
-from lightning_core.types import REWARD_RANGE, Task
+from lightning_core.types import REWARD_RANGE, Call, Task
 
 Solve = Callable[[Task], Any]
 """Runs the app once on a task and returns (or is awaited for) the reward."""
@@ -124,6 +124,14 @@ def describe(error: BaseException) -> str:
     lines = [_summary(error), *_causes(error), *_notes(error), *_parts(error), *_frames(error)]
     text = "\n".join(lines).encode("utf-8", "replace").decode()
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
+
+
+def with_refused(error: str, calls: Iterable[Call]) -> str:
+    """The error of an attempt, and how many of its calls were refused: the app may have hidden that."""
+    refused = find_refused(calls)
+    if refused is None or refused.error in error:
+        return error
+    return f"{error}\n  {refused.text[:NOTE]}"
 
 
 def _summary(error: BaseException) -> str:

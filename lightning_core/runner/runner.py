@@ -20,7 +20,7 @@ from lightning_core.prompts import PinnedPrompts
 from lightning_core.runner.config import FailurePolicy, may_end_without_reward
 from lightning_core.runner.gateways import GatewayHealth
 from lightning_core.runner.in_process import InProcess
-from lightning_core.runner.outcome import Outcome, Solve, describe, failed, no_reward
+from lightning_core.runner.outcome import Outcome, Solve, describe, failed, no_reward, with_refused
 from lightning_core.runner.pool import WorkerPool
 from lightning_core.runner.process import local_pool
 from lightning_core.runner.ray_workers import Workers, parse_workers
@@ -323,6 +323,7 @@ class Runner:
         if error is None:
             return outcome.reward, None
         calls = (await self.store.get_calls([attempt.rollout.id]))[attempt.rollout.id]
+        error = with_refused(error, [call for call in calls if call.attempt == attempt.number])
         return self.on_failure.reward_of_failure(attempt, calls, world=outcome.world), error
 
     # keeping and giving back --------------------------------------------------------------

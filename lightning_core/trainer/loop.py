@@ -11,7 +11,8 @@ from itertools import chain
 from lightning_core.air.rulebook import rule_numbers
 from lightning_core.algorithms.search import Search
 from lightning_core.backends.base import Backend, Timed
-from lightning_core.errors import UnknownAgentError
+from lightning_core.errors import TrainingError, UnknownAgentError
+from lightning_core.insight.failures import Refused, find_refused
 from lightning_core.insight.verdict import missing_agents, seen_agents
 from lightning_core.prompts import ALL
 from lightning_core.trainer import discovery
@@ -207,6 +208,10 @@ class AgentNames:
     def __init__(self, patterns: tuple[str, ...] | None) -> None:
         self.patterns = patterns
         self.seen: set[str] = set()
+        self.refused: Refused | None = None
+        """The refused calls of the last batch, if there were any."""
+        self._answered = False
+        """Whether any call was not refused."""
         self.rollouts = 0
         """Those that were looked through."""
         self._told: set[str] = set()
@@ -214,16 +219,25 @@ class AgentNames:
     def see(self, calls: Mapping[str, Sequence[Call]]) -> None:
         """Count the rollouts, and note who made their calls."""
         self.rollouts += len(calls)
-        self.seen.update(call.agent for part in calls.values() for call in part)
+        every = list(chain.from_iterable(calls.values()))
+        self.seen.update(call.agent for call in every)
+        self._answered = self._answered or any(call.status != "refused" for call in every)
+        self.refused = find_refused(every)
+        if self.refused is not None and self.refused.error not in self._told:
+            self._told.add(self.refused.error)
+            logger.warning("%s", self.refused.text)
 
     def remember(self, metrics: Sequence[Metrics]) -> None:
         """Note what the steps saw that were made before this process began."""
         self.rollouts += int(sum(entry.values.get("rollouts", 0.0) for entry in metrics))
         self.seen.update(seen_agents(metrics))
+        self._answered = bool(self.seen)
 
     def check(self, *, last: bool = False) -> None:
         """Raise UnknownAgentError if no agent was seen, or for a pattern that is refused; `last` is the last
-        step."""
+        step. Raise TrainingError if every call was refused."""
+        if not self._answered and self.refused is not None:
+            raise TrainingError(f"the first batch got no reply of a model: {self.refused.text}")
         if not self.seen:
             raise UnknownAgentError(
                 "the first batch made no LLM call through the gateway: does the app call its model inside "

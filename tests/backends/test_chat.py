@@ -147,6 +147,47 @@ def test_what_is_no_call_in_a_form_is_content(form: Form, text: str) -> None:
     assert read_tools([text[i : i + 100] for i in range(0, len(text), 100)], form) == (text, [])
 
 
+WHOLE = '{"name": "search", "arguments": {"query": "K"}}'
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "content", "calls"),
+    [
+        (HERMES, f"<tool_call>{WHOLE}</tool_call>\n<tool_call>{WHOLE}", "", 1),
+        (JSON, f"{WHOLE}; {WHOLE[:-1]}", "", 1),
+        (JSON, WHOLE[:12], "", 0),
+        (JSON, '{"na', "", 0),
+        (JSON, '{"age": 3, "name', '{"age": 3, "name', 0),
+        (MISTRAL, f"[TOOL_CALLS] [{WHOLE}, {WHOLE}, {WHOLE[:9]}", "", 2),
+        (MISTRAL, "Look. [TOOL_CALLS] [", "Look.", 0),
+        (MISTRAL_ARGS, '[TOOL_CALLS]search[ARGS]{"query": "K"}[TOOL_CALLS]search[ARGS]{"que', "", 1),
+        (MISTRAL_ARGS, "[TOOL_CALLS]sea", "", 0),
+    ],
+)
+def test_of_a_reply_that_was_cut_whole_calls_are_calls_and_no_markup_is_content(
+    form: Form, text: str, content: str, calls: int
+) -> None:
+    tools, said, found = ToolCalls(form), "", []
+    for piece, some in [*map(tools.feed, text), tools.flush(cut=True)]:
+        said += piece
+        found += some
+    assert said == content
+    assert [call["function"] for call in found] == [
+        {"name": "search", "arguments": '{"query": "K"}'} for _ in range(calls)
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 4, 20])
+async def test_a_forced_call_that_is_cut_says_nothing(size: int) -> None:
+    completion = scripted(CALL[:size], cut=True)
+    forced = Constraint(tools=("search",))
+    request = ChatRequest(user("hi"), tools=[{"type": "function"}], constraint=forced)
+    choice = Choice(0, completion, TextStream(TOKENIZER, frozenset({2})), request)
+    deltas = [d async for d in ChatGeneration([5], completion.request, [choice])]
+    assert [(d.text, d.tool_calls) for d in deltas] == [("", None)]
+    assert deltas[-1].finish_reason == "length"
+
+
 def test_ids_of_calls_are_such_as_mistrals_template_takes() -> None:
     tools = ToolCalls(MISTRAL)
     tools.feed('[TOOL_CALLS] [{"name": "search", "arguments": {}}]')
@@ -421,8 +462,10 @@ def scripted(text: str, *, cut: bool = False) -> Completion:
         (f"Look.\n{CALL}", True, False, "Look.", 1, "tool_calls"),
         (f"{CALL}\n{CALL}", True, False, "", 2, "tool_calls"),
         (CALL, False, False, CALL, 0, "stop"),
-        (CALL[:30], True, True, CALL[:30], 0, "length"),
-        (f"{CALL}\n{CALL[:30]}", True, True, CALL[:30], 1, "length"),
+        (CALL[:30], True, True, "", 0, "length"),
+        (f"Look. {CALL[:5]}", True, True, "Look.", 0, "length"),
+        (f"{CALL}\n{CALL[:30]}", True, True, "", 1, "length"),
+        ("a < b <", True, True, "a < b <", 0, "length"),
         ("<tool_call>{}</tool_call>", True, False, "<tool_call>{}</tool_call>", 0, "stop"),
         ("Plain.", True, False, "Plain.", 0, "stop"),
     ],

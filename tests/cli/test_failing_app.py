@@ -90,3 +90,58 @@ def test_failures_are_told_at_once_grouped_and_found_again(tmp_path, command, ca
     _, shown, _ = command("show", folder, "--rollout", "failed", capture=capsys)
     assert ": failed" in shown
     assert f"  at {place}" in shown
+
+
+REFUSED = """\
+import openai
+
+import lightning_core as lightning
+
+
+async def solve(task):
+    text = ""
+    async with openai.AsyncOpenAI(api_key="none") as client:
+        with lightning.agent("writer"):
+            try:
+                reply = await client.chat.completions.create(
+                    model="policy",
+                    messages=[{"role": "user", "content": "hi"}],
+                    max_completion_tokens=4,
+                    extra_body={"hue": "red"},
+                )
+                text = reply.choices[0].message.content
+            except openai.APIError:
+                pass  # as many frameworks do
+    return len(text) / 10 if task.input["hides"] else float(text or "none")
+
+
+lightning.Trainer(
+    algorithm=lightning.GRPO(group_size=2, tasks_per_step=1),
+    steps=1,
+    on_failure=lightning.FailurePolicy(retries=0),
+).fit(solve, train=[{"hides": HIDES}])
+"""
+WHY = "1 of 1 LLM calls were refused, the first, of agent 'writer', with: 'hue' is not a parameter"
+
+
+def test_a_refusal_that_the_app_hides_is_told_with_the_first_failure(tmp_path, command, capsys):
+    script, folder = tmp_path / "app.py", tmp_path / "run"
+    script.write_text(REFUSED.replace("HIDES", "False"))
+    code, _, told = command("train", script, "--folder", folder, capture=capsys)
+    assert code != 0
+    first = told[told.index("the first rollout failed: run-t0-") :]
+    assert "could not convert string to float" in first
+    assert WHY in first
+    _, shown, _ = command("show", folder, "--rollout", "failed", capture=capsys)
+    assert WHY in " ".join(shown.replace("│", " ").split())
+    assert "refused: 'hue'" in shown
+
+
+def test_a_run_whose_app_hides_each_refusal_ends_with_the_reason(tmp_path, command, capsys):
+    script, folder = tmp_path / "app.py", tmp_path / "run"
+    script.write_text(REFUSED.replace("HIDES", "True"))
+    code, _, told = command("train", script, "--folder", folder, capture=capsys)
+    assert code != 0
+    assert "the first batch got no reply of a model: 2 of 2 LLM calls were refused" in told
+    _, shown, _ = command("show", folder, "--rollout", "best", capture=capsys)
+    assert WHY in " ".join(shown.replace("│", " ").split())

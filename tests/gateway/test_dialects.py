@@ -214,7 +214,7 @@ async def test_a_prompt_longer_than_the_context_is_the_apps_error_and_is_recorde
             assert "the prompt has 4 tokens" in reply.text
             if param := reply.json()["error"].get("param"):
                 assert param in SPEAKERS[dialect].body(SAID)
-        assert [call.status for call in await house.calls()] == ["failed", "failed"]
+        assert [call.status for call in await house.calls()] == ["refused", "refused"]
 
 
 async def test_a_request_is_held_while_weights_change_and_answered_by_the_new_ones(
@@ -242,4 +242,7 @@ async def test_what_is_no_json_object_or_unknown_is_refused_by_name(house: House
     reply = await ask(house, dialect, token, unheard_of="x")
     assert reply.status_code == 400
     assert "'unheard_of' is not a parameter of this endpoint" in reply.text
-    assert await house.calls() == []
+    call = await house.one_call()
+    assert (call.status, call.dialect, call.choices) == ("refused", dialect, [])
+    assert call.error in reply.text
+    assert call.request["unheard_of"] == "x"

@@ -114,7 +114,9 @@ async def test_a_refusal_reaches_the_app_as_its_sdks_exception(house: House) -> 
     assert caught.value.param == "logit_bias"
     assert caught.value.type == "invalid_request_error"
     assert not house.engine.requests
-    assert await house.calls() == []
+    call = await house.one_call()
+    assert (call.status, call.agent, call.request["logit_bias"]) == ("refused", "unnamed", {"5": 1})
+    assert call.error == caught.value.body["message"]  # type: ignore[index]
 
 
 async def test_options_that_ask_for_nothing_are_accepted(house: House) -> None:
@@ -156,7 +158,7 @@ async def test_a_prompt_longer_than_the_context_is_the_apps_error_and_is_recorde
             assert caught.value.code == "context_length_exceeded"
             assert caught.value.param == "messages"
             call = (await house.calls())[-1]
-            assert call.status == "failed"
+            assert call.status == "refused"
             assert call.error == "the prompt has 3 tokens, the context 2"
             assert call.prompt_ids is None
         assert house.engine.opened == 0
@@ -168,6 +170,15 @@ async def test_a_body_that_is_no_json_object_is_refused(house: House, web: httpx
         reply = await web.post("/v1/chat/completions", content=content, headers=headers)
         assert reply.status_code == 400
         assert reply.json()["error"]["code"] == "invalid_json"
+    assert [(call.status, call.request) for call in await house.calls()] == [("refused", {})] * 5
+
+
+async def test_a_refusal_without_a_rollout_is_not_recorded() -> None:
+    async with open_house(anonymous=True) as house, httpx.AsyncClient(base_url=house.url) as web:
+        assert (
+            await web.post("/v1/chat/completions", json={"messages": HI, "top_k": "x"})
+        ).status_code == 400
+        assert await house.store.get_calls([]) == {}
 
 
 async def test_what_is_not_served_says_so(house: House, web: httpx.AsyncClient) -> None:

@@ -13,6 +13,7 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 
 from tests.gateway.conftest import House, drain, open_house
+from tests.gateway.raw import exchange
 from tests.gateway.scripted import END, Line, ScriptedEngine, logprob, until
 
 HI: list[Any] = [{"role": "user", "content": "one two three four"}]
@@ -112,12 +113,56 @@ async def test_streamed_tool_calls_have_rising_indexes() -> None:
         stream = await client.chat.completions.create(model="m", messages=HI, tools=tools, stream=True)
         calls, reasons = [], []
         async for chunk in stream:
+            assert len(chunk.choices[0].delta.tool_calls or []) <= 1
             calls += chunk.choices[0].delta.tool_calls or []
             reasons.append(chunk.choices[0].finish_reason)
-        assert [(call.index, call.id) for call in calls] == [(0, "c0"), (1, "c1")]
+        assert [(call.index, call.id, call.function.name, call.function.arguments) for call in calls] == [
+            (0, "c0", "look", ""),
+            (0, None, None, '{"at":0}'),
+            (1, "c1", "look", ""),
+            (1, None, None, '{"at":1}'),
+        ]
         assert reasons[-1] == "tool_calls"
         message = (await house.one_call()).choices[0].message
         assert message == {"role": "assistant", "content": "ok", "tool_calls": CALLS}
+
+
+async def test_a_streamed_tool_call_does_not_begin_with_an_empty_text(web: httpx.AsyncClient) -> None:
+    async with open_house(ScriptedEngine(says=lambda request, choice: Line("", CALLS))) as house:
+        web.base_url = httpx.URL(house.url)
+        tools: Any = [{"type": "function", "function": {"name": "look"}}]
+        events = [each async for each in stream_events(web, await house.rollout(), tools=tools)]
+        deltas = [each["choices"][0]["delta"] for each in events if isinstance(each, dict)]
+        assert deltas[0] == {"role": "assistant", "content": None}
+        assert not any("content" in delta for delta in deltas[1:])
+
+
+async def test_a_client_of_http_1_0_gets_a_stream_that_ends_with_the_connection(house: House) -> None:
+    body = orjson.dumps({"messages": HI, "stream": True})
+    lines = ("host: localhost", f"authorization: Bearer {await house.rollout()}")
+    request = "\r\n".join(
+        ("POST /v1/chat/completions HTTP/1.0", *lines, f"content-length: {len(body)}", "", "")
+    )
+    answer = await exchange(house.url, [request.encode() + body])
+    start, _, events = answer.content.partition(b"\r\n\r\n")
+    assert b"chunked" not in start
+    assert b"connection: close" in start
+    parts = events.split(b"\n\n")
+    assert [part[:6] for part in parts[:-1]] == [b"data: "] * (len(parts) - 1)
+    assert parts[-2:] == [b"data: [DONE]", b""]
+    deltas = [orjson.loads(part[6:])["choices"][0]["delta"] for part in parts[:-2]]
+    assert "".join(delta.get("content", "") for delta in deltas) == "one two three four"
+
+
+async def test_a_client_of_http_1_0_gets_a_whole_reply_with_its_length(house: House) -> None:
+    body = orjson.dumps({"messages": HI})
+    lines = ("host: localhost", f"authorization: Bearer {await house.rollout()}")
+    request = "\r\n".join(
+        ("POST /v1/chat/completions HTTP/1.0", *lines, f"content-length: {len(body)}", "", "")
+    )
+    answer = await exchange(house.url, [request.encode() + body])
+    assert f"content-length: {len(orjson.dumps(answer.json))}".encode() in answer.content
+    assert answer.json["choices"][0]["message"]["content"] == "one two three four"
 
 
 async def test_streamed_logprobs_and_ids_add_up_to_the_recorded_ones(

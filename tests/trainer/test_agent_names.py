@@ -38,6 +38,34 @@ def test_patterns_that_were_all_matched_are_fine(patterns, caplog):
     assert not caplog.records
 
 
+def refusal(name: str, error: str = "'hue' is not a parameter") -> Call:
+    return Call(id=name, rollout_id="r", attempt=1, agent="writer", trained=True, status="refused",
+                error=error, started_at=0.0, ended_at=0.0)  # fmt: skip
+
+
+def test_a_run_whose_calls_were_all_refused_ends_with_the_first_refusal():
+    found = AgentNames(None)
+    found.see({"r1": [refusal("a"), refusal("b")], "r2": [refusal("c")]})
+    said = "3 of 3 LLM calls were refused, the first, of agent 'writer', with: 'hue' is not a parameter"
+    with pytest.raises(TrainingError) as caught:
+        found.check()
+    assert str(caught.value) == f"the first batch got no reply of a model: {said}"
+
+
+def test_refused_calls_beside_answered_ones_are_said_once_for_each_reason(caplog):
+    found = names(("writer",), "writer")
+    answered = [refusal("a").model_copy(update={"id": "b", "status": "completed"})]
+    for _ in range(2):
+        found.see({"r": [refusal("a"), *answered]})
+        found.check()
+    found.see({"r": [refusal("a", "too long"), *answered]})
+    said = "1 of 2 LLM calls were refused, the first, of agent 'writer', with: "
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{said}'hue' is not a parameter",
+        f"{said}too long",
+    ]
+
+
 def test_calls_without_a_name_beside_named_ones_are_said_once(caplog):
     found = names(("writer",), "writer", "unnamed")
     for _ in range(2):

@@ -147,6 +147,8 @@ class Choice:
         self._stops = StopStrings(request.stop)
         self._tools = ToolCalls(form) if request.tools else None
         self._parallel = request.parallel
+        self._forced = request.constraint is not None and request.constraint.tools is not None
+        """Whether the reply is calls and nothing else."""
         self._thinking = thinking
         self._thought = ""
         """What is new of it."""
@@ -208,8 +210,8 @@ class Choice:
             self._thought += thought
             text += self._call(rest, calls)
         if self._tools is not None and reason:
-            rest, found = self._tools.flush()
-            text += rest
+            rest, found = self._tools.flush(cut=reason == "length" or self._stops.hit is not None)
+            text = "" if self._forced else text + rest
             calls += found if self._parallel else found[:1]
             reason = "tool_calls" if self._tools.found and reason == "stop" else reason
         self.ended = reason is not None

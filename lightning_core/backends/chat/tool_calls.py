@@ -10,6 +10,7 @@ import json
 import re
 import uuid
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_core.backends.chat.tags import held_back
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _ARGS: Final = "[ARGS]"
+_BEGINS: Final = '{"name":"'
+"""How a call without tags begins, without its blank space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,17 +170,32 @@ class ToolCalls:
         """Text without the blank space that it begins with, if nothing stands between it and a call."""
         return text.lstrip() if self.found and not self._said else text
 
-    def flush(self) -> tuple[str, list[dict[str, Any]]]:
-        """What is left once the reply has ended, as `feed`: an unfinished call is content."""
+    def flush(self, *, cut: bool = False) -> tuple[str, list[dict[str, Any]]]:
+        """What is left once the reply has ended, as `feed`.
+
+        An unfinished call is content where the model ended it. In a reply that was `cut`, by its length or by
+        a stop text, it is left out: the finish reason says that something is missing.
+        """
         text, self._text = self._text, ""
         inside, self._inside = self._inside, False
         if inside and not self._form.closing:
-            calls = _read_all(text, self._form)
+            calls = _read_whole(text, self._form) if cut else _read_all(text, self._form)
             self.found += len(calls)
             if calls:
                 return "", calls
+        if cut:
+            return self._without_begun(text, inside), []
         text = (self._form.opening if inside else "") + text
         return ("" if self.found and not text.strip() else text), []
+
+    def _without_begun(self, text: str, inside: bool) -> str:
+        """What is left of a reply that was cut, without the call that it had begun, or its tag."""
+        opening = self._form.opening
+        if inside and (opening or _begins_call(text)):
+            return ""
+        tag = held_back(text, (opening,)) if opening else 0
+        text = text[: len(text) - tag].rstrip() if tag > 1 else text
+        return "" if self.found and not text.strip() else text
 
 
 def parse_call(raw: str) -> dict[str, Any] | None:
@@ -199,6 +217,30 @@ def _read_all(text: str, form: Form) -> list[dict[str, Any]]:
         return []
     calls = [_call(*each, short=bool(form.opening)) for each in found]
     return [call for call in calls if call is not None] if all(calls) else []
+
+
+def _read_whole(text: str, form: Form) -> list[dict[str, Any]]:
+    """The calls at the end of a reply that was cut, as far as they are whole."""
+    if _ARGS in text:
+        each = [_read_all(part, form) for part in text.split(MISTRAL.opening)]
+        return [call for calls in takewhile(bool, each) for call in calls]
+    found, at = [], 0
+    while (start := text.find("{", at)) >= 0:
+        try:
+            _, at = json.JSONDecoder(strict=False).raw_decode(text, start)
+            call = _call(*_pair(read_written(text[start:at])), short=bool(form.opening))
+        except (ValueError, RecursionError, JsonError):
+            break
+        if call is None:
+            break
+        found.append(call)
+    return found
+
+
+def _begins_call(text: str) -> bool:
+    """Whether a reply without tags begins as its calls do."""
+    begun = "".join(text.split())
+    return begun.startswith(_BEGINS) or _BEGINS.startswith(begun)
 
 
 def _named(text: str) -> list[tuple[Any, Any]]:
