@@ -40,8 +40,6 @@ def with_part(part: dict[str, Any]) -> dict[str, Any]:
         ({"min_p": 0.1}, "min_p"),
         ({"repetition_penalty": 1.1}, "repetition_penalty"),
         ({"tools": [TOOL], "tool_choice": "look"}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {"name": "look"}}}, "tool_choice"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0]"),
         (with_part({"type": "image_url", "image_url": {"url": "data:"}}), "messages[1].content[1]"),
         (with_part({"type": "input_audio"}), "messages[1].content[1]"),
         ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages[0].role"),
