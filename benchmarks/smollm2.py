@@ -58,12 +58,14 @@ def engine(folder: Path) -> Work:
     import torch
 
     from benchmarks.engine import Load, run_engine
+    from lightning_core.backends.local.exactness import Exactness
     from lightning_core.backends.local.model import load_model
     from lightning_core.backends.local.versions import make_engine
 
     model = replace(load_model(folder, context=512), stop_ids=frozenset())  # each reply has as many tokens
     dtype = getattr(torch, device()[1])
-    served = make_engine(model, model.network, os.cpu_count() or 1, dtype, MOST)
+    check = Exactness(model.network, model.sample, model.context)
+    served = make_engine(model, model.network, os.cpu_count() or 1, dtype, MOST, check)
     served.start()
     return timed(lambda prompts: run_engine(served, Load(prompts, [REPLY] * len(prompts))))
 

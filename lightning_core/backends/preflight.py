@@ -186,12 +186,32 @@ def measure(model: str | Path, context: int | None, *, most: int | None = None) 
     folder = check_folder(model)
     source = folder.absolute() if folder.exists() else Path(str(model))
     config, _ = load_config(str(source))
-    longest = int(getattr(config.get_text_config(), "max_position_embeddings", None) or DEFAULT_CONTEXT)
+    longest, why = longest_context(config)
     if context is not None and context > longest:
-        raise ConfigError(
-            f"context={context!r} is above what model {str(model)!r} was made for: {longest} tokens"
-        )
+        raise ConfigError(f"context={context!r} is above what model {str(model)!r} {why}: {longest} tokens")
     return size_of(config, source, context or min(longest, most or longest))
+
+
+def longest_context(config: Any) -> tuple[int, str]:
+    """The longest context of a configuration, in tokens, and why it is no longer, as in "was made for".
+
+    Where the network turns all positions otherwise from some length on, tokens that were computed before no
+    longer fit, so that length is the longest.
+    """
+    text = config.get_text_config()
+    limits = [(int(getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT), "was made for")]
+    ropes = getattr(text, "rope_parameters", None) or {}
+    for rope in (ropes, *(value for value in ropes.values() if isinstance(value, dict))):
+        if rope.get("rope_type") == "longrope":
+            original = rope.get("original_max_position_embeddings")
+            original = original or getattr(text, "original_max_position_embeddings", None)
+            if original:
+                limits.append(
+                    (int(original), "can be trained at: longrope's original_max_position_embeddings")
+                )
+    if getattr(text, "attn_temperature_tuning", False) and getattr(text, "floor_scale", None):
+        limits.append((int(text.floor_scale), "can have: its attention's floor_scale"))
+    return min(limits, key=lambda limit: limit[0])
 
 
 def size_of(config: Any, folder: Path, context: int) -> ModelSize:

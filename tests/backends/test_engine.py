@@ -34,7 +34,7 @@ def load_plain(folder: Path) -> Any:
 def start_engine(folder: Path, **options: Any) -> Engine:
     """An engine that stops at no token."""
     model = load_model(folder, device="cpu")
-    decoder = make_decoder(model.network, torch.float32, model.context, model.sample)
+    decoder = make_decoder(model.network, torch.float32, model.context)
     engine = Engine(decoder, kv_shape(model.network, torch.float32), frozenset(), EngineOptions(**options), 1)
     engine.start()
     return engine

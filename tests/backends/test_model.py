@@ -14,12 +14,9 @@ import torch
 
 from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend, tuning
-from lightning_core.backends.local.attention import use_plans
-from lightning_core.backends.local.decoder import NetworkDecoder, make_decoder
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.preflight import _container_limits
-from lightning_core.errors import ConfigError, ModelError, UnsupportedError
-from tests.backends.models import make_network
+from lightning_core.errors import ConfigError, ModelError
 from tests.backends.serving import serving
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -149,20 +146,3 @@ def test_the_memory_of_freed_tensors_goes_back_to_the_system() -> None:
     used, left = map(float, said.split())
     assert used > 300
     assert left < 50
-
-
-def test_attention_that_no_plan_knows_is_refused_at_start() -> None:
-    network = make_network(
-        "qwen3", 300, layer_types=["sliding_attention"] * 2, sliding_window=8, use_sliding_window=True
-    )
-    use_plans(network)
-    with pytest.raises(UnsupportedError, match="'sliding_window'"):
-        make_decoder(network, torch.float32, 64, range(8, 40))
-
-
-def test_a_network_the_fused_decoder_gets_wrong_is_run_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    network = make_network("llama", 300)
-    network.model.layers[0].mlp.act_fn = torch.nn.GELU()  # its config still says silu
-    use_plans(network)
-    assert isinstance(make_decoder(network, torch.float32, 64, range(8, 40)), NetworkDecoder)
-    assert "taking the general one" in caplog.text

@@ -112,7 +112,7 @@ def test_tools_and_their_results_stand_in_the_prompt(model: Model) -> None:
 
 
 def test_the_fused_decoder_serves_it(model: Model) -> None:
-    assert isinstance(make_decoder(model.network, torch.float32, 256, model.sample), LlamaDecoder)
+    assert isinstance(make_decoder(model.network, torch.float32, 256), LlamaDecoder)
 
 
 async def test_it_reads_english_and_its_first_ratios_are_one(folder: Path) -> None:

@@ -13,9 +13,10 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
-from lightning_core.errors import ModelError, UnsupportedError
+from lightning_core.errors import ModelError
 
 NAME = "lightning_core"
+ADVICE = "Take a model of a family that docs/own-model.md calls exact, or a backend that runs this one"
 UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
 """Attention variants no plan knows; a model that asks for one is refused rather than served wrongly."""
 
@@ -42,15 +43,14 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """The function that is registered; query (1, H, T, D), result (1, T, H, D)."""
     if plan is None:
-        raise UnsupportedError(
+        raise ModelError(
             f"{type(module).__name__} does not hand extra arguments to its attention function, so the local "
-            "backend can't run this architecture; use a Llama- or Qwen-like model"
+            f"backend can't run this architecture. {ADVICE}"
         )
     for option in UNSUPPORTED:
         if options.get(option) is not None:
-            raise UnsupportedError(
-                f"{type(module).__name__} uses {option!r}, which the local backend does not implement; "
-                "use a model with plain causal attention"
+            raise ModelError(
+                f"{type(module).__name__} uses {option!r}, which the local backend does not know. {ADVICE}"
             )
     layer = module.layer_idx
     assert isinstance(layer, int)
@@ -71,7 +71,7 @@ def use_plans(network: PreTrainedModel) -> None:
     if network.config._attn_implementation != NAME:
         raise ModelError(
             f"{type(network).__name__} does not let its attention function be chosen, so the local backend "
-            "can't run it; use a Llama- or Qwen-like model"
+            f"can't run it. {ADVICE}"
         )
 
 

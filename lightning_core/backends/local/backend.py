@@ -19,6 +19,7 @@ from lightning_core.backends.chat.upstream import ChatUpstream
 from lightning_core.backends.local.checkpoint import CRITIC, MOMENTS, Checkpoints
 from lightning_core.backends.local.critic import LocalCritic
 from lightning_core.backends.local.engine import Engine
+from lightning_core.backends.local.exactness import Exactness
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
@@ -132,13 +133,16 @@ class LocalBackend(LocalSettings):
         """Load the model and measure what suits this machine; sets the number of threads of this thread."""
         model = load_model(str(self.model), context=self.context, device=self.device)
         # what serves is plain, and LoRA's layers are put into the network itself
-        speed = tune_decoding(model, model.network, dtype=self.dtype)
-        engine = make_engine(model, model.network, *speed, self.max_batch)
+        check = Exactness(model.network, model.sample, model.context)
+        with check.refusing("served"):
+            speed = tune_decoding(model, model.network, dtype=self.dtype)
+        engine = make_engine(model, model.network, *speed, self.max_batch, check)
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)  # LoRA's start is random
             policy = Policy(model, self.lora)
         bfloat16 = speed[1] == torch.bfloat16
-        torch.set_num_threads(tune_training(policy, bfloat16=bfloat16))
+        with check.refusing("trained"):
+            torch.set_num_threads(tune_training(policy, bfloat16=bfloat16))
         upstream = ChatUpstream(model.chat, engine, seed=self.seed)
         optimizer = Optimizer(
             policy,
@@ -147,6 +151,7 @@ class LocalBackend(LocalSettings):
             bfloat16=bfloat16,
             grammars=upstream.grammars,
         )
+        check.check_training(optimizer.logprobs, speed[1])
         return Parts(
             policy=policy,
             speed=speed,

@@ -9,7 +9,6 @@ replies.
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,12 +24,8 @@ from lightning_core.backends.local.model import FAMILIES, kv_heads
 from lightning_core.backends.local.packed import PackedMemory, packed_memory
 from lightning_core.backends.local.packing import TreePlan
 
-logger = logging.getLogger(__name__)
-
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary variants whose angles depend on the position alone."""
-TOLERANCE = 1e-3
-"""How far log-probabilities of the fused decoder may be from the network's, in nats, both in float32."""
 
 
 class Decoder(Protocol):
@@ -190,21 +185,10 @@ class LlamaDecoder:
         return plan.attend(index, qk[:, :h], qk[:, h:], qkv[:, h + k :], size**-0.5).reshape(-1, h * size)
 
 
-@torch.no_grad()
-def make_decoder(network: PreTrainedModel, dtype: torch.dtype, context: int, text: Sequence[int]) -> Decoder:
-    """The fused decoder where it covers the network and gives the same log-probabilities, else the general
-    one. Both are compared in float32 on `text`, token ids such as the model reads: special tokens alone give
-    activations that no text gives.
-
-    Runs the network once, so a model that asks for attention no plan knows raises UnsupportedError here.
-    """
-    wanted = _text_logprobs(network, None, text[:context])
+def make_decoder(network: PreTrainedModel, dtype: torch.dtype, context: int) -> Decoder:
+    """The fused decoder where it covers the network, else the general one."""
     if LlamaDecoder.fits(network):
-        fused = LlamaDecoder(network, torch.float32, context)
-        apart = float((_text_logprobs(network, fused, text[:context]) - wanted).abs().max())
-        if apart < TOLERANCE:
-            return fused if dtype == torch.float32 else LlamaDecoder(network, dtype, context)
-        logger.warning("the fused decoder is off by %.1e nats; taking the general one", apart)
+        return LlamaDecoder(network, dtype, context)
     return NetworkDecoder(network, dtype)
 
 
@@ -213,7 +197,7 @@ def bfloat16_error(network: PreTrainedModel, context: int, text: Sequence[int]) 
     """Nats by which an engine in bfloat16 moves the log-probability of the likeliest token, the most in
     `text`."""
     wanted, likeliest = _text_logprobs(network, None, text[:context]).max(-1, keepdim=True)
-    decoder = make_decoder(network, torch.bfloat16, context, text)
+    decoder = make_decoder(network, torch.bfloat16, context)
     found = _text_logprobs(network, decoder, text[:context]).gather(-1, likeliest)
     return float((found - wanted).abs().max())
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from lightning_core.backends.chat.folder import find_source, find_stop_ids, load_part, load_tokenizer
 from lightning_core.backends.chat.upstream import ChatModel
 from lightning_core.backends.local.attention import use_plans
-from lightning_core.backends.preflight import DEFAULT_CONTEXT, machine_memory
+from lightning_core.backends.preflight import DEFAULT_CONTEXT, longest_context, machine_memory
 from lightning_core.errors import ModelError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -50,7 +50,7 @@ class Model:
     @property
     def chat(self) -> ChatModel:
         """As far as talking to it goes."""
-        vocabulary, longest = self.network.config.vocab_size, _longest(self.network)
+        vocabulary, (longest, _) = self.network.config.vocab_size, longest_context(self.network.config)
         return ChatModel(self.name, self.tokenizer, self.context, self.stop_ids, vocabulary, longest)
 
 
@@ -105,19 +105,12 @@ def _give_back_freed_tensors() -> None:
 
 
 def _context(network: PreTrainedModel, asked: int | None, source: str) -> int:
-    longest = _longest(network)
+    longest, why = longest_context(network.config)
     if asked is None:
         return min(longest, DEFAULT_CONTEXT)
     if not 1 < asked <= longest:
-        raise ModelError(
-            f"context={asked!r} is outside what model {source!r} was made for: 2 to {longest} tokens"
-        )
+        raise ModelError(f"context={asked!r} is outside what model {source!r} {why}: 2 to {longest} tokens")
     return asked
-
-
-def _longest(network: PreTrainedModel) -> int:
-    """The context that the network was made for."""
-    return int(getattr(network.config, "max_position_embeddings", None) or DEFAULT_CONTEXT)
 
 
 def network_below(network: torch.nn.Module) -> PreTrainedModel:

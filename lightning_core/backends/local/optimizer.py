@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,8 +27,8 @@ from lightning_core.backends.local.packing import (
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.settings import BETAS, TrainingSettings
 from lightning_core.errors import BackendError, TrainingError
-from lightning_core.trajectories import Pack, make_packs, report_merge
-from lightning_core.types import Trajectory
+from lightning_core.trajectories import Pack, make_packs, report_merge, trained_transitions
+from lightning_core.types import Key, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,15 +158,8 @@ class Optimizer:
         """All epochs of one batch; returns metrics. Raises TrainingError with everything as it was before,
         BackendError if the weights are lost."""
         started = time.monotonic()
-        o = self._options
         made = (
-            make_packs(
-                part,
-                algorithm.weigh(part),
-                pack_tokens=o.pack_tokens or PACK_TOKENS,
-                units=algorithm.units(part),
-                merge=o.prefix_sharing,
-            )
+            self._packs(part, algorithm.weigh(part), algorithm.units(part))
             for part in mini_batches(trajectories, algorithm)
         )
         parts = [packs for packs in made if packs]
@@ -194,6 +187,28 @@ class Optimizer:
         tokens = float(sum(len(pack.targets) for pack in packs))
         seconds = time.monotonic() - started
         return {**metrics, "tokens": tokens, **report.metrics(), "update_seconds": seconds}
+
+    def _packs(
+        self, trajectories: Sequence[Trajectory], weights: Mapping[Key, float], units: Mapping[Key, int]
+    ) -> list[Pack]:
+        o = self._options
+        return make_packs(
+            trajectories,
+            weights,
+            pack_tokens=o.pack_tokens or PACK_TOKENS,
+            units=units,
+            merge=o.prefix_sharing,
+        )
+
+    def logprobs(self, trajectories: tuple[Trajectory, ...]) -> list[list[float]]:
+        """The present policy's log-probability of each sampled token, for each trained transition in turn."""
+        keys = [t.key for t in trained_transitions(trajectories)]
+        found: dict[Key, list[float]] = {key: [] for key in keys}
+        packs = self._packs(trajectories, dict.fromkeys(keys, 1.0), {})
+        for pack, logprobs in zip(packs, self._logprobs(packs), strict=True):
+            for index, logprob in zip(pack.sequences.tolist(), logprobs.tolist(), strict=True):
+                found[pack.keys[index]].append(logprob)
+        return [found[key] for key in keys]
 
     def _step(
         self, packs: list[Pack], algorithm: Algorithm, proximal: list[torch.Tensor] | None

@@ -114,7 +114,7 @@ def _best(work: Callable[[], None]) -> float:
 
 
 def _decode_step(model: Model, serving: PreTrainedModel, dtype: torch.dtype) -> Callable[[], None]:
-    decoder = make_decoder(serving, dtype, model.context, model.sample)
+    decoder = make_decoder(serving, dtype, model.context)
     length = min(LENGTH, model.context - 1)
     slots = Slots(kv_shape(serving, dtype), BATCH, max_bytes=1 << 62, capacity=length + 1)
     tokens, keep = torch.zeros(BATCH, dtype=torch.int64), torch.arange(BATCH)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 import warnings
 from collections.abc import Iterator
@@ -32,13 +33,16 @@ from lightning_core.backends.local.checkpoint import (
     plain_files,
     write_folder,
 )
-from lightning_core.backends.local.decoder import make_decoder
+from lightning_core.backends.local.decoder import Decoder, NetworkDecoder, make_decoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
+from lightning_core.backends.local.exactness import Exactness
 from lightning_core.backends.local.model import Model, load_model, memory_bytes
 from lightning_core.backends.local.policy import tied_names
 from lightning_core.backends.local.tuning import kv_shape, tune_decoding
 from lightning_core.backends.settings import BackendSettings
 from lightning_core.errors import ModelError
+
+logger = logging.getLogger(__name__)
 
 PREFIX_TOKENS = 1 << 17
 """Tokens whose keys and values are kept for reuse at most, memory allowing: a training step's worth."""
@@ -219,9 +223,11 @@ async def open_version(
 def _make(content: Content, version: int, settings: LocalSettings, speed: Speed | None) -> LocalVersion:
     _, name = find_source(settings.model)
     model = read_version(content, name=name, context=settings.context, device=settings.device)
+    check = Exactness(model.network, model.sample, model.context)
     if speed is None:
-        speed = tune_decoding(model, model.network, dtype=settings.dtype)
-    engine = make_engine(model, model.network, *speed, settings.max_batch)
+        with check.refusing("served"):
+            speed = tune_decoding(model, model.network, dtype=settings.dtype)
+    engine = make_engine(model, model.network, *speed, settings.max_batch, check)
     engine.policy_version = version
     # two engines with one seed would sample alike, in two gateways or one after another in the same
     upstream = ChatUpstream(model.chat, engine, seed=secrets.randbits(64))
@@ -229,9 +235,12 @@ def _make(content: Content, version: int, settings: LocalSettings, speed: Speed 
 
 
 def make_engine(
-    model: Model, serving: PreTrainedModel, threads: int, dtype: torch.dtype, max_batch: int
+    model: Model, serving: PreTrainedModel, threads: int, dtype: torch.dtype, max_batch: int, check: Exactness
 ) -> Engine:
-    """An engine with its own copy of the weights of `serving`, the plain network of `model`."""
+    """An engine with its own copy of the weights of `serving`, the plain network of `model`.
+
+    Raises ModelError if it does not give the network's log-probabilities.
+    """
     shape = kv_shape(serving, dtype)
     memory = memory_bytes(serving.device)
     room = EngineOptions(
@@ -240,5 +249,18 @@ def make_engine(
         slot_bytes=memory // 8,
         prefix_bytes=min(memory // 16, PREFIX_TOKENS * shape.token_bytes),
     )
-    decoder = make_decoder(serving, dtype, model.context, model.sample)
-    return Engine(decoder, shape, model.stop_ids, room, threads)
+    few = EngineOptions(max_batch=2, slot_bytes=512 * shape.token_bytes, prefix_bytes=64 * shape.token_bytes)
+
+    def checked(decoder: Decoder) -> Engine:
+        check.check_engine(Engine(decoder, shape, frozenset(), few, threads), dtype)
+        return Engine(decoder, shape, model.stop_ids, room, threads)
+
+    decoder = make_decoder(serving, dtype, model.context)
+    try:
+        return checked(decoder)
+    except ModelError as error:
+        if isinstance(decoder, NetworkDecoder):
+            raise
+        logger.warning("the fused decoder is not exact, so the general one is taken: %s", error)
+    del decoder
+    return checked(NetworkDecoder(serving, dtype))

@@ -1,0 +1,181 @@
+"""Whether a network gives here the log-probabilities that transformers gives, checked whenever one is loaded.
+
+Serving packs the tokens of many replies flat, training packs those of many sequences. Either is wrong without
+a word for a network that mixes the tokens of a pass by other means than its attention function. So a few
+dozen tokens go through the engine, step by step, and through a training pass, and are compared with the plain
+network: its own attention, one sequence at a time, float32.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import cycle, islice
+
+import torch
+from transformers import PreTrainedModel
+
+from lightning_core.backends.chat.completion import Completion, Options, Request
+from lightning_core.backends.local.attention import ADVICE, NAME
+from lightning_core.backends.local.engine import Engine
+from lightning_core.errors import LightningError, ModelError
+from lightning_core.types import Trajectory, Transition
+
+TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 0.3}
+"""Nats by which log-probabilities of a sequence may be apart, on average over its tokens.
+
+SmolLM2 is apart by 1e-5 in float32 and by 0.04 to 0.08 in bfloat16; a network that runs wrong by 1 to 36.
+"""
+THRESHOLDS = ("sliding_window", "attention_chunk_size")
+"""What a configuration calls the number of tokens from which on a layer sees less than all before it."""
+NARROW = 12
+"""Tokens of such a threshold while the plain network is run, so that short prompts pass it."""
+LENGTHS = (24, 13)
+"""Tokens of the two unrelated prompts. A third begins with half of the first one."""
+REPLY = 3
+"""Tokens that are sampled after each prompt."""
+
+Logprobs = Callable[[tuple[Trajectory, ...]], Sequence[Sequence[float]]]
+"""A training pass: the log-probability of each sampled token, for each transition."""
+
+
+class Exactness:
+    """Checks one network. What the plain network gives is computed once, for engine and training."""
+
+    def __init__(self, network: PreTrainedModel, text: Sequence[int], context: int) -> None:
+        """`text`: token ids such as the model reads."""
+        self._network, self._context, self._prompts = network, context, _prompts(text, context - REPLY)
+        self._wanted: dict[tuple[int, ...], torch.Tensor] = {}
+        """(n - 1,) of each sequence of n tokens, for all but the first."""
+
+    def check_engine(self, engine: Engine, dtype: torch.dtype) -> None:
+        """Sample with an engine that stops at no token; it is started and closed here.
+
+        Raises ModelError, naming the family, if it is not exact.
+        """
+        with self.refusing("served"):
+            replies = asyncio.run(_sample(engine, self._prompts))
+            sequences = [tuple(r.prompt_ids + r.ids) for r in replies]
+            self._compare(sequences, [r.logprobs for r in replies], dtype, "served")
+
+    def check_training(self, logprobs: Logprobs, dtype: torch.dtype) -> None:
+        """Take the prompts, and what was sampled after them, through a training pass.
+
+        Raises ModelError, naming the family, if it is not exact.
+        """
+        sequences = list(self._wanted) or [tuple(ids) for ids in self._prompts]
+        batch = tuple(
+            Transition("", str(i), 0, "", True, ids[:1], ids[1:], [0.0] * (len(ids) - 1), None, advantage=1.0)
+            for i, ids in enumerate(sequences)
+        )
+        with self.refusing("trained"):
+            found = logprobs((Trajectory("", "", "", 0.0, batch),))
+            self._compare(sequences, found, dtype, "trained")
+
+    def _compare(
+        self,
+        sequences: Sequence[tuple[int, ...]],
+        found: Sequence[Sequence[float]],
+        dtype: torch.dtype,
+        what: str,
+    ) -> None:
+        """`found` has the log-probabilities of the last tokens of each sequence."""
+        nats = max(
+            float((self._plain(ids)[-len(own) :] - torch.tensor(list(own))).abs().mean())
+            for ids, own in zip(sequences, found, strict=True)
+        )
+        if nats < TOLERANCES[dtype]:  # not-a-number is no agreement
+            return
+        raise ModelError(
+            f"models of the family {self._family!r} can't be {what} exactly by the local backend: "
+            f"log-probabilities are {nats:.2g} nats from those of the plain network, where {dtype} allows "
+            f"{TOLERANCES[dtype]:g}. Another model would be {what}. {ADVICE}"
+        )
+
+    def _plain(self, ids: tuple[int, ...]) -> torch.Tensor:
+        if ids not in self._wanted:
+            with plain_attention(self._network), narrowed(self._network, self._context):
+                self._wanted[ids] = plain_logprobs(self._network, ids).cpu()
+        return self._wanted[ids]
+
+    @contextmanager
+    def refusing(self, what: str) -> Iterator[None]:
+        """Whatever a network raises that does not fit is a ModelError that names its family."""
+        try:
+            yield
+        except LightningError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"models of the family {self._family!r} can't be {what} by the local backend: a check of a "
+                f"few dozen tokens ended with {type(error).__name__}: {error}. {ADVICE}"
+            ) from error
+
+    @property
+    def _family(self) -> str:
+        return str(self._network.config.model_type)
+
+
+def _prompts(text: Sequence[int], most: int) -> list[list[int]]:
+    """Two without a common beginning, of unequal length, and one that begins like the first."""
+    first, second = (max(2, min(length, most)) for length in LENGTHS)
+    ids = list(islice(cycle(text), first))
+    others = list(islice(cycle(reversed(text)), first))
+    return [ids, others[:second], ids[: first // 2] + others[: first - first // 2]]
+
+
+async def _sample(engine: Engine, prompts: list[list[int]]) -> list[Completion]:
+    """All but the last at once, then the last, whose prefix is known by then."""
+    engine.start()
+    try:
+        replies: list[Completion] = []
+        for group in (prompts[:-1], prompts[-1:]):
+            request = Request()
+            asked = [Completion(ids, Options(REPLY, seed="check"), request) for ids in group]
+            for reply in asked:
+                engine.submit(reply)
+            while not all(reply.finished for reply in asked):
+                await request.wait()
+            replies += asked
+    finally:
+        engine.close()
+    for reply in replies:
+        if reply.error is not None:
+            raise reply.error
+    return replies
+
+
+@contextmanager
+def plain_attention(network: PreTrainedModel) -> Iterator[None]:
+    """The network with its own attention, written out."""
+    network.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        network.set_attn_implementation(NAME)
+
+
+@contextmanager
+def narrowed(network: PreTrainedModel, context: int) -> Iterator[None]:
+    """Thresholds that a context passes are passed after a few tokens."""
+    modules = list(network.modules())
+    holders = {id(h): h for m in modules for h in (m, getattr(m, "config", None)) if h is not None}
+    found = [(h, name, getattr(h, name, None)) for h in holders.values() for name in THRESHOLDS]
+    wide = [(h, name, size) for h, name, size in found if isinstance(size, int) and NARROW < size < context]
+    for holder, name, _ in wide:
+        setattr(holder, name, NARROW)
+    try:
+        yield
+    finally:
+        for holder, name, size in wide:
+            setattr(holder, name, size)
+
+
+@torch.no_grad()
+def plain_logprobs(network: PreTrainedModel, ids: Sequence[int]) -> torch.Tensor:
+    """(n - 1,) log-probability of each of n ids but the first, in a pass over this sequence alone."""
+    tokens = torch.tensor([list(ids)], device=network.get_input_embeddings().weight.device)
+    logits = network(input_ids=tokens, use_cache=False).logits[0, :-1].float()
+    logprobs: torch.Tensor = logits.log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0]
+    return logprobs
