@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.outcomes import WIDTH, Outcome
-from lightning_core.trainer.report import running_mean
+from lightning_core.insight.rewards import running_mean
 
 if TYPE_CHECKING:
     from benchmarks.studies import Study

@@ -31,6 +31,8 @@ from lightning_core.cli.rollouts import (
 from lightning_core.errors import ConfigError, LightningError, UnsupportedError
 from lightning_core.heartbeat import find_living, living
 from lightning_core.insight.failures import group_failures
+from lightning_core.insight.rewards import Change
+from lightning_core.insight.standing import BROKEN, state_of
 from lightning_core.insight.verdict import say, verdict
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store, get_run
@@ -50,15 +52,14 @@ from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.observers import replay
 from lightning_core.trainer.report import (
     NAMED_VERSIONS,
+    find_change,
     find_evidence,
     find_phases,
     model_name,
-    reward_curve,
-    running_mean,
     terminal_curve,
 )
 from lightning_core.trainer.summary import Summary
-from lightning_core.types import Member, Metrics, Run
+from lightning_core.types import Member
 
 _ROLLOUT = "A rollout: its id, how the id begins or ends; or 'best' or 'worst' trained, or 'failed'"
 _WHERE = "Only rollouts with this task, step, split, agent or status; may be given several times."
@@ -149,16 +150,8 @@ async def list_runs(folder: Path, paths: Sequence[Path]) -> None:
         side: JustifyMethod = "right" if column in ("steps", "age") else "left"
         table.add_column(column, justify=side, no_wrap=column == "run", overflow="fold")
     for line in sorted(lines, key=lambda line: line.created_at, reverse=True):
-        table.add_row(*map(Text, line.cells), style="red" if line.status in BROKEN else None)
+        table.add_row(*map(Text, line.cells), style="red" if line.status in {*BROKEN, "unreadable"} else None)
     console.print(table)
-
-
-def status_of(run: Run, path: Path) -> str:
-    """Of a run that says it is running: "killed" if no trainer holds its folder."""
-    return "killed" if run.status == "running" and not RunFolder(path, resume=True).held else run.status
-
-
-BROKEN = ("failed", "killed", "unreadable")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,10 +161,10 @@ class RunLine:
     name: str
     created_at: float
     status: str
-    """See `status_of`."""
+    """See `insight.standing`; "unreadable" if its store can't be read."""
     steps: int = 0
     reward: str = "-"
-    """Held out and greedy, before and after; of training, first and last, where no held-out one is known."""
+    """What `insight.rewards.change` says."""
     model: str = "-"
     script: str = "-"
 
@@ -187,6 +180,8 @@ async def read_line(path: Path) -> RunLine:
     try:
         async with open_run(path) as (store, run_id):
             run, metrics = await store.find_run(run_id), await store.list_metrics(run_id)
+            members, counts = await store.list_members(run_id), await store.count_rollouts(run_id)
+            change = await find_change(store, run, metrics, counts) if run else None
     except (LightningError, OSError, ValueError):  # such as a server that is away
         return RunLine(name=path.name, created_at=begun, status="unreadable")
     if run is None:
@@ -195,19 +190,18 @@ async def read_line(path: Path) -> RunLine:
     return RunLine(
         name=path.name,
         created_at=run.created_at,
-        status=status_of(run, path),
+        status=state_of(run, members, RunFolder(path, resume=True).held),
         steps=len(metrics),
-        reward=_reward(find_summary(path), metrics),
+        reward=_reward(change),
         model=model_name(run) or "-",
         script=script,
     )
 
 
-def _reward(summary: Summary | None, metrics: Sequence[Metrics]) -> str:
-    if summary and summary.before and summary.after:
-        return f"{say(summary.before.greedy)} → {say(summary.after.greedy)}"
-    means = running_mean(reward_curve(metrics)[1])
-    return f"{say(means[0])} → {say(means[-1])} (training)" if means else "-"
+def _reward(change: Change | None) -> str:
+    if change is None:
+        return "-"
+    return f"{say(change.first)} → {say(change.last)}" + " (training)" * (change.kind == "training")
 
 
 def describe_age(seconds: float) -> str:
@@ -231,7 +225,7 @@ async def show_run(path: Path) -> None:
         alerts = await store.list_alerts(run_id)
         automatic = any(k.startswith("air/") and v for one in metrics for k, v in one.values.items())
         rules = await _rules(store, run_id) if automatic else []
-    status = status_of(run, path) if run else "not started"
+    status = state_of(run, members, RunFolder(path, resume=True).held)
     console.print(f"run {run_id}: {status}, {len(metrics)} steps", markup=False)
     if run and run.provenance:
         console.print(origin_lines(run.provenance), soft_wrap=True)

@@ -8,6 +8,7 @@ from typing import Any, Final
 from lightning_core.console.asking import Question
 from lightning_core.errors import ConfigError
 from lightning_core.heartbeat import check_not_trained
+from lightning_core.insight.standing import is_served
 from lightning_core.versions import POLICY, choose, find_current, list_choices
 
 AUTHOR: Final = "console"
@@ -21,6 +22,7 @@ async def list_versions(question: Question) -> dict[str, Any]:
     versions = await store.list_resources(found.run_id, name)
     current = find_current(versions)
     return {
+        "served": is_served(await store.list_members(found.run_id)),
         "versions": [{**each.model_dump(mode="json"), "current": each is current} for each in versions],
         "choices": [each.model_dump(mode="json") for each in await list_choices(store, found.run_id, name)],
     }

@@ -85,7 +85,7 @@ def to_shown(reason: Reason) -> dict[str, Any]:
     return {
         "choice": reason.transition.choice,
         "advantage": reason.advantage,
-        "silent": reason.silent,
+        "sentence": reason.sentence,
         "share": reason.share,
         **(_explanation(reason.explanation) if reason.explanation else {}),
     }
@@ -106,6 +106,7 @@ def _explanation(explanation: Explanation) -> dict[str, Any]:
                 "parts": [part._asdict() for part in term.parts],
                 "means": term.means,
                 "own": term.own,
+                "compared": term.compared,
             }
             for term in explanation.terms
         ],

@@ -18,7 +18,7 @@ from lightning_core.insight.why import reasons_of
 from lightning_core.linking import with_final
 from lightning_core.stores.base import Store
 from lightning_core.trace import read_traces
-from lightning_core.trainer.report import task_text
+from lightning_core.trainer.report import model_name, task_text
 from lightning_core.types import Call, Event, Reward, Rollout, Span, Status, ToolEvent
 
 TOKENIZER: Final = "tokenizer.json"
@@ -182,11 +182,13 @@ async def show_rollout(question: Question) -> dict[str, Any]:
         if each.group_id == rollout.group_id and each.task.id == rollout.task.id
     ]
     reasons, problem = await reasons_of(store, rollout)
+    run = await store.find_run(found.run_id)
     return {
         **summary(trace.rollout, calls, rewards),
         "input": rollout.task.input,
         "nodes": nodes,
         "peers": group,
+        "policy": model_name(run) if run else None,
         "run_agents": await list_agents(store, found.run_id),
         "reasons": {
             "calls": {call_id: list(map(to_shown, some)) for call_id, some in reasons.items()},

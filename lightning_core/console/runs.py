@@ -20,8 +20,11 @@ from lightning_core.heartbeat import living
 from lightning_core.insight.bottleneck import bottleneck, by_agent, by_tool, engine_share, parts, straggling
 from lightning_core.insight.compare import History, advise, compare, compare_trials
 from lightning_core.insight.curves import Bucket, curves, width_of
+from lightning_core.insight.rewards import agent_changes, change, reward_curve, training_change
+from lightning_core.insight.standing import ENDED, is_served, state_of
 from lightning_core.insight.verdict import verdict
 from lightning_core.stores.base import Store, get_run
+from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.report import (
     NAMED_VERSIONS,
     agent_summaries,
@@ -29,8 +32,6 @@ from lightning_core.trainer.report import (
     find_evidence,
     find_whole_evaluation,
     model_name,
-    reward_curve,
-    running_mean,
     task_text,
 )
 from lightning_core.transitions import last_planned
@@ -62,17 +63,17 @@ async def _standing(question: Question, found: Found) -> dict[str, Any]:
         return {"error": str(error)}
     rewards = reward_curve(metrics)[1]
     held_out = [one["greedy"] for one in await _evaluations(question, store, run, counts, ends=True)]
-    told = held_out if len(held_out) > 1 else running_mean(rewards)
+    told = change(held_out, rewards)
     return {
-        "status": _status(run, members),
+        "status": state_of(run, members, _held(found)),
         "created_at": run.created_at if run else None,
         "model": model_name(run) if run else None,
         "script": run.provenance.get("script") if run else None,
         "steps": len(metrics),
         "rollouts": sum(one.count for one in counts),
         "rewards": rewards,
-        "change": (told[0], told[-1]) if told else None,
-        "held_out": told is held_out,
+        "change": None if told is None else asdict(told),
+        "reason": _reason(run),
     }
 
 
@@ -94,7 +95,7 @@ async def show_run(question: Question) -> dict[str, Any]:
     return {
         "name": found.name,
         "folder": str(found.folder) if found.folder else None,
-        "status": _status(run, members),
+        "status": state_of(run, members, _held(found)),
         **_origin(run),
         **columns(metrics),
         "updates": metrics[-1].step + 1 if metrics else 0,
@@ -104,7 +105,9 @@ async def show_run(question: Question) -> dict[str, Any]:
             {str(status): sum(one.count for one in counts if one.status is status) for status in Status}
         ),
         "evaluations": await _evaluations(question, store, run, counts),
-        "verdict": await _verdict(question, store, run, counts, newest),
+        **await _learnt(question, store, run, counts, newest),
+        "reason": _reason(run),
+        "served": is_served(members),
         "alerts": [alert.model_dump(mode="json") for alert in alerts],
         "members": [_member(each, members) for each in members],
     }
@@ -132,12 +135,9 @@ def _zigzag(buckets: Sequence[Bucket], spans: Sequence[tuple[int, int]], width: 
     return [value for each in found for value in ((each.least, each.most) if each else (None, None))]
 
 
-def _status(run: Run | None, members: Sequence[Member]) -> str:
-    """Of a run that says it is running: whether its trainer is alive."""
-    if run is None:
-        return "not started"
-    alive = any(member.role == "trainer" for member in living(members))
-    return "interrupted" if run.status == "running" and not alive else run.status
+def _held(found: Found) -> bool | None:
+    """Whether a process of this machine has its folder open."""
+    return None if found.folder is None else RunFolder(found.folder, resume=True).held
 
 
 def _settings(run: Run | None) -> Mapping[str, Any]:
@@ -190,21 +190,31 @@ async def _evaluation(store: Store, run: Run, step: int) -> dict[str, Any] | Non
     return evaluation(step, planned, {}, _settings(run).get("group_by")).model_dump(mode="json")
 
 
-async def _verdict(
+async def _learnt(
     question: Question, store: Store, run: Run | None, counts: Sequence[RolloutCount], newest: int
-) -> dict[str, Any] | None:
-    """The verdict on a run that has begun; made when more rollouts have ended than at the last look, or when
-    there is a newer step than `newest` was then."""
+) -> dict[str, Any]:
+    """Verdict, training reward and agents of a run that has begun; made when more rollouts have ended than at
+    the last look, or when there is a newer step than `newest` was then."""
     ended = sum(one.count for one in counts if one.status.finished)
     if run is None or not ended:
-        return None
+        return {"verdict": None, "training": None, "agent_rewards": {}}
     key = run.id, run.created_at
-    known, found = question.shelf.verdicts.get(key, (None, None))
+    known, found = question.shelf.verdicts.get(key, (None, {}))
     if known != (ended, newest):
         metrics = await store.list_metrics(run.id)
-        found = verdict(await find_evidence(store, run, metrics, counts)).model_dump(mode="json")
+        training = training_change(reward_curve(metrics)[1])
+        found = {
+            "verdict": verdict(await find_evidence(store, run, metrics, counts)).model_dump(mode="json"),
+            "training": None if training is None else asdict(training),
+            "agent_rewards": {name: asdict(each) for name, each in agent_changes(metrics).items()},
+        }
         question.shelf.verdicts[key] = (ended, newest), found
     return found
+
+
+def _reason(run: Run | None) -> str | None:
+    """Why a run ended before its time; None if it did not, or does not say."""
+    return None if run is None else str(run.config.get(ENDED) or "") or None
 
 
 def _member(member: Member, members: Sequence[Member]) -> dict[str, Any]:

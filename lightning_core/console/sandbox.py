@@ -197,7 +197,7 @@ async def _trial(question: Question, store: Store, trial: Run) -> dict[str, Any]
     lost = trial.status == "running" and (playing is None or playing.done())
     return {
         "id": trial.id,
-        "status": "interrupted" if lost else trial.status,
+        "status": "killed" if lost else trial.status,
         "created_at": trial.created_at,
         "arms": trial.config["arms"],
         "problem": trial.config.get(PROBLEM, ""),

@@ -78,8 +78,8 @@ class Shelf:
         self._opening = asyncio.Lock()
         self.evaluated: dict[tuple[str, float, int, int], dict[str, Any] | None] = {}
         """What was made of evaluations that have ended: by run, step and number of rollouts."""
-        self.verdicts: dict[tuple[str, float], tuple[tuple[int, int], dict[str, Any] | None]] = {}
-        """By run: how many rollouts had ended, the newest step, and the verdict on them."""
+        self.verdicts: dict[tuple[str, float], tuple[tuple[int, int], dict[str, Any]]] = {}
+        """By run: how many rollouts had ended, the newest step, and what was learnt by then."""
         self.trials: dict[str, asyncio.Task[None]] = {}
         """Those that this console plays, by id."""
         if "://" not in target and not find_folders(Path(target)):

@@ -52,6 +52,13 @@ class Part(NamedTuple):
     factor: float = 1.0
 
 
+FROM_HERE: Final = "rewards from here on"
+AFTER: Final = "mean of others from the next state"
+EXPECTED: Final = "mean of others from this state"
+CRITIC: Final = "critic's value of this turn"
+"""Names of parts: what the rollout earned, and what it is measured by."""
+
+
 def add_parts(parts: Iterable[Part]) -> float:
     """The return that the parts make."""
     return sum(part.factor * part.value for part in parts)

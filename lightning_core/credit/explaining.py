@@ -37,6 +37,8 @@ class Term:
     """The returns that were compared."""
     own: int
     """Which peer the transition is in."""
+    compared: bool
+    """False: the values are advantages already, such as those of a critic or of a table."""
 
     @property
     def amount(self) -> float:
@@ -96,4 +98,9 @@ def _terms(
         for key, value in peer.items():
             if credited is None or key in credited:
                 parts = tuple(comparison.parts(key))
-                yield key, Term(value, off, measured.unit, comparison.weight, parts, peers, own)
+                yield (
+                    key,
+                    Term(
+                        value, off, measured.unit, comparison.weight, parts, peers, own, comparison.baseline
+                    ),
+                )

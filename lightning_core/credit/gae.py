@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar
 
-from lightning_core.credit.base import Comparison, Part, add_parts
+from lightning_core.credit.base import CRITIC, Comparison, Part, add_parts
 from lightning_core.credit.branches import Branches, branches, reward_without_call
 from lightning_core.errors import TrainingError
 from lightning_core.ranges import check_range
@@ -79,7 +79,7 @@ class Gae:
             made = (
                 Part("reward", reward),
                 Part("value of the next turn", following, self.discount),
-                Part("value of this turn", value[place], -1.0),
+                Part(CRITIC, value[place], -1.0),
                 Part("advantage of the next turn", later, self.discount * self.lam),
             )
             advantage[place] = add_parts(made)

@@ -47,7 +47,16 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar
 
-from lightning_core.credit.base import Comparison, Part, add_parts, total_return, turn_numbers
+from lightning_core.credit.base import (
+    AFTER,
+    EXPECTED,
+    FROM_HERE,
+    Comparison,
+    Part,
+    add_parts,
+    total_return,
+    turn_numbers,
+)
 from lightning_core.credit.branches import reward_without_call
 from lightning_core.ranges import check_range
 from lightning_core.types import Trajectory, Transition
@@ -205,12 +214,12 @@ def advantage(visit: Visit, place: int, table: Table, own: float) -> tuple[Part,
     looked_up: float | None = None
     if following is not None and own < 1:
         looked_up = table.known(following.state, place, visit.transition.agent)
-    expected = Part("mean return of others from this state", table.expected(visit, place), -1.0)
+    expected = Part(EXPECTED, table.expected(visit, place), -1.0)
     if following is None or looked_up is None:
-        return Part("return from here", returned), expected
+        return Part(FROM_HERE, returned), expected
     return (
-        Part("return from here", returned, own),
+        Part(FROM_HERE, returned, own),
         Part("reward until the next state", visit.earned - following.earned, 1 - own),
-        Part("mean return of others from the next state", looked_up, 1 - own),
+        Part(AFTER, looked_up, 1 - own),
         expected,
     )

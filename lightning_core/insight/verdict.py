@@ -19,6 +19,7 @@ from pydantic import Field
 from lightning_core.alerts.rules import RewardCollapse
 from lightning_core.alerts.watch import Scene
 from lightning_core.insight.failures import group_failures
+from lightning_core.insight.rewards import LEAST, end_width
 from lightning_core.types import Metrics, Record, Rollout, RolloutCount, Status, is_reward, matches
 
 Kind = Literal[
@@ -34,8 +35,6 @@ Kind = Literal[
     "untold",
     "noisy",
 ]
-LEAST = 3
-"""Pairs, or steps on each side, below which no difference is told."""
 MOSTLY = 0.5
 """Share of rollouts that failed, or made no call, from which on that is the verdict."""
 _GAIN = "search/gain"
@@ -256,16 +255,15 @@ def _held_out_change(evidence: Evidence) -> _Finding | None:
         return None
     old, new = (fmean(side) for side in zip(*pairs, strict=True))
     low, high = mean_interval([last - first for first, last in pairs])
-    what = "success" if all(value in (0, 1) for pair in pairs for value in pair) else "reward"
-    return _told(f"held-out {what}", old, new, low, high, f"{len(pairs)} tasks, greedy", len(pairs))
+    return _told("held-out reward", old, new, low, high, f"{len(pairs)} tasks, greedy", len(pairs))
 
 
 def _training_change(evidence: Evidence, pairs: int) -> _Finding | None:
     """`pairs`: the held-out tasks that were evaluated before and after, too few to tell."""
     rewards = [each.values["reward"] for each in evidence.metrics if "reward" in each.values]
-    steps = max(LEAST, len(rewards) // 4)
-    if len(rewards) < 2 * steps:
+    if len(rewards) < 2 * LEAST:
         return None
+    steps = end_width(len(rewards))
     first, last = rewards[:steps], rewards[-steps:]
     low, high = difference_interval(first, last)
     basis = f"first and last {steps} steps, {_too_few(evidence, pairs)} to compare"

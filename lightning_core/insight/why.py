@@ -7,7 +7,7 @@ trainer used, which say what their terms are.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any, Final
 
@@ -17,8 +17,9 @@ from lightning_core.air.base import Records
 from lightning_core.air.reading import read_records
 from lightning_core.air.rulebook import Rulebook, is_automatic
 from lightning_core.credit.base import Baseline, Credit, CreditReport, Scale
-from lightning_core.credit.explaining import Explanation, Term, explain
+from lightning_core.credit.explaining import Explanation, explain
 from lightning_core.errors import ConfigError, LightningError, RewardError
+from lightning_core.insight.wording import lines, sentence
 from lightning_core.linking import with_final
 from lightning_core.stores.base import Store, get_run
 from lightning_core.transitions import last_planned, to_trajectories
@@ -48,8 +49,6 @@ HELD_OUT: Final = "a held-out task: it is not trained on, so no call has an adva
 _OURS: Final = "lightning_core.credit."
 _SAME: Final = 1e-6
 """Advantages that differ by no more are taken for equal."""
-_SHOWN: Final = 8
-"""Returns that a sentence lists."""
 
 
 # what was recorded ----------------------------------------------------------------------------------
@@ -163,6 +162,8 @@ class Reason:
     """The terms, which add up to the advantage."""
     silent: str | None
     """Why it has no advantage; None if it has one."""
+    sentence: str
+    """The same in words, as `wording` puts it."""
     share: float
     """Its share of the step's loss, as the sum over its tokens of |advantage|, each token with the weight
     that the algorithm gave it; 0 to 1."""
@@ -172,32 +173,10 @@ class Reason:
         return None if self.explanation is None else self.explanation.advantage
 
     def lines(self) -> list[str]:
-        """The same in words: the advantage, and under it how each term comes about."""
+        """The sentence, and under it how the advantage comes about."""
         if self.explanation is None:
-            return [f"no advantage: {self.silent}"]
-        why = self.explanation
-        said = [f"advantage {why.advantage:+.3f}, {self.share:.1%} of the loss of its step"]
-        for term in why.terms:
-            said += _lines(term)
-        if (why.mean, why.unit) != (0.0, 1.0):
-            said.append(
-                f"over the whole batch: less the mean {why.mean:+.3f}, by the deviation {why.unit:.3f}"
-            )
-        return said
-
-
-def _lines(term: Term) -> Iterator[str]:
-    made = " + ".join(
-        (f"{part.factor:.3g} × " if part.factor != 1 else "") + f"{part.name} ({part.value:+.3f})"
-        for part in term.parts
-    )
-    yield f"return {term.value:+.3f}" + (f" = {made}" if made else "")
-    if term.baseline or len(term.peers) > 1:
-        means = ", ".join(f"{mean:+.3f}" for mean in sorted(term.means, reverse=True)[:_SHOWN])
-        more = f" and {len(term.peers) - _SHOWN} more" if len(term.peers) > _SHOWN else ""
-        yield f"baseline {term.baseline:+.3f}, scale {term.unit:.3f}; compared were {means}{more}"
-    compared = f"({term.value:+.3f} - {term.baseline:+.3f}) / {term.unit:.3f}"
-    yield f"{term.weight:g} × {compared} = {term.amount:+.3f}"
+            return [self.sentence]
+        return [self.sentence, *lines(self.explanation, self.share)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,17 +209,15 @@ def why(
         for key, one in explanations.items()
     }
     whole = sum(losses.values()) or 1.0
-    reasons = {
-        t.key: Reason(
-            transition=t,
-            trajectory=each,
-            explanation=explanations.get(t.key),
-            silent=None if t.key in explanations else _silence(t, each, told, report),
-            share=losses.get(t.key, 0.0) / whole,
-        )
-        for each in trajectories
-        for t in each.transitions
-    }
+    rollouts = {each.rollout_id: each for each in trajectories}
+    reasons = {}
+    for each in trajectories:
+        for t in each.transitions:
+            found = explanations.get(t.key)
+            silent = None if found else _silence(t, each, told, report)
+            said = sentence(found, t, rollouts) if found else f"No advantage: {silent}."
+            share = losses.get(t.key, 0.0) / whole
+            reasons[t.key] = Reason(t, each, found, silent, said, share)
     return Answers(reasons, report)
 
 
@@ -294,7 +271,7 @@ def _silence(t: Transition, trajectory: Trajectory, told: set[str], report: Cred
     if trajectory.group_id in report.unusable:
         return "a number of its group is not finite or beyond 1e15, so the whole group was left out"
     if trajectory.rollout_id not in told:
-        return "all that its group could be compared by was equal, so no reward speaks for it or against it"
+        return "the rollouts of its group did not differ where they are compared, so no reward speaks for it"
     if any(other.call_id == t.call_id and other.choice != t.choice for other in trajectory.transitions):
         return "the app went on with another choice of this call, or nothing differed where it is compared"
     return "nothing differed where it is compared, or there was nothing to compare it with"

@@ -148,6 +148,7 @@ def step_numbers(batch: StepBatch, credited: Sequence[Trajectory], report: Credi
             rollout.status is Status.SUCCEEDED and not batch.calls.get(rollout.id)
             for rollout in batch.rollouts
         ),
+        **_agent_rewards(batch.trajectories),
         "groups": report.groups + batch.unusable_groups,
         "unusable_groups": len(report.unusable) + batch.unusable_groups,
         "added_groups": batch.added_groups,
@@ -200,6 +201,15 @@ def _credit_numbers(credited: Sequence[Trajectory]) -> dict[str, float]:
         if transition.trained and transition.advantage is not None:
             numbers[f"agent/{transition.agent}/credit"] += abs(transition.advantage)
     return dict(numbers)
+
+
+def _agent_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The mean final reward of the rollouts in which each agent acted: its own, where there is one."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for each in trajectories:
+        for agent in {t.agent for t in each.transitions}:
+            found[agent].append(each.final(agent))
+    return {f"agent/{name}/reward": fmean(values) for name, values in found.items()}
 
 
 def measure_entropy(trajectories: Sequence[Trajectory]) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from rich.console import Console, JustifyMethod
 from rich.markup import escape
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from lightning_core.backends.hosted import NONE
 from lightning_core.insight.failures import Reason, kind_of, reason_of
+from lightning_core.insight.rewards import WIDTH
 from lightning_core.insight.verdict import Verdict, say
 from lightning_core.trainer.observers import Observer
 from lightning_core.trainer.report import NO_PLOTS
@@ -111,8 +113,8 @@ class Display(Observer):
         """Show the mean reward of the last five steps that had rollouts, tokens per second and failures."""
         values, note = metrics.values, ""
         if "reward" in values:
-            self._recent = [*self._recent[-4:], values["reward"]]
-            note = f"reward {say(sum(self._recent) / len(self._recent))}  {_rate(values):,.0f} tok/s"
+            self._recent = [*self._recent[1 - WIDTH :], values["reward"]]
+            note = f"training reward {say(fmean(self._recent))}  {_rate(values):,.0f} tok/s"
         if stale := describe_staleness(values.get("staleness_mean", 0.0), values.get("staleness_max", 0.0)):
             note += f"  {stale}"
         if failures := values.get("failures"):
@@ -123,7 +125,7 @@ class Display(Observer):
     def evaluated(self, result: Evaluation) -> None:
         tasks = result.detail["sampled"].tasks
         self.note(
-            f"after step {result.step}: held-out {result.what} {say(result.sampled)} sampled, "
+            f"after step {result.step}: held-out reward {say(result.sampled)} sampled, "
             f"{say(result.greedy)} greedy ({tasks} tasks)"
         )
 
@@ -202,10 +204,9 @@ def failure_lines(reasons: Sequence[Reason], folder: Path) -> Text:
 
 
 def held_out_table(before: Evaluation, after: Evaluation) -> Table:
-    """Held-out success or reward before and after, over all tasks and for each value of the group_by
+    """Held-out reward before and after, over all tasks and for each value of the group_by
     field."""
-    what = "success" if before.what == after.what == "success" else "reward"
-    table = Table(title=f"held-out {what}")
+    table = Table(title="held-out reward")
     for column in ("", "tasks", "sampled before", "after", "greedy before", "after"):
         table.add_column(column, justify="left" if not column else "right")
     first, last = before.detail, after.detail
@@ -243,8 +244,11 @@ def phase_line(phases: Sequence[PhaseSummary], steps: int) -> str:
 
 def agent_table(summary: Summary) -> Table:
     """Who was trained, and what each agent did."""
-    table = Table(title=f"agents · {summary.steps} steps in {summary.train_seconds:.0f} s")
-    columns = ["agent", "trained", "calls", "tokens", "calls trained on", "credit", "failures"]
+    table = Table(
+        title=f"agents · {summary.steps} steps in {summary.train_seconds:.0f} s",
+        caption="reward: of the training rollouts in which the agent acted, first steps → last",
+    )
+    columns = ["agent", "trained", "calls", "tokens", "reward", "credit", "failures"]
     automatic = any(agent.air for agent in summary.agents.values())
     for column in (*columns, *(["AIR"] if automatic else [])):
         side: JustifyMethod = "left" if column in ("agent", "trained") else "right"
@@ -256,7 +260,7 @@ def agent_table(summary: Summary) -> Table:
             "no" if not agent.trained else "yes" if acted else "never called",
             f"{agent.calls:,}",
             f"{agent.completion_tokens:,}",
-            f"{agent.transitions_with_advantage:,}" if agent.trained else "-",
+            "-" if agent.first is None or agent.last is None else f"{say(agent.first)} → {say(agent.last)}",
             f"{agent.credit:.0%}" if agent.trained else "-",
             f"{agent.failed_calls + agent.failed_rollouts:,}",
             *([f"{agent.air:+.2f}"] if automatic else []),

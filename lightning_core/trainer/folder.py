@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -43,9 +44,11 @@ def choose_folder(folder: str | Path | None, *, resume: bool) -> Path:
 class RunFolder:
     """Owns the folder while open: a second trainer on the same folder is refused."""
 
-    def __init__(self, path: Path, *, resume: bool) -> None:
+    def __init__(self, path: Path, *, resume: bool, again: bool = False) -> None:
+        """`again`: the run of the folder, which has made no update, gives way to a new one."""
         self.path = path
         self._resume = resume
+        self.began_again = again and not resume
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> RunFolder:
@@ -66,6 +69,8 @@ class RunFolder:
         except OSError:
             self._lock.close()
             raise ConfigError(f"another trainer is running in {str(self.path)!r}") from None
+        if self.began_again:
+            self._clear()
         if not self._resume and self.address_file.exists():
             self.__exit__()
             raise ConfigError(
@@ -80,6 +85,14 @@ class RunFolder:
     def __exit__(self, *exc: object) -> None:
         if self._lock is not None:
             self._lock.close()
+
+    def _clear(self) -> None:
+        """Remove what a run without an update has left: its records and the weights that it began with."""
+        for name in ("store.db", "store.db-wal", "store.db-shm"):
+            (self.path / name).unlink(missing_ok=True)
+        for name in ("versions", "references"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        self.address_file.unlink(missing_ok=True)
 
     @property
     def held(self) -> bool:

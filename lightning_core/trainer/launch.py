@@ -40,10 +40,10 @@ class Launch:
         """The trainer with these settings over its own.
 
         What the script has set up stays where the same is asked for: AIR that is on, and a backend object of
-        that name. A backend of another name takes the object's model over. Raises ConfigError for a setting
-        that there is not.
+        that name. A backend of another name takes the object's model over, and a model goes to the backend
+        object, which has it. Raises ConfigError for a setting that there is not.
         """
-        settings = dict(self.settings)
+        settings, parts = dict(self.settings), dict(self.backend)
         check_names(settings, [each.name for each in fields(trainer)])
         given, asked = trainer.backend, settings.get("backend")
         if trainer.air and settings.get("air") is True:
@@ -53,13 +53,15 @@ class Launch:
                 del settings["backend"]
             elif trainer.model is None or str(trainer.model) == TINY:
                 settings.setdefault("model", given.model)
+        if not isinstance(given, str) and "backend" not in settings and settings.get("model") is not None:
+            parts.setdefault("model", settings.pop("model"))
         plain = {name: value for name, value in settings.items() if name != "algorithm"}
         changed = replace(trainer, **{**settings, **_nested(type(trainer), plain)})
         if self.algorithm:
             changed = replace(changed, algorithm=_with("algorithm", changed.algorithm, self.algorithm))
-        if self.backend:
+        if parts:
             model = {"model": changed.served_model or TINY}
-            changed = replace(changed, backend=_with("backend", changed.backend, self.backend, model))
+            changed = replace(changed, backend=_with("backend", changed.backend, parts, model))
         return changed
 
 

@@ -147,13 +147,15 @@ class Loop:
             return None  # a search reports by itself
         validation = self.validation
         finished = await self.collector.finish(
-            lambda retry: self.session.plan(step, retry).evaluate(validation), "evaluation"
+            lambda retry: self.session.plan(step, retry).evaluate(validation), "evaluation", again=True
         )
         if step == 0:
-            where = "the first evaluation; fix the cause and use another folder"
+            where = "the first evaluation; fix the cause and start the same command again"
             await check_any_reward(self.session.store, finished, where)
         calls = await self.session.store.get_calls([rollout.id for rollout in finished])
         self.agent_names.see(calls)
+        if step == 0:
+            self.agent_names.check()
         result = evaluation(step, finished, calls, self.settings.group_by)
         await self.versions.evaluated(result)
         self.observers.evaluated(result)

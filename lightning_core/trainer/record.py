@@ -31,6 +31,7 @@ from lightning_core.masking import mask, masked
 from lightning_core.plugins import PluginInfo
 from lightning_core.prompts import ALL, DECLARED, FOUND, LEFT_OUT, written
 from lightning_core.runner.config import RECORDED
+from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.roles.runner import rollout_config
 from lightning_core.trainer.session import Session
 from lightning_core.types import Record, Run, Task
@@ -173,8 +174,15 @@ def _check(session: Session, known: Run, plan: dict[str, Any]) -> None:
     if changed:
         raise ConfigError(
             f"run {folder.run_id!r} can't be resumed, as these differ from before: {', '.join(changed)}; "
-            "give the same as before, or start a new run in another folder"
+            f"give the same as before, or {_other_way(folder)}"
         )
+
+
+def _other_way(folder: RunFolder) -> str:
+    """What else a person can do who has changed the settings."""
+    if folder.latest_checkpoint() is None and (folder.read_address() or {}).get("store") is None:
+        return "leave --resume out: a run without an update begins again in its folder"
+    return "start a new run in another folder"
 
 
 # provenance ---------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from rich.markup import escape
 
 from lightning_core.insight.failures import group_failures
+from lightning_core.insight.rewards import Change, agent_changes, change, reward_curve, running_mean
 from lightning_core.insight.verdict import (
     Evidence,
     missing_agents,
@@ -162,6 +163,17 @@ async def find_evidence(
     )
 
 
+async def find_change(
+    store: Store, run: Run, metrics: Sequence[Metrics], counts: Sequence[RolloutCount]
+) -> Change | None:
+    """What the run is summed up by, finished or not."""
+    steps = sorted({each.step for each in counts if each.split == "validation"})
+    whole = [found for step in steps if (found := await find_whole_evaluation(store, run.id, step))]
+    ends = [whole[0], whole[-1]] if len(whole) > 1 else []
+    greedy = [fmean(reward_of(r) for r in each if r.sampling.temperature == 0) for each in ends]
+    return change(greedy, reward_curve(metrics)[1])
+
+
 def find_phases(run: Run | None) -> list[PhaseSummary]:
     """The phases that a run was opened with."""
     planned: Any = run.config.get("phases", []) if run else []
@@ -189,6 +201,7 @@ def agent_summaries(metrics: Sequence[Metrics], named: Sequence[str] = ()) -> di
                 name, _, number = rest.rpartition("/")
                 totals[name, number] += value
     seen = sorted({name for name, _ in totals})
+    ends = agent_changes(metrics)
     credit = sum(totals[name, "credit"] for name in seen)
     agents = {
         name: AgentSummary(
@@ -198,6 +211,8 @@ def agent_summaries(metrics: Sequence[Metrics], named: Sequence[str] = ()) -> di
             transitions_with_advantage=int(totals[name, "transitions"]),
             credit=totals[name, "credit"] / credit if credit else 0.0,
             air=totals[name, "air"],
+            first=ends[name].first if name in ends else None,
+            last=ends[name].last if name in ends else None,
             failed_calls=int(totals[name, "failed_calls"]),
             failed_rollouts=int(totals[name, "failed_rollouts"]),
         )
@@ -208,7 +223,7 @@ def agent_summaries(metrics: Sequence[Metrics], named: Sequence[str] = ()) -> di
 
 
 def plot_curve(metrics: Sequence[Metrics], summary: Summary, file: BinaryIO) -> None:
-    """Mean training reward per step, its running mean, and the held-out success before and after."""
+    """Mean training reward per step, its running mean, and the held-out reward before and after."""
     from matplotlib.figure import Figure
 
     steps, rewards = reward_curve(metrics)
@@ -220,12 +235,12 @@ def plot_curve(metrics: Sequence[Metrics], summary: Summary, file: BinaryIO) -> 
             phase.algorithm, (phase.first + 0.5, 1), (3, -10), xycoords=("data", "axes fraction"),
             textcoords="offset points", fontsize="small",
         )  # fmt: skip
-    axes.plot(steps, rewards, color="0.75", label="reward of each step's rollouts")
-    axes.plot(steps, running_mean(rewards), color="C0", label="mean of five steps")
+    axes.plot(steps, rewards, color="0.75", label="training reward of each step")
+    axes.plot(steps, running_mean(rewards), color="C0", label="its mean of five steps")
     for kind, style in (("sampled", "s"), ("greedy", "o")):
         points = [(e.step, getattr(e, kind)) for e in (summary.before, *summary.between, summary.after) if e]
         if points:
-            axes.plot(*zip(*points, strict=True), style, linestyle=":", label=f"held out, {kind}")
+            axes.plot(*zip(*points, strict=True), style, linestyle=":", label=f"held-out reward, {kind}")
     axes.set(xlabel="step", ylabel="mean reward", title=f"{summary.run} (seed {summary.seed})")
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, -0.02), max(high, 1.02))
@@ -249,33 +264,21 @@ def terminal_curve(metrics: Sequence[Metrics]) -> str:
     if len(steps) < 2:
         return ""
     if max(rewards) - min(rewards) <= FLAT * max(1.0, abs(rewards[0])):
-        return f"reward: {say(rewards[0])} in each of {len(steps)} steps"
+        return f"training reward: {say(rewards[0])} in each of {len(steps)} steps"
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plot_size(72, 14)
     plotext.plot(steps, running_mean(rewards), marker="braille")
-    plotext.title("reward (mean of five steps)")
+    plotext.title("training reward (mean of five steps)")
     plotext.xlabel("step")
     plotext.xticks(sorted({steps[place * (len(steps) - 1) // TICKS] for place in range(TICKS + 1)}))
     return str(plotext.uncolorize(plotext.build()))
-
-
-def reward_curve(metrics: Sequence[Metrics]) -> tuple[list[int], list[float]]:
-    """(updates made, mean reward) of each step; a step without rollouts has none."""
-    points = [(each.step + 1, each.values["reward"]) for each in metrics if "reward" in each.values]
-    return [step for step, _ in points], [reward for _, reward in points]
 
 
 def model_name(run: Run) -> str | None:
     """The model that a run trains, of a folder its name; None if the run does not say."""
     model = run.config.get("model")
     return None if model is None else Path(name).name if Path(name := str(model)).is_absolute() else name
-
-
-def running_mean(values: Sequence[float], width: int = 5) -> list[float]:
-    """Mean of each value and up to `width - 1` before it."""
-    windows = [values[max(0, end - width) : end] for end in range(1, len(values) + 1)]
-    return [sum(window) / len(window) for window in windows]
 
 
 async def transcripts(store: Store, run_id: str, last: int) -> str:

@@ -58,11 +58,6 @@ class Evaluation(Record):
     detail: dict[str, Score]
     """"sampled" and "greedy" in full."""
 
-    @property
-    def what(self) -> str:
-        """What its means are called: "success" where each reward is 0 or 1, else "reward"."""
-        return "success" if all(score.binary for score in self.detail.values()) else "reward"
-
 
 class AgentSummary(Record):
     """One agent over the whole training, evaluations left out."""
@@ -76,6 +71,11 @@ class AgentSummary(Record):
     """Its share of all advantages, taken as positive: how much of what the updates heard was about it."""
     air: float = 0.0
     """Sum of the automatic intermediate rewards for its calls."""
+    first: float | None = None
+    """Mean final reward of the rollouts in which it acted, over the first steps: its own, where the app gives
+    it one. None in a summary of an older version, or of demonstrations."""
+    last: float | None = None
+    """The same over the last steps."""
     failed_calls: int = 0
     failed_rollouts: int = 0
     """Rollouts that failed after its call was the last."""
@@ -243,7 +243,7 @@ def card(summary: Summary, *, curve: bool) -> str:
     ]
     found = [each for each in (summary.before, *summary.between, summary.after) if each]
     if found:
-        lines += ["", f"| updates | held-out {found[0].what}, sampled | greedy |", "|---|---|---|"]
+        lines += ["", "| updates | held-out reward, sampled | greedy |", "|---|---|---|"]
         lines += [f"| {each.step} | {each.sampled:.3f} | {each.greedy:.3f} |" for each in found]
     if curve:
         lines += ["", "![reward over training](curve.png)"]

@@ -16,6 +16,8 @@ from typing import Any, TypeVar, cast
 from lightning_core import telemetry
 from lightning_core.backends.preflight import RunPlan
 from lightning_core.errors import ConfigError, StoreError, TrainingStopped
+from lightning_core.insight.standing import ENDED
+from lightning_core.plugins import load_plugins
 from lightning_core.runner.packing import check_not_loading
 from lightning_core.stores.base import Store
 from lightning_core.trainer.display import Display
@@ -23,6 +25,7 @@ from lightning_core.trainer.folder import RunFolder, absolute, choose_folder
 from lightning_core.trainer.launch import current_launch, launching
 from lightning_core.trainer.loop import Loop
 from lightning_core.trainer.observers import AlertObserver, Observers, Trackers, to_alerts
+from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.plan import check_ids, count_shared, make_tasks
 from lightning_core.trainer.preflight import plan_run
 from lightning_core.trainer.record import open_run
@@ -36,6 +39,8 @@ from lightning_core.trainer.summary import Summary, write_card
 from lightning_core.types import Run, Task
 
 log = logging.getLogger(__name__)
+
+_AGAIN = " (begun again: the run that was there had made no update)"
 
 T = TypeVar("T")
 Tasks = Iterable[Task | Mapping[str, Any]]
@@ -68,7 +73,9 @@ class Trainer(Settings):
         telemetry.obey()
         tasks = self._make_tasks(train, validation)
         resume = self.resume is True or (self.resume == "auto" and _begun(self.folder))
-        with RunFolder(choose_folder(self.folder, resume=resume), resume=resume) as folder:
+        path = choose_folder(self.folder, resume=resume)
+        again = not resume and _run(_never_learnt(path))
+        with RunFolder(path, resume=resume, again=again) as folder:
             try:
                 return _run(_fit(replace(self, resume=resume), folder, solve, *tasks))
             except KeyboardInterrupt:
@@ -101,6 +108,19 @@ class Trainer(Settings):
         return tasks
 
 
+async def _never_learnt(path: Path) -> bool:
+    """Whether the folder holds a run that ended before its first update: it has nothing to go on from."""
+    found = RunFolder(path, resume=True)
+    if not found.checkpoints.is_dir() or found.latest_checkpoint() or (path / "summary.json").exists():
+        return False
+    address = found.read_address()
+    if address is None or address["store"] is not None or not (path / "store.db").exists():
+        return False  # another store keeps its records
+    async with open_store(found.store_url, load_plugins()) as store:
+        run = await store.find_run(found.run_id)
+        return run is None or (run.status != "finished" and not await store.list_metrics(run.id, limit=1))
+
+
 def _begun(folder: str | Path | None) -> bool:
     """Whether a trainer has taken the folder: one that was killed at once may have recorded its run."""
     return folder is not None and (Path(folder) / "lock").exists()
@@ -114,7 +134,7 @@ async def _fit(
         raise ConfigError(f"the run already has {made[0]} steps: resume it with steps={made[0]} or more")
     with Display(enabled=trainer.progress, steps=trainer.total_steps) as display:
         observers = Observers(display)
-        observers.note(f"run {folder.run_id} in {folder.path}")
+        observers.note(f"run {folder.run_id} in {folder.path}" + _AGAIN * folder.began_again)
         if shared := count_shared(train, validation):
             log.warning(
                 "%d of %d validation tasks are training tasks too: the held-out reward then says nothing "
@@ -138,7 +158,7 @@ async def _fit(
                 shown = await transcripts(session.store, run.id, trainer.total_steps)
             except BaseException as problem:
                 status = "stopped" if isinstance(problem, asyncio.CancelledError) else "failed"
-                await asyncio.shield(_end(session.store, run, status))
+                await asyncio.shield(_end(session.store, run, status, problem))
                 if isinstance(problem, OSError) and _is_of(folder, problem):
                     raise StoreError(
                         f"can't write the run's folder {str(folder.path)!r}: {problem}; "
@@ -158,10 +178,11 @@ def _is_of(folder: RunFolder, problem: OSError) -> bool:
     return full or place.is_relative_to(absolute(folder.path))
 
 
-async def _end(store: Store, run: Run, status: str) -> None:
-    """Record how the run ended, in its record as it is by now."""
+async def _end(store: Store, run: Run, status: str, problem: BaseException | None = None) -> None:
+    """Record how the run ended, in its record as it is by now, and the error of one that failed."""
     now = await store.find_run(run.id) or run
-    await store.put_run(now.model_copy(update={"status": status}))
+    why = {ENDED: f"{type(problem).__name__}: {problem}"} if status == "failed" else {}
+    await store.put_run(now.model_copy(update={"status": status, "config": {**now.config, **why}}))
 
 
 def _add_observers(session: Session) -> None:

@@ -25,6 +25,7 @@ from lightning_core.console.sandbox import show_sandbox
 from lightning_core.console.server import to_json
 from lightning_core.console.shelf import TRIED, Shelf
 from lightning_core.errors import ConfigError
+from lightning_core.insight.verdict import say
 from lightning_core.insight.why import CHANGED, reasons_of
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.sqlite import SqliteStore
@@ -64,8 +65,11 @@ async def test_curves_are_the_stored_metrics(ask: Ask, finished: Path) -> None:
 def test_the_list_of_runs_says_of_the_reward_what_the_summary_says(ask: Ask, finished: Path) -> None:
     [run] = ask("runs")
     summary = json.loads((finished / "summary.json").read_text())
-    assert run["held_out"]
-    assert run["change"] == [summary["before"]["greedy"], summary["after"]["greedy"]]
+    assert run["change"]["kind"] == "held-out"
+    ends = summary["before"]["greedy"], summary["after"]["greedy"]
+    assert (run["change"]["first"], run["change"]["last"]) == ends
+    line = asyncio.run(read_line(finished))
+    assert line.reward == " → ".join(map(say, ends))
     assert run["model"] == "tiny"
 
 
@@ -81,14 +85,10 @@ async def test_the_list_has_the_steps_and_rewards_of_the_terminal_s(tmp_path: Pa
         await store.enqueue([played("r", f"r-{step}", step, reward=1.0) for step in (0, 2, 3)])
     async with Shelf(str(folder), load_plugins()) as shelf:
         [run] = await list_runs(Question(shelf, []))
-    assert (run["steps"], run["rewards"], run["change"], run["held_out"]) == (
-        3,
-        [0.25, 0.75],
-        (0.25, 0.5),
-        False,
-    )
+    assert (run["steps"], run["rewards"]) == (3, [0.25, 0.75])
+    assert run["change"] == {"kind": "training", "first": 0.25, "last": 0.75, "steps": 1}
     line = await read_line(folder)
-    assert (line.steps, line.reward) == (3, "0.25 → 0.5 (training)")
+    assert (line.steps, line.reward) == (3, "0.25 → 0.75 (training)")
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"run": "x"}', "\xff"])
@@ -198,7 +198,7 @@ def test_the_terms_add_up_to_the_advantage_of_each_call(ask: Ask) -> None:
             assert told["problem"] is None
             for reason in (one for call in told["calls"].values() for one in call):
                 if reason["advantage"] is None:
-                    assert reason["silent"]
+                    assert reason["sentence"].startswith("No advantage: ")
                     continue
                 credited += 1
                 terms = sum(term["amount"] for term in reason["terms"])

@@ -48,7 +48,7 @@ def test_steps_appear_while_the_run_goes_on(browser: Any, tmp_path: Path) -> Non
             assert canvas.evaluate("one => one.kept")
             assert page.locator("details[open] .facts").first.is_visible()
             assert page.evaluate("document.activeElement.closest('.tiles') !== null")
-            assert page.locator("#live").inner_text() == "live"
+            assert page.locator("#live").inner_text() == "finished"
     finally:
         training.terminate()
         training.wait()

@@ -100,7 +100,7 @@ def test_held_out_tasks_are_compared_in_pairs():
     more = Evidence(before=evaluated([1] + [0] * 7), after=evaluated([1] * 8))
     assert verdict(more).kind == "improved"
     assert verdict(more).sentence.startswith(
-        "Improved: held-out success 0.125 before, 1 after, +0.875 (95 % interval +0.58 to +1.2; 8 tasks"
+        "Improved: held-out reward 0.125 before, 1 after, +0.875 (95 % interval +0.58 to +1.2; 8 tasks"
     )
     back = Evidence(before=more.after, after=more.before)
     assert verdict(back).kind == "worse"

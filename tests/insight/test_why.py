@@ -142,7 +142,7 @@ def test_another_reward_function_is_asked_of_what_succeeded():
 def test_who_has_no_advantage_is_told_why():
     even = why(step([1.0, 1.0]).trajectories(), PLAIN)
     assert {one.silent for one in even.reasons.values()} == {
-        "all that its group could be compared by was equal, so no reward speaks for it or against it"
+        "the rollouts of its group did not differ where they are compared, so no reward speaks for it"
     }
     of = step([1.0, 0.0])
     calls = {**of.calls, "r0": [call(0, 0), call(0, 1, "judge", trained=False)]}
@@ -156,13 +156,15 @@ def test_a_reason_is_said_in_words():
     of = step([1.0, 0.0], given=[reward(0, -0.25, 0)])
     reason = why(of.trajectories(), PLAIN).reasons["r0", "c0", 0]
     assert reason.lines() == [
+        "This rollout earned 0.75 (final reward 1, intermediate rewards -0.25); the one rollout it is "
+        "compared with earned 0: so the update makes this reply more likely.",
         "advantage +0.375, 50.0% of the loss of its step",
-        "return +0.750 = final reward (+1.000) + intermediate rewards of the rollout (-0.250)",
-        "baseline +0.375, scale 1.000; compared were +0.750, +0.000",
-        "1 × (+0.750 - +0.375) / 1.000 = +0.375",
+        "counts as +0.750 = final reward (+1.000) + intermediate rewards of the rollout (-0.250)",
+        "compared: +0.750, +0.000",
+        "(+0.750 - baseline +0.375) / spread 1.000 = +0.375",
     ]
     silent = why(step([1.0, 1.0]).trajectories(), PLAIN).reasons["r0", "c0", 0]
-    assert silent.lines()[0].startswith("no advantage: all that its group could be compared by was equal")
+    assert silent.lines() == [f"No advantage: {silent.silent}."]
 
 
 def test_shares_of_the_loss_add_up_to_1():

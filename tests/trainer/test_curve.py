@@ -18,7 +18,7 @@ def steps(*rewards: float) -> list[Metrics]:
 
 @pytest.mark.parametrize(("reward", "said"), [(0.0, "0"), (0.5, "0.5"), (3.0, "3")])
 def test_a_reward_that_never_changes_is_said_in_words(reward, said):
-    assert terminal_curve(steps(*[reward] * 7)) == f"reward: {said} in each of 7 steps"
+    assert terminal_curve(steps(*[reward] * 7)) == f"training reward: {said} in each of 7 steps"
 
 
 def test_the_steps_of_a_curve_are_whole_numbers_from_1():

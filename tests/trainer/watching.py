@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,9 @@ def grpo(**options: Any) -> lightning.GRPO:
     return lightning.GRPO(group_size=GROUP_SIZE, tasks_per_step=TASKS_PER_STEP, **options)
 
 
-def fit(folder: Path, algorithm: Any, app: Any = solve, **settings: Any) -> Summary:
+def fit(
+    folder: Path, algorithm: Any, app: Any = solve, validation: Sequence[Any] = (), **settings: Any
+) -> Summary:
     """Five steps on seven tasks."""
     trainer = lightning.Trainer(
         **{
@@ -72,7 +75,8 @@ def fit(folder: Path, algorithm: Any, app: Any = solve, **settings: Any) -> Summ
             **settings,
         }
     )
-    return trainer.fit(app, train=[{"question": f"List the boats with speed above {n}."} for n in range(7)])
+    train = [{"question": f"List the boats with speed above {n}."} for n in range(7)]
+    return trainer.fit(app, train=train, validation=validation)
 
 
 @dataclass(frozen=True)

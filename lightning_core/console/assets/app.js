@@ -11,9 +11,10 @@ import * as time from "console/time.js";
 import * as compare from "console/compare.js";
 import * as models from "console/models.js";
 import * as sandbox from "console/sandbox.js";
+import * as words from "console/terms.js";
 
-const PAGES = { runs, run, rollouts, rollout: replay, why, time, compare, models, sandbox };
-const TABS = [["run", "Run"], ["rollouts", "Rollouts"], ["why", "Why"], ["time", "Time"], ["compare", "Compare"], ["models", "Models"], ["sandbox", "Sandbox"]];
+const PAGES = { runs, run, rollouts, rollout: replay, why, time, compare, models, sandbox, words };
+const TABS = [["run", "Run"], ["rollouts", "Rollouts"], ["why", "Why"], ["time", "Time"], ["compare", "Compare"], ["models", "Models"], ["sandbox", "Sandbox"], ["words", "Words"]];
 const TICK = 2000;
 const main = document.getElementById("main");
 const bar = document.getElementById("bar");
@@ -61,8 +62,14 @@ async function open() {
   if (mine !== latest) return;
   fill(main, made.element);
   if (made.shown) made.shown();
-  shown = { place, tick: made.tick };
-  say(live ? "live" : "exported", live ? "on" : "");
+  shown = { place, tick: made.tick, status: made.status };
+  state(made.status);
+}
+
+/** The run's state: what is shown follows it, but only a running one changes. */
+function state(of) {
+  const status = of ? of() : known.find((one) => shown && one.name === shown.place.run)?.status;
+  say(live ? status || "" : "exported", live && status === "running" ? "on" : "");
 }
 
 function fail(error) {
@@ -71,7 +78,8 @@ function fail(error) {
 
 async function tick() {
   if (live && shown && shown.tick && !document.hidden) {
-    try { await shown.tick(); say("live", "on"); }
+    const mine = shown;
+    try { await mine.tick(); if (mine === shown) state(mine.status); }
     catch (error) { say(error.message, "off"); }
   }
   setTimeout(tick, TICK);

@@ -2,6 +2,7 @@
 
 import uPlot from "console/uplot.js";
 import { h, num } from "console/dom.js";
+import { term } from "console/terms.js";
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -11,10 +12,10 @@ function colour(name) {
  * A chart: series are {label, colour: "--c1", values: [..], points, dash, width}; steps is the axis.
  * Returns {element, set(steps, series)}. onstep is told which step was clicked.
  */
-export function chart(title, steps, series, { height = 190, unit = "", onstep = null, low = null, high = null } = {}) {
+export function chart(title, steps, series, { height = 190, unit = "", onstep = null, low = null, high = null, word = "" } = {}) {
   const holder = h("div.plot");
   const note = h("span.last");
-  const element = h("figure.chart", { role: "group", "aria-label": title }, h("figcaption", {}, h("b", {}, title), note), holder);
+  const element = h("figure.chart", { role: "group", "aria-label": title }, h("figcaption", {}, h("b", {}, term(word, title)), note), holder);
   let plot = null, shape = "";
 
   function options(width) {
@@ -43,6 +44,7 @@ export function chart(title, steps, series, { height = 190, unit = "", onstep = 
       }))],
       bands: series.some((one) => one.band) ? [{ series: [2, 1], fill: colour("--band") }] : undefined,
       hooks: { ready: [(made) => {
+        made.over.addEventListener("mouseleave", () => setTimeout(rest));
         if (!onstep) return;
         made.over.addEventListener("click", () => {
           const at = made.cursor.idx;
@@ -52,12 +54,18 @@ export function chart(title, steps, series, { height = 190, unit = "", onstep = 
     };
   }
 
+  /** Without the mouse the legend shows the last step. */
+  function rest() {
+    if (plot && plot.cursor.idx == null && steps.length) plot.setLegend({ idx: steps.length - 1 });
+  }
+
   function draw() {
     const width = Math.max(240, holder.clientWidth || 400);
     const data = [steps, ...series.map((one) => one.values)];
     const now = JSON.stringify(series.map((one) => one.label));
     if (plot && now === shape) { plot.setData(data); plot.setSize({ width, height }); }
     else { if (plot) plot.destroy(); plot = new uPlot(options(width), data, holder); shape = now; }
+    setTimeout(rest);
     const last = (one) => num(one.values.filter((v) => v !== null && v !== undefined).at(-1));
     note.textContent = series.length === 1 ? last(series[0]) + unit : "";
   }

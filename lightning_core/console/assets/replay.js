@@ -130,7 +130,7 @@ function pretty(value) {
 function call(rollout, node, names, place) {
   const facts = [
     node.trained ? "trained" : node.endpoint ? `only seen, answered by ${node.endpoint}` : "not trained",
-    node.model, node.policy_version !== null && `version ${node.policy_version}`, `T ${num(node.temperature, 1)}`,
+    answerer(rollout, node), node.policy_version !== null && `version ${node.policy_version}`, `T ${num(node.temperature, 1)}`,
     `${num(node.read)} → ${num(node.written)} tokens`, lasting(node.ended_at - node.started_at),
     node.replies.map((one) => one.finish_reason).filter(Boolean).join(", "),
   ];
@@ -144,6 +144,12 @@ function call(rollout, node, names, place) {
     node.prompt.slice().reverse().map((one, index) => fold(one, index > 2)),
     node.tools.length ? h("details", {}, h("summary", {}, `${node.tools.length} tools offered`), h("pre", {}, JSON.stringify(node.tools, null, 2))) : null,
   ];
+}
+
+/** The model that answered; beside it what the app had asked for, if that is another name. */
+function answerer(rollout, node) {
+  if (node.endpoint || !rollout.policy) return node.model;
+  return node.model && node.model !== rollout.policy ? `${rollout.policy} (the app asked for ${node.model})` : rollout.policy;
 }
 
 function fold(one, closed) {
@@ -165,22 +171,14 @@ function reasons(rollout, node, place) {
     h("p.sum", {}, "advantage ", one.advantage === null ? h("b", {}, "none") : credit(one.advantage),
       node.reasons.length > 1 && h("span.quiet", {}, ` of choice ${one.choice}`),
       one.advantage !== null && h("span.quiet", {}, ` · ${percent(one.share)} of the step's loss`)),
-    one.terms?.length > 0 && one.advantage !== null && inWords(one),
-    one.silent && h("p", {}, `No advantage: ${one.silent}.`),
-    (one.terms || []).map((term) => [
-      h("p.equation", {}, `${term.weight === 1 ? "" : `${num(term.weight)} × `}( return ${num(term.value)} − baseline ${num(term.baseline)} ) ÷ scale ${num(term.unit)}  =  `, credit(term.amount)),
-      term.parts.length > 0 && h("p.small", {}, "return = ", term.parts.map((part, index) => [part.factor < 0 ? " − " : index ? " + " : "", Math.abs(part.factor) === 1 ? "" : `${num(Math.abs(part.factor))} × `, `${num(part.value)} `, h("span.quiet", {}, part.name)])),
-      strip(term.means, term.own, `returns of the ${term.means.length} it was compared with`),
+    h("p", {}, one.sentence),
+    one.terms?.length > 0 && h("details", {}, h("summary", {}, "The arithmetic"), (one.terms || []).map((term) => [
+      h("p.equation", {}, `${term.weight === 1 ? "" : `${num(term.weight)} × `}${term.compared ? `( counts as ${num(term.value)} − baseline ${num(term.baseline)} )` : `counts as ${num(term.value)}`} ÷ spread ${num(term.unit)}  =  `, credit(term.amount)),
+      term.parts.length > 0 && h("p.small", {}, `${num(term.value)} = `, term.parts.map((part, index) => [part.factor < 0 ? " − " : index ? " + " : "", Math.abs(part.factor) === 1 ? "" : `${num(Math.abs(part.factor))} × `, `${num(part.value)} `, h("span.quiet", {}, part.name)])),
+      term.compared && strip(term.means, term.own, `the ${term.means.length} compared, this one filled`),
     ]),
-    one.terms && one.unit !== 1 && h("p.equation", {}, `( sum of the terms − mean of the batch ${num(one.mean)} ) ÷ ${num(one.unit)}  =  `, credit(one.total)),
+    one.unit !== 1 && h("p.equation", {}, `( sum of the terms − mean of the batch ${num(one.mean)} ) ÷ ${num(one.unit)}  =  `, credit(one.total))),
     known("step", { run: place.run, step: String(rollout.step) }) && h("p.small", {}, h("a", { href: `#/${encodeURIComponent(place.run)}/why?step=${rollout.step}` }, "all groups of this step, and what if"))))];
-}
-
-function inWords({ terms: [{ means, own }], advantage }) {
-  if (own === null || own === undefined || means.length < 2) return null;
-  const others = means.filter((_, index) => index !== own).reduce((sum, v) => sum + v, 0) / (means.length - 1);
-  const so = advantage > 0 ? "more likely" : advantage < 0 ? "less likely" : "neither more nor less likely";
-  return h("p", {}, `The rollout earned ${num(means[own])} here; the ${means.length - 1} others earned ${num(others)} on average. The update makes this reply ${so}.`);
 }
 
 /** Numbers as dots on a line, one's own filled. */

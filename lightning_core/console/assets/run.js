@@ -3,20 +3,22 @@
 import { ago, dot, fill, h, hue, lasting, num, percent, renew, section, table } from "console/dom.js";
 import { ask } from "console/net.js";
 import { chart, smooth } from "console/charts.js";
+import { term } from "console/terms.js";
 
 /** The charts: title, series as [metric or prefix*, label], and how they are drawn. One without numbers is left out. */
 const CHARTS = [
-  ["Entropy, nats per token", [["entropy", "all tokens"], ["sampled_entropy", "trained tokens"]], { low: 0 }],
-  ["Groups with nothing to compare", [["zero_variance_groups", "equal rewards"], ["unusable_groups", "no usable rewards"]], { low: 0 }],
+  ["Training reward by agent", [["agent/*/reward", ""]], { low: 0, word: "training reward" }],
+  ["Entropy, nats per token", [["entropy", "all tokens"], ["sampled_entropy", "trained tokens"]], { low: 0, word: "entropy" }],
+  ["Groups that teach nothing", [["zero_variance_groups", "equal rewards"], ["unusable_groups", "no usable rewards"]], { low: 0, word: "equal rewards" }],
   ["Failed rollouts", [["failures", "failed"], ["rollouts_without_calls", "without calls"]], { low: 0 }],
-  ["Automatic intermediate rewards", [["air_reward", "mean of a rollout"]], {}],
+  ["Automatic intermediate rewards", [["air_reward", "mean of a rollout"]], { word: "intermediate rewards" }],
   ["Signals by rule", [["air/*", ""]], { low: 0 }],
-  ["Gradient norm", [["grad_norm", "before the clip"], ["value_grad_norm", "critic"]], { low: 0 }],
-  ["Clipped share", [["clip_share", "policy"], ["bounded_share", "off-policy bound"]], { low: 0 }],
-  ["Divergence from the start, nats", [["kl_reference", "KL"]], {}],
-  ["Loss", [["loss", "policy"], ["value_loss", "critic"]], {}],
-  ["Engine and training disagree, nats", [["logprob_gap_mean", "mean"], ["logprob_gap_max", "most"]], { low: 0 }],
-  ["Staleness, updates", [["staleness_mean", "mean"], ["staleness_max", "most"]], { low: 0 }],
+  ["Gradient norm", [["grad_norm", "policy"], ["value_grad_norm", "critic"]], { low: 0, word: "gradient norm" }],
+  ["Clipped share", [["clip_share", "policy"], ["bounded_share", "off-policy bound"]], { low: 0, word: "clipped share" }],
+  ["Divergence from the start, nats", [["kl_reference", "KL"]], { word: "divergence" }],
+  ["Loss", [["loss", "policy"], ["value_loss", "critic"]], { word: "loss" }],
+  ["Gap between engine and training, nats", [["logprob_gap_mean", "mean"], ["logprob_gap_max", "most"]], { low: 0, word: "engine gap" }],
+  ["Staleness, updates", [["staleness_mean", "mean"], ["staleness_max", "most"]], { low: 0, word: "staleness" }],
   ["Seconds of a step", [["step_seconds", "whole step"], ["collect_seconds", "collecting"], ["update_seconds", "updating"], ["publish_seconds", "publishing"]], { low: 0, unit: " s" }],
   ["Tokens", [["unmerged_tokens", "prompts and replies"], ["forward_tokens", "computed"], ["tokens", "trained"]], { low: 0 }],
   ["Calls by agent", [["agent/*/calls", ""]], { low: 0 }],
@@ -30,16 +32,16 @@ export async function show(place) {
   let run = await ask("run", { run: place.run });
   const top = h("div", {}), grid = h("div.charts", {}), below = h("div", {});
   const charts = new Map();
-  const onstep = (step) => { location.hash = `#/${encodeURIComponent(place.run)}/rollouts?split=train&step=${step - 1}`; };
+  const onstep = (step) => { location.hash = `#/${encodeURIComponent(place.run)}/rollouts?split=${step ? `train&step=${step - 1}` : "validation&step=0"}`; };
 
   function draw() {
     for (const [title, series, given] of pictures(run)) {
       if (!charts.has(title)) {
-        const made = chart(title, run.steps, series, { ...given, onstep });
+        const made = chart(title, given.steps ?? run.steps, series, { ...given, onstep });
         charts.set(title, made);
         grid.append(made.element);
       }
-      charts.get(title).set(run.steps, series);
+      charts.get(title).set(given.steps ?? run.steps, series);
     }
     if (!grid.children.length || grid.firstChild.nodeName === "P")
       renew(grid, h("p.quiet", {}, run.status === "running" ? "No step has ended yet. This page fills by itself." : "No step has ended."));
@@ -60,7 +62,7 @@ export async function show(place) {
     tell();
   }
 
-  return { element: h("div", {}, top, grid, below), shown: () => { draw(); tell(); }, tick };
+  return { element: h("div", {}, top, grid, below), shown: () => { draw(); tell(); }, tick, status: () => run.status };
 }
 
 /** The run with the steps that are newer. */
@@ -81,15 +83,17 @@ function join(run, newer) {
 function* pictures(run) {
   const reward = run.columns.reward;
   const at = new Map(run.evaluations.map((one) => [one.step, one]));
-  if (reward) {
-    const series = [
-      { label: "mean of five steps", colour: "--c1", width: 2.5, values: smooth(reward) },
-      { label: "step", colour: "--faint", values: reward },
-    ];
+  if (reward || at.size) {
+    const steps = [...new Set([...at.keys(), ...run.steps])].sort((a, b) => a - b);  // an evaluation also stands before the first step
+    const own = reward || run.steps.map(() => null), means = smooth(own);
+    const of = (values) => steps.map((step) => values[run.steps.lastIndexOf(step)] ?? null);
+    const series = reward ? [
+      { label: "training, mean of five steps", colour: "--c1", width: 2.5, values: of(means) },
+      { label: "training, each step", colour: "--faint", values: of(own) },
+    ] : [];
     for (const [kind, colour] of [["greedy", "--c2"], ["sampled", "--c3"]])
-      if (at.size) series.push({ label: `held out, ${kind}`, colour, points: true, dash: [4, 4], values: run.steps.map((step, index) =>
-        at.get(step)?.[kind] ?? (index === 0 ? at.get(0)?.[kind] ?? null : null)) });
-    yield ["Reward", series, { height: 260, low: 0, high: 1 }];
+      if (at.size) series.push({ label: `held-out, ${kind}`, colour, points: true, dash: [4, 4], values: steps.map((step) => at.get(step)?.[kind] ?? null) });
+    yield ["Reward", series, { height: 260, low: 0, high: 1, word: "reward", steps }];
   }
   for (const [title, wanted, given] of CHARTS) {
     const series = wanted.flatMap(([name, label]) => find(run.columns, name, label)).map((one, place) =>
@@ -111,14 +115,13 @@ function summary(run) {
   const name = encodeURIComponent(run.name);
   const first = run.evaluations[0], last = run.evaluations.at(-1);
   const total = run.settings.steps;
-  const rewards = (run.columns.reward || []).filter((v) => v !== null);
   const { seconds, updates } = run;
   const left = total > updates && updates ? (seconds / updates) * (total - updates) : null;
   const tiles = [
     ["status", h(`span.status.${run.status.replace(" ", "-")}`, {}, run.status)],
     ["step", h("span", {}, num(updates), total ? h("small", {}, ` of ${num(total)}`) : "")],
-    ["training reward", rewards.length ? `${num(smooth(rewards)[Math.min(4, rewards.length - 1)], 2)} → ${num(smooth(rewards).at(-1), 2)}` : "–"],
-    first && ["held out, greedy", last === first ? num(first.greedy, 2) : `${num(first.greedy, 2)} → ${num(last.greedy, 2)}`],
+    first && ["held-out reward, greedy", last === first ? num(first.greedy) : `${num(first.greedy)} → ${num(last.greedy)}`, "held-out reward"],
+    ["training reward", run.training ? h("span", { title: `mean of the first ${run.training.steps} steps, and of the last` }, `${num(run.training.first)} → ${num(run.training.last)}`) : "–"],
     ["rollouts", h("span", {}, h("a", { href: `#/${name}/rollouts` }, num(Object.values(run.counts).reduce((a, b) => a + b, 0))), " ",
       h("small", {}, h("a", { href: `#/${name}/rollouts?order=worst&split=train` }, "worst")))],
     ["failed", h("a", { href: `#/${name}/rollouts?status=failed` }, num(run.counts.failed || 0))],
@@ -128,9 +131,11 @@ function summary(run) {
   return [
     h("h1.hidden", {}, `Run ${run.name}`),
     run.verdict && h("p.verdict", {}, run.verdict.sentence),
-    run.status === "interrupted" && h("p.quiet", {}, "Its trainer ended before the last step. To go on: ", h("code", {}, resuming(run))),
+    run.reason && h("pre.error", {}, run.reason),
+    ["killed", "stopped", "failed"].includes(run.status) && h("p.quiet", {}, { killed: "Its process ended without a word. ", stopped: "It was stopped. ", failed: "" }[run.status], "To go on: ", h("code", {}, resuming(run))),
+    run.status === "stopping" && h("p.quiet", {}, "Its trainer is closing what it has open."),
     run.verdict?.also.length ? h("ul.quiet", { "aria-label": "Also" }, run.verdict.also.map((one) => h("li", {}, one))) : null,
-    h("dl.tiles", {}, tiles.filter(Boolean).map(([label, value]) => h("div", {}, h("dt", {}, label), h("dd", {}, value)))),
+    h("dl.tiles", {}, tiles.filter(Boolean).map(([label, value, word]) => h("div", {}, h("dt", {}, term(word ?? label, label)), h("dd", {}, value)))),
     run.alerts.length ? h("ul.alerts", { "aria-label": "Alerts" }, run.alerts.map((alert) =>
       h(`li.${alert.level}`, {}, h("b", {}, alert.rule.replaceAll("_", " ")), " ",
         alert.step !== null && h("span.quiet", {}, `step ${alert.step + 1}: `), alert.message))) : null,
@@ -148,7 +153,7 @@ function evaluations(run) {
   const by = Object.keys(last.detail.greedy.by);
   const link = (one) => h("a", { href: `#/${encodeURIComponent(run.name)}/rollouts?split=validation&step=${one.step}` }, `after ${one.step}`);
   return section("Held-out tasks",
-    table("Evaluations", [["updates", ""], ["greedy", "right"], ["sampled", "right"], ["tasks", "right"], ["failed", "right"], ...by.map((name) => [`${run.settings.group_by}: ${name}`, "right"])],
+    table("Evaluations", [["updates", ""], [term("greedy"), "right"], [term("sampled"), "right"], ["tasks", "right"], ["failed", "right"], ...by.map((name) => [`${run.settings.group_by}: ${name}`, "right"])],
       run.evaluations.map((one) => [link(one), num(one.greedy, 3), num(one.sampled, 3), num(one.detail.greedy.tasks),
         num(one.detail.greedy.failures + one.detail.sampled.failures),
         ...by.map((name) => num(one.detail.greedy.by[name], 2))])),
@@ -158,9 +163,14 @@ function evaluations(run) {
 function agents(run) {
   if (!run.agents.length) return null;
   const names = run.agents.map((one) => one.name);
-  return section("Agents", table("Agents", [["agent", ""], ["", ""], ["calls", "right"], ["tokens", "right"], ["calls trained on", "right"]],
+  return section("Agents", table("Agents", [["agent", ""], ["", ""], ["reward, first → last", "right"], ["calls", "right"], ["tokens", "right"], ["calls trained on", "right"]],
     run.agents.map((one) => [h("span", {}, dot(hue(names, one.name)), h("a", { href: `#/${encodeURIComponent(run.name)}/rollouts?agent=${encodeURIComponent(one.name)}` }, one.name)),
-      one.trained ? "trained" : h("span.quiet", {}, "not trained"), num(one.calls), num(one.completion_tokens), num(one.transitions_with_advantage)])));
+      one.trained ? term("trained") : h("span.quiet", {}, "not trained"), ends(run.agent_rewards[one.name]), num(one.calls), num(one.completion_tokens), num(one.transitions_with_advantage)])),
+    h("p.quiet", {}, "Reward: of the training rollouts in which the agent acted, or its own where the app gives it one. Mean of the first steps, and of the last."));
+}
+
+function ends(change) {
+  return change ? `${num(change.first)} → ${num(change.last)}` : "–";
 }
 
 function members(run) {

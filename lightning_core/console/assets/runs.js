@@ -1,6 +1,6 @@
 // All runs of the shelf, each with how it stands.
 
-import { ago, h, num, renew, table } from "console/dom.js";
+import { ago, h, num, renew, short, table } from "console/dom.js";
 import { ask } from "console/net.js";
 
 export async function show(place, known) {
@@ -11,11 +11,11 @@ export async function show(place, known) {
 function rows(known) {
   return [
     h("h1", {}, "Runs"),
-    table("Runs", [["run", ""], ["status", ""], ["reward before → after", "right"], ["training reward", ""], ["steps", "right"], ["rollouts", "right"], ["model", ""], ["begun", "right"]],
+    table("Runs", [["run", ""], ["status", ""], ["reward, first → last", "right"], ["training reward", ""], ["steps", "right"], ["rollouts", "right"], ["model", ""], ["begun", "right"]],
       known.map((one) => [
         h("a", { href: `#/${encodeURIComponent(one.name)}` }, one.name),
-        h(`span.status.${(one.status || "unread").replace(" ", "-")}`, {}, one.error || one.status || "not read"),
-        one.change ? [`${num(one.change[0], 2)} → ${num(one.change[1], 2)}`, one.held_out ? "" : h("span.quiet", {}, " (training)")] : "–",
+        [h(`span.status.${(one.status || "unread").replace(" ", "-")}`, {}, one.error || one.status || "not read"), one.reason && h("div.bad.small", { title: one.reason }, short(one.reason, 90))],
+        one.change ? [`${num(one.change.first)} → ${num(one.change.last)}`, one.change.kind === "held-out" ? "" : h("span.quiet", {}, " (training)")] : "–",
         one.rewards ? spark(one.rewards) : "",
         num(one.steps), num(one.rollouts), one.model || "–", ago(one.created_at),
       ])),

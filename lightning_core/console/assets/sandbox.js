@@ -21,7 +21,7 @@ export async function show(place) {
 
   const selects = [];
   const options = (letter, versions) => versions.slice().reverse().map((one, index) =>
-    h("option", { value: one.version, selected: letter === "b" ? one.current : index === versions.length - 1 }, `${one.version}${one.current ? ", served" : ""} (${one.author})`));
+    h("option", { value: one.version, selected: letter === "b" ? one.current : index === versions.length - 1 }, `${one.version}${one.current ? ", current" : ""} (${one.author})`));
   const pick = (letter, name, versions) => {
     const select = h("select", { name: `${letter}/${name}` }, options(letter, versions));
     selects.push([select, letter, name]);
@@ -44,7 +44,7 @@ export async function show(place) {
   if (names.length) text.value = latest();
   const writing = h("form.writing", { "aria-label": "A prompt", onsubmit: (event) => {
     event.preventDefault();
-    act(`Save this text as a new version of ${which.value}? It is served only once it is chosen.`, "save", { name: which.value, text: text.value });
+    act(`Save this text as a new version of ${which.value}? It is used only once it is made the current one.`, "save", { name: which.value, text: text.value });
   } }, h("label", {}, "prompt ", which), text, h("button", {}, "Save as a version"));
   return { element: h("div", {}, h("h1", {}, "Sandbox"), h("p.quiet", {}, `A trial plays the app of the run on held-out tasks by two versions. It is kept as a run of its own and teaches nothing; at most ${num(found.most)} rollouts.`),
     form, note, trials, names.length ? section("Write a prompt", writing) : h("p.quiet", {}, "To try prompts too, declare them at the trainer: prompts={\"name\": \"text\"}.")), tick };
