@@ -109,6 +109,11 @@ class Backend(Protocol):
     async def load(self, folder: Path) -> None:
         """Go on from a folder written by `save`."""
 
+    @staticmethod
+    def forget_optimizer(folder: Path) -> None:
+        """Delete the optimizer's state from a folder written by `save`; `load` takes it still. Needed only to
+        save space once a run has finished."""
+
     async def open_engine(self, source: str, version: int) -> VersionEngine:
         """An engine that serves one version alone, until it is closed; also of a backend that is not started.
 

@@ -87,12 +87,24 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class Disk:
+    """Bytes of what a run writes."""
+
+    policy: int
+    """One version of the weights as it serves."""
+    checkpoint: int
+    """Weights that are trained, and the optimizer's state."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunPlan:
     """What a run would be, in an order to be read in."""
 
     facts: tuple[tuple[str, str], ...] = ()
     """Names and values."""
     checks: tuple[Check, ...] = ()
+    disk: Disk | None = None
+    """Sizes of what the run writes; None if the backend does not tell."""
 
 
 def trial(name: str, attempt: Callable[[], str]) -> Check:
@@ -163,6 +175,11 @@ class ModelSize:
         named = [self.linears[name] for name in targets if name in self.linears]
         return lora.rank * (sum(named) if len(named) == len(targets) else sum(self.linears.values()))
 
+    def disk(self, lora: LoraOptions | None) -> Disk:
+        """Sizes on the disk, in float32: weights, and AdamW's two moments of those that are trained."""
+        trained = self.trained(lora)
+        return Disk(policy=4 * self.parameters, checkpoint=4 * trained + 8 * trained)
+
     def facts(self, lora: LoraOptions | None) -> tuple[tuple[str, str], ...]:
         """What a plan says of the model."""
         trained = "all weights, in float32"
@@ -184,6 +201,11 @@ def measure(model: str | Path, context: int | None, *, most: int | None = None) 
     from lightning_core.backends.chat.folder import check_folder, load_config
 
     folder = check_folder(model)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"{str(folder)!r} has no weights: there is no *.safetensors in it; copy the whole folder, or "
+            "save it again with model.save_pretrained(folder)"
+        )
     source = folder.absolute() if folder.exists() else Path(str(model))
     config, _ = load_config(str(source))
     longest, why = longest_context(config)

@@ -25,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(models.app, name="models")
+app.add_typer(runs.app, name="runs")
 
 
 def _say_version(asked: bool) -> None:
@@ -52,7 +53,6 @@ app.command()(serving.serve)
 app.command()(serving.gateway)
 app.command()(serving.api)
 app.command()(serving.token)
-app.command()(runs.runs)
 app.command()(runs.show)
 app.command()(serving.console)
 app.command()(runs.alerts)
@@ -66,7 +66,11 @@ def flow(text: str) -> str:
     return "\n\n".join(each if each.startswith(" ") else " ".join(each.split()) for each in paragraphs)
 
 
-for verb in (*app.registered_commands, *models.app.registered_commands):
+for verb in (
+    *app.registered_commands,
+    *models.app.registered_commands,
+    *runs.app.registered_commands,
+):
     verb.help = flow((verb.callback and verb.callback.__doc__) or "")
 
 

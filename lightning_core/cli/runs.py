@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 from pydantic import ValidationError
 from rich.console import Console, JustifyMethod
 from rich.markup import escape
@@ -20,6 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from lightning_core.air.rulebook import RuleLine, rule_lines
+from lightning_core.backends.preflight import gib
+from lightning_core.cli import space
 from lightning_core.cli.rollouts import (
     LISTED,
     find_rollouts,
@@ -66,10 +69,25 @@ _WHERE = "Only rollouts with this task, step, split, agent or status; may be giv
 _Run = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/20260101-120000.")]
 
 
+class _Listing(typer.core.TyperGroup):
+    """`agentlightning runs [FOLDER]` is short for `agentlightning runs list [FOLDER]`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or args[0] not in {*self.commands, "--help"}:
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(cls=_Listing, help="List runs; delete them, or what they need no more.")
+app.command()(space.rm)
+app.command()(space.prune)
+
+
+@app.command("list")
 def runs(
     folder: Annotated[Path, typer.Argument(help="Folder that holds the runs.")] = Path("runs"),
 ) -> None:
-    """List the runs of a folder, the newest first: status, steps, reward before and after, script, age."""
+    """List the runs of a folder, the newest first: status, steps, reward before and after, disk, age."""
     asyncio.run(list_runs(folder, [path.parent for path in folder.glob("*/run.json")]))
 
 
@@ -146,12 +164,13 @@ async def list_runs(folder: Path, paths: Sequence[Path]) -> None:
         console.print(said, markup=False)
         return
     table = Table(title=escape(f"runs in {folder}"))
-    for column in ("run", "status", "steps", "reward", "model", "script", "age"):
-        side: JustifyMethod = "right" if column in ("steps", "age") else "left"
+    for column in ("run", "status", "steps", "reward", "model", "disk", "script", "age"):
+        side: JustifyMethod = "right" if column in ("steps", "disk", "age") else "left"
         table.add_column(column, justify=side, no_wrap=column == "run", overflow="fold")
     for line in sorted(lines, key=lambda line: line.created_at, reverse=True):
         table.add_row(*map(Text, line.cells), style="red" if line.status in {*BROKEN, "unreadable"} else None)
     console.print(table)
+    console.print(f"{gib(sum(line.disk for line in lines))} on disk; `agentlightning runs prune` frees some")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,12 +185,14 @@ class RunLine:
     reward: str = "-"
     """What `insight.rewards.change` says."""
     model: str = "-"
+    disk: int = 0
+    """Bytes below the run's folder."""
     script: str = "-"
 
     @property
     def cells(self) -> tuple[str, ...]:
-        age = describe_age(time.time() - self.created_at)
-        return self.name, self.status, str(self.steps), self.reward, self.model, self.script, age
+        age, disk = describe_age(time.time() - self.created_at), gib(self.disk)
+        return self.name, self.status, str(self.steps), self.reward, self.model, disk, self.script, age
 
 
 async def read_line(path: Path) -> RunLine:
@@ -183,7 +204,7 @@ async def read_line(path: Path) -> RunLine:
             members, counts = await store.list_members(run_id), await store.count_rollouts(run_id)
             change = await find_change(store, run, metrics, counts) if run else None
     except (LightningError, OSError, ValueError):  # such as a server that is away
-        return RunLine(name=path.name, created_at=begun, status="unreadable")
+        return RunLine(name=path.name, created_at=begun, status="unreadable", disk=space.disk_bytes(path))
     if run is None:
         return RunLine(name=path.name, created_at=begun, status="not started")
     script = Path(str(run.provenance.get("script") or "-")).name
@@ -194,6 +215,7 @@ async def read_line(path: Path) -> RunLine:
         steps=len(metrics),
         reward=_reward(change),
         model=model_name(run) or "-",
+        disk=space.disk_bytes(path),
         script=script,
     )
 

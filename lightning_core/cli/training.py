@@ -270,12 +270,16 @@ def write_page(folder: Path) -> None:
 
 
 def plan_script(script: Path, arguments: Sequence[str], launch: Launch) -> None:
-    """Run `script` up to its first `fit`, and print what that would train."""
+    """Run `script` up to its first `fit`, and print what that would train. Exits with 1 if a check fails."""
+    plans = []
 
     def plan(trainer: Trainer, solve: object, **tasks: Any) -> None:
-        show_plan(trainer.plan(**tasks), Console())
+        plans.append(trainer.plan(**tasks))
+        show_plan(plans[-1], Console())
 
     call_once(script, arguments, launch, plan)
+    if any(check.holds is False for check in plans[0].checks):
+        raise typer.Exit(1)
 
 
 def work_script(script: Path, arguments: Sequence[str], launch: Launch, joining: Joining) -> None:

@@ -24,7 +24,7 @@ from lightning_core.trainer.searching import SearchBench
 from lightning_core.trainer.session import Session
 from lightning_core.trainer.summary import Evaluation
 from lightning_core.trainer.updating import Updater
-from lightning_core.trainer.versions import Versions
+from lightning_core.trainer.versions import KEPT, Versions
 from lightning_core.types import UNNAMED, Call, Metrics, Task, matches
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Loop:
         self.updater = Updater(session)
         self.agent_names = AgentNames(self.settings.patterns)
         self.versions = Versions(
-            session.store, session.folder, session.backend, self.settings.keep_checkpoints
+            session.store, session.folder, session.backend, self.settings.keep_checkpoints or KEPT
         )
         self.validation = validation
         self._referenced: int | None = None

@@ -6,7 +6,9 @@ where it is checked.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -15,10 +17,11 @@ from rich.text import Text
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Backend, check_backend
-from lightning_core.backends.preflight import Check, RunPlan, trial
+from lightning_core.backends.preflight import Check, Disk, RunPlan, gib, trial
 from lightning_core.credit.base import Credit
 from lightning_core.errors import ConfigError, LightningError
 from lightning_core.plugins import load_plugins
+from lightning_core.trainer.folder import RUNS
 from lightning_core.trainer.judging import check_judge
 from lightning_core.trainer.parts import (
     ResolvedPhase,
@@ -29,6 +32,7 @@ from lightning_core.trainer.parts import (
 )
 from lightning_core.trainer.plan import EVALUATIONS
 from lightning_core.trainer.settings import Settings
+from lightning_core.trainer.versions import KEPT
 from lightning_core.types import Task
 
 COLOURS = {"ok": "green", "fails": "red", "unknown": "yellow"}
@@ -50,7 +54,36 @@ def plan_run(settings: Settings, train: Sequence[Task], validation: Sequence[Tas
 
     own = _ask(backend, phases)
     facts = (*_facts(settings, phases, train, validation), ("backend", backend.name), *own.facts)
-    return RunPlan(facts, (trial("options", go_together), *own.checks))
+    checks = (trial("options", go_together), *own.checks)
+    if own.disk is None:
+        return RunPlan(facts, checks)
+    return RunPlan((*facts, _disk_fact(settings, own.disk)), (*checks, _check_disk(settings, own.disk)))
+
+
+def _most_on_disk(settings: Settings, disk: Disk) -> int:
+    """Bytes at the worst moment: one checkpoint is written before the oldest goes, the best version is kept,
+    and the policy is exported."""
+    return ((settings.keep_checkpoints or KEPT) + 1) * disk.checkpoint + 2 * disk.policy
+
+
+def _disk_fact(settings: Settings, disk: Disk) -> tuple[str, str]:
+    after = disk.policy + (settings.keep_checkpoints or 0) * disk.checkpoint
+    if settings.keep_checkpoints is None:
+        after += min(disk.policy, disk.checkpoint)
+    most = gib(_most_on_disk(settings, disk))
+    return "disk", f"up to {most} while it trains, {gib(after)} afterwards; the records of calls come on top"
+
+
+def _check_disk(settings: Settings, disk: Disk) -> Check:
+    """Whether the run's folder has room for the checkpoints."""
+    place = Path(settings.folder or RUNS).absolute()
+    while not place.exists():
+        place = place.parent
+    free, most = shutil.disk_usage(place).free, _most_on_disk(settings, disk)
+    told = f"{gib(free)} are free in {str(place)!r}"
+    if free < most:
+        told += f", and checkpoints take up to {gib(most)}: free some, or give another folder"
+    return Check("disk", free >= most, told)
 
 
 def check_options(settings: Settings, phases: Sequence[ResolvedPhase], backend: Backend) -> None:

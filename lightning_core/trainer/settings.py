@@ -125,9 +125,10 @@ class Settings:
     group_by: str | None = None
     """A field of the tasks' input by which success is shown separately, such as the kind of question."""
     checkpoint_every: int = 1
-    keep_checkpoints: int = 2
-    """How many of the newest checkpoints are kept, to resume from. The best version by evaluation is kept
-    too, and never deleted is what something points at."""
+    keep_checkpoints: int | None = None
+    """How many of the newest checkpoints are kept, to resume from. None keeps two while the run goes on, and
+    one without the optimizer's state once it has finished. The best version by evaluation is kept too, and
+    never deleted is what something points at."""
     progress: bool = True
     """Show progress on the terminal (standard error)."""
 

@@ -36,6 +36,7 @@ from lightning_core.trainer.searching import check_search
 from lightning_core.trainer.session import Session, Solve
 from lightning_core.trainer.settings import Settings
 from lightning_core.trainer.summary import Summary, write_card
+from lightning_core.trainer.versions import settle
 from lightning_core.types import Run, Task
 
 log = logging.getLogger(__name__)
@@ -166,6 +167,8 @@ async def _fit(
                     ) from problem
                 raise
             await _end(session.store, run, "finished")
+            if trainer.keep_checkpoints is None:
+                await settle(session.store, folder, session.backend)
     display.report(summary, folder.path, curve, shown)
     return summary
 

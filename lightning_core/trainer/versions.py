@@ -29,6 +29,9 @@ from lightning_core.trainer.summary import Evaluation
 from lightning_core.types import ResourceVersion, Status, Trajectory
 from lightning_core.versions import POLICY, TRAINER, find_current, list_choices, make_current, read_number
 
+KEPT = 2
+"""Checkpoints that are kept to resume from while a run goes on, where its settings say nothing."""
+
 
 class Versions:
     """Written by one trainer at a time, the one that holds the run's folder."""
@@ -220,6 +223,18 @@ async def prune(
     left = resumable | {version.uri for version in after if version.uri is not None}
     await asyncio.to_thread(_delete_all_but, folder, left)
     return after
+
+
+async def settle(store: Store, folder: RunFolder, backend: Backend | type[Backend] | None) -> None:
+    """Delete all checkpoints but the newest and, if a backend is given that can go on without it, the
+    optimizer's state in that one."""
+    made = folder.latest_checkpoint()
+    if made is None:
+        return
+    await prune(store, folder, await store.list_resources(folder.run_id, POLICY), 1)
+    forget: Any = getattr(backend, "forget_optimizer", None)
+    if callable(forget):
+        await asyncio.to_thread(forget, made[1])
 
 
 def _within(uri: str, folder: Path) -> bool:

@@ -54,6 +54,7 @@ def train(model: Path, folder: Path, *, seed: int = 0, steps: int = STEPS, **mor
         folder=folder,
         seed=seed,
         steps=steps,
+        keep_checkpoints=1,
         progress=False,
         concurrency=32,
         **more,

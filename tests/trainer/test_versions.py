@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import lightning_core as lightning
+from lightning_core.backends.local import LocalBackend
 from lightning_core.errors import ConfigError, NotFoundError
 from lightning_core.stores.sqlite import MemoryStore, SqliteStore
 from lightning_core.trainer.folder import RunFolder, absolute
@@ -57,15 +58,39 @@ async def test_going_on_takes_the_newest_again_also_after_a_rollback_and_a_move(
     (tmp_path / "first").rename(folder)
     async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
         await choose(store, "first", 0, author="ann")
-    fit(folder, steps=1, resume=True)  # nothing to train: the choice stands
+    fit(folder, steps=1, resume=True, keep_checkpoints=2)  # nothing to train: the choice stands
     async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
         assert find_current(await store.list_resources("first")).version == 0
-    fit(folder, steps=2, resume=True)
+    fit(folder, steps=2, resume=True, keep_checkpoints=2)
     async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
         versions = await store.list_resources("first")
     assert find_current(versions).version == 2
     assert [v.parent for v in versions] == [None, 0, 1]
     assert versions[1].uri == absolute(folder / "checkpoints" / "step-000001")
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_finished_run_keeps_what_serves_and_goes_on_without_the_optimizer_state(tmp_path, caplog):
+    folder = tmp_path / "run"
+    fit(folder, steps=3, backend=LocalBackend("tiny"))
+    (left,) = (folder / "checkpoints").iterdir()
+    assert left.name == "step-000003"
+    assert "model/model.safetensors" in files(left)
+    assert not {name for name in files(left) if "moments" in name}
+    assert [v.uri is not None for v in asyncio.run(versions_of(folder))][1:3] == [False, False]
+    weights = (left / "model" / "model.safetensors").read_bytes()
+    assert (folder / "policy" / "model.safetensors").read_bytes() == weights
+
+    fit(folder, steps=4, backend=LocalBackend("tiny"), resume=True, keep_checkpoints=1)
+    assert "AdamW starts without moments" in caplog.text
+    caplog.clear()
+    (left,) = (folder / "checkpoints").iterdir()
+    assert {"moments.safetensors", "state.json"} <= files(left)
+    fit(folder, steps=5, backend=LocalBackend("tiny"), resume=True)
+    assert "AdamW" not in caplog.text
 
 
 def test_a_folder_that_is_reached_by_a_link_loses_nothing_that_is_pointed_at(tmp_path):

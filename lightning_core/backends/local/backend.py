@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch, TensorChange, check_loss
 from lightning_core.backends.chat.folder import check_folder
 from lightning_core.backends.chat.upstream import ChatUpstream
-from lightning_core.backends.local.checkpoint import CRITIC, MOMENTS, Checkpoints
+from lightning_core.backends.local.checkpoint import CRITIC, MOMENTS, Checkpoints, forget_moments
 from lightning_core.backends.local.critic import LocalCritic
 from lightning_core.backends.local.engine import Engine
 from lightning_core.backends.local.exactness import Exactness
@@ -38,6 +39,8 @@ from lightning_core.backends.local.versions import (
 from lightning_core.backends.preflight import RunPlan
 from lightning_core.errors import ConfigError
 from lightning_core.types import Demonstration, Key, Trajectory
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 SWITCH_SECONDS = 0.0005
@@ -240,11 +243,22 @@ class LocalBackend(LocalSettings):
         try:
             await self._hold()
             tensors, state = await self._work(lambda: parts.checkpoints.load(Path(folder)))
-            parts.optimizer.descent.load(tensors[MOMENTS], state["optimizer_steps"])
+            if MOMENTS not in tensors:
+                log.warning(
+                    "checkpoint %s has no optimizer state, as its run had finished: AdamW starts without "
+                    "moments. Runs with keep_checkpoints=1 keep them, and go on exactly",
+                    folder,
+                )
+            parts.optimizer.descent.load(tensors.get(MOMENTS, {}), state["optimizer_steps"])
             parts.critic.load(tensors.get(CRITIC, {}), state.get("critic_steps"))
             await self._publish(state["policy_version"])
         finally:
             parts.engine.release()
+
+    @staticmethod
+    def forget_optimizer(folder: Path) -> None:
+        """Delete AdamW's moments from a checkpoint: two thirds of it, where all weights are trained."""
+        forget_moments(folder)
 
     async def _hold(self) -> None:
         await asyncio.wrap_future(self._started.engine.hold())

@@ -1,7 +1,7 @@
 """Checkpoints: a folder that appears whole or not at all.
 
 model/                a transformers folder (with LoRA: a peft adapter folder that names its base)
-moments.safetensors   AdamW's state
+moments.safetensors   AdamW's state, until the run has finished
 critic.safetensors    weights and AdamW's state of the critic, if an algorithm needed one
 state.json            policy version, context, steps made
 """
@@ -62,7 +62,9 @@ class Checkpoints:
         recover(folder)
         try:
             state = json.loads((folder / STATE).read_text())
-            names = [MOMENTS, CRITIC] if state.get("critic_steps") is not None else [MOMENTS]
+            names = [MOMENTS] * state.get("moments", True) + [CRITIC] * (
+                state.get("critic_steps") is not None
+            )
             tensors = {name: load_file(folder / name) for name in names}
             self._put(folder / "model")
             self._check_finite(tensors)
@@ -101,6 +103,15 @@ class Checkpoints:
             weights = {n: w for n, w in policy.base.state_dict().items() if n not in policy.tied_names}
             return {**self._fixed, WEIGHTS: weights}
         return {**self._fixed, ADAPTER: peft.get_peft_model_state_dict(policy.network)}
+
+
+def forget_moments(folder: Path) -> None:
+    """Delete AdamW's state from a checkpoint. A kill on the way leaves a checkpoint that can be loaded."""
+    state = json.loads((folder / STATE).read_text())
+    draft = folder / f".{STATE}"  # renamed over the old one, which other folders may hold as well
+    draft.write_text(json.dumps({**state, "moments": False}))
+    draft.replace(folder / STATE)
+    (folder / MOMENTS).unlink(missing_ok=True)
 
 
 def _check_same(network: torch.nn.Module, folder: Path) -> None:

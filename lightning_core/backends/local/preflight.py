@@ -56,7 +56,8 @@ def plan_run(settings: LocalSettings, algorithms: Sequence[Algorithm]) -> RunPla
     others = (
         (text, _estimate(changed, size, algorithms, memory)) for text, changed in _changes(settings, size)
     )
-    return RunPlan(facts, (check_memory(size, WHERE, _estimate(settings, size, algorithms, memory), others),))
+    check = check_memory(size, WHERE, _estimate(settings, size, algorithms, memory), others)
+    return RunPlan(facts, (check,), size.disk(settings.lora))
 
 
 def _estimate(
