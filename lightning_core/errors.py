@@ -108,8 +108,11 @@ class ApiError(GatewayError):
         code: str,
         param: str | None = None,
         kind: str = "invalid_request_error",
+        too_long: tuple[int, int] | None = None,
     ) -> None:
+        """`too_long`: of a prompt that does not fit, its tokens and the model's context."""
         super().__init__(message)
+        self.too_long = too_long
         self.status = status
         self.code = code
         self.param = param
@@ -130,7 +133,17 @@ class ScopeError(AccessError):
 
 
 class ContextLengthError(GatewayError):
-    """A prompt longer than the model's context."""
+    """A prompt longer than the model's context, in OpenAI's words: clients know it by them."""
+
+    def __init__(self, tokens: int, context: int, advice: str, *, least: bool = False) -> None:
+        """`least`: the prompt has at least so many tokens."""
+        about = "at least " if least else ""
+        super().__init__(
+            f"This model's maximum context length is {context} tokens. However, your messages resulted in "
+            f"{about}{tokens} tokens; {advice}"
+        )
+        self.tokens = tokens
+        self.context = context
 
 
 class TokenIdsError(GatewayError):

@@ -57,7 +57,7 @@ class ChatRequest:
     tools: list[dict[str, Any]] | None = None
     n: int = 1
     max_tokens: int | None = None
-    """None: as many as fit the context."""
+    """None: as many as fit the context. More than that are as many as fit."""
     temperature: float = 1.0
     """0.0 is greedy."""
     top_p: float = 1.0

@@ -271,7 +271,10 @@ def _part(block: Any) -> SeenPart:
 
 def _error(error: ApiError) -> Json:
     """An error in Anthropic's form."""
-    described = {"type": _ERRORS.get(error.status, "api_error"), "message": str(error)}
+    message = str(error)
+    if error.too_long is not None:  # clients know it by these words
+        message = f"prompt is too long: {error.too_long[0]} tokens > {error.too_long[1]} maximum. {message}"
+    described = {"type": _ERRORS.get(error.status, "api_error"), "message": message}
     return {"type": "error", "error": described, "request_id": None}
 
 

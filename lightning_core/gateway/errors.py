@@ -26,7 +26,7 @@ def api_error_of(error: BaseException) -> ApiError:
         case AccessError():
             return ApiError(str(error), status=401, code="invalid_api_key", kind="authentication_error")
         case ContextLengthError():
-            return ApiError(str(error), code=CONTEXT_LENGTH)
+            return ApiError(str(error), code=CONTEXT_LENGTH, too_long=(error.tokens, error.context))
         case UnsupportedError():
             return ApiError(str(error), code="unsupported_value")
         case _:

@@ -79,7 +79,7 @@ class ScriptedEngine:
             await until(self.held.is_set)
         prompt_ids = self.prompt_ids(request)
         if len(prompt_ids) > self.context:
-            raise ContextLengthError(f"the prompt has {len(prompt_ids)} tokens, the context {self.context}")
+            raise ContextLengthError(len(prompt_ids), self.context, "shorten it")
         self.opened += 1
         return ScriptedGeneration(self, request, prompt_ids)
 

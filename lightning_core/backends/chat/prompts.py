@@ -230,10 +230,7 @@ class Prompts:
         return ids
 
     def _too_long(self, least: int, context: int) -> ContextLengthError:
-        return ContextLengthError(
-            f"the prompt has at least {least} tokens and the context of {self._name!r} is {context}; "
-            f"{make_room(context, self._longest)}"
-        )
+        return ContextLengthError(least, context, make_room(context, self._longest), least=True)
 
 
 def make_room(context: int, longest: int) -> str:

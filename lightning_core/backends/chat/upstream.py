@@ -146,10 +146,8 @@ class ChatUpstream:
             d.messages, d.message, d.tools, d.template, model.stop_ids, model.context
         )
         if len(prompt) + len(reply) > model.context:
-            raise ContextLengthError(
-                f"prompt and reply have {len(prompt) + len(reply)} tokens and the context of "
-                f"{self.model_name!r} is {model.context}; shorten them"
-            )
+            advice = "that is prompt and reply together; shorten them"
+            raise ContextLengthError(len(prompt) + len(reply), model.context, advice)
         return prompt, reply
 
     def decode(self, token_id: int) -> str:
@@ -157,16 +155,8 @@ class ChatUpstream:
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
 
     def _room(self, prompt: int, asked: int | None) -> int:
+        """Tokens that a reply may have: no more than the context has left, as with vLLM and llama.cpp."""
         context = self.model.context
         if prompt >= context:
-            raise ContextLengthError(
-                f"the prompt has {prompt} tokens and the context of {self.model_name!r} is {context}; "
-                f"{make_room(context, self.model.longest)}"
-            )
-        if asked is not None and prompt + asked > context:
-            raise ContextLengthError(
-                f"the prompt has {prompt} tokens and max_tokens is {asked}: together {prompt + asked}, more "
-                f"than the context of {self.model_name!r}, {context}; shorten the prompt or ask for at most "
-                f"{context - prompt}"
-            )
-        return context - prompt if asked is None else asked
+            raise ContextLengthError(prompt, context, make_room(context, self.model.longest))
+        return context - prompt if asked is None else min(asked, context - prompt)
