@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import operator
 import sys
+import zlib
 from array import array
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from typing import SupportsIndex
 
@@ -80,3 +82,35 @@ def prefixes(spelt: Sequence[bytes]) -> Iterator[tuple[int, list[tuple[bytes, li
             stack.append((own, []))
         stack[-1][1].append(place)
         yield place, stack
+
+
+# masks -----------------------------------------------------------------------------------------------
+KEPT = "kept:"
+"""How the text of masks begins."""
+
+
+def pack_mask(mask: NDArray[np.bool_]) -> bytes:
+    """A mask over a vocabulary (V,), compressed: a few dozen bytes if most of it is alike."""
+    return zlib.compress(np.packbits(mask, bitorder="little").tobytes(), 1)
+
+
+def write_masks(masks: Sequence[bytes]) -> str:
+    """Packed masks, one for each token of a reply, as a text that any store keeps."""
+    parts = (part for mask in masks for part in (len(mask).to_bytes(4, "little"), mask))
+    return KEPT + b64encode(b"".join(parts)).decode()
+
+
+def read_masks(text: str, vocabulary: int) -> NDArray[np.uint32]:
+    """(N, words) what `write_masks` wrote: bit i of word w is token 32 * w + i. Raises ValueError for masks
+    of another vocabulary, or for another text."""
+    packed = b64decode(text.removeprefix(KEPT), validate=True)
+    size, words, rows, at = (vocabulary + 7) // 8, (vocabulary + 31) // 32, [], 0
+    while at < len(packed):
+        start = at + 4
+        at = start + int.from_bytes(packed[at:start], "little")
+        inflate = zlib.decompressobj()
+        bits = inflate.decompress(packed[start:at], size + 1)
+        if len(bits) != size:
+            raise ValueError(f"a mask of another vocabulary than one of {vocabulary} tokens")
+        rows.append(bits.ljust(4 * words, b"\0"))
+    return np.frombuffer(b"".join(rows), "<u4").astype(np.uint32).reshape(len(rows), words)

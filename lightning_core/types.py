@@ -230,6 +230,12 @@ class Choice(Record):
     finish_reason: str | None = None
     message: dict[str, JsonValue] = Field(default_factory=dict)
     """The assistant message the app was given."""
+    kept: str | None = None
+    """Which tokens each id was sampled among, where `top_p`, `top_k` or `min_p` cut some off of a trained
+    agent's reply (`sequences.write_masks`)."""
+    left_out: str | None = None
+    """Why the reply is not trained on although its agent is: what the request asked for can't be computed by
+    an update. None if it is."""
 
 
 CallStatus = Literal["completed", "cancelled", "failed", "refused"]
@@ -457,7 +463,8 @@ class Transition:
     engine did not say."""
     temperature: float = 1.0
     grammar: str | None = None
-    """What its tokens were held to (`Call.grammar`): their log-probabilities are those under its masks."""
+    """What its tokens were held to (`Call.grammar`), or the masks that were recorded (`Choice.kept`): their
+    log-probabilities are those under these masks."""
     observation: str = ""
     """Digest of what the agent was shown last, the last message before its reply: equal digests are the same
     observation. "" if that is not known."""

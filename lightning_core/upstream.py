@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,37 @@ class Constraint:
         return self._given[0]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shaping:
+    """What a request changes of the distribution beside temperature and `top_p`; as it stands, nothing.
+
+    Bias and penalties change logits, then the temperature does, then `min_p`, `top_k` and `top_p` cut tokens
+    off, as with vLLM.
+    """
+
+    top_k: int = 0
+    """Only so many of the most probable tokens; 0: all."""
+    min_p: float = 0.0
+    """Only tokens with this share of the most probable one's probability."""
+    presence: float = 0.0
+    """Taken off the logit of each token that the reply holds."""
+    frequency: float = 0.0
+    """The same, once for each time that it holds it."""
+    repetition: float = 1.0
+    """What the logit of each token of prompt and reply is divided by; multiplied, if it is below 0."""
+    bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit)."""
+
+    @property
+    def penalises(self) -> bool:
+        """Whether it changes logits."""
+        return bool(self.presence or self.frequency or self.repetition != 1.0 or self.bias)
+
+
+PLAIN: Final = Shaping()
+"""The distribution as the model gives it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """One completion as the engine sees it; everything the engine can't do was refused before."""
@@ -67,7 +98,8 @@ class ChatRequest:
     extra: dict[str, Any] = field(default_factory=dict)
     """Further template arguments (`chat_template_kwargs`)."""
     effort: str | None = None
-    """How much to think before the reply, in OpenAI's words; "none": not at all."""
+    """How much to think before the reply, in OpenAI's words; "none": not at all, "default": as much as the
+    model does by itself."""
     prompt: str | list[int] | None = None
     """A prompt as it stands, text or token ids, in place of messages and their template."""
     policy_version: int | None = None
@@ -82,6 +114,9 @@ class ChatRequest:
     chance."""
     parallel: bool = True
     """Whether a reply may hold several calls of tools; else it ends with the first."""
+    shaping: Shaping = PLAIN
+    trained: bool = False
+    """Whether its replies may be trained on, so that the engine must say which tokens were cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +140,11 @@ class Delta:
     """What a reasoning model thinks before it replies."""
     stop: str | None = None
     """Beside the finish reason "stop": which of the request's stop texts it was; None if none of them."""
+    kept: list[bytes] | None = None
+    """Of a trained request whose sampling cut tokens off: for each id the tokens that were left
+    (`sequences.pack_mask`)."""
+    left_out: str | None = None
+    """On the last delta: why an update can't compute the reply's log-probabilities; None if it can."""
 
 
 class Generation(Protocol):

@@ -73,6 +73,10 @@ class ChoiceSoFar:
     finish_reason: str | None = None
     stop: str | None = None
     """The stop text that ended it."""
+    kept: list[bytes] = field(default_factory=list)
+    """The tokens that each was sampled among, if that was recorded."""
+    left_out: str | None = None
+    """Why an update can't compute its log-probabilities."""
 
     def add(self, delta: Delta) -> None:
         self.token_ids += delta.token_ids
@@ -85,7 +89,10 @@ class ChoiceSoFar:
             self.parts += delta.tool_calls
         if delta.top_logprobs:
             self.top_logprobs += delta.top_logprobs
+        if delta.kept:
+            self.kept += delta.kept
         if delta.finish_reason:
+            self.left_out = delta.left_out
             self.finish_reason = delta.finish_reason
             self.stop = delta.stop
 

@@ -39,10 +39,13 @@ from lightning_core.dialects.lenient import (
 from lightning_core.dialects.options import (
     CACHING,
     EFFORT,
+    FROM_SERVERS,
     FROM_VLLM,
     LABELS,
+    ON_OR_OFF,
     RESHAPING,
     STREAMING,
+    THINKING_BUDGET,
     VERBOSITY,
     Options,
     honoured,
@@ -56,6 +59,7 @@ from lightning_core.dialects.strict import (
     mapping,
     read_content,
     seed,
+    shaping,
     short,
     stop_texts,
     temperature_and_top_p,
@@ -76,14 +80,22 @@ OPTIONS: Final = Options(
     ),
     FROM_VLLM_STRUCTURED,
     STREAMING,
+    honoured("stream_usage", note="as `stream_options.include_usage`"),
     honoured("chat_template_kwargs", "return_token_ids", note=FROM_VLLM),
-    honoured("reasoning_effort", note=EFFORT),
+    FROM_SERVERS,
+    honoured("reasoning_effort", "reasoning", "reasoning.effort", note=EFFORT),
+    honoured(*("thinking", "thinking.type", "enable_thinking", "reasoning.enabled"), note=ON_OR_OFF),
+    honoured("include_reasoning", "reasoning.exclude", note="whether the app gets the reasoning"),
+    ignored(THINKING_BUDGET, "thinking.budget_tokens", "thinking_budget", "thinking_token_budget"),
+    ignored(THINKING_BUDGET, "reasoning.max_tokens"),
+    ignored("reasoning is given whole", "reasoning.summary"),
+    ignored("the chat template says what it keeps of earlier reasoning", "thinking.clear_thinking"),
     ignored(VERBOSITY, "verbosity"),
     LABELS,
     CACHING,
     ignored("nothing is kept for OpenAI's own tools", "store"),
     ignored("it speeds up replies that are known beforehand", "prediction"),
-    ignored("OpenRouter's: usage is always told, and there is one provider", "usage", "provider"),
+    ignored("a whole reply always has its usage", "usage"),
     RESHAPING,
     refused("the model writes text alone; leave it out", "audio", modalities=(["text"],)),
     refused("it is out of date; use tools and tool_choice", "functions", "function_call"),
@@ -120,11 +132,12 @@ class Chat(Dialect):
             max_tokens=longest if longest is not None else integer(body, "max_tokens", 1),
             temperature=temperature,
             top_p=top_p,
+            shaping=shaping(body),
             stop=stop_texts(body, "stop"),
             seed=seed(body, sampling),
             top_logprobs=_top_logprobs(body),
             extra=mapping(body, "chat_template_kwargs") or {},
-            effort=text(body, "reasoning_effort"),
+            effort=_effort(body),
             constraint=self.constraint(body),
             parallel=read_tool_choice(body).parallel,
         )
@@ -203,6 +216,21 @@ def _message(message: Any, param: str) -> Json:
     return checked
 
 
+def _effort(body: Json) -> str | None:
+    """How much to think, in OpenAI's words; "default": as much as the model does by itself."""
+    reasoning, thinking = mapping(body, "reasoning") or {}, mapping(body, "thinking") or {}
+    effort = text(body, "reasoning_effort") or text(reasoning, "effort")
+    switches = ((body, "enable_thinking"), (reasoning, "enabled"))
+    said = [flag(given, name) for given, name in switches if given.get(name) is not None]
+    if "type" in thinking:
+        said.append(text(thinking, "type") != "disabled")
+    if not said:
+        return effort
+    if len(set(said)) > 1 or (effort is not None and (effort != "none") != said[0]):
+        raise invalid("thinking", "the options for thinking contradict one another; give one of them")
+    return effort or ("default" if said[0] else "none")
+
+
 def _top_logprobs(body: Json) -> int:
     wanted = integer(body, "top_logprobs", 0, _MOST_TOP_LOGPROBS) or 0
     if not flag(body, "logprobs") and wanted:
@@ -260,6 +288,10 @@ class ChatReply:
             "created": int(sampled.started_at),
             "model": model,
         }
+        reasoning = request.raw.get("reasoning") or {}
+        self._hides_thoughts = (
+            request.raw.get("include_reasoning") is False or reasoning.get("exclude") is True
+        )
         self._tool_calls = [0] * len(sampled.choices)
         """Tool calls streamed so far in each choice."""
 
@@ -310,7 +342,9 @@ class ChatReply:
         return event(error.body())
 
     def _choice(self, index: int, choice: ChoiceSoFar) -> Json:
-        message = {**choice.message(), **_thought(choice), "refusal": None}
+        message = {**choice.message(), **self._thought(choice), "refusal": None}
+        if self._hides_thoughts:
+            message.pop("reasoning_content", None)
         if self._custom and choice.tool_calls:
             message["tool_calls"] = [chat_call(call, self._custom) for call in choice.tool_calls]
         reply: Json = {
@@ -328,7 +362,7 @@ class ChatReply:
         return "stop" if named else choice.finish_reason
 
     def _piece(self, index: int, choice: ChoiceSoFar) -> bytes:
-        delta = _thought(choice)
+        delta = self._thought(choice)
         if choice.text:
             delta["content"] = choice.text
         token_ids = choice.token_ids if self._raw.get("return_token_ids") else None
@@ -371,6 +405,11 @@ class ChatReply:
             fields["usage"] = None
         return event({**self._frame, **fields, "choices": [choice]})
 
+    def _thought(self, choice: ChoiceSoFar) -> Json:
+        """Under both names that servers give it: DeepSeek's, which most clients know, and vLLM's newer."""
+        thought = "" if self._hides_thoughts else choice.thought
+        return {"reasoning_content": thought, "reasoning": thought} if thought else {}
+
     def _logprobs(self, choice: ChoiceSoFar) -> Json | None:
         if not self._raw.get("logprobs"):
             return None
@@ -378,15 +417,9 @@ class ChatReply:
         return {"content": content, "refusal": None}
 
 
-def _thought(choice: ChoiceSoFar) -> Json:
-    """Under both names that servers give it: DeepSeek's, which most clients know, and vLLM's newer one."""
-    thought = choice.thought
-    return {"reasoning_content": thought, "reasoning": thought} if thought else {}
-
-
 def wants_usage(raw: Json) -> bool:
     """Whether a stream is to end with the tokens that were read and written."""
-    return bool((raw.get("stream_options") or {}).get("include_usage"))
+    return bool((raw.get("stream_options") or {}).get("include_usage") or raw.get("stream_usage"))
 
 
 def token_usage(sampled: Sampled) -> dict[str, int]:

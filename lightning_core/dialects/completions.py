@@ -22,12 +22,14 @@ from lightning_core.dialects.chat import MOST_CHOICES, fingerprint, token_usage,
 from lightning_core.dialects.constraints import FROM_VLLM_STRUCTURED, read_constraint
 from lightning_core.dialects.lenient import Json, assistant, choice, merge_choices
 from lightning_core.dialects.options import (
+    FROM_SERVERS,
     FROM_VLLM,
     LABELS,
     RESHAPING,
     STREAMING,
     Options,
     honoured,
+    ignored,
     refused,
 )
 from lightning_core.dialects.strict import (
@@ -36,6 +38,7 @@ from lightning_core.dialects.strict import (
     invalid,
     mapping,
     seed,
+    shaping,
     short,
     stop_texts,
     temperature_and_top_p,
@@ -51,11 +54,14 @@ OPTIONS: Final = Options(
     honoured("prompt", "model", "n", "max_tokens", "temperature", "top_p", "stop", "seed", "logprobs"),
     STREAMING,
     honoured("return_token_ids", note=FROM_VLLM),
+    honoured("stream_usage", note="as `stream_options.include_usage`"),
+    FROM_SERVERS,
     FROM_VLLM_STRUCTURED,
     LABELS,
     RESHAPING,
     refused("the prompt is not repeated; put it before the reply yourself", echo=(False,)),
     refused("every reply is recorded; ask for n of them and choose", best_of=(1,)),
+    ignored("a raw prompt has no chat template to add to", "add_special_tokens"),
     refused("nothing can be written before a given end; leave it out", suffix=("",)),
 )
 _MAX_TOKENS: Final = 16
@@ -85,6 +91,7 @@ class Completions(Dialect):
             max_tokens=integer(body, "max_tokens", 1) or _MAX_TOKENS,
             temperature=temperature,
             top_p=top_p,
+            shaping=shaping(body),
             stop=stop_texts(body, "stop"),
             seed=seed(body, sampling),
             top_logprobs=integer(body, "logprobs", 0, _MOST_LOGPROBS) or 0,

@@ -147,6 +147,8 @@ def read_format(value: Any, param: str) -> Constraint | None:
     match value:
         case None | {"type": "text"}:
             return None
+        case {"type": "json_object", "schema": schema} if schema is not None:
+            return _schema(schema, f"{param}.schema")
         case {"type": "json_object"}:
             return Constraint(schema=ANY_OBJECT)
         case {"type": "json_schema", "json_schema": dict(told)}:

@@ -85,17 +85,57 @@ EFFORT: Final = (
     "given to the chat template if it reads `reasoning_effort`; if it reads `enable_thinking`, "
     "`none` turns thinking off and any other value on; other models have no such grades"
 )
+ON_OR_OFF: Final = "`disabled` or `false` is the effort `none`; else the model thinks as much as by itself"
 VERBOSITY: Final = "no chat template has such grades; say in the prompt how long a reply should be"
-RESHAPING: Final = refused(
-    "it changes the distribution that is sampled from, and an update knows temperature and top_p alone; "
-    "leave it out",
-    frequency_penalty=(0,),
-    presence_penalty=(0,),
-    logit_bias=({},),
-    top_k=(-1, 0),
-    min_p=(0,),
-    repetition_penalty=(1,),
+RESHAPING: Final = honoured(
+    *("frequency_penalty", "presence_penalty", "logit_bias", "top_k", "min_p", "repetition_penalty"),
+    note="a trained agent's calls are sampled so too; see Sampling options, below",
 )
+THINKING_BUDGET: Final = "max_tokens bounds thinking and reply together"
+FROM_SERVERS: Final = {
+    **ignored(
+        "requests of a rollout are told apart by its token, and answered as they come",
+        *("request_id", "session_id", "cache_salt", "priority", "cache_prompt", "id_slot", "keep_alive"),
+    ),
+    **ignored("the text has no special tokens", "spaces_between_special_tokens"),
+    **ignored("there is one provider and one model", "provider", "models", "route"),
+    **ignored("nothing is cut out of a conversation: one that is too long is refused", "transforms"),
+    **refused(
+        "the text has no special tokens; leave it out, and read token ids with return_token_ids",
+        skip_special_tokens=(True,),
+        return_tokens_as_token_ids=(False,),
+        detokenize=(True,),
+    ),
+    **refused(
+        "a reply ends with the model's own end tokens; use stop or max_tokens, and leave it out",
+        stop_token_ids=([],),
+        min_tokens=(0,),
+        ignore_eos=(False,),
+        include_stop_str_in_output=(False,),
+    ),
+    **refused(
+        "it is none of the ways to sample here; use temperature, top_p, top_k, min_p or a penalty",
+        length_penalty=(1,),
+        use_beam_search=(False,),
+        early_stopping=(False,),
+        best_of=(1,),
+        bad_words=([],),
+        allowed_token_ids=([],),
+        logits_processors=([],),
+        typical_p=(1,),
+        tfs_z=(1,),
+        top_a=(0,),
+        mirostat=(0,),
+        repeat_penalty=(1,),
+        dry_multiplier=(0,),
+        xtc_probability=(0,),
+        dynatemp_range=(0,),
+    ),
+    **refused("the prompt is what was sent; leave it out", echo=(False,), truncate_prompt_tokens=(-1,)),
+    **refused("log-probabilities are those of the reply; leave it out", prompt_logprobs=(0, False)),
+    **refused("tools run in the app; give them as tools", plugins=([],)),
+}
+"""What clients of vLLM, SGLang, llama.cpp and OpenRouter send, whatever the API."""
 STREAMING: Final = {
     **honoured("stream", "stream_options", "stream_options.include_usage"),
     **ignored("chunks are never padded", "stream_options.include_obfuscation"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from reprlib import Repr
 from typing import Any, Final
@@ -10,10 +11,12 @@ from lightning_core.dialects.lenient import Json
 from lightning_core.errors import ApiError
 from lightning_core.json_text import JsonError, read_json
 from lightning_core.types import Sampling
+from lightning_core.upstream import Shaping
 
 COLDEST: Final = 0.01
 """The lowest temperature above 0 that is sampled at, as by vLLM. Apps that ask for less mean greedy, and
 float32 does not hold every logit divided by less."""
+MOST_BIASES: Final = 1024
 MOST_STOPS: Final = 64
 LONGEST_STOP: Final = 256
 """Characters. Stop strings are looked for after every token, on the gateway's event loop."""
@@ -33,15 +36,42 @@ def read_object(content: bytes) -> dict[str, Any]:
 def temperature_and_top_p(
     body: dict[str, Any], sampling: Sampling | None, hottest: float = 2.0
 ) -> tuple[float, float]:
-    """How to sample: as the app asks, or as `sampling` says where it is given. Below COLDEST it is greedy."""
+    """How to sample: as the app asks, or as `sampling` says where it is given. Below COLDEST it is greedy.
+
+    A `top_p` of 1 in `sampling` leaves the app its own.
+    """
     temperature = number(body, "temperature", 0.0, hottest)
     top_p = number(body, "top_p", 0.0, 1.0)
     if top_p == 0.0:
         raise invalid("top_p", "top_p must be above 0")
     if sampling is not None:
-        temperature, top_p = sampling.temperature, sampling.top_p
+        temperature = sampling.temperature
+        top_p = sampling.top_p if sampling.top_p < 1.0 else top_p
     temperature = 1.0 if temperature is None else temperature
     return temperature if temperature >= COLDEST else 0.0, 1.0 if top_p is None else top_p
+
+
+def shaping(body: dict[str, Any]) -> Shaping:
+    """What the request changes of the distribution beside temperature and `top_p`."""
+    top_k = integer(body, "top_k", -1)
+    repetition = number(body, "repetition_penalty", 0.01, 100.0)
+    return Shaping(
+        top_k=max(top_k or 0, 0),
+        min_p=number(body, "min_p", 0.0, 1.0) or 0.0,
+        presence=number(body, "presence_penalty", -2.0, 2.0) or 0.0,
+        frequency=number(body, "frequency_penalty", -2.0, 2.0) or 0.0,
+        repetition=1.0 if repetition is None else repetition,
+        bias=_bias(body),
+    )
+
+
+def _bias(body: dict[str, Any]) -> tuple[tuple[int, float], ...]:
+    given = mapping(body, "logit_bias") or {}
+    if len(given) > MOST_BIASES:
+        raise invalid("logit_bias", f"logit_bias has {len(given)} tokens; give at most {MOST_BIASES}")
+    if unknown := next((name for name in given if not re.fullmatch("[0-9]{1,9}", name)), None):
+        raise invalid("logit_bias", f"logit_bias names {short(unknown)}, which is no token id")
+    return tuple((int(name), number(given, name, -100.0, 100.0) or 0.0) for name in sorted(given))
 
 
 def seed(body: dict[str, Any], sampling: Sampling | None) -> int | None:

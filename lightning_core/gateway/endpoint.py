@@ -123,7 +123,7 @@ class Endpoint:
         if caller.sampling is None or caller.agent in self._told:
             return
         given = {name: request.raw.get(name) for name in ("temperature", "top_p")}
-        own = [f"{n}={v!r}" for n, v in given.items() if v not in (None, getattr(caller.sampling, n))]
+        own = [f"{n}={v!r}" for n, v in given.items() if v not in (None, getattr(request.chat, n))]
         if own:
             self._told.add(caller.agent)
             log.warning(

@@ -12,6 +12,7 @@ from lightning_core.dialects.base import ChoiceSoFar, Dialect, Request, Sampled
 from lightning_core.dialects.strict import read_object
 from lightning_core.errors import ApiError
 from lightning_core.gateway.access import Caller
+from lightning_core.sequences import write_masks
 from lightning_core.types import Call, CallStatus, Choice
 
 _LONG_REFUSED: Final = 2**20
@@ -85,4 +86,6 @@ def _choice(index: int, choice: ChoiceSoFar) -> Choice:
         logprobs=(choice.logprobs or None) if measured else None,
         finish_reason=choice.finish_reason,
         message=choice.message(),
+        kept=write_masks(choice.kept) if choice.kept else None,
+        left_out=choice.left_out,
     )

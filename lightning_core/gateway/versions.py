@@ -53,6 +53,7 @@ def pin(request: ChatRequest, caller: Caller, model: str, served: str) -> ChatRe
     `model` is what the client calls it, `served` the name it is served under. Raises ApiError for a version
     that is no number, and if a trained agent names another than its rollout's.
     """
+    request = replace(request, trained=caller.trained)
     version, asked = caller.policy_version, _asked(model, served)
     if asked is not None and asked != version and caller.trained:
         pinned = "the current version" if version is None else f"version {version}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from pydantic import BaseModel
@@ -19,6 +19,9 @@ from lightning_core.errors import StoreError, TokenIdsError
 from lightning_core.json_text import load_json
 from lightning_core.sequences import as_ids, as_logprobs
 from lightning_core.types import Choice
+
+_RARE: Final = ("kept", "left_out")
+"""Fields of a choice that few have."""
 
 
 def as_plain(content: Any) -> Any:
@@ -79,6 +82,7 @@ def pack_choices(choices: Sequence[Choice]) -> tuple[bytes, bytes, bytes]:
             "message": choice.message,
             "ids": _length(choice.completion_ids),
             "logprobs": _length(choice.logprobs),
+            **{name: given for name in _RARE if (given := getattr(choice, name)) is not None},
         }
         for choice in choices
     ]
@@ -99,6 +103,7 @@ def unpack_choices(heads: bytes, ids: bytes, logprobs: bytes) -> list[Choice]:
                 message=head["message"],
                 completion_ids=unpack_ids(some_ids),
                 logprobs=unpack_logprobs(some_logprobs),
+                **{name: head[name] for name in _RARE if name in head},
             )
         )
     return choices

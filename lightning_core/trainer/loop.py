@@ -225,9 +225,17 @@ class AgentNames:
         self.seen.update(call.agent for call in every)
         self._answered = self._answered or any(call.status != "refused" for call in every)
         self.refused = find_refused(every)
+        self._tell_left_out(every)
         if self.refused is not None and self.refused.error not in self._told:
             self._told.add(self.refused.error)
             logger.warning("%s", self.refused.text)
+
+    def _tell_left_out(self, calls: Sequence[Call]) -> None:
+        """Say once for each agent and reason which calls are not trained on."""
+        for agent, why in {(c.agent, each.left_out) for c in calls for each in c.choices if each.left_out}:
+            if f"{agent}: {why}" not in self._told:
+                self._told.add(f"{agent}: {why}")
+                logger.warning("calls of agent %r are not trained on: %s", agent, why)
 
     def remember(self, metrics: Sequence[Metrics]) -> None:
         """Note what the steps saw that were made before this process began."""

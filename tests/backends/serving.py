@@ -32,6 +32,7 @@ class Reply:
     best: list[list[tuple[int, float]]] = field(default_factory=list)
     finish_reason: str | None = None
     policy_version: int | None = None
+    kept: list[bytes] = field(default_factory=list)
     deltas: list[Delta] = field(default_factory=list)
 
 
@@ -70,6 +71,7 @@ async def ask_all(backend: Served, messages: list[dict[str, Any]], **options: An
         reply.deltas.append(delta)
         reply.ids += delta.token_ids
         reply.logprobs += delta.logprobs
+        reply.kept += delta.kept or []
         reply.text += delta.text
         reply.tool_calls += delta.tool_calls or []
         reply.best += delta.top_logprobs or []

@@ -31,10 +31,11 @@ from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.settings import LoraOptions, TrainingSettings
 from lightning_core.errors import TrainingError, UnsupportedError
+from lightning_core.sequences import write_masks
 from lightning_core.trajectories import make_packs
 from lightning_core.transitions import to_trajectory
 from lightning_core.types import Rollout, Sampling, Task, Trajectory, Transition
-from lightning_core.upstream import ChatRequest, Constraint
+from lightning_core.upstream import ChatRequest, Constraint, Shaping
 from tests.backends.schemas import SCHEMAS, UNFINISHED, walk
 from tests.backends.serving import Reply, as_transition, ask, ask_all, gateway, serving, user
 
@@ -210,6 +211,15 @@ async def test_a_stop_text_and_the_length_end_a_reply_in_the_middle(qwen: Path) 
 
 
 # the update -----------------------------------------------------------------------------------
+CUTS: list[dict[str, Any]] = [
+    {},
+    {"top_p": 0.8},
+    {"shaping": Shaping(top_k=7)},
+    {"top_p": 0.9, "shaping": Shaping(min_p=0.05, top_k=90)},
+]
+"""What the rollouts' requests cut off."""
+
+
 async def sample(backend: Any, temperature: float = 1.0) -> tuple[Trajectory, ...]:
     """Rollouts whose calls are free, held to a schema, forced to call tools, and go on from one another."""
     batch = []
@@ -218,12 +228,13 @@ async def sample(backend: Any, temperature: float = 1.0) -> tuple[Trajectory, ..
         messages, transitions = user("hello"), []
         for turn, asked in enumerate(options):
             request = ChatRequest(messages, max_tokens=24, temperature=temperature, **asked)
-            sampling = {"temperature": temperature, "top_p": 1.0 if temperature == 1.0 else 0.8}
+            sampling = {"temperature": temperature, "trained": True, **CUTS[r % len(CUTS)]}
             reply = await ask(backend, messages, max_tokens=24, **sampling, **asked)
+            held = write_masks(reply.kept) if reply.kept else backend.upstream.grammars.write(request)
             transitions.append(
                 as_transition(
                     reply, f"r{r}", f"c{turn}", advantage=1.0 - 2 * (r % 2), temperature=temperature,
-                    grammar=backend.upstream.grammars.write(request),
+                    grammar=held,
                 )
             )  # fmt: skip
             messages = [*messages, {"role": "assistant", "content": reply.text}, *user("go on")]
@@ -299,6 +310,21 @@ async def test_the_gradient_is_that_of_a_plain_masked_softmax(qwen: Path) -> Non
     total.backward()
     expected = torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None])
     assert float((gradients(policy) - expected).norm() / expected.norm()) < 1e-4
+
+
+async def test_a_reply_whose_record_of_what_was_left_does_not_fit_is_refused_by_name(qwen: Path) -> None:
+    async with serving(qwen) as backend:
+        reply = await ask(backend, "hello", max_tokens=4, top_p=0.5, trained=True)
+    good, (_, optimizer) = write_masks(reply.kept), prepare(qwen)
+    for held, words in (
+        (write_masks(reply.kept[:-1]), "are not those that its record says were left"),
+        (write_masks([reply.kept[-1], *reply.kept[:-1]]), "are not those that its record says were left"),
+        (good[:-8], "is broken"),
+        ("kept:" + "AAAA", "is broken"),
+    ):
+        t = as_transition(reply, "r7", "c9", advantage=1.0, grammar=held)
+        with pytest.raises(TrainingError, match=f"'c9' of 'r7'.*{words}"):
+            optimizer.update((Trajectory("r7", "g", "t", 0.0, (t,)),), GRPO())
 
 
 async def test_tokens_that_the_grammar_forced_carry_no_gradient(qwen: Path) -> None:

@@ -23,6 +23,8 @@ from lightning_core.backends.local.memory import Run
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.tuning import kv_shape
 from lightning_core.errors import EngineError, GatewayError
+from lightning_core.sequences import read_masks, write_masks
+from lightning_core.upstream import Shaping
 from tests.backends.models import make_network
 from tests.backends.serving import ask, ask_all, plain_logprobs, sample_batch, serving, user
 
@@ -91,11 +93,78 @@ async def test_sampled_logprobs_equal_a_plain_forward_at_the_temperature(folder:
                 assert reply.logprobs == pytest.approx(wanted, abs=1e-4)
 
 
-async def test_logprobs_are_of_the_full_distribution_whatever_top_p_cuts_off(qwen: Path) -> None:
+def plain_logits(network: Any, prompt: list[int], reply: list[int]) -> torch.Tensor:
+    """(N, V) from which each id of a reply was sampled, by transformers' own forward pass."""
+    with torch.no_grad():
+        logits: torch.Tensor = network(torch.tensor([prompt + reply])).logits[0]
+    return logits[len(prompt) - 1 : -1]
+
+
+def expected_to_be_left(logits: torch.Tensor, top_p: float, top_k: int, min_p: float) -> set[int]:
+    """Token by token, as the options are defined."""
+    shares = sorted(((p, i) for i, p in enumerate(logits.softmax(-1).tolist())), reverse=True)
+    shares = [each for each in shares[: top_k or None] if each[0] >= min_p * shares[0][0]]
+    whole, left, so_far = sum(p for p, _ in shares), set(), 0.0
+    for p, i in shares:
+        if so_far < top_p * whole or top_p == 1.0:
+            left.add(i)
+        so_far += p
+    return left
+
+
+@pytest.mark.parametrize(
+    ("top_p", "top_k", "min_p", "temperature"),
+    [(0.3, 0, 0.0, 1.0), (1.0, 5, 0.0, 1.0), (1.0, 0, 0.2, 0.7), (0.7, 20, 0.01, 1.5), (1.0, 1, 0.0, 1.0)],
+)
+async def test_a_reply_is_sampled_among_the_tokens_that_are_left_and_so_are_its_logprobs(
+    qwen: Path, top_p: float, top_k: int, min_p: float, temperature: float
+) -> None:
+    network, shaping = load_plain(qwen), Shaping(top_k=top_k, min_p=min_p)
+    options = {"top_p": top_p, "shaping": shaping, "temperature": temperature, "trained": True}
+    async with serving(qwen) as backend:
+        beside = [ask(backend, "fox", max_tokens=20, seed=3) for _ in range(2)]
+        reply, *plain = await asyncio.gather(ask(backend, "fox", max_tokens=20, **options), *beside)
+        assert plain[0].ids == (await ask(backend, "fox", max_tokens=20, seed=3)).ids
+        untrained = await ask(backend, "fox", max_tokens=20, **{**options, "trained": False})
+    assert plain[0].kept == untrained.kept == []
+    logits = plain_logits(network, reply.prompt_ids, reply.ids) / temperature
+    masks = read_masks(write_masks(reply.kept), logits.shape[-1])
+    for own, mask, token, logprob in zip(logits, masks, reply.ids, reply.logprobs, strict=True):
+        left = {i for i in range(len(own)) if mask[i // 32] >> (i % 32) & 1}
+        assert left == expected_to_be_left(own, top_p, top_k, min_p)
+        among = torch.tensor(sorted(left))
+        assert logprob == pytest.approx(float(own[token] - own[among].logsumexp(-1)), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "shaping",
+    [
+        Shaping(presence=1.5),
+        Shaping(frequency=-0.7),
+        Shaping(repetition=1.8),
+        Shaping(bias=((7, 3.0), (9, -100.0))),
+        Shaping(presence=0.4, frequency=0.3, repetition=0.8, bias=((5, 1.0),)),
+    ],
+)
+async def test_penalties_and_biases_change_the_logits_before_the_temperature(
+    qwen: Path, shaping: Shaping
+) -> None:
     network = load_plain(qwen)
     async with serving(qwen) as backend:
-        reply = await ask(backend, "fox", max_tokens=20, top_p=0.3)
-        assert reply.logprobs == pytest.approx(plain_logprobs(network, reply.prompt_ids, reply.ids), abs=1e-4)
+        reply = await ask(backend, "fox", max_tokens=30, shaping=shaping, temperature=0.8)
+    logits = plain_logits(network, reply.prompt_ids, reply.ids)
+    for place, (own, token, logprob) in enumerate(zip(logits, reply.ids, reply.logprobs, strict=True)):
+        changed = own.tolist()
+        for each, added in shaping.bias:
+            changed[each] += added
+        for each in {*reply.prompt_ids, *reply.ids[:place]}:
+            changed[each] *= 1 / shaping.repetition if changed[each] > 0 else shaping.repetition
+        for each in reply.ids[:place]:
+            changed[each] -= shaping.frequency
+        for each in set(reply.ids[:place]):
+            changed[each] -= shaping.presence
+        expected = (torch.tensor(changed) / 0.8).log_softmax(-1)[token]
+        assert logprob == pytest.approx(float(expected), abs=1e-4)
 
 
 async def test_the_best_alternatives_are_ordered_and_hold_the_greedy_token(qwen: Path) -> None:

@@ -22,6 +22,7 @@ from anthropic.types.beta import message_create_params as anthropic_beta
 from lightning_core.dialects import DIALECTS, get_dialect
 from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError
+from lightning_core.upstream import Constraint, Shaping
 
 PAGE = Path(__file__).parents[2] / "docs" / "gateway.md"
 TABLES = re.compile(r"(?<=<!-- options -->\n\n).*?(?=\n\n<!-- /options -->)", re.DOTALL)
@@ -115,6 +116,11 @@ def test_an_ignored_option_changes_nothing_in_what_the_engine_is_asked(dialect: 
     ("dialect", "asked"),
     [
         ("chat", {"reasoning_effort": "none"}),
+        ("chat", {"reasoning": {"effort": "none"}}),
+        ("chat", {"reasoning": {"enabled": False}}),
+        ("chat", {"thinking": {"type": "disabled"}}),
+        ("chat", {"enable_thinking": False}),
+        ("chat", {"enable_thinking": False, "reasoning_effort": "none"}),
         ("responses", {"reasoning": {"effort": "none"}}),
         ("anthropic", {"thinking": {"type": "disabled"}}),
         ("anthropic", {"output_config": {"effort": "none"}}),
@@ -123,6 +129,53 @@ def test_an_ignored_option_changes_nothing_in_what_the_engine_is_asked(dialect: 
 def test_the_effort_reaches_the_engine(dialect: str, asked: dict[str, Any]) -> None:
     assert read(dialect, **asked).chat.effort == "none"
     assert read(dialect).chat.effort is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "effort"),
+    [
+        ({"reasoning": {"effort": "low"}}, "low"),
+        ({"reasoning": {"enabled": True}}, "default"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 500}}, "default"),
+        ({"enable_thinking": True, "reasoning_effort": "high"}, "high"),
+        ({"reasoning": {"max_tokens": 100}}, None),
+    ],
+)
+def test_a_chat_says_in_its_clients_ways_how_much_to_think(asked: dict[str, Any], effort: str | None) -> None:
+    assert read("chat", **asked).chat.effort == effort
+
+
+@pytest.mark.parametrize("dialect", LEAST)
+def test_top_k_and_the_like_reach_the_engine(dialect: str) -> None:
+    asked = {"top_k": 5}
+    wanted = Shaping(top_k=5)
+    if dialect != "anthropic":
+        asked |= {
+            "min_p": 0.25,
+            "presence_penalty": 1,
+            "frequency_penalty": -0.5,
+            "repetition_penalty": 1.5,
+            "logit_bias": {"7": 2, "11": -100},
+        }
+        wanted = Shaping(
+            top_k=5,
+            min_p=0.25,
+            presence=1.0,
+            frequency=-0.5,
+            repetition=1.5,
+            bias=((11, -100.0), (7, 2.0)),
+        )
+    assert read(dialect, **asked).chat.shaping == wanted
+    assert read(dialect).chat.shaping == Shaping()
+
+
+def test_a_json_object_with_a_schema_is_held_to_it() -> None:
+    schema = {"type": "object", "properties": {"name": {"enum": ["jo", "al"]}}, "required": ["name"]}
+    asked = {"response_format": {"type": "json_object", "schema": schema}}
+    assert read("chat", **asked).chat.constraint == Constraint(schema=schema)
+    assert read("chat", response_format={"type": "json_object"}).chat.constraint == Constraint(
+        schema={"type": "object"}
+    )
 
 
 def test_the_page_prints_the_tables() -> None:

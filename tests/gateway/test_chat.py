@@ -253,6 +253,7 @@ async def test_every_served_parameter_reaches_the_engine(house: House) -> None:
         stop=("\n", "END"),
         temperature=1.0,
         extra={"enable_thinking": False},
+        trained=True,
     )
     assert (await house.one_call()).choices[0].finish_reason == "length"
 

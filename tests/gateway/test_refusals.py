@@ -32,17 +32,20 @@ def with_part(part: dict[str, Any]) -> dict[str, Any]:
     [
         ({"response_format": {"type": "grammar"}}, "response_format"),
         ({"response_format": "json"}, "response_format"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
-        ({"presence_penalty": -1}, "presence_penalty"),
         ({"audio": {"voice": "alloy", "format": "wav"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"functions": [{"name": "look"}]}, "functions"),
         ({"function_call": "auto"}, "function_call"),
         ({"web_search_options": {}}, "web_search_options"),
-        ({"top_k": 5}, "top_k"),
-        ({"min_p": 0.1}, "min_p"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"length_penalty": 0.8}, "length_penalty"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"best_of": 3}, "best_of"),
+        ({"echo": True}, "echo"),
+        ({"min_tokens": 5}, "min_tokens"),
+        ({"ignore_eos": True}, "ignore_eos"),
+        ({"stop_token_ids": [7]}, "stop_token_ids"),
+        ({"bad_words": ["no"]}, "bad_words"),
+        ({"skip_special_tokens": False}, "skip_special_tokens"),
         ({"tools": [TOOL], "tool_choice": "look"}, "tool_choice"),
         (with_part({"type": "image_url", "image_url": {"url": "data:"}}), "messages[1].content[1]"),
         (with_part({"type": "input_audio"}), "messages[1].content[1]"),
@@ -66,6 +69,15 @@ def test_an_option_that_no_engine_here_honours_is_refused_by_name(fields: dict[s
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"n": 0}, "n"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"logit_bias": {"the": 1}}, "logit_bias"),
+        ({"logit_bias": {str(n): 1 for n in range(2000)}}, "logit_bias"),
+        ({"thinking": {"type": "enabled"}, "enable_thinking": False}, "thinking"),
+        ({"reasoning": {"effort": "high"}, "reasoning_effort": "none", "enable_thinking": True}, "thinking"),
+        ({"response_format": {"type": "json_object", "schema": 5}}, "response_format.schema"),
         ({"n": 129}, "n"),
         ({"n": True}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -104,20 +116,21 @@ def test_a_value_that_the_api_does_not_allow_is_refused_by_name(fields: dict[str
 
 
 def test_an_unknown_parameter_and_a_nameless_tool_are_refused() -> None:
-    assert refused({"best_of": 3}).code == "unknown_parameter"
+    assert refused({"hue": 3}).code == "unknown_parameter"
+    assert refused({"thinking": {"hue": 3}}).param == "thinking.hue"
     assert "give structured_outputs" in str(refused({"guided_json": {}}))
     assert refused({"tools": [{"type": "function", "function": {}}]}).code == "missing_required_parameter"
 
 
 async def test_a_refusal_reaches_the_app_as_its_sdks_exception(house: House) -> None:
-    with pytest.raises(openai.BadRequestError, match="logit_bias") as caught:
-        await create(house, {"logit_bias": {"5": 1}})
+    with pytest.raises(openai.BadRequestError, match="echo") as caught:
+        await create(house, {"echo": True})
     assert caught.value.code == "unsupported_value"
-    assert caught.value.param == "logit_bias"
+    assert caught.value.param == "echo"
     assert caught.value.type == "invalid_request_error"
     assert not house.engine.requests
     call = await house.one_call()
-    assert (call.status, call.agent, call.request["logit_bias"]) == ("refused", "unnamed", {"5": 1})
+    assert (call.status, call.agent, call.request["echo"]) == ("refused", "unnamed", True)
     assert call.error == caught.value.body["message"]  # type: ignore[index]
 
 
@@ -141,7 +154,24 @@ async def test_options_that_ask_for_nothing_are_accepted(house: House) -> None:
             "reasoning_effort": None,
             "verbosity": "low",
             "prompt_cache_retention": "24h",
-            "best_of": None,
+            "best_of": 1,
+            "stream_usage": True,
+            "skip_special_tokens": True,
+            "include_reasoning": True,
+            "stop_token_ids": [],
+            "min_tokens": 0,
+            "ignore_eos": False,
+            "bad_words": [],
+            "priority": 0,
+            "cache_salt": "c",
+            "request_id": "q",
+            "session_id": "s",
+            "length_penalty": 1.0,
+            "echo": False,
+            "transforms": ["middle-out"],
+            "top_k": -1,
+            "min_p": 0,
+            "repetition_penalty": 1.0,
             "tools": [],
             "tool_choice": "auto",
             "stop": None,

@@ -46,7 +46,9 @@ def test_a_run_s_temperature_is_sampled_recorded_and_trained_at(
     assert found.metrics[0].values["logprob_gap_max"] < 1e-3  # of training at it, against the engine's
     said = [each.getMessage() for each in caplog.records if "without effect" in each.getMessage()]
     assert len(said) == 1
-    assert "'writer' is trained and asks for temperature=0.25, top_p=0.9" in said[0]
+    assert "'writer' is trained and asks for temperature=0.25, without effect" in said[0]
+    kept = {(call.agent, choice.kept is not None) for call in calls for choice in call.choices}
+    assert kept == {("writer", True), ("checker", False)}  # top_p is theirs; see the gap above
 
 
 def test_a_temperature_that_explores_nothing_is_refused() -> None:

@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lightning_core.upstream import PLAIN, Shaping
+
 if TYPE_CHECKING:
     from lightning_core.backends.chat.constraints import Matcher
 
@@ -28,9 +30,18 @@ class Options:
     temperature: float = 1.0
     """0.0 is greedy."""
     top_p: float = 1.0
+    shaping: Shaping = PLAIN
+    records: bool = False
+    """Whether the tokens that were left to sample from are kept, where some are cut off."""
     top_logprobs: int = 0
     seed: str = ""
     """Equal seeds and prompts give equal replies under equal weights."""
+
+    @property
+    def cuts(self) -> bool:
+        """Whether tokens are cut off."""
+        cuts = self.top_p < 1.0 or self.shaping.top_k > 0 or self.shaping.min_p > 0.0
+        return cuts and self.temperature > 0.0
 
 
 class Request:
@@ -68,7 +79,7 @@ class Completion:
     """One reply. The engine only appends; the reader takes what is new to it, so no lock is needed."""
 
     __slots__ = (
-        "best", "cancelled", "error", "finish_reason", "ids", "logprobs",
+        "best", "cancelled", "error", "finish_reason", "ids", "kept", "logprobs",
         "matcher", "on_cancel", "options", "prompt_ids", "random", "request",
     )  # fmt: skip
 
@@ -82,10 +93,12 @@ class Completion:
         """Says which tokens may come next; None: all. Only the engine's thread moves it on."""
         self.random = random.Random(options.seed).random
         self.ids: list[int] = []
-        """Appended to after `logprobs` and `best`, so that they are never the shorter ones."""
+        """Appended to after `logprobs`, `best` and `kept`, so that they are never the shorter ones."""
         self.logprobs: list[float] = []
         self.best: list[list[tuple[int, float]]] = []
         """The most probable alternatives for each id, if they were asked for."""
+        self.kept: list[bytes] = []
+        """The tokens that were left to sample each id from, if they are kept (`Options.records`)."""
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
         self.cancelled = False

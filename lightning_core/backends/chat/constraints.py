@@ -33,6 +33,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -42,6 +43,8 @@ from numpy.typing import NDArray
 
 from lightning_core.backends.chat.tool_calls import find_form
 from lightning_core.errors import EngineError, TrainingError, UnsupportedError
+from lightning_core.sequences import KEPT as KEPT_MASKS
+from lightning_core.sequences import read_masks
 from lightning_core.upstream import ChatRequest, Constraint
 
 if TYPE_CHECKING:
@@ -148,10 +151,13 @@ class Grammars:
         return Matcher(self._compile(grammar, "this grammar").deep_copy(), grammar)
 
     def replay(self, grammar: str, token_ids: Sequence[int], where: str) -> Words:
-        """(N, words) the masks under which N recorded tokens were sampled.
+        """(N, words) the masks under which N recorded tokens were sampled: those of a grammar, or those that
+        were recorded as a text (`sequences.write_masks`).
 
         Raises TrainingError, which names `where`, if they could not have been sampled so.
         """
+        if grammar.startswith(KEPT_MASKS):
+            return self._recorded(grammar, token_ids, where)
         matcher, masks = self.start(grammar), np.zeros((len(token_ids), self.words), np.uint32)
         for place, token_id in enumerate(token_ids):
             try:
@@ -162,6 +168,20 @@ class Grammars:
                     f"{where}: the recorded reply does not follow its grammar at token {place}: {error}. It "
                     "was sampled under another vocabulary or another version of llguidance; leave it out"
                 ) from error
+        return masks
+
+    def _recorded(self, text: str, token_ids: Sequence[int], where: str) -> Words:
+        try:
+            masks = read_masks(text, self.vocabulary)
+        except (ValueError, zlib.error) as error:
+            raise TrainingError(
+                f"{where}: its record of the tokens that were left is broken: {error}"
+            ) from error
+        ids = np.asarray(token_ids, dtype=np.int64)
+        if len(masks) != len(ids) or not (masks[np.arange(len(ids)), ids // 32] >> (ids % 32) & 1).all():
+            raise TrainingError(
+                f"{where}: its tokens are not those that its record says were left; leave it out"
+            )
         return masks
 
     def _compile(self, grammar: str, what: str) -> LLMatcher:

@@ -140,10 +140,14 @@ class Prompts:
         """The template's arguments, with the request's effort where the template has such a switch.
 
         vLLM reads it so: `reasoning_effort` as it stands, and `enable_thinking` is whether it is not "none".
+        DeepSeek's and Granite's templates call the latter `thinking`.
         """
         switches: dict[str, Any] = {}
         if request.effort is not None:
-            switches = {"reasoning_effort": request.effort, "enable_thinking": request.effort != "none"}
+            on = request.effort != "none"
+            switches = {"reasoning_effort": request.effort, "enable_thinking": on, "thinking": on}
+        if request.effort == "default":
+            del switches["reasoning_effort"]
         if request.constraint is not None:
             switches["enable_thinking"] = False  # what the form leaves no room for
         if not switches:

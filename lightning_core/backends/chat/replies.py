@@ -154,6 +154,8 @@ class Choice:
         """What is new of it."""
         self._seen = 0
         self.ended = False
+        self.left_out: str | None = None
+        """Why an update can't compute its log-probabilities; None if it can."""
 
     def advance(self) -> Delta | None:
         """A delta of all that is new; None if nothing is. Raises what the engine met."""
@@ -227,6 +229,8 @@ class Choice:
             top_logprobs=best,
             finish_reason=reason,
             stop=self._stops.hit if reason == "stop" else None,
+            kept=self.completion.kept[start : self._seen] or None,
+            left_out=self.left_out if reason else None,
         )
 
 

@@ -9,7 +9,7 @@ from array import array
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.chat.constraints import Grammars, Matcher
@@ -17,7 +17,7 @@ from lightning_core.backends.chat.prompts import Prompts, make_room
 from lightning_core.backends.chat.replies import ChatGeneration, Choice, TextStream, hidden_ids
 from lightning_core.backends.chat.tags import BEGIN, Thinking, thinks
 from lightning_core.backends.chat.tool_calls import HERMES, find_form
-from lightning_core.errors import ContextLengthError
+from lightning_core.errors import ContextLengthError, UnsupportedError
 from lightning_core.types import Demonstration
 from lightning_core.upstream import ChatRequest
 
@@ -59,6 +59,9 @@ class ChatModel:
 class ChatUpstream:
     """Serves chat completions from an engine."""
 
+    replays_cuts: ClassVar[bool] = True
+    """Whether the engine says which tokens were left where some were cut off, so that an update can."""
+
     def __init__(self, model: ChatModel, engine: Engine, *, seed: int | None = 0) -> None:
         """`seed` is that of requests with neither a seed nor an origin. None: the engine draws its own
         numbers for all requests without a seed."""
@@ -79,6 +82,7 @@ class ChatUpstream:
     async def chat(self, request: ChatRequest) -> ChatGeneration:
         """Put the choices in line. Raises ContextLengthError or UnsupportedError before that."""
         form = find_form(self.model.tokenizer) if request.tools else HERMES
+        self._check_bias(request)
         grammar, matchers = await self._grammar(request)
         ids = await self._prompt(request)
         seed = self._seed(request, ids)
@@ -90,14 +94,36 @@ class ChatUpstream:
                 max_tokens=room,
                 temperature=request.temperature,
                 top_p=request.top_p,
+                shaping=request.shaping,
+                records=request.trained and self.replays_cuts,
                 top_logprobs=request.top_logprobs,
                 seed="" if seed is None else f"{seed}/{index}",
             )
             completion = Completion(ids, options, shared, matchers[index])
             text = TextStream(self._tokenizer, self._hidden)
             choices.append(Choice(index, completion, text, request, self._thinking(request, ids), form))
+            choices[-1].left_out = self._left_out(request, options)
             self._engine.submit(completion)
         return ChatGeneration(ids, shared, choices, grammar)
+
+    def _left_out(self, request: ChatRequest, options: Options) -> str | None:
+        """Why an update can't compute the log-probabilities of this request's replies; None if it can."""
+        if not request.trained:
+            return None
+        if request.shaping.penalises:
+            return "an update computes no penalties and no logit_bias; leave them out to have it trained on"
+        if options.cuts and not options.records:
+            return (
+                "vLLM's servers do not say which tokens top_p, top_k and min_p left; leave them out to have "
+                "it trained on"
+            )
+        return None
+
+    def _check_bias(self, request: ChatRequest) -> None:
+        for token, _ in request.shaping.bias:
+            if token >= self.model.vocabulary:
+                last = self.model.vocabulary - 1
+                raise UnsupportedError(f"logit_bias names the token id {token}; the model's go up to {last}")
 
     def _thinking(self, request: ChatRequest, prompt: list[int]) -> Thinking | None:
         """Reads the thoughts of a reply. None of a model that has none, or held to a form."""

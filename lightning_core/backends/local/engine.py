@@ -26,7 +26,7 @@ from lightning_core.backends.local.cache import Shape
 from lightning_core.backends.local.decoder import Decoder
 from lightning_core.backends.local.memory import Run
 from lightning_core.backends.local.rows import Rows, begun
-from lightning_core.backends.local.sampling import Draws, Sampler, hold
+from lightning_core.backends.local.sampling import Draws, Sampler, hold, penalise
 from lightning_core.errors import EngineError, GatewayError
 
 logger = logging.getLogger(__name__)
@@ -279,7 +279,7 @@ class Engine:
         replies = self._rows.decoding
         if self._sampler is None:
             self._sampler = Sampler([c.options for c in replies], self._device)
-        return self._sampler.draw(hold(logits, replies), [c.random() for c in replies])
+        return self._sampler.draw(hold(penalise(logits, replies), replies), [c.random() for c in replies])
 
     def _take(self, draws: Draws) -> None:
         """Append what was drawn, end what is finished, and wake the readers."""
@@ -303,6 +303,8 @@ class Engine:
             completion.logprobs.append(draws.logprobs[row])
             if draws.best is not None and options.top_logprobs:
                 completion.best.append(draws.best[row][: options.top_logprobs])
+            if (kept := draws.kept[row]) is not None:
+                completion.kept.append(kept)
             completion.ids.append(token)
             if token in self._stop_ids:
                 completion.finish_reason = "stop"

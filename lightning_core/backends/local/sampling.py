@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from lightning_core.backends.chat.completion import Completion, Options
 from lightning_core.backends.chat.constraints import Matcher, Words, penalties
 from lightning_core.errors import EngineError
+from lightning_core.sequences import pack_mask
 
 BELOW_ONE = 1.0 - 2.0**-20
 """Keeps a point below the last cumulative sum in float32, where 0.99999999 would round to 1."""
@@ -38,6 +40,33 @@ def _matcher(reply: Completion) -> Matcher:
     return reply.matcher
 
 
+def penalise(logits: torch.Tensor, replies: list[Completion]) -> torch.Tensor:
+    """logits (N, V) with the biases and penalties that the replies' requests ask for."""
+    rows = [row for row, reply in enumerate(replies) if reply.options.shaping.penalises]
+    if not rows:
+        return logits
+    logits = logits.float().clone()
+    for row in rows:
+        _penalise(logits[row], replies[row])
+    return logits
+
+
+def _penalise(own: torch.Tensor, reply: Completion) -> None:
+    """In place, on the logits (V,) after one reply."""
+    shaping, device = reply.options.shaping, own.device
+    if shaping.bias:
+        ids, added = zip(*shaping.bias, strict=True)
+        own[torch.tensor(ids, device=device)] += torch.tensor(added, device=device)
+    if shaping.repetition != 1.0:
+        seen = torch.tensor(list({*reply.prompt_ids, *reply.ids}), device=device)
+        found = own[seen]
+        own[seen] = torch.where(found > 0, found / shaping.repetition, found * shaping.repetition)
+    if reply.ids and (shaping.presence or shaping.frequency):
+        times = Counter(reply.ids)
+        counts = torch.tensor(list(times.values()), dtype=torch.float32, device=device)
+        own[torch.tensor(list(times), device=device)] -= shaping.frequency * counts + shaping.presence
+
+
 def mask_logits(logits: torch.Tensor, rows: torch.Tensor, words: Words) -> torch.Tensor:
     """logits (N, V), with minus infinity for what the masks (R, W) of these rows do not allow."""
     added = torch.from_numpy(penalties(words, logits.shape[-1])).to(logits.device)
@@ -50,11 +79,12 @@ class Draws:
 
     ids: list[int]
     logprobs: list[float]
-    """At the temperature sampled with (1 for greedy), over all that the grammar allows, whatever `top_p` cut
-    off.
+    """At the temperature sampled with (1 for greedy), among the tokens that were left to sample from.
     Not finite where the row's logits were not: its id means nothing then."""
     best: list[list[tuple[int, float]]] | None
     """The most probable ids with their logprobs, as many as the largest request for them."""
+    kept: list[bytes | None]
+    """For each row that is to be recorded so: the tokens that were left (`sequences.pack_mask`)."""
 
 
 class Sampler:
@@ -67,8 +97,12 @@ class Sampler:
         self._greedy = torch.tensor(greedy, device=device)[:, None]
         scales = [o.temperature or 1.0 for o in options]
         self._scales = None if set(scales) == {1.0} else torch.tensor(scales, device=device)[:, None]
-        top_ps = [o.top_p for o in options]
-        self._top_p = torch.tensor(top_ps, device=device)[:, None] if min(top_ps) < 1.0 else None
+        cuts = [o.cuts for o in options]
+        self._cuts = torch.tensor(cuts, device=device)[:, None] if any(cuts) else None
+        self._recorded = [row for row, o in enumerate(options) if o.cuts and o.records]
+        self._top_p = torch.tensor([o.top_p for o in options], device=device)[:, None]
+        self._top_k = torch.tensor([o.shaping.top_k or 1 << 30 for o in options], device=device)[:, None]
+        self._min_p = torch.tensor([o.shaping.min_p for o in options], device=device)[:, None]
         self._best = max(o.top_logprobs for o in options)
 
     def draw(self, logits: torch.Tensor, uniforms: list[float]) -> Draws:
@@ -79,19 +113,23 @@ class Sampler:
         """
         logits = logits.float()
         logprobs = torch.log_softmax(logits if self._scales is None else logits / self._scales, -1)
+        kept: list[bytes | None] = [None] * len(uniforms)
+        if self._cuts is not None:
+            left = _left(logprobs.exp(), self._top_p, self._top_k, self._min_p)
+            among = logprobs.masked_fill(~left, float("-inf"))
+            logprobs = torch.where(self._cuts, among - among.logsumexp(-1, keepdim=True), logprobs)
+            for row in self._recorded:
+                kept[row] = pack_mask(left[row].cpu().numpy())
         ids = self._pick(logprobs, uniforms)
         chosen = logprobs.gather(1, ids)
         pairs: list[list[float]] = torch.cat((ids.double(), chosen.double()), 1).tolist()
         best = self._top(logprobs) if self._best else None
-        return Draws([int(i) for i, _ in pairs], [p for _, p in pairs], best)
+        return Draws([int(i) for i, _ in pairs], [p for _, p in pairs], best, kept)
 
     def _pick(self, logprobs: torch.Tensor, uniforms: list[float]) -> torch.Tensor:
         if self._all_greedy:
             return logprobs.argmax(-1, keepdim=True)
-        probabilities = logprobs.exp()
-        if self._top_p is not None:
-            probabilities = _nucleus(probabilities, self._top_p)
-        cumulative = probabilities.cumsum(-1)
+        cumulative = logprobs.exp().cumsum(-1)
         points = (
             torch.tensor([u * BELOW_ONE for u in uniforms], device=self._device)[:, None] * cumulative[:, -1:]
         )
@@ -109,10 +147,19 @@ class Sampler:
         ]
 
 
-def _nucleus(probabilities: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Zero all but the fewest most probable tokens whose probabilities add up to at least `top_p` (N, 1)."""
+def _left(
+    probabilities: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor, min_p: torch.Tensor
+) -> torch.Tensor:
+    """(N, V) the tokens that are left to sample from, at least the most probable one.
+
+    `min_p` and `top_k` cut first, then `top_p`: of what they leave, the fewest most probable tokens whose
+    probabilities add up to at least that share (N, 1).
+    """
     ordered, order = probabilities.sort(-1, descending=True)
-    cut = ordered.cumsum(-1) - ordered >= top_p
-    cut[:, 0] = False  # the first is always among them, whatever float32 makes of `top_p`
-    kept = ordered.masked_fill(cut, 0.0)
-    return torch.zeros_like(probabilities).scatter_(-1, order, kept)
+    ranks = torch.arange(ordered.shape[-1], device=ordered.device)
+    left = (ranks < top_k) & (ordered >= min_p * ordered[:, :1])
+    share = ordered.where(left, 0.0)
+    left &= (share.cumsum(-1) - share < top_p * share.sum(-1, keepdim=True)) | (top_p >= 1.0)
+    left &= ordered > 0.0  # what the grammar does not allow
+    left[:, 0] = True
+    return torch.zeros_like(left).scatter_(-1, order, left)

@@ -19,6 +19,7 @@ import orjson
 
 from lightning_core.backends.chat.completion import Completion
 from lightning_core.errors import EngineError
+from lightning_core.upstream import Shaping
 
 PROBE_SECONDS = 5.0
 """How long a server that starts may take to answer /health."""
@@ -70,6 +71,7 @@ def sampling_body(completion: Completion, model: str, stop_ids: frozenset[int]) 
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
         "top_p": options.top_p,
+        **_shaping(options.shaping),
         "logprobs": options.top_logprobs,
         "stop_token_ids": sorted(stop_ids),
         "stream": True,
@@ -83,6 +85,19 @@ def sampling_body(completion: Completion, model: str, stop_ids: frozenset[int]) 
         digest = hashlib.blake2b(options.seed.encode(), digest_size=8).digest()
         body["seed"] = int.from_bytes(digest) >> 1  # vLLM takes a signed one
     return body
+
+
+def _shaping(shaping: Shaping) -> dict[str, Any]:
+    """What is asked beside temperature and `top_p`."""
+    asked: dict[str, tuple[Any, Any]] = {
+        "top_k": (shaping.top_k, 0),
+        "min_p": (shaping.min_p, 0.0),
+        "presence_penalty": (shaping.presence, 0.0),
+        "frequency_penalty": (shaping.frequency, 0.0),
+        "repetition_penalty": (shaping.repetition, 1.0),
+        "logit_bias": ({str(token): added for token, added in shaping.bias}, {}),
+    }
+    return {name: value for name, (value, neutral) in asked.items() if value != neutral}
 
 
 class Client:

@@ -145,6 +145,8 @@ class VllmUpstream(ChatUpstream):
     constraint, that of the tokens it allows. A server that allows others is found out, and its reply fails.
     """
 
+    replays_cuts = False
+
     def __init__(
         self,
         model_folder: str | Path,
