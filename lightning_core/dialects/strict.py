@@ -56,7 +56,7 @@ def shaping(body: dict[str, Any]) -> Shaping:
     top_k = integer(body, "top_k", -1)
     repetition = number(body, "repetition_penalty", 0.01, 100.0)
     return Shaping(
-        top_k=max(top_k or 0, 0),
+        top_k=min(max(top_k or 0, 0), 2**31),  # what no vocabulary has
         min_p=number(body, "min_p", 0.0, 1.0) or 0.0,
         presence=number(body, "presence_penalty", -2.0, 2.0) or 0.0,
         frequency=number(body, "frequency_penalty", -2.0, 2.0) or 0.0,
