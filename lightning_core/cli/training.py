@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -246,6 +247,9 @@ def train_script(script: Path, arguments: Sequence[str], launch: Launch) -> None
         write_page(Path(summary.folder))
         return summary
 
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a script's shell does so to what it starts with &
+        said = "Ctrl-C is ignored here, as this process was started in the background; end it with"
+        say(f"{said}: kill {os.getpid()}")
     try:
         run_script(script, arguments, replace(launch, call=fit))
     except TrainingStopped as stop:

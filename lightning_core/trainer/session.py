@@ -76,6 +76,8 @@ class Session:
         self.solve = solve
         self.observers = observers
         self._stack = AsyncExitStack()
+        self._presence = AsyncExitStack()
+        """The trainer's heartbeat: it ends last, so that nobody takes a run for ended that still closes."""
         self._serving: asyncio.Task[None] | None = None
         """The runner, if it is here."""
         self._waiter: RemoteWaiter | None = None
@@ -106,6 +108,7 @@ class Session:
         if settings.port is not None and "gateway" not in settings.remote_roles:
             check_free(settings.host, settings.port)
         self.store = await stack.enter_async_context(open_store(self._store_url(), self.plugins))
+        self._presence = await stack.enter_async_context(AsyncExitStack())
         stack.push_async_callback(self.backend.close)
         await self.backend.start()
         self.demonstrations = {
@@ -126,7 +129,7 @@ class Session:
         await self._withdraw(run)
         await store.remove_member(run.id, "gateway", "trainer")  # of a trainer that was killed
         await store.remove_member(run.id, "runner", embedded)
-        await self._stack.enter_async_context(Heartbeat(store, make_member(run.id, "trainer", "trainer")))
+        await self._presence.enter_async_context(Heartbeat(store, make_member(run.id, "trainer", "trainer")))
         url = await self._serve_policy(run) if "gateway" in here else None
         if "runner" in here:
             await self._run_rollouts(run, embedded, url)

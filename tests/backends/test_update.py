@@ -308,6 +308,33 @@ def test_a_bad_second_epoch_takes_the_first_one_back(qwen: Path) -> None:
     assert all(torch.equal(value, moments[name]) for name, value in optimizer.descent.moments().items())
 
 
+async def test_a_backend_that_closes_gives_its_update_up(qwen: Path) -> None:
+    """At the next pass, of many: it does not go on for minutes."""
+    passes = 0
+
+    class Counts(Reinforce):
+        def loss(self, entries: Entries) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            nonlocal passes
+            passes += 1
+            begun.set()
+            going.wait(60)
+            return super().loss(entries)
+
+    begun, going = threading.Event(), threading.Event()
+    async with serving(qwen, merge=False, pack_tokens=1) as backend:
+        batch = await sample_batch(backend)
+        update = asyncio.ensure_future(backend.update(Batch(0, batch), Counts()))
+        assert await asyncio.to_thread(begun.wait, 60)
+        closing = asyncio.ensure_future(backend.close())
+        await asyncio.sleep(0)
+        going.set()
+        await closing
+        with pytest.raises(TrainingError, match="in the middle of an update, which was given up"):
+            await update
+        assert passes == 1
+        await backend.start()  # as new, so that `serving` can close it
+
+
 def test_in_a_second_epoch_an_algorithm_sees_three_policies(qwen: Path) -> None:
     """As recorded, as the update began, and as they are: o, q and p."""
     seen: list[Entries] = []

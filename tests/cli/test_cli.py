@@ -206,6 +206,25 @@ def test_ctrl_c_is_clean_and_resume_goes_on(tmp_path):
     assert json.loads((folder / "summary.json").read_text())["steps"] == made + 2
 
 
+def test_sigterm_ends_a_process_that_ignores_ctrl_c_in_order(tmp_path):
+    folder = tmp_path / "run"
+    ignore = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    with subprocess.Popen(
+        [*COMMAND, "train", str(SCRIPT), "--steps", "300", "--folder", str(folder)],
+        env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, preexec_fn=ignore,
+    ) as process:  # fmt: skip
+        while not list((folder / "checkpoints").glob("step-*")):
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=300)
+    assert process.returncode == 130, said
+    assert f"started in the background; end it with: kill {process.pid}" in said
+    assert "stopped; to continue, add --resume" in said
+    assert "Traceback" not in said
+    assert "│ stopped" in run("runs", tmp_path).stdout
+
+
 def test_serve_answers_any_openai_client(tmp_path):
     with subprocess.Popen(
         [*COMMAND, "serve", "--listen", "127.0.0.1:0"], cwd=ROOT, stderr=subprocess.PIPE, text=True

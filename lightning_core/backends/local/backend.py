@@ -166,13 +166,14 @@ class LocalBackend(LocalSettings):
         )
 
     async def close(self) -> None:
-        """Stop serving; requests in flight end with an error."""
+        """Stop serving; requests in flight end with an error, and an update is given up."""
         if self._parts is not None:
+            self._parts.policy.closing.set()
             await asyncio.to_thread(self._parts.engine.close)
         if self._switch_seconds is not None:
             sys.setswitchinterval(self._switch_seconds)
             self._switch_seconds = None
-        self._worker.shutdown()
+        await asyncio.to_thread(self._worker.shutdown)  # the loop goes on: the run is seen to be closing
         # as new: the object may be started again, from its model
         self._worker = ThreadPoolExecutor(1, "lightning-optimizer")
         self._parts, self.policy_version = None, 0

@@ -172,6 +172,7 @@ class LocalCritic:
         )
 
     def _tensors(self, pack: Pack) -> Tensors:
+        self._policy.check_open()
         return to_tensors(pack, self._policy.groups, self._policy.base.device)
 
     @property

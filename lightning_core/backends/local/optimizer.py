@@ -282,6 +282,7 @@ class Optimizer:
         return entries, loss, metrics
 
     def _tensors(self, pack: Pack) -> Tensors:
+        self._policy.check_open()
         return to_tensors(pack, self._policy.groups, self._device, self._grammars)
 
     def _forward(self, pack: Tensors, network: torch.nn.Module | None = None) -> torch.Tensor:

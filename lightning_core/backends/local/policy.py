@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from lightning_core.backends.local.model import Model, kv_heads, memory_bytes, p
 from lightning_core.backends.local.packing import TreePlan
 from lightning_core.backends.preflight import ModelSize, read_size
 from lightning_core.backends.settings import LoraOptions, default_critic_rate, default_learning_rate
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, TrainingError
 
 WIDE = 4
 """Bytes of a number in float32. In bfloat16 activations take half of what is said here."""
@@ -45,6 +46,8 @@ class Policy:
         self.base: PreTrainedModel = model.network
         self.copies = 0
         """What others keep of the weights, such as a critic: numbers for each parameter."""
+        self.closing = threading.Event()
+        """Set when the backend closes: an update ends before its next pass."""
         self._size = read_size(self.base, Path(model.name), model.context)
         self.network: torch.nn.Module = model.network
         if lora is None:
@@ -57,6 +60,11 @@ class Policy:
     def parameters(self) -> list[torch.nn.Parameter]:
         """Those that are trained."""
         return [p for p in self.network.parameters() if p.requires_grad]
+
+    def check_open(self) -> None:
+        """Raise TrainingError once the backend closes; called before each pass of an update."""
+        if self.closing.is_set():
+            raise TrainingError("the run was stopped in the middle of an update, which was given up")
 
     def must_recompute(self, plan: TreePlan) -> bool:
         """Whether the memory has no room for all activations of such a pass."""
