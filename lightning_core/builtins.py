@@ -53,6 +53,7 @@ def lightning_register(register: Register) -> None:
     register("alert", "reward_collapse", "lightning_core.alerts.rules:RewardCollapse")
     register("alert", "entropy_collapse", "lightning_core.alerts.rules:EntropyCollapse")
     register("alert", "logprob_gap", "lightning_core.alerts.rules:LogprobGap")
+    register("alert", "nothing_earned", "lightning_core.alerts.rules:nothing_earned")
     register("alert", "zero_variance", "lightning_core.alerts.rules:ZeroVariance")
     register("alert", "failing_rollouts", "lightning_core.alerts.rules:FailingRollouts")
     register("alert", "failures_by_reply", "lightning_core.alerts.rules:FailuresByReply")

@@ -155,6 +155,24 @@ class ZeroVariance:
         )
 
 
+NOTHING_EARNED = (
+    "the model can't do this task yet; hold replies to a schema (response_format), put examples into the "
+    "prompt, give easier tasks or a reward for part of the way, demonstrations (SFT) or a larger model"
+)
+"""What to do where no rollout earned anything."""
+
+
+def nothing_earned(scene: Scene) -> Iterator[Finding]:
+    """Nothing earned: every rewarded rollout of every step so far got 0, so nothing can be learnt.
+
+    Found after the first step: `zero_variance`, which counts all equal rewards, waits for five.
+    """
+    steps = [entry.values for entry in scene.history if "reward_max" in entry.values]
+    if steps and not any(values["reward_min"] or values["reward_max"] for values in steps):
+        rollouts = sum(values.get("rollouts", 0.0) for values in steps)
+        yield Finding(f"none of {rollouts:.0f} training rollouts earned anything: {NOTHING_EARNED}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailingRollouts:
     """Failing rollouts: the app fails more often than it did, or most of the time.

@@ -13,6 +13,7 @@ from lightning_core.types import Call, Record, Rollout, Status
 
 _FRAME = re.compile(r"^  at ((.+):\d+ in .+)$", re.MULTILINE)
 """A frame, and its file."""
+_HINT = re.compile(r"^  hint: (.+)$", re.MULTILINE)
 _LIBRARIES = (
     "/site-packages/",
     "/dist-packages/",
@@ -34,6 +35,8 @@ class Reason(Record):
     """Type and message of the first of them."""
     place: str | None = None
     """The innermost line of the user's code, as FILE:LINE in FUNCTION; None if the error names none."""
+    hint: str | None = None
+    """What led to it and what to do, where the calls show that; such failures are one kind."""
     count: int = 1
     rollout: str
     """Id of the newest of them."""
@@ -42,7 +45,8 @@ class Reason(Record):
     def text(self) -> str:
         """Error and place on one line; a very long error is cut."""
         error = self.error if len(self.error) <= _LONG else f"{self.error[:_LONG]}…"
-        return error if self.place is None else f"{error} (at {self.place})"
+        place = "" if self.place is None else f" (at {self.place})"
+        return f"{error}{place}" if self.hint is None else f"{self.hint}; the app ended with {error}{place}"
 
 
 def is_users(filename: str) -> bool:
@@ -55,14 +59,50 @@ def reason_of(rollout: Rollout) -> Reason:
     """Why one rollout failed."""
     text = rollout.error or "no error was stored"
     places = [place for place, file in _FRAME.findall(text) if is_users(file)]
-    return Reason(error=text.partition("\n")[0], place=places[-1] if places else None, rollout=rollout.id)
+    hint = _HINT.search(text)
+    return Reason(
+        error=text.partition("\n")[0],
+        place=places[-1] if places else None,
+        hint=hint and hint[1],
+        rollout=rollout.id,
+    )
 
 
 def kind_of(reason: Reason) -> tuple[str, str]:
-    """Equal for failures that have one cause: type and place, or the message without names and numbers."""
+    """Equal for failures of one cause: the hint, type and place, or the message without what varies."""
+    if reason.hint is not None:
+        return VARIES.sub("…", reason.hint), ""
     if reason.place is not None:
         return reason.error.partition(":")[0], reason.place
     return VARIES.sub("…", reason.error), ""
+
+
+def is_cut(call: Call) -> bool:
+    """Whether a reply ended because it was as long as it may be."""
+    return any(choice.finish_reason == "length" for choice in call.choices)
+
+
+def with_hint(error: str, calls: Iterable[Call]) -> str:
+    """The error of an attempt, after its first line the hint that its last reply was cut, if it was."""
+    answered = [call for call in calls if call.status == "completed" and call.choices]
+    if not answered or not is_cut(answered[-1]):
+        return error
+    first, newline, rest = error.partition("\n")
+    return f"{first}\n  hint: {_cut(answered[-1])}{newline}{rest}"
+
+
+def _cut(call: Call) -> str:
+    limit = next((call.request[name] for name in _LIMITS if call.request.get(name) is not None), None)
+    bound = "the end of the context" if limit is None else f"max_tokens={limit}"
+    said = str((call.choices[0].message or {}).get("content") or "").lstrip()
+    where = " in the middle of its JSON" if said.startswith(("{", "[", "```")) else ""
+    return (
+        f"the reply of agent {call.agent!r} was cut at {bound}{where}: raise max_tokens, ask for less, or "
+        "give the prompt fewer tokens"
+    )
+
+
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 class Refused(Record):

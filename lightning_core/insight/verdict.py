@@ -16,7 +16,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from lightning_core.alerts.rules import RewardCollapse
+from lightning_core.alerts.rules import NOTHING_EARNED, RewardCollapse
 from lightning_core.alerts.watch import Scene
 from lightning_core.insight.failures import group_failures
 from lightning_core.insight.rewards import LEAST, end_width
@@ -180,8 +180,7 @@ def _equal_rewards(evidence: Evidence) -> Iterator[_Finding]:
     if reward == 0:
         yield _Finding(
             "never_earned",
-            f"None of {rollouts} rollouts earned anything: the model can't do this task yet; give easier "
-            "tasks, a reward for part of the way, demonstrations (SFT) or a larger model",
+            f"None of {rollouts} rollouts earned anything: {NOTHING_EARNED}",
             {"rollouts": rollouts, "reward": reward},
         )
     else:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning_core.errors import ConfigError, DataError, LeaseLostError, StoreError, UnseenCallsError
+from lightning_core.insight.failures import with_hint
 from lightning_core.prompts import PinnedPrompts
 from lightning_core.runner.config import FailurePolicy, may_end_without_reward
 from lightning_core.runner.gateways import GatewayHealth
@@ -323,7 +324,8 @@ class Runner:
         if error is None:
             return outcome.reward, None
         calls = (await self.store.get_calls([attempt.rollout.id]))[attempt.rollout.id]
-        error = with_refused(error, [call for call in calls if call.attempt == attempt.number])
+        own = [call for call in calls if call.attempt == attempt.number]
+        error = with_hint(with_refused(error, own), own)
         return self.on_failure.reward_of_failure(attempt, calls, world=outcome.world), error
 
     # keeping and giving back --------------------------------------------------------------

@@ -93,16 +93,16 @@ class Display(Observer):
             self._progress.advance(self._phase)
 
     def _tell_failure(self, rollout: Rollout) -> None:
-        """The first of each kind, with its frames."""
-        kind = kind_of(reason_of(rollout))
+        """The first of each kind, with its frames; one line where a hint says what led to it."""
+        reason = reason_of(rollout)
+        kind = kind_of(reason)
         if kind in self._told or len(self._told) == KINDS:
             return
         self._told.add(kind)
         which = "the first rollout failed" if len(self._told) == 1 else "a rollout failed in another way"
+        said = f"{rollout.error or ''}" if reason.hint is None else reason.text
         self._print(
-            Text.assemble(
-                (f"{which}: {rollout.id}, task {rollout.task.id}\n", "bold red"), (rollout.error or "", "red")
-            )
+            Text.assemble((f"{which}: {rollout.id}, task {rollout.task.id}\n", "bold red"), (said, "red"))
         )
 
     def updating(self, step: int) -> None:

@@ -12,6 +12,7 @@ from lightning_core.air.rulebook import rule_numbers
 from lightning_core.algorithms.search import Search
 from lightning_core.backends.base import Backend, Timed
 from lightning_core.errors import TrainingError, UnknownAgentError
+from lightning_core.insight.advice import nothing_earned
 from lightning_core.insight.failures import Refused, find_refused
 from lightning_core.insight.verdict import missing_agents, seen_agents
 from lightning_core.prompts import ALL
@@ -22,10 +23,11 @@ from lightning_core.trainer.parts import ResolvedPhase
 from lightning_core.trainer.report import evaluation
 from lightning_core.trainer.searching import SearchBench
 from lightning_core.trainer.session import Session
+from lightning_core.trainer.settings import TINY
 from lightning_core.trainer.summary import Evaluation
 from lightning_core.trainer.updating import Updater
 from lightning_core.trainer.versions import KEPT, Versions
-from lightning_core.types import UNNAMED, Call, Metrics, Task, matches
+from lightning_core.types import UNNAMED, Call, Metrics, Rollout, Task, matches
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +94,8 @@ class Loop:
         await self._set_reference(step, phase)
         batch = await self.collector.collect(step, phase)
         if phase.algorithm.learns_from is None:
+            if step == 0 and not self.validation:
+                self._advise(batch.rollouts, batch.calls)
             self.agent_names.see(batch.calls)
             self.agent_names.check(last=step + 1 == self.settings.total_steps)
         credited, report = await self.updater.credit(step, phase, batch)
@@ -156,11 +160,18 @@ class Loop:
         self.agent_names.see(calls)
         if step == 0:
             self.agent_names.check()
+            self._advise(finished, calls)
         result = evaluation(step, finished, calls, self.settings.group_by)
         await self.versions.evaluated(result)
         self.observers.evaluated(result)
         self._stopwatch.start()
         return result
+
+    def _advise(self, rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]]) -> None:
+        """Show a reply and what to try, where the first rollouts earned nothing."""
+        tiny = str(self.settings.served_model) == TINY
+        if (said := nothing_earned(rollouts, calls, tiny=tiny)) is not None:
+            self.observers.note(said)
 
     def _air_numbers(self, batch: StepBatch) -> dict[str, float]:
         rulebook = self.session.rulebook

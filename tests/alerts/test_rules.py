@@ -23,6 +23,7 @@ from lightning_core.alerts.rules import (
     failed_update,
     jitter,
     moving_means,
+    nothing_earned,
     staleness,
     unseen_calls,
     unusable_groups,
@@ -37,6 +38,15 @@ rewards = st.lists(st.floats(-1, 1), min_size=5, max_size=30)
 
 
 # reward ---------------------------------------------------------------------------------------
+def test_nothing_earned_is_found_after_one_step_and_not_once_something_was():
+    none = history(reward_min=[0.0, 0.0], reward_max=[0.0, 0.0], rollouts=[8, 8])
+    assert first_found(nothing_earned, none) == 0
+    assert "none of 16 training rollouts earned anything" in found(nothing_earned, none)[0]
+    assert not found(nothing_earned, history(reward_min=[0.0, 0.0], reward_max=[0.5, 0.0]))
+    assert not found(nothing_earned, history(reward_min=[-1.0], reward_max=[0.0]))
+    assert not found(nothing_earned, history(demonstrations=[8]))
+
+
 def test_a_reward_that_is_lost_is_found_when_most_of_a_window_is_low():
     steps = history(reward=[*GOOD, 0.4, 0.1, 0.0, 0.0, 0.0])
     # before the last five the best five came to .77, and these to .456: a fall of .314, more than .4 * .77

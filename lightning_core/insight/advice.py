@@ -1,0 +1,65 @@
+"""What a person should do first where no rollout earned anything: look at a reply.
+
+From equal rewards nothing is learnt, and their cause is seldom in the training: the app can't read the
+replies, the reward asks for all at once, or the model is too small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from lightning_core import transcript
+from lightning_core.insight.failures import is_cut
+from lightning_core.insight.verdict import reward_of
+from lightning_core.types import Call, Rollout
+
+FEWEST: Final = 4
+"""Rollouts below which nothing is said."""
+_SHOWN: Final = 400
+"""Characters of a prompt's last message and of a reply."""
+TINY_KNOWS: Final = "the model 'tiny' knows only the SQLite questions of its examples: give model=\"smollm2\""
+
+
+def nothing_earned(
+    rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], *, tiny: bool = False
+) -> str | None:
+    """A reply and what to try, if none of these rollouts earned anything; else None. `tiny`: whether the
+    model is the one that is shipped for the examples."""
+    if len(rollouts) < FEWEST or any(reward_of(one) for one in rollouts):
+        return None
+    answered = [
+        call
+        for one in rollouts
+        for call in calls.get(one.id, ())
+        if call.trained and call.status == "completed" and call.choices
+    ]
+    lines = [f"None of {len(rollouts)} rollouts earned anything, and from equal rewards nothing is learnt."]
+    if answered:
+        lines += _reply(answered[0])
+    return "\n".join(
+        [*lines, "What to try, the likeliest first:", *(f"  - {each}" for each in _tries(answered, tiny))]
+    )
+
+
+def _reply(call: Call) -> list[str]:
+    asked = _short(transcript.text(transcript.prompt(call)[-1:]))
+    return [f"A reply of agent {call.agent!r}:", f"  asked    {asked}", f"  replied  {_replied(call)}"]
+
+
+def _replied(call: Call) -> str:
+    return _short(transcript.text(transcript.replies(call))) or "(nothing)"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def _tries(answered: Sequence[Call], tiny: bool) -> Iterator[str]:
+    if tiny:
+        yield TINY_KNOWS
+    if cut := sum(map(is_cut, answered)):
+        yield f"{cut} of {len(answered)} replies were cut at max_tokens: raise it, or ask for less"
+    yield "the app can't read the reply: hold it to a schema (response_format), or give the prompt examples"
+    yield "the reply is partly right: give a part of the reward for a part of the way"
+    yield "the reply makes no sense: take a larger model, or show it good replies first (SFT)"
