@@ -13,18 +13,10 @@ from hypothesis import strategies as st
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.chat.constraints import Grammars
+from lightning_core.backends.chat.forms import HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_ARGS, Form, find_form
 from lightning_core.backends.chat.prompts import Prompts, plain_message
-from lightning_core.backends.chat.replies import ChatGeneration, Choice, StopStrings, TextStream
-from lightning_core.backends.chat.tool_calls import (
-    HERMES,
-    JSON,
-    LLAMA3,
-    MISTRAL,
-    MISTRAL_ARGS,
-    Form,
-    ToolCalls,
-    find_form,
-)
+from lightning_core.backends.chat.replies import ChatGeneration, Choice, Parts, StopStrings, TextStream
+from lightning_core.backends.chat.tool_calls import ToolCalls
 from lightning_core.errors import ContextLengthError, TrainingError, UnsupportedError
 from lightning_core.upstream import ChatRequest, Constraint
 from tests.backends.models import make_byte_fallback_tokenizer, make_network, make_tokenizer
@@ -182,7 +174,8 @@ async def test_a_forced_call_that_is_cut_says_nothing(size: int) -> None:
     completion = scripted(CALL[:size], cut=True)
     forced = Constraint(tools=("search",))
     request = ChatRequest(user("hi"), tools=[{"type": "function"}], constraint=forced)
-    choice = Choice(0, completion, TextStream(TOKENIZER, frozenset({2})), request)
+    parts = Parts(tools=ToolCalls())
+    choice = Choice(0, completion, TextStream(TOKENIZER, frozenset({2})), request, parts)
     deltas = [d async for d in ChatGeneration([5], completion.request, [choice])]
     assert [(d.text, d.tool_calls) for d in deltas] == [("", None)]
     assert deltas[-1].finish_reason == "length"
@@ -216,8 +209,7 @@ def test_the_form_of_calls_is_that_of_the_chat_template(form: Form, template: An
     ("template", "said"),
     [
         ("{{ messages }}", "knows no tools"),
-        ("{{ tools }}<tool_call><function=f>", "'qwen3_xml', which is not read here"),
-        ("{{ tools }} [f(params_name1=1)]", "'pythonic', which is not read here"),
+        ("{{ tools }}<minimax:tool_call><invoke>", "'minimax_m2', which is not read here"),
         ("{{ tools }}", "does not say how tools are called"),
     ],
 )
@@ -406,6 +398,38 @@ def test_tool_arguments_reach_the_template_as_a_mapping() -> None:
     assert plain["tool_calls"][0]["function"]["arguments"] == {"a": 1}
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ tools }}{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}"
+        "{% endfor %}{% endfor %}",
+        "{{ tools }}{% for m in messages %}{% for c in m.tool_calls %}{{ '' + c.function.arguments }}"
+        "{% endfor %}{% endfor %}",
+    ],
+)
+def test_tool_arguments_are_text_for_a_template_that_puts_them_between_texts(template: str) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    call = {"id": "1", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [{"role": "assistant", "tool_calls": [call]}]
+    made = Prompts(tokenizer, "m", len(tokenizer)).begin(ChatRequest(messages), 100)
+    assert isinstance(made, list)
+    assert tokenizer.decode(made) == 'None{"a": 1}'
+
+
+def test_what_was_thought_before_a_call_reaches_the_template_under_either_name() -> None:
+    tokenizer = make_tokenizer()
+    call = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": "Said.", "reasoning_content": "Thought.", "tool_calls": [call]}
+    written = {}
+    for harmony in ("", "<|channel|><|message|>"):
+        tokenizer.chat_template = harmony + "{{ messages[0].thinking }}|{{ messages[0].content }}"
+        made = Prompts(tokenizer, "m", len(tokenizer)).begin(ChatRequest([message]), 100)
+        assert isinstance(made, list)
+        written[harmony] = tokenizer.decode(made)
+    assert list(written.values()) == ["Thought.|Said.", "<|channel|><|message|>Thought.\nSaid.|"]
+
+
 def test_broken_tool_arguments_reach_the_template_as_they_are() -> None:
     call = {"id": "1", "function": {"name": "f", "arguments": '{"a": '}}
     plain = plain_message({"role": "assistant", "tool_calls": [call]})
@@ -482,7 +506,8 @@ async def test_a_reply_is_read_as_content_calls_and_a_reason(
 ) -> None:
     completion = scripted(text, cut=cut)
     request = ChatRequest(user("hi"), tools=[{"type": "function"}] if tools else None)
-    choice = Choice(0, completion, TextStream(TOKENIZER, frozenset({2})), request)
+    parts = Parts(tools=ToolCalls() if request.tools else None)
+    choice = Choice(0, completion, TextStream(TOKENIZER, frozenset({2})), request, parts)
     deltas = [d async for d in ChatGeneration([5], completion.request, [choice])]
     assert "".join(d.text for d in deltas) == content
     assert sum(len(d.tool_calls or []) for d in deltas) == calls
@@ -493,7 +518,8 @@ async def test_a_reply_is_read_as_content_calls_and_a_reason(
 async def test_text_after_a_tool_call_comes_in_a_later_delta() -> None:
     completion = scripted(f"Look.\n{CALL}\nThen wait.")
     request = ChatRequest(user("hi"), tools=[{"type": "function"}])
-    choice = Choice(0, completion, TextStream(TOKENIZER, frozenset({2})), request)
+    parts = Parts(tools=ToolCalls() if request.tools else None)
+    choice = Choice(0, completion, TextStream(TOKENIZER, frozenset({2})), request, parts)
     deltas = [d async for d in ChatGeneration([5], completion.request, [choice])]
     said = [(d.text, len(d.tool_calls or []), d.finish_reason) for d in deltas]
     assert said == [("Look.", 1, None), ("Then wait.", 0, "tool_calls")]
@@ -503,7 +529,8 @@ async def test_text_after_a_tool_call_comes_in_a_later_delta() -> None:
 async def test_a_reply_that_may_hold_one_call_ends_with_it() -> None:
     completion = scripted(f"Look.\n{CALL}\n{CALL}")
     request = ChatRequest(user("hi"), tools=[{"type": "function"}], parallel=False)
-    choice = Choice(0, completion, TextStream(TOKENIZER, frozenset({2})), request)
+    parts = Parts(tools=ToolCalls() if request.tools else None)
+    choice = Choice(0, completion, TextStream(TOKENIZER, frozenset({2})), request, parts)
     deltas = [d async for d in ChatGeneration([5], completion.request, [choice])]
     assert sum(len(d.tool_calls or []) for d in deltas) == 1
     assert deltas[-1].finish_reason == "tool_calls"

@@ -6,8 +6,9 @@ import pytest
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.chat.prompts import Prompts
-from lightning_core.backends.chat.replies import ChatGeneration, Choice, TextStream
-from lightning_core.backends.chat.tags import Thinking, thinks
+from lightning_core.backends.chat.replies import ChatGeneration, Choice, Parts, TextStream
+from lightning_core.backends.chat.tags import THINK, Thinking, find_thoughts
+from lightning_core.backends.chat.tool_calls import ToolCalls
 from lightning_core.upstream import ChatRequest, Constraint
 from tests.backends.models import make_tokenizer
 from tests.backends.serving import user
@@ -46,9 +47,41 @@ def test_a_thought_is_what_stands_between_the_tags(
 
 def test_a_model_thinks_if_its_template_knows_the_tags() -> None:
     tokenizer = make_tokenizer()
-    assert not thinks(tokenizer)
+    assert find_thoughts(tokenizer) is None
     tokenizer.chat_template = "{{ messages[0].content.split('</think>')[-1] }}"
-    assert thinks(tokenizer)
+    assert find_thoughts(tokenizer) is THINK
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("template", "text", "thought", "rest"),
+    [
+        ("[THINK][/THINK]", "[THINK]A. B[/THINK]So.", "A. B", "So."),
+        ("<seed:think></seed:think>", "<seed:think>A</seed:think>\nSo.", "A", "So."),
+        (
+            "<think></think><response></response>",
+            "<think>A</think>\n<response> So < it.</response>",
+            "A",
+            "So < it.",
+        ),
+        (
+            "after 'Here is my thought process:' write 'Here is my response:'",
+            "Here is my thought process: A.\n\nHere is my response: So.",
+            "A.",
+            "So.",
+        ),
+        ("<think></think>", "<think>A</think><response>So", "A", "<response>So"),
+    ],
+)
+def test_each_template_has_its_own_tags(template: str, text: str, thought: str, rest: str, size: int) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    thoughts = find_thoughts(tokenizer)
+    assert thoughts is not None
+    thinking = Thinking(thoughts, begun=False)
+    pieces = [*(thinking.feed(text[at : at + size]) for at in range(0, len(text), size)), thinking.flush()]
+    assert "".join(each for each, _ in pieces) == thought
+    assert "".join(each for _, each in pieces) == rest
 
 
 async def test_a_call_within_a_thought_is_not_made() -> None:
@@ -60,7 +93,7 @@ async def test_a_call_within_a_thought_is_not_made() -> None:
     completion.finish_reason = "stop"
     request = ChatRequest(user("hi"), tools=[{"type": "function"}])
     stream = TextStream(tokenizer, frozenset())
-    choice = Choice(0, completion, stream, request, Thinking(begun=False))
+    choice = Choice(0, completion, stream, request, Parts(Thinking(begun=False), ToolCalls()))
     deltas = [delta async for delta in ChatGeneration([5], completion.request, [choice])]
     assert "".join(delta.thought for delta in deltas) == f"{CALL}?"
     assert "".join(delta.text for delta in deltas) == "Look."

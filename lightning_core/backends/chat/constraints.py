@@ -41,7 +41,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.backends.chat.tool_calls import find_form
+from lightning_core.backends.chat.channels import CHANNEL, MESSAGE
+from lightning_core.backends.chat.forced import Calls
+from lightning_core.backends.chat.forms import OPENAI, find_form, has_form
 from lightning_core.errors import EngineError, TrainingError, UnsupportedError
 from lightning_core.sequences import KEPT as KEPT_MASKS
 from lightning_core.sequences import read_masks
@@ -144,6 +146,9 @@ class Grammars:
         for name, grammar in parts.items():  # each by itself: an error then speaks of what the request gave
             calls = name == "calls" or constraint.tools is not None
             self._compile(grammar, "calls of these tools" if calls else f"this {constraint.kind}")
+        if constraint.tools is None and has_form(self._tokenizer, OPENAI):
+            header = " ".join(map(self._tag, (CHANNEL, "final", MESSAGE)))
+            parts["reply"] = f"start: {header} text\ntext: %lark {{\n{parts['reply']}\n}}"
         return parts["reply"] if len(parts) == 1 else _either(parts)
 
     def start(self, grammar: str) -> Matcher:
@@ -244,30 +249,15 @@ class Grammars:
         """At least one call of these functions, as `tool_calls.ToolCalls` reads them."""
         if not tools:
             raise UnsupportedError("a call of a tool is asked for, and the request has no such tool; send it")
-        form, names = find_form(self._tokenizer), [f"call{index}" for index in range(len(tools))]
-        many = f"call ({_literal(form.between)} call)*" if form.between else "call+"
-        calls = many if parallel else "call"
-        rules = [
-            f"start: {self._written_as(form.first)} {calls} {self._written_as(form.last)}",
-            f"call: {self._written_as(form.before)} ({' | '.join(names)}) {self._written_as(form.after)}",
-        ]
-        for name, tool in zip(names, tools, strict=True):
-            function = tool["function"]
-            before, after = form.written(function["name"])
-            arguments = _json(_arguments(function.get("parameters")))
-            self._check_text(before[0] + arguments, f"call of {function['name']!r}")
-            rules.append(
-                f"{name}: {self._written_as(before)} {name}_arguments {_literal(after) if after else ''}"
-            )
-            rules.append(f"{name}_arguments: {arguments}")
-        return "\n".join(rules)
-
-    def _written_as(self, parts: Sequence[str]) -> str:
-        return " ".join(map(self._tag, parts))
+        form = find_form(self._tokenizer)
+        return Calls(form, self._tag, _json, self._check_text).write(tools, parallel=parallel)
 
     def _tag(self, tag: str) -> str:
         """A tag is one token where the model has it so, else text."""
-        return tag if tag in self._tokens else _literal(tag)
+        if tag not in self._tokens:
+            return _literal(tag)
+        named = re.fullmatch("<[a-z_|/]+>", tag, re.IGNORECASE | re.ASCII)
+        return tag if named else f"<[{self._tokenizer.convert_tokens_to_ids(tag)}]>"
 
     @property
     def _tokens(self) -> set[str]:
@@ -308,13 +298,6 @@ def _either(parts: dict[str, str]) -> str:
     """Any one of several grammars, each with names of its own."""
     named = [f"{name}: %lark {{\n{grammar}\n}}" for name, grammar in parts.items()]
     return "\n".join([f"start: {' | '.join(parts)}", *named])
-
-
-def _arguments(schema: Any) -> dict[str, Any] | bool:
-    """The schema of a function's arguments, which are an object in any case."""
-    if not schema:
-        return {"type": "object", "properties": {}, "additionalProperties": False}
-    return {"type": "object", **schema} if isinstance(schema, dict) else bool(schema)
 
 
 def _json(schema: dict[str, Any] | bool) -> str:

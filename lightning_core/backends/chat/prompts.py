@@ -8,6 +8,7 @@ reads.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +21,7 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 
 from lightning_core.backends.chat.encoding import Encoder
-from lightning_core.backends.chat.tool_calls import find_form
+from lightning_core.backends.chat.forms import OPENAI, find_form, has_form
 from lightning_core.errors import ContextLengthError, UnsupportedError
 from lightning_core.json_text import JsonError, read_written, whole
 from lightning_core.upstream import ChatRequest
@@ -203,10 +204,19 @@ class Prompts:
             raise self._too_long(len(messages), context)
         try:
             plain = [plain_message(message) for message in messages]
-            text = self._tokenizer.apply_chat_template(
-                plain, tools=tools or None, add_generation_prompt=asks, tokenize=False, **arguments
+            if has_form(self._tokenizer, OPENAI):
+                plain = [_in_one_channel(message) for message in plain]
+            render = partial(
+                self._tokenizer.apply_chat_template,
+                tools=tools or None,
+                add_generation_prompt=asks,
+                tokenize=False,
+                **arguments,
             )
-            return whole(str(text))
+            try:
+                return whole(str(render(plain)))
+            except TypeError:  # such as DeepSeek's, which puts arguments between texts as they are
+                return whole(str(render([_with_texts(message) for message in plain])))
         except _REFUSALS as error:
             raise UnsupportedError(
                 f"the model's chat template refuses these messages: {error}; change the messages or "
@@ -251,6 +261,8 @@ def plain_message(message: dict[str, Any]) -> dict[str, Any]:
     plain["content"] = plain_text(message.get("content"))
     if plain.get("role") == "developer":
         plain["role"] = "system"
+    if isinstance(plain.get("reasoning_content"), str):
+        plain.setdefault("thinking", plain["reasoning_content"])  # templates have either name
     if plain.get("tool_calls"):
         plain["tool_calls"] = [_plain_call(call) for call in plain["tool_calls"]]
     return plain
@@ -278,3 +290,25 @@ def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
         except JsonError:
             function["arguments"] = arguments  # the model's own mistake, shown to it as it was
     return {**call, "function": function}
+
+
+def _in_one_channel(message: dict[str, Any]) -> dict[str, Any]:
+    """gpt-oss's template takes what was said before a call, or what was thought, but not both."""
+    said, thought = message.get("content"), message.get("thinking")
+    if not (message.get("tool_calls") and said and thought):
+        return message
+    return {**message, "content": "", "thinking": f"{thought}\n{said}"}
+
+
+def _with_texts(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with the arguments of its calls as text."""
+    calls = message.get("tool_calls") or ()
+    functions = [call.get("function") or {} for call in calls]
+    texts = [
+        {**each, "arguments": json.dumps(each["arguments"], ensure_ascii=False)}
+        if isinstance(each.get("arguments"), dict)
+        else each
+        for each in functions
+    ]
+    changed = [{**call, "function": text} for call, text in zip(calls, texts, strict=True)]
+    return {**message, "tool_calls": changed} if changed else message

@@ -6,12 +6,13 @@ The text has whole characters only, and no special tokens.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import TYPE_CHECKING, Any, Final
 
+from lightning_core.backends.chat.channels import Channels
 from lightning_core.backends.chat.completion import Completion, Request
-from lightning_core.backends.chat.tags import BEGIN, END, Thinking, held_back
-from lightning_core.backends.chat.tool_calls import HERMES, TAGS, Form, ToolCalls
+from lightning_core.backends.chat.tags import Thinking, held_back
+from lightning_core.backends.chat.tool_calls import ToolCalls
 from lightning_core.upstream import ChatRequest, Delta
 
 if TYPE_CHECKING:
@@ -129,8 +130,38 @@ class ChatGeneration:
             choice.completion.cancel()
 
 
+class Parts:
+    """Parts a reply into its thought, its content and its calls, by the tags around them."""
+
+    def __init__(self, thinking: Thinking | None = None, tools: ToolCalls | None = None) -> None:
+        """Without `thinking` nothing is a thought, without `tools` nothing a call."""
+        self._thinking, self._tools = thinking, tools
+
+    @property
+    def found(self) -> int:
+        """How many calls there were."""
+        return self._tools.found if self._tools is not None else 0
+
+    def feed(self, text: str) -> tuple[str, str, list[dict[str, Any]]]:
+        """(thought that is certain, content that is certain, calls that are complete)."""
+        thought = ""
+        if self._thinking is not None:
+            thought, text = self._thinking.feed(text)
+        return thought, *self._call(text)
+
+    def flush(self, *, cut: bool = False) -> tuple[str, str, list[dict[str, Any]]]:
+        """What was held back, once the reply has ended, as `feed`; `cut`: not by the model itself."""
+        thought, text = self._thinking.flush() if self._thinking is not None else ("", "")
+        content, calls = self._call(text)
+        rest, last = self._tools.flush(cut=cut) if self._tools is not None else ("", [])
+        return thought, content + rest, calls + last
+
+    def _call(self, text: str) -> tuple[str, list[dict[str, Any]]]:
+        return (text, []) if self._tools is None or not text else self._tools.feed(text)
+
+
 class Choice:
-    """What was read of one completion, as text and tool calls."""
+    """What was read of one completion, as thoughts, text and tool calls."""
 
     def __init__(
         self,
@@ -138,18 +169,16 @@ class Choice:
         completion: Completion,
         text: TextStream,
         request: ChatRequest,
-        thinking: Thinking | None = None,
-        form: Form = HERMES,
+        parts: Parts | Channels | None = None,
     ) -> None:
-        """`thinking` reads the thoughts of a model that has some, `form` is that of its tool calls."""
+        """`parts` knows how the model writes thoughts and calls; without, all is content."""
         self.index, self.completion = index, completion
         self._text = text
         self._stops = StopStrings(request.stop)
-        self._tools = ToolCalls(form) if request.tools else None
+        self._parts = parts or Parts()
         self._parallel = request.parallel
         self._forced = request.constraint is not None and request.constraint.tools is not None
         """Whether the reply is calls and nothing else."""
-        self._thinking = thinking
         self._thought = ""
         """What is new of it."""
         self._seen = 0
@@ -184,38 +213,24 @@ class Choice:
     @property
     def _complete(self) -> bool:
         """Whether a stop string has ended it, or the first of its tool calls where it may have no other."""
-        called = self._tools is not None and self._tools.found > 0
-        return self._stops.hit is not None or (called and not self._parallel)
+        return self._stops.hit is not None or (self._parts.found > 0 and not self._parallel)
 
     def _take(self, text: str, calls: list[dict[str, Any]]) -> str:
         """What of the text is content; thoughts and tool calls are kept apart."""
-        if self._thinking is not None:
-            thought, text = self._thinking.feed(text)
-            self._thought += thought
-        return self._call(text, calls)
+        return self._keep(self._parts.feed(text), calls) if text else ""
 
-    def _call(self, text: str, calls: list[dict[str, Any]]) -> str:
-        if self._tools is None or not text:
-            return text
-        text, found = self._tools.feed(text)
-        calls += found
-        return text
+    def _keep(self, parts: tuple[str, str, list[dict[str, Any]]], calls: list[dict[str, Any]]) -> str:
+        thought, content, found = parts
+        self._thought += thought
+        calls += found if self._parallel else found[: 1 - len(calls)]
+        return content
 
     def _delta(self, start: int, text: str, calls: list[dict[str, Any]], reason: str | None) -> Delta:
-        if reason and not self._complete:
-            text += self._take(self._stops.feed(self._text.flush()), calls)
-            reason = "stop" if self._stops.hit else reason
         if reason:
-            text += self._take(self._stops.flush(), calls)
-        if reason and self._thinking is not None:
-            thought, rest = self._thinking.flush()
-            self._thought += thought
-            text += self._call(rest, calls)
-        if self._tools is not None and reason:
-            rest, found = self._tools.flush(cut=reason == "length" or self._stops.hit is not None)
+            rest = self._rest(calls, cut=reason == "length")
             text = "" if self._forced else text + rest
-            calls += found if self._parallel else found[:1]
-            reason = "tool_calls" if self._tools.found and reason == "stop" else reason
+            reason = "stop" if self._stops.hit else reason
+            reason = "tool_calls" if self._parts.found and reason == "stop" else reason
         self.ended = reason is not None
         thought, self._thought = self._thought, ""
         best = self.completion.best[start : self._seen] if self.completion.options.top_logprobs else None
@@ -233,11 +248,18 @@ class Choice:
             left_out=self.left_out if reason else None,
         )
 
+    def _rest(self, calls: list[dict[str, Any]], *, cut: bool) -> str:
+        """Content that was held back, once the reply has ended."""
+        text = "" if self._complete else self._take(self._stops.feed(self._text.flush()), calls)
+        text += self._take(self._stops.flush(), calls)
+        cut = cut or self._stops.hit is not None
+        return text + self._keep(self._parts.flush(cut=cut), calls)
 
-def hidden_ids(tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int]) -> frozenset[int]:
-    """Special tokens and stop tokens have no text for the app; the tool-call tags are read before it sees
-    them."""
+
+def hidden_ids(
+    tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int], shown: Collection[str]
+) -> frozenset[int]:
+    """Special tokens and stop tokens have no text for the app, but for the tags that are read before it."""
     added = tokenizer.added_tokens_decoder.items()
     special = {i for i, token in added if token.special}
-    tags = {i for i, token in added if token.content in (*TAGS, BEGIN, END)}
-    return frozenset((special | stop_ids) - tags)
+    return frozenset((special | stop_ids) - {i for i, token in added if token.content in shown})

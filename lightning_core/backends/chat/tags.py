@@ -1,20 +1,40 @@
 """What a reasoning model thinks, between tags at the beginning of its reply.
 
-Thoughts are written as Qwen3 and DeepSeek-R1 do. A model thinks if its chat template knows the end tag.
-Templates differ in who writes the first tag: Qwen3's leaves it to the model, DeepSeek-R1's ends the prompt
-with it.
+A model thinks if its chat template knows the end tag. Templates differ in who writes the first tag: Qwen3's
+leaves it to the model, DeepSeek-R1's ends the prompt with it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from lightning_core.backends.chat.forms import template_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-BEGIN, END = "<think>", "</think>"
-"""Around a thought."""
+@dataclass(frozen=True, slots=True)
+class Thoughts:
+    """The tags around a thought, and around the reply after it where that has some too."""
+
+    begin: str
+    end: str
+    reply: tuple[str, str] | None = None
+
+
+THINK: Final = Thoughts("<think>", "</think>")
+"""Qwen3's and DeepSeek-R1's, and since then most others'."""
+_RESPONSE: Final = ("<response>", "</response>")
+THOUGHTS: Final = (
+    Thoughts("<seed:think>", "</seed:think>"),
+    Thoughts("[THINK]", "[/THINK]"),
+    Thoughts("Here is my thought process:", "Here is my response:"),
+    Thoughts("<think>", "</think>", _RESPONSE),
+    THINK,
+)
+"""Seed-OSS's, Mistral's, Granite 3.2's and 3.3's, and the common ones, in the order they are looked for."""
 
 
 def held_back(text: str, wanted: tuple[str, ...]) -> int:
@@ -29,11 +49,10 @@ def held_back(text: str, wanted: tuple[str, ...]) -> int:
     return 0
 
 
-def thinks(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the model's chat template knows of thoughts."""
-    template = tokenizer.chat_template
-    sources = template.values() if isinstance(template, dict) else [template or ""]
-    return any(END in str(source) for source in sources)
+def find_thoughts(tokenizer: PreTrainedTokenizerBase) -> Thoughts | None:
+    """How the model writes what it thinks, by its chat template; None if the template knows no thoughts."""
+    text = template_text(tokenizer)
+    return next((each for each in THOUGHTS if each.end in text and (each.reply or ("",))[0] in text), None)
 
 
 class Thinking:
@@ -42,8 +61,9 @@ class Thinking:
     The tags are neither, nor is the blank space around them.
     """
 
-    def __init__(self, *, begun: bool) -> None:
+    def __init__(self, thoughts: Thoughts = THINK, *, begun: bool) -> None:
         """`begun`: the prompt ends with the first tag."""
+        self._thoughts = thoughts
         self._text = ""
         self._begun, self._ended = begun, False
         self._said = False
@@ -59,25 +79,37 @@ class Thinking:
 
     def _begin(self) -> None:
         start = self._text.lstrip()
-        if start.startswith(BEGIN):
-            self._begun, self._text = True, start[len(BEGIN) :]
-        elif not BEGIN.startswith(start):
+        if start.startswith(self._thoughts.begin):
+            self._begun, self._text = True, start[len(self._thoughts.begin) :]
+        elif not self._thoughts.begin.startswith(start):
             self._ended = self._said = True
 
     def _thought(self) -> str:
+        end = self._thoughts.end
         if not self._said:
             self._text = self._text.lstrip()
-        at = self._text.find(END)
+        at = self._text.find(end)
         if at >= 0:
-            thought, self._text = self._text[:at].rstrip(), self._text[at + len(END) :]
+            thought, self._text = self._text[:at].rstrip(), self._text[at + len(end) :]
             self._ended, self._said = True, False
             return thought
-        kept = self._text[: len(self._text) - held_back(self._text, (END,))].rstrip()
+        kept = self._text[: len(self._text) - held_back(self._text, (end,))].rstrip()
         self._text, self._said = self._text[len(kept) :], self._said or bool(kept)
         return kept
 
     def _rest(self) -> str:
-        rest, self._text = self._text if self._said else self._text.lstrip(), ""
+        """What follows the thought, without the tags around the reply."""
+        first, last = self._thoughts.reply or ("", "")
+        rest, held = self._text if self._said else self._text.lstrip(), 0
+        if first and not self._said:
+            if first.startswith(rest) and rest != first:
+                return ""
+            rest = rest.removeprefix(first).lstrip()
+        if last:
+            rest = rest.replace(last, "")
+            held = held_back(rest, (last,))
+        self._text = rest[len(rest) - held :]
+        rest = rest[: len(rest) - held]
         self._said = self._said or bool(rest)
         return rest
 

@@ -1,121 +1,35 @@
-"""Tool calls in a reply: the forms in which chat templates write them, found by the template's own text.
-
-The names are those of vLLM's parsers, which read the same forms. They are read here, as one reader then
-serves every engine, and a call that is forced by a grammar is written in the form that is read.
-"""
+"""Takes the tool calls out of a reply's text as it streams."""
 
 from __future__ import annotations
 
 import json
-import re
 import uuid
-from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
+from lightning_core.backends.chat.forms import HERMES, Form
+from lightning_core.backends.chat.reading import Schemas, read_first
 from lightning_core.backends.chat.tags import held_back
-from lightning_core.errors import UnsupportedError
-from lightning_core.json_text import JsonError, read_written
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-_ARGS: Final = "[ARGS]"
-_BEGINS: Final = '{"name":"'
-"""How a call without tags begins, without its blank space."""
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How calls stand in a reply: `first`, the calls with `between` them, `last`.
-
-    A call is `before`, what `written` gives around its arguments, `after`.
-    """
-
-    name: str
-    """vLLM's for its parser."""
-    first: tuple[str, ...] = ()
-    before: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
-    between: str = ""
-    last: tuple[str, ...] = ()
-    arguments: str = "arguments"
-    named: bool = False
-    """The name stands before the arguments instead of within one JSON object."""
-
-    @property
-    def opening(self) -> str:
-        """Calls begin with it; with "", at the beginning of a reply that is a JSON object."""
-        return next(iter(self.first + self.before), "")
-
-    @property
-    def closing(self) -> str:
-        """A call ends with it; with "", the calls end with the reply."""
-        return self.after[-1] if self.after else ""
-
-    def written(self, name: str) -> tuple[tuple[str, ...], str]:
-        """What stands before and after the arguments of a function."""
-        if self.named:
-            return (name, _ARGS), ""
-        return (f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{self.arguments}": ',), "}"
-
-
-HERMES: Final = Form("hermes", before=("<tool_call>", "\n"), after=("\n", "</tool_call>"), between="\n")
-LLAMA3: Final = Form("llama3_json", between="; ", arguments="parameters")
-JSON: Final = Form("llama3_json", between="; ")
-MISTRAL: Final = Form("mistral", first=("[TOOL_CALLS]", " ["), between=", ", last=("]",))
-MISTRAL_ARGS: Final = Form("mistral", before=("[TOOL_CALLS]",), named=True)
-TAGS: Final = frozenset((HERMES.opening, HERMES.closing, MISTRAL.opening, _ARGS))
-"""Texts of these forms that are tokens of their own in some models."""
-_UNREAD: Final = {
-    "<function=": "qwen3_xml",
-    "<｜tool▁calls▁begin｜>": "deepseek_v3",
-    "<|tool_calls_section_begin|>": "kimi_k2",
-    "<|channel|>": "openai",
-    "<|tool_call|>": "granite",
-    "params_name1=": "pythonic",
-}
-
-
-def find_form(tokenizer: PreTrainedTokenizerBase) -> Form:
-    """How the model's chat template writes calls. Raises UnsupportedError for none, and for another form."""
-    template = tokenizer.chat_template
-    sources = template.values() if isinstance(template, dict) else [template or ""]
-    text = "\n".join(map(str, sources))
-    unread = next((name for mark, name in _UNREAD.items() if mark in text), None)
-    if unread is not None:
-        raise UnsupportedError(
-            f"this model's chat template writes tool calls in the form that vLLM calls {unread!r}, which is "
-            "not read here; use a model of hermes, llama3_json or mistral (docs/own-model.md)"
-        )
-    if not re.search(r"\btools\b", text):
-        raise UnsupportedError(
-            "this model's chat template knows no tools, so the model would not be told of them; leave tools "
-            "out, or use a model whose template has them (docs/own-model.md)"
-        )
-    if HERMES.opening in text:
-        return HERMES
-    if MISTRAL.opening in text:
-        return MISTRAL_ARGS if _ARGS in text else MISTRAL
-    if '"parameters": ' in text or '"arguments"' in text:
-        return LLAMA3 if '"parameters": ' in text else JSON
-    raise UnsupportedError(
-        "this model's chat template does not say how tools are called, so calls would not be seen; leave "
-        "tools out, or use a model of hermes, llama3_json or mistral (docs/own-model.md)"
-    )
+from lightning_core.json_text import JsonError
 
 
 class ToolCalls:
-    """Takes the tool calls out of a reply's text as it streams.
+    """A reply's text, parted into content and calls.
 
     Text before a call is passed on at once; a tag is not, nor the blank space around it. What stands where
     calls do and is none (malformed JSON, no name) is passed on as the model wrote it, tags included: it is
     what the model said, and nothing that an app could run.
     """
 
-    def __init__(self, form: Form = HERMES) -> None:
-        self._form, self._text = form, ""
-        self._inside = False
+    def __init__(self, form: Form = HERMES, schemas: Schemas | None = None) -> None:
+        """`schemas` are those of the functions that the model was told of."""
+        self._form, self._schemas, self._text = form, schemas or {}, ""
+        openings = ((form.opening, form.closing),) if form.opening else ()
+        self._closings = {**dict(form.also), **dict(openings)}
+        """The tag that ends what each tag begins."""
+        self._wanted = (*self._closings, *form.silent)
+        self._open: str | None = None
+        """The tag that the open call began with."""
         self._said = False
         """Whether content was passed on, since the last call if there was one."""
         self.found = 0
@@ -123,46 +37,56 @@ class ToolCalls:
     def feed(self, text: str) -> tuple[str, list[dict[str, Any]]]:
         """(content that is certain, calls that are complete)."""
         self._text += text
-        if not self._form.opening:
-            return self._begin(), []
         content, calls = "", []
-        while (at := self._next()) >= 0:
-            if self._inside:
-                raw, self._text = self._text[:at], self._text[at + len(self._form.closing) :]
-                call = parse_call(raw)
-                self._said = call is None
-                if call is None:
-                    content += self._form.opening + raw + self._form.closing
-                else:
-                    calls.append(call)
-                    self.found += 1
+        while (found := self._next()) is not None:
+            at, tag = found
+            before, self._text = self._text[:at], self._text[at + len(tag) :]
+            if self._open is not None:
+                raw, opening, self._open = before, self._open, None
+                read = self._read(raw, opening)
+                self._said = not read
+                calls += read
+                content += "" if read else opening + raw + tag
             else:
-                content += self._after_a_call(self._text[:at]).rstrip()
-                self._text = self._text[at + len(self._form.opening) :]
-            self._inside = not self._inside
+                content += self._after_a_call(before).rstrip()
+                self._open = tag if tag in self._closings else None
         return content + self._certain(), calls
 
-    def _next(self) -> int:
-        """Where the tag is that is waited for; -1 if it has not come."""
-        tag = self._form.closing if self._inside else self._form.opening
-        return self._text.find(tag) if tag else -1
+    def _next(self) -> tuple[int, str] | None:
+        """Where the tag is that is waited for, and which it is; None if it has not come."""
+        if self._open is not None:
+            wanted: tuple[str, ...] = (self._closings[self._open],)
+        else:
+            wanted = () if self._begins() else self._wanted
+        found = [(at, tag) for tag in wanted if tag and (at := self._text.find(tag)) >= 0]
+        return min(found, default=None)
 
-    def _begin(self) -> str:
-        """Without tags, a reply that begins as an object is kept to its end, and any other passed on."""
+    def _begins(self) -> bool:
+        """Whether the reply begins as calls without a tag do, or may still do so."""
         start = self._text.lstrip()
-        self._inside = not self._said and start.startswith("{")
-        self._said = self._said or not (self._inside or not start)
-        if not self._said:
-            return ""
-        text, self._text = self._text, ""
-        return text
+        return not (self._form.opening or self._said or self.found) and start[:1] in ("", self._form.begins)
+
+    def _read(self, raw: str, opening: str, *, whole: bool = True) -> list[dict[str, Any]]:
+        """The calls that a text consists of; none unless all of it is calls, or the first of them are where
+        it need not be `whole`."""
+        raw = raw if opening in ("", self._form.opening) else opening + raw
+        try:
+            found = self._form.read(raw, self._schemas) if whole else read_first(raw)
+        except JsonError:
+            return []
+        calls = [as_call(*each, form=self._form) for each in found]
+        read = [call for call in takewhile(bool, calls) if call is not None]
+        if whole and len(read) < len(calls):
+            return []
+        self.found += len(read)
+        return read
 
     def _certain(self) -> str:
         """Take what can't belong to a tag, nor be the blank space before one."""
-        if self._inside:
+        if self._open is not None or self._begins():
             return ""
         text = self._after_a_call(self._text)
-        kept = text[: len(text) - held_back(text, (self._form.opening,))].rstrip()
+        kept = text[: len(text) - held_back(text, self._wanted)].rstrip() if self._wanted else text
         self._text, self._said = text[len(kept) :], self._said or bool(kept)
         return kept
 
@@ -176,111 +100,40 @@ class ToolCalls:
         An unfinished call is content where the model ended it. In a reply that was `cut`, by its length or by
         a stop text, it is left out: the finish reason says that something is missing.
         """
+        begins = self._open is None and self._begins()
         text, self._text = self._text, ""
-        inside, self._inside = self._inside, False
-        if inside and not self._form.closing:
-            calls = _read_whole(text, self._form) if cut else _read_all(text, self._form)
-            self.found += len(calls)
+        opening, self._open = "" if begins else self._open, None
+        if opening is not None and text.strip() and not self._closings.get(opening):
+            calls = self._read(text, opening, whole=not cut)
             if calls:
                 return "", calls
         if cut:
-            return self._without_begun(text, inside), []
-        text = (self._form.opening if inside else "") + text
+            return self._without_begun(text, opening), []
+        text = (opening or "") + text
         return ("" if self.found and not text.strip() else text), []
 
-    def _without_begun(self, text: str, inside: bool) -> str:
+    def _without_begun(self, text: str, opening: str | None) -> str:
         """What is left of a reply that was cut, without the call that it had begun, or its tag."""
-        opening = self._form.opening
-        if inside and (opening or _begins_call(text)):
+        if opening or (opening == "" and self._form.begun.fullmatch(text.strip())):
             return ""
-        tag = held_back(text, (opening,)) if opening else 0
+        tag = held_back(text, self._wanted) if self._wanted else 0
         text = text[: len(text) - tag].rstrip() if tag > 1 else text
         return "" if self.found and not text.strip() else text
 
 
-def parse_call(raw: str) -> dict[str, Any] | None:
-    """An OpenAI tool call with a fresh id, or None if `raw` isn't one."""
-    try:
-        value = read_written(raw)
-    except JsonError:
-        return None
-    if not isinstance(value, dict):
-        return None
-    return _call(value.get("name"), value.get("arguments", {}))
-
-
-def _read_all(text: str, form: Form) -> list[dict[str, Any]]:
-    """The calls that the end of a reply consists of; none unless all of it is calls."""
-    try:
-        found = _named(text) if _ARGS in text else _listed(text) if form.opening else _in_a_row(text.strip())
-    except JsonError:
-        return []
-    calls = [_call(*each, short=bool(form.opening)) for each in found]
-    return [call for call in calls if call is not None] if all(calls) else []
-
-
-def _read_whole(text: str, form: Form) -> list[dict[str, Any]]:
-    """The calls at the end of a reply that was cut, as far as they are whole."""
-    if _ARGS in text:
-        each = [_read_all(part, form) for part in text.split(MISTRAL.opening)]
-        return [call for calls in takewhile(bool, each) for call in calls]
-    found, at = [], 0
-    while (start := text.find("{", at)) >= 0:
-        try:
-            _, at = json.JSONDecoder(strict=False).raw_decode(text, start)
-            call = _call(*_pair(read_written(text[start:at])), short=bool(form.opening))
-        except (ValueError, RecursionError, JsonError):
-            break
-        if call is None:
-            break
-        found.append(call)
-    return found
-
-
-def _begins_call(text: str) -> bool:
-    """Whether a reply without tags begins as its calls do."""
-    begun = "".join(text.split())
-    return begun.startswith(_BEGINS) or _BEGINS.startswith(begun)
-
-
-def _named(text: str) -> list[tuple[Any, Any]]:
-    """name[ARGS]{...}, a call after each tag."""
-    parts = [part.partition(_ARGS) for part in text.split(MISTRAL.opening)]
-    return [(name.strip(), read_written(arguments)) for name, _, arguments in parts]
-
-
-def _listed(text: str) -> list[tuple[Any, Any]]:
-    values = read_written(text)
-    return [_pair(value) for value in (values if isinstance(values, list) else [values])]
-
-
-def _in_a_row(text: str) -> list[tuple[Any, Any]]:
-    """Objects with ";" between them."""
-    found, at, read = [], 0, json.JSONDecoder(strict=False).raw_decode
-    while at < len(text):
-        try:
-            _, end = read(text, at)
-        except (ValueError, RecursionError) as error:
-            raise JsonError(str(error)) from error
-        found.append(_pair(read_written(text[at:end])))
-        at = end + len(text[end:]) - len(text[end:].lstrip("; \n"))
-    return found
-
-
-def _pair(value: Any) -> tuple[Any, Any]:
-    if not isinstance(value, dict):
-        return None, None
-    return value.get("name"), value.get("arguments", value.get("parameters"))
-
-
-def _call(name: Any, arguments: Any, *, short: bool = False) -> dict[str, Any] | None:
-    """`short`: Mistral's templates refuse ids that have other than 9 letters and digits."""
+def as_call(call_id: str | None, name: Any, arguments: Any, *, form: Form = HERMES) -> dict[str, Any] | None:
+    """An OpenAI tool call, with a fresh id if the model gave none; None for what is no call."""
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         return None
-    text = json.dumps(arguments, ensure_ascii=False)
-    name_of = uuid.uuid4().hex
+    fresh = uuid.uuid4().hex
     return {
-        "id": name_of[:9] if short else f"call_{name_of}",
+        "id": call_id or (fresh[:9] if form.short_ids else f"call_{fresh}"),
         "type": "function",
-        "function": {"name": name, "arguments": text},
+        "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
     }
+
+
+def schemas_of(tools: list[dict[str, Any]] | None) -> Schemas:
+    """The schema of each function's arguments."""
+    functions = [tool.get("function") or {} for tool in tools or ()]
+    return {str(each.get("name")): each.get("parameters") for each in functions}

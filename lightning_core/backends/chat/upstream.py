@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from lightning_core.backends.chat.channels import Channels
 from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.chat.constraints import Grammars, Matcher
 from lightning_core.backends.chat.prompts import Prompts, make_room
-from lightning_core.backends.chat.replies import ChatGeneration, Choice, TextStream, hidden_ids
-from lightning_core.backends.chat.tags import BEGIN, Thinking, thinks
-from lightning_core.backends.chat.tool_calls import HERMES, find_form
+from lightning_core.backends.chat.replies import ChatGeneration, Choice, Parts, TextStream, hidden_ids
+from lightning_core.backends.chat.speech import Speech
 from lightning_core.errors import ContextLengthError, UnsupportedError
 from lightning_core.types import Demonstration
 from lightning_core.upstream import ChatRequest
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MANY_PROMPTS = 1 << 16
 """Prompts whose answers are counted, the last ones."""
-_TAIL = 8
+_TAIL = 16
 """Tokens of a prompt's end in which a tag is looked for."""
 MANY_MESSAGES = 1000
 """Messages that make a conversation a long one: others should not wait for its template."""
@@ -68,20 +68,21 @@ class ChatUpstream:
         self.model, self.model_name = model, model.name
         self._engine = engine
         self._tokenizer = model.tokenizer.backend_tokenizer
-        self._hidden = hidden_ids(model.tokenizer, model.stop_ids)
+        self._speech = Speech(model.tokenizer)
+        self._hidden = hidden_ids(model.tokenizer, model.stop_ids, self._speech.tags)
         self.prompts = Prompts(model.tokenizer, model.name, model.vocabulary, model.longest)
         self.grammars = Grammars(model.tokenizer, model.vocabulary)
         # their threads end when this object goes
         self._short = ThreadPoolExecutor(2, "lightning-prompts")
         self._long = ThreadPoolExecutor(1, "lightning-long-prompts")
-        self._thinks = thinks(model.tokenizer)
         self._seeds = None if seed is None else random.Random(seed)
         self._drawn: OrderedDict[tuple[str, bytes], int] = OrderedDict()
         """How often each prompt of an origin was answered."""
 
     async def chat(self, request: ChatRequest) -> ChatGeneration:
         """Put the choices in line. Raises ContextLengthError or UnsupportedError before that."""
-        form = find_form(self.model.tokenizer) if request.tools else HERMES
+        if request.tools:
+            self._speech.check()
         self._check_bias(request)
         grammar, matchers = await self._grammar(request)
         ids = await self._prompt(request)
@@ -101,7 +102,7 @@ class ChatUpstream:
             )
             completion = Completion(ids, options, shared, matchers[index])
             text = TextStream(self._tokenizer, self._hidden)
-            choices.append(Choice(index, completion, text, request, self._thinking(request, ids), form))
+            choices.append(Choice(index, completion, text, request, self._parts(request, ids)))
             choices[-1].left_out = self._left_out(request, options)
             self._engine.submit(completion)
         return ChatGeneration(ids, shared, choices, grammar)
@@ -125,12 +126,9 @@ class ChatUpstream:
                 last = self.model.vocabulary - 1
                 raise UnsupportedError(f"logit_bias names the token id {token}; the model's go up to {last}")
 
-    def _thinking(self, request: ChatRequest, prompt: list[int]) -> Thinking | None:
-        """Reads the thoughts of a reply. None of a model that has none, or held to a form."""
-        if not self._thinks or request.constraint is not None or request.prompt is not None:
-            return None
+    def _parts(self, request: ChatRequest, prompt: list[int]) -> Parts | Channels | None:
         end = self._tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False)
-        return Thinking(begun=str(end).rstrip().endswith(BEGIN))
+        return self._speech.parts(request, str(end))
 
     def _seed(self, request: ChatRequest, prompt: list[int]) -> int | str | None:
         if request.seed is not None or self._seeds is None:
