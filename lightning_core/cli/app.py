@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from lightning_core import __version__, telemetry
-from lightning_core.cli import models, runs, serving, training
+from lightning_core.cli import asking, models, runs, serving, training
 from lightning_core.errors import LightningError
 from lightning_core.insight.failures import VARIES
 
@@ -47,6 +47,7 @@ def command(
 app.command()(training.init)
 _with_script = app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
 _with_script(training.train)
+app.command("try", context_settings={"allow_extra_args": True})(asking.try_script)
 _with_script(training.worker)
 _with_script(training.deploy)
 app.command()(serving.serve)
@@ -54,6 +55,9 @@ app.command()(serving.gateway)
 app.command()(serving.api)
 app.command()(serving.token)
 app.command()(runs.show)
+app.command()(asking.why)
+app.command()(asking.whatif)
+app.command()(asking.report)
 app.command()(serving.console)
 app.command()(runs.alerts)
 app.command()(runs.export)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from pydantic import JsonValue
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -51,6 +53,8 @@ class Filter:
     agent: str | None = None
     """Name or glob of an agent that made a call in it."""
     status: Status | None = None
+    inputs: tuple[tuple[str, str], ...] = ()
+    """Names of fields of the task's own input, each with the value that it must have."""
 
     def __post_init__(self) -> None:
         if self.split not in (None, "train", "validation"):
@@ -59,22 +63,31 @@ class Filter:
     @property
     def said(self) -> str:
         """The filter in words, for a title."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "inputs"}
+        given |= dict(self.inputs)
         return " ".join(f"{name}={value}" for name, value in given.items() if value is not None)
 
 
 def read_filter(where: Sequence[str]) -> Filter:
-    """The filter of `--where NAME=VALUE` options. Raises ConfigError for a name or value that is none."""
+    """The filter of `--where NAME=VALUE` options; another name is a field of the tasks' input. Raises
+    ConfigError for a value that is none."""
     given: dict[str, Any] = {}
+    known = {field.name for field in fields(Filter)} - {"inputs"}
     for each in where:
         name, separator, value = each.partition("=")
-        if not separator or name not in {field.name for field in fields(Filter)}:
-            raise ConfigError(f"--where {each!r}: give task, step, split, agent or status, such as step=3")
+        if not separator or not name:
+            raise ConfigError(
+                f"--where {each!r}: give task, step, split, agent, status or a field of the tasks' input, "
+                "such as step=3"
+            )
+        if name not in known:
+            given["inputs"] = (*given.get("inputs", ()), (name, value))
+            continue
         try:
             given[name] = {"step": int, "status": Status}.get(name, str)(value)
         except ValueError:
-            known = "a whole number" if name == "step" else f"one of {', '.join(Status)}"
-            raise ConfigError(f"--where {each!r}: give {known}") from None
+            kind = "a whole number" if name == "step" else f"one of {', '.join(Status)}"
+            raise ConfigError(f"--where {each!r}: give {kind}") from None
     return Filter(**given)
 
 
@@ -122,13 +135,21 @@ def _count(listed: Sequence[Rollout], rollouts: Sequence[Rollout]) -> str:
 
 
 async def _only(store: Store, rollouts: Sequence[Rollout], wanted: Filter) -> list[Rollout]:
-    """Those that are wanted. ConfigError if there are none."""
+    """Those that are wanted. ConfigError if there are none, or if no task has a field that is named."""
+    for name, _ in wanted.inputs:
+        if not any(name in rollout.task.input for rollout in rollouts):
+            there = ", ".join(sorted({name for rollout in rollouts for name in rollout.task.input}))
+            raise ConfigError(
+                f"--where {name}=...: it is none of task, step, split, agent and status, and no task has a "
+                f"field {name!r}; the tasks have {there or 'no fields'}"
+            )
     chosen = [
         rollout
         for rollout in of_task(rollouts, wanted.task)
         if wanted.step in (None, rollout.step_number)
         and wanted.split in (None, rollout.split)
         and wanted.status in (None, rollout.status)
+        and all(_written(rollout.task.input.get(name)) == value for name, value in wanted.inputs)
     ]
     if wanted.agent is not None:
         calls = await store.get_calls([rollout.id for rollout in chosen])
@@ -142,6 +163,11 @@ async def _only(store: Store, rollouts: Sequence[Rollout], wanted: Filter) -> li
     if not chosen:
         raise ConfigError(f"none of the {len(rollouts)} rollouts fits {wanted.said}; leave a --where out")
     return chosen
+
+
+def _written(value: JsonValue) -> str:
+    """A field of a task as a person writes it on a command line."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def show_newest(newest: Sequence[Rollout], total: int, path: Path, console: Console) -> None:

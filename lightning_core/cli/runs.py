@@ -65,7 +65,7 @@ from lightning_core.trainer.summary import Summary
 from lightning_core.types import Member
 
 _ROLLOUT = "A rollout: its id, how the id begins or ends; or 'best' or 'worst' trained, or 'failed'"
-_WHERE = "Only rollouts with this task, step, split, agent or status; may be given several times."
+_WHERE = "Only rollouts with this task, step, split, agent, status or field of the task; may be repeated."
 _Run = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/20260101-120000.")]
 
 
@@ -101,7 +101,7 @@ def show(
 
     With --rollout it shows one rollout as a tree of calls, tool calls, spans and rewards. With --full it also
     says why each call got its advantage. With --where it lists the matching rollouts, by task, step, split,
-    agent or status.
+    agent, status, or a field of the tasks' input.
 
         agentlightning show runs/demo --where status=failed --where step=3
         agentlightning show runs/demo --rollout worst --full

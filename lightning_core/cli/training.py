@@ -30,7 +30,7 @@ from lightning_core.trainer.preflight import show_plan
 from lightning_core.trainer.roles.joining import Joining
 from lightning_core.trainer.trainer import Trainer
 
-_SET = "Any setting of the trainer, its backend or its algorithm; may be repeated."
+SET: Final = "Any setting of the trainer, its backend or its algorithm; may be repeated."
 _OWN = "A setting of the worker, such as concurrency=8 or workers=ray:8; may be repeated."
 
 
@@ -98,7 +98,7 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Updates to make.")] = None,
     store: Annotated[str | None, typer.Option(help="URL of the store.")] = None,
     folder: Annotated[Path | None, typer.Option(help="The run's folder (default: runs/<date-time>).")] = None,
-    given: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=_SET)] = None,
+    given: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=SET)] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --folder, or the newest one.")
     ] = False,

@@ -273,7 +273,8 @@ def test_show_says_which_rollouts_there_are(run: Path, command: Command) -> None
         (["--where", "split=test"], "give 'train' or 'validation'"),
         (["--where", "status=lost"], "give one of queued, "),
         (["--where", "step=last"], "give a whole number"),
-        (["--where", "reward=1"], "give task, step, split, agent or status"),
+        (["--where", "reward=1"], "it is none of task, step, split, agent and status"),
+        (["--where", "=1"], "give task, step, split, agent, status or a field"),
         (["--where", "task=other"], "task 'other' fits none: 'task-0[test]', 'task-1[test]'"),
     ],
 )

@@ -1,0 +1,169 @@
+"""`agentlightning try`, `why`, `whatif` and `report`: one rollout before training, and questions after it."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import Annotated, Any, Final, get_args
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lightning_core.cli.rollouts import choose, find_rollouts, open_run, rollout_tree
+from lightning_core.cli.serving import say
+from lightning_core.cli.training import SET, call_once, read_launch
+from lightning_core.credit.base import Baseline, Scale
+from lightning_core.errors import ConfigError
+from lightning_core.insight.verdict import say as number
+from lightning_core.insight.why import Other, WhatIf, read_why, reasons_of, what_if
+from lightning_core.plugins import load_plugins
+from lightning_core.trace import read_traces
+from lightning_core.trainer.parts import make_credit
+from lightning_core.trainer.trainer import Trainer
+
+MOVED: Final = 20
+"""Calls that `whatif` lists."""
+_Run = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/20260101-120000.")]
+
+
+def try_script(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(help="A Python script that calls Trainer(...).fit(...).")],
+    tasks: Annotated[int, typer.Option(min=1, help="How many tasks to try.")] = 1,
+    given: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=SET)] = None,
+    full: Annotated[bool, typer.Option("--full", help="Shorten no text.")] = False,
+) -> None:
+    """Run your app on a task or two with the model as it is, and show calls, replies and rewards.
+
+    Each task is tried twice: sampled, as in training, and greedy. Nothing is trained, and nothing is kept.
+    Do this before you train: it shows whether your agents are recorded under the names you expect, whether
+    the reward is right, and whether the model ever succeeds.
+
+        agentlightning try train.py
+        agentlightning try train.py --tasks 3 --set model=Qwen/Qwen3-0.6B
+    """
+    launch = read_launch(given or (), {})
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "try"
+
+        def once(
+            trainer: Trainer, solve: Any, *, train: Iterable[Any] = (), validation: Iterable[Any] = ()
+        ) -> None:
+            first = list(islice(chain(train, validation), tasks))
+            if not first:
+                raise ConfigError("there is no task to try: give fit() at least one")
+            shown = replace(trainer, steps=0, folder=folder, store=None, resume=False, progress=False)
+            Trainer.fit(shown, solve, validation=first)
+
+        call_once(script, context.args, launch, once)
+        asyncio.run(_show_all(folder, full))
+    say("nothing was trained or kept; next: agentlightning train " + str(script))
+
+
+async def _show_all(folder: Path, full: bool) -> None:
+    """Every rollout of the run as a tree."""
+    console = Console()
+    async with open_run(folder) as (store, run_id):
+        traces = await read_traces(store, await find_rollouts(store, run_id))
+    for trace in traces:
+        console.print(rollout_tree(trace, {}, full=full))
+
+
+def why(
+    run: _Run,
+    rollout: Annotated[
+        str, typer.Argument(help="Its id, how the id begins or ends; or 'best', 'worst', 'failed'.")
+    ] = "worst",
+) -> None:
+    """Say why the calls of a trained rollout got their advantages: one sentence each, then the terms.
+
+    agentlightning why runs/demo
+    agentlightning why runs/demo best
+    """
+    asyncio.run(_show_why(run, rollout))
+
+
+async def _show_why(path: Path, which: str) -> None:
+    async with open_run(path) as (store, run_id):
+        (trace,) = await read_traces(store, [choose(await find_rollouts(store, run_id), which)])
+        reasons, problem = await reasons_of(store, trace.rollout)
+    console = Console()
+    console.print(rollout_tree(trace, reasons))
+    if problem is not None:
+        console.print(Text(f"why: {problem}", "yellow"))
+
+
+def whatif(
+    run: _Run,
+    step: Annotated[int, typer.Option(min=1, help="The update, as `show` counts: the first is 1.")] = 1,
+    credit: Annotated[str | None, typer.Option(help="Another credit method, such as uniform.")] = None,
+    baseline: Annotated[str | None, typer.Option(help=f"{', '.join(get_args(Baseline))}.")] = None,
+    scale: Annotated[str | None, typer.Option(help=f"{', '.join(get_args(Scale))}.")] = None,
+    without_air: Annotated[bool, typer.Option("--without-air", help="Leave out automatic rewards.")] = False,
+) -> None:
+    """Credit a step again in another way, and list the calls whose advantage moves most.
+
+    It changes nothing in the run, and can't know what later weights would have been.
+
+        agentlightning whatif runs/demo --step 3 --credit uniform
+    """
+    for name, value, known in (("baseline", baseline, Baseline), ("scale", scale, Scale)):
+        if value is not None and value not in get_args(known):
+            raise ConfigError(f"--{name} {value!r} is none of {', '.join(get_args(known))}")
+    other = Other(
+        credit=make_credit(credit, load_plugins()) if credit else None,
+        baseline=baseline,  # type: ignore[arg-type]
+        scale=scale,  # type: ignore[arg-type]
+        without_air=without_air,
+    )
+    if other == Other():
+        raise ConfigError("nothing is to be different: give --credit, --baseline, --scale or --without-air")
+    asyncio.run(_show_what_if(run, step, other))
+
+
+async def _show_what_if(path: Path, step: int, other: Other) -> None:
+    async with open_run(path) as (store, run_id):
+        recorded, method, _ = await read_why(store, run_id, step - 1)
+    made = what_if(recorded, method, other)
+    console = Console()
+    console.print(_moves(made))
+    console.print(_conclusion(made), soft_wrap=True, markup=False, highlight=False)
+
+
+def _moves(made: WhatIf) -> Table:
+    """The calls that move most, with the advantage that they got and would have got."""
+    table = Table(title="advantages as they were, and as they would have been")
+    for column in ("rollout", "call", "agent", "was", "would be"):
+        table.add_column(
+            column, justify="right" if column in ("was", "would be") else "left", overflow="fold"
+        )
+    for change in [one for one in made.changes if one.size][:MOVED]:
+        rollout, call, _ = change.key
+        values = ("none" if one is None else number(one) for one in (change.before, change.after))
+        table.add_row(*map(Text, (rollout, call, change.agent, *values)))
+    return table
+
+
+def _conclusion(made: WhatIf) -> str:
+    moved = [one for one in made.changes if one.size > 1e-9]
+    turned = sum((one.before or 0.0) * (one.after or 0.0) < 0 for one in moved)
+    return (
+        f"{len(moved)} of {len(made.changes)} calls would get another advantage, {turned} of them one of the "
+        f"other sign. {made.note}"
+    )
+
+
+def report(run: _Run) -> None:
+    """Write the console's pages of a run as one file, report.html, into its folder: to send on or to keep.
+
+    agentlightning report runs/demo
+    """
+    from lightning_core.console.export import write_report
+
+    say(f"wrote {write_report(run, load_plugins())}")
