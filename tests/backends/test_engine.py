@@ -211,12 +211,10 @@ def test_the_fused_decoder_equals_the_network(kind: str) -> None:
 class _Causal:
     """Plain causal attention over one sequence."""
 
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: Form) -> torch.Tensor:
         q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
         out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=scale, enable_gqa=True
+            q, k, v, is_causal=True, scale=form.scale, enable_gqa=True
         )
         return out[0].transpose(0, 1)
 

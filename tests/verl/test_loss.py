@@ -218,7 +218,7 @@ def test_values_are_fitted_as_by_the_local_critic(case: Case) -> None:
     states = [t for each in case.batch for t in each.transitions if t.trained]
 
     def trunk_of(ids: torch.Tensor) -> Any:
-        plan = TreePlan(torch.full_like(ids, len(ids)), policy.groups, torch.float32)
+        plan = TreePlan(torch.full_like(ids, len(ids)), torch.float32)
         return network.trunk(input_ids=ids[None], use_cache=False, plan=plan)
 
     def forward(_: Any, data: Mapping[str, Any]) -> torch.Tensor:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from lightning_core.backends.local.attention import Call
+
 BLOCK = 4
 """Tokens to a reusable block."""
 
@@ -17,12 +19,15 @@ class Shape:
     """What the key/value memory of a model is made of."""
 
     layers: int
+    """Those that have keys and values of their own."""
     heads: int
-    """Key/value heads (K)."""
+    """Key/value heads (K), the most of any layer."""
     size: int
-    """Size of one head (D)."""
+    """Size of one head (D), the largest of any layer's keys and values."""
     dtype: torch.dtype
     device: torch.device
+    calls: tuple[Call, ...] = ()
+    """The calls of attention in a forward pass."""
 
     @property
     def token_bytes(self) -> int:

@@ -22,6 +22,7 @@ import torch
 
 from lightning_core.algorithms import losses
 from lightning_core.algorithms.base import Algorithm, Critic
+from lightning_core.backends.local.attention import packed
 from lightning_core.backends.local.optimizer import Descent
 from lightning_core.backends.local.packing import PACK_TOKENS, Tensors, recompute_layers, to_tensors
 from lightning_core.backends.local.policy import Policy
@@ -56,12 +57,7 @@ class ValueNetwork(torch.nn.Module):
     def forward(self, pack: Tensors) -> torch.Tensor:
         """(E,) value of each entry of a pack of states."""
         with torch.autocast(pack.tokens.device.type, torch.bfloat16, enabled=self._bfloat16):
-            out = self.trunk(
-                input_ids=pack.tokens[None],
-                position_ids=pack.positions[None],
-                use_cache=False,
-                plan=pack.plan,
-            )
+            out = self.trunk(**packed(pack.tokens, pack.positions, pack.plan))
         values: torch.Tensor = self.head(out.last_hidden_state[0, pack.keep].float())[pack.rows, 0]
         return values
 
@@ -173,7 +169,7 @@ class LocalCritic:
 
     def _tensors(self, pack: Pack) -> Tensors:
         self._policy.check_open()
-        return to_tensors(pack, self._policy.groups, self._policy.base.device)
+        return to_tensors(pack, self._policy.base)
 
     @property
     def steps(self) -> int | None:

@@ -17,10 +17,10 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from lightning_core.backends.local.attention import Plan, network_logits
+from lightning_core.backends.local.attention import Form, Plan, network_logits, survey
 from lightning_core.backends.local.cache import Shape
 from lightning_core.backends.local.memory import Memory
-from lightning_core.backends.local.model import FAMILIES, kv_heads
+from lightning_core.backends.local.model import FAMILIES
 from lightning_core.backends.local.packed import PackedMemory, packed_memory
 from lightning_core.backends.local.packing import TreePlan
 
@@ -87,6 +87,7 @@ class LlamaDecoder:
         self._heads, self._kv_heads = c.num_attention_heads, c.num_key_value_heads
         self._size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         self._hidden = (c.hidden_size,)
+        self._forms = [Form(self._size**-0.5, call.sees) for call in survey(network)]
         device = network.get_input_embeddings().weight.device
         angles = network.model.rotary_emb
         cos, sin = angles(torch.zeros(1, device=device), torch.arange(context, device=device)[None])
@@ -182,7 +183,7 @@ class LlamaDecoder:
             qk = functional.rms_norm(qk, (size,), None, self._eps) * layer.head_norm
         turned = torch.cat((qk[..., size // 2 :], qk[..., : size // 2]), -1)
         qk = torch.addcmul(qk * cos, turned, sin)
-        return plan.attend(index, qk[:, :h], qk[:, h:], qkv[:, h + k :], size**-0.5).reshape(-1, h * size)
+        return plan.attend(qk[:, :h], qk[:, h:], qkv[:, h + k :], self._forms[index]).reshape(-1, h * size)
 
 
 def make_decoder(network: PreTrainedModel, dtype: torch.dtype, context: int) -> Decoder:
@@ -206,8 +207,7 @@ def _text_logprobs(network: PreTrainedModel, decoder: Decoder | None, text: Sequ
     """(T, V) after each token of the text; of the network itself where there is no decoder."""
     tokens = torch.tensor(text, device=network.get_input_embeddings().weight.device)
     positions = torch.arange(len(tokens), device=tokens.device)
-    groups = network.config.num_attention_heads // kv_heads(network)
-    plan = TreePlan(torch.full_like(tokens, len(tokens)), groups, torch.float32)
+    plan = TreePlan(torch.full_like(tokens, len(tokens)), torch.float32)
     given = (tokens, positions, plan, positions)
     logits = network_logits(network, *given) if decoder is None else decoder.logits(*given)
     return logits.float().log_softmax(-1)

@@ -80,10 +80,7 @@ def load_model(model: str | Path, *, context: int | None = None, device: str = "
     tokenizer = load_tokenizer(source)
     with _loading:
         network = load_part(AutoModelForCausalLM, source, "weights", dtype=torch.float32)
-    use_plans(network)
-    network.requires_grad_(False).eval().to(pick_device(device))
-    # cuDNN makes a plan for each shape of an attention, and prompts rarely have the same shape
-    torch.backends.cuda.enable_cudnn_sdp(False)
+    make_ready(network, pick_device(device))
     return Model(
         name=name,
         network=network,
@@ -91,6 +88,14 @@ def load_model(model: str | Path, *, context: int | None = None, device: str = "
         context=_context(network, context, source),
         stop_ids=find_stop_ids(network.generation_config, tokenizer),
     )
+
+
+def make_ready(network: PreTrainedModel, device: torch.device) -> None:
+    """Make a network as transformers loads it one to serve and to train, on the device."""
+    use_plans(network)
+    network.requires_grad_(False).eval().to(device)
+    # cuDNN makes a plan for each shape of an attention, and prompts rarely have the same shape
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def _give_back_freed_tensors() -> None:
@@ -122,15 +127,3 @@ def network_below(network: torch.nn.Module) -> PreTrainedModel:
 def parameter_count(network: torch.nn.Module) -> int:
     """Parameters, tied ones counted once."""
     return sum(p.numel() for p in network.parameters())
-
-
-def kv_heads(network: PreTrainedModel) -> int:
-    """Key/value heads of each layer."""
-    config = network.config
-    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-
-
-def head_size(network: PreTrainedModel) -> int:
-    """Size of one attention head."""
-    config = network.config
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)

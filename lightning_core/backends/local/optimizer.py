@@ -283,7 +283,7 @@ class Optimizer:
 
     def _tensors(self, pack: Pack) -> Tensors:
         self._policy.check_open()
-        return to_tensors(pack, self._policy.groups, self._device, self._grammars)
+        return to_tensors(pack, self._policy.base, self._grammars)
 
     def _forward(self, pack: Tensors, network: torch.nn.Module | None = None) -> torch.Tensor:
         """Of the policy, or of another network in the same number format: what is subtracted from one another

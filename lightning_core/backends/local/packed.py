@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from lightning_core.backends.local.attention import Plan
+from lightning_core.backends.local.attention import Call, Form, Plan, Sees, weights
 from lightning_core.backends.local.cache import Prefixes, Shape, Slots
 from lightning_core.backends.local.memory import Run
 
@@ -82,79 +82,142 @@ class StepPlan:
     tokens, T = B + the runs' tokens in that order.
 
     New keys and values are written to their places first, so a token sees itself and all before it in its
-    row.
+    row, as far as the layer's window goes.
     """
 
     def __init__(self, slots: Slots, lengths: list[int], runs: list[Run]) -> None:
         """`lengths[i]` is the number of tokens in row i before this step, for the B decoding rows."""
         self._slots, self._decoding, self._runs = slots, len(lengths), runs
-        device, dtype = slots.shape.device, slots.shape.dtype
+        self._device, self._dtype = slots.shape.device, slots.shape.dtype
         rows = list(range(len(lengths)))
         positions = list(lengths)
         for run in runs:
             rows += [run.row] * run.count
             positions += range(run.start, run.start + run.count)
-        self.positions = torch.tensor(positions, device=device)
-        self._places = slots.places(torch.tensor(rows, device=device), self.positions)
+        self.positions = torch.tensor(positions, device=self._device)
+        self._rows = torch.tensor(rows, device=self._device)
+        self._places = slots.places(self._rows, self.positions)
         self._longest = max(lengths, default=0) + 1
-        self._bias: torch.Tensor | None = None  # (B * K, 1, longest)
-        if lengths:
-            hidden = torch.arange(self._longest, device=device) > self.positions[: len(lengths), None]
-            bias = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
-            self._bias = bias.repeat_interleave(slots.shape.heads, 0)[:, None]
-        self._masks = [_causal(run, device) for run in runs]
+        self._calls = iter(slots.shape.calls)
+        self._biases: dict[Sees | None, torch.Tensor] = {}
+        """(B, 1, longest)"""
+        self._masks: dict[Sees | None, list[torch.Tensor | None]] = {}
+        """Of each run."""
 
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
-    ) -> torch.Tensor:
-        size = query.shape[-1]
-        self._slots.flat_keys[layer].index_copy_(0, self._places, key.reshape(-1, size))
-        self._slots.flat_values[layer].index_copy_(0, self._places, value.reshape(-1, size))
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: Form) -> torch.Tensor:
+        """What a token sees is what the survey found; of `form` the rest is taken."""
+        call = next(self._calls)
+        keys, values = self._write(call, key, value)  # (rows, K, capacity, D or V)
         parts = []
         if self._decoding:
-            parts.append(self._decode(layer, query[: self._decoding], scale))
+            parts.append(self._decode(query[: self._decoding], keys, values, form, call.sees))
         at = self._decoding
-        for run, mask in zip(self._runs, self._masks, strict=True):
-            parts.append(self._prefill(layer, query[at : at + run.count], run, mask, scale))
+        if self._runs and call.sees not in self._masks:
+            self._masks[call.sees] = [_mask(run, call.sees, self._device) for run in self._runs]
+        for index, run in enumerate(self._runs):
+            mask = self._masks[call.sees][index]
+            own = query[at : at + run.count]
+            parts.append(_prefill(own, keys[run.row], values[run.row], run, mask, form))
             at += run.count
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _decode(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
-        rows, heads, size = query.shape
-        shape = self._slots.shape
-        flat = (rows * shape.heads, self._slots.capacity, size)
-        keys = self._slots.keys[layer][:rows].view(flat)[:, : self._longest]
-        values = self._slots.values[layer][:rows].view(flat)[:, : self._longest]
-        grouped = query.reshape(rows * shape.heads, heads // shape.heads, size)
-        assert self._bias is not None
-        weights = torch.baddbmm(self._bias, grouped, keys.transpose(1, 2), alpha=scale).softmax(-1)
-        return torch.bmm(weights, values).view(rows, heads, size)
+    def _write(self, call: Call, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put new keys and values into their places; returns all of this layer."""
+        slots, shape = self._slots, self._slots.shape
+        keys, values = slots.keys[call.slot], slots.values[call.slot]
+        if (call.heads, call.key_size, call.value_size) == (shape.heads, shape.size, shape.size):
+            slots.flat_keys[call.slot].index_copy_(0, self._places, key.reshape(-1, shape.size))
+            slots.flat_values[call.slot].index_copy_(0, self._places, value.reshape(-1, shape.size))
+            return keys, values
+        keys = keys[:, : call.heads, :, : call.key_size]
+        values = values[:, : call.heads, :, : call.value_size]
+        keys[self._rows, :, self.positions] = key.to(keys.dtype)
+        values[self._rows, :, self.positions] = value.to(values.dtype)
+        return keys, values
 
-    def _prefill(
-        self, layer: int, query: torch.Tensor, run: Run, mask: torch.Tensor | None, scale: float
+    def _decode(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        form: Form,
+        sees: Sees | None,
     ) -> torch.Tensor:
-        end = run.start + run.count
-        keys = self._slots.keys[layer][run.row, :, :end][None]
-        values = self._slots.values[layer][run.row, :, :end][None]
-        groups = query.shape[1] // keys.shape[1]
-        if keys.is_cuda and groups > 1:  # else torch takes the path that writes all scores out
-            keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
-        out = functional.scaled_dot_product_attention(
-            query.transpose(0, 1)[None],
-            keys,
-            values,
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=scale,
-            enable_gqa=query.shape[1] != keys.shape[1],
-        )
-        return out[0].transpose(0, 1)
+        rows, heads, size = query.shape
+        kv_heads = keys.shape[1]
+        if sees not in self._biases:
+            self._biases[sees] = self._bias(sees)
+        keys = keys[:rows].flatten(0, 1)[:, : self._longest]
+        values = values[:rows].flatten(0, 1)[:, : self._longest]
+        grouped = query.reshape(rows * kv_heads, heads // kv_heads, size)
+        bias = self._biases[sees].repeat_interleave(kv_heads, 0)
+        sinks = None if form.sinks is None else form.sinks.view(kv_heads, -1, 1).repeat(rows, 1, 1)
+        seen = weights(grouped, keys, bias, form, sinks)
+        return torch.bmm(seen, values).view(rows, heads, -1)
+
+    def _bias(self, sees: Sees | None) -> torch.Tensor:
+        places, own = torch.arange(self._longest, device=self._device), self.positions[: self._decoding, None]
+        hidden = places > own
+        if sees is not None:
+            hidden |= ~sees(own, places)
+        bias = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        return bias.masked_fill_(hidden, float("-inf"))[:, None]
 
 
-def _causal(run: Run, device: torch.device) -> torch.Tensor | None:
+def _prefill(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    run: Run,
+    mask: torch.Tensor | None,
+    form: Form,
+) -> torch.Tensor:
+    """query (n, H, D) of a run, keys (K, capacity, D) and values (K, capacity, V) of its row → (n, H, V)."""
+    end = run.start + run.count
+    keys, values = keys[:, :end], values[:, :end]
+    groups = query.shape[1] // len(keys)
+    if form.softcap is not None or form.sinks is not None:
+        return _written_out(query, keys, values, mask, form)
+    if keys.is_cuda and groups > 1:  # else torch takes the path that writes all scores out
+        keys, values = keys.repeat_interleave(groups, 0), values.repeat_interleave(groups, 0)
+    out = functional.scaled_dot_product_attention(
+        query.transpose(0, 1)[None],
+        keys[None],
+        values[None],
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=form.scale,
+        enable_gqa=query.shape[1] != len(keys),
+    )
+    return out[0].transpose(0, 1)
+
+
+def _written_out(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, form: Form
+) -> torch.Tensor:
+    count, heads, size = query.shape
+    groups = heads // len(keys)
+    if mask is None:
+        mask = torch.ones((count, count), dtype=torch.bool, device=query.device).tril_()
+    bias = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, float("-inf"))
+    grouped = query.transpose(0, 1).reshape(len(keys), groups * count, size)
+    sinks = None
+    if form.sinks is not None:
+        sinks = form.sinks.repeat_interleave(count).view(len(keys), groups * count, 1)
+    seen = weights(grouped, keys, bias.repeat(groups, 1), form, sinks)
+    return torch.bmm(seen, values).view(heads, count, -1).transpose(0, 1)
+
+
+def _mask(run: Run, sees: Sees | None, device: torch.device) -> torch.Tensor | None:
     """True where a run's token (count,) may see its row's tokens (start + count,); None for the plain
     triangle."""
-    if run.start == 0:
-        return None
     end = run.start + run.count
-    return torch.ones((run.count, end), dtype=torch.bool, device=device).tril_(run.start)
+    if sees is not None and sees.reach is not None and end <= sees.reach:
+        sees = None
+    if run.start == 0 and sees is None:
+        return None
+    seen = torch.ones((run.count, end), dtype=torch.bool, device=device).tril_(run.start)
+    if sees is not None:
+        places = torch.arange(end, device=device)
+        seen &= sees(places[run.start :, None], places)
+    return seen

@@ -8,10 +8,11 @@ from functools import partial
 import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lightning_core.backends.chat.constraints import Grammars, Words
-from lightning_core.backends.local.attention import network_logits
+from lightning_core.backends.local.attention import Form, Sees, network_logits, packed, weights
 from lightning_core.backends.local.model import FAMILIES, network_below
 from lightning_core.backends.local.sampling import mask_logits
 from lightning_core.trajectories import Ints, Pack
@@ -40,45 +41,61 @@ class TreePlan:
     """Attention over a pack of T tokens in depth-first order (`attention.Plan`).
 
     Plain products and a softmax on exact sub-blocks: on a CPU this is faster, backward above all, than masked
-    fused attention over all T * T pairs, most of which are not in one branch.
+    fused attention over all T * T pairs, most of which are not in one branch. A window is measured along a
+    token's own branch.
     """
 
-    def __init__(self, ends: torch.Tensor, groups: int, dtype: torch.dtype) -> None:
-        """`ends` (T,) as in `Pack`; `groups` G query heads share one key head."""
-        self.tokens, self._groups = len(ends), groups
-        self._chunks = [
-            _chunk(ends, a, min(a + CHUNK, len(ends)), groups, dtype) for a in range(0, len(ends), CHUNK)
-        ]
+    def __init__(self, ends: torch.Tensor, dtype: torch.dtype) -> None:
+        """`ends` (T,) as in `Pack`."""
+        self.tokens, self._ends, self._dtype = len(ends), ends, dtype
+        places = torch.arange(len(ends), device=ends.device)
+        self._depths = places - torch.searchsorted(ends.sort().values, places, right=True)
+        """(T,) position of each token in its sequence."""
+        self._chunks: dict[tuple[Sees | None, int], list[_Chunk]] = {}
 
     @property
     def pairs(self) -> int:
-        """Pairs of tokens whose attention is computed."""
-        return sum(chunk.bias.numel() for chunk in self._chunks) // self._groups
+        """Pairs of tokens whose attention is computed, where all before a token are seen."""
+        return sum(chunk.bias.numel() for chunk in self._find(None, 1))
 
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: Form) -> torch.Tensor:
         heads, size = query.shape[1:]
-        kv_heads = heads // self._groups
+        kv_heads = key.shape[1]
+        groups = heads // kv_heads
         query, key, value = (x.transpose(0, 1) for x in (query, key, value))  # (heads, T, D)
         outs = []
-        for chunk in self._chunks:
+        for chunk in self._find(form.sees, groups):
             n = chunk.end - chunk.start
-            q = query[:, chunk.start : chunk.end].reshape(kv_heads, self._groups * n, size)
-            k, v = key[:, chunk.keys], value[:, chunk.keys]
-            weights = torch.baddbmm(chunk.bias.to(q.dtype), q, k.transpose(1, 2), alpha=scale).softmax(-1)
-            outs.append(torch.bmm(weights, v).view(heads, n, size))
+            q = query[:, chunk.start : chunk.end].reshape(kv_heads, groups * n, size)
+            sinks = None
+            if form.sinks is not None:
+                sinks = form.sinks.repeat_interleave(n).view(kv_heads, groups * n, 1)
+            seen = weights(q, key[:, chunk.keys], chunk.bias.to(q.dtype), form, sinks)
+            outs.append(torch.bmm(seen, value[:, chunk.keys]).view(heads, n, -1))
         return torch.cat(outs, 1).transpose(0, 1)
 
+    def _find(self, sees: Sees | None, groups: int) -> list[_Chunk]:
+        if (sees, groups) not in self._chunks:
+            starts = range(0, self.tokens, CHUNK)
+            self._chunks[sees, groups] = [
+                self._chunk(start, min(start + CHUNK, self.tokens), sees, groups) for start in starts
+            ]
+        return self._chunks[sees, groups]
 
-def _chunk(ends: torch.Tensor, start: int, end: int, groups: int, dtype: torch.dtype) -> _Chunk:
-    keys = (ends[:end] > start).nonzero()[:, 0]
-    queries = torch.arange(start, end, device=ends.device)[:, None]
-    hidden = (keys > queries) | (ends[keys] <= queries)
-    bias = torch.zeros(hidden.shape, dtype=dtype, device=ends.device).masked_fill_(hidden, float("-inf"))
-    first, last = int(keys[0]), int(keys[-1])
-    run = last - first + 1 == len(keys)
-    return _Chunk(start, end, slice(first, last + 1) if run else keys, bias.repeat(groups, 1))
+    def _chunk(self, start: int, end: int, sees: Sees | None, groups: int) -> _Chunk:
+        ends, depths = self._ends, self._depths
+        keys = (ends[:end] > start).nonzero()[:, 0]
+        queries = torch.arange(start, end, device=ends.device)[:, None]
+        hidden = (keys > queries) | (ends[keys] <= queries)
+        if sees is not None:
+            hidden |= ~sees(depths[start:end, None], depths[keys][None])
+            near = ~hidden.all(0)
+            keys, hidden = keys[near], hidden[:, near]
+        bias = torch.zeros(hidden.shape, dtype=self._dtype, device=ends.device)
+        bias.masked_fill_(hidden, float("-inf"))
+        first, last = int(keys[0]), int(keys[-1])
+        run = last - first + 1 == len(keys)
+        return _Chunk(start, end, slice(first, last + 1) if run else keys, bias.repeat(groups, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +123,9 @@ class Tensors:
     units: torch.Tensor
 
 
-def to_tensors(pack: Pack, groups: int, device: torch.device, grammars: Grammars | None = None) -> Tensors:
-    """The pack as tensors; entries after the same token, at the same temperature and under the same mask,
-    share a row of logits.
+def to_tensors(pack: Pack, network: PreTrainedModel, grammars: Grammars | None = None) -> Tensors:
+    """The pack as tensors for `network`, on its device; entries after the same token, at the same temperature
+    and under the same mask, share a row of logits.
 
     `grammars` makes the masks of the entries that were held to something. Raises TrainingError for those that
     could not have been sampled under theirs.
@@ -118,10 +135,11 @@ def to_tensors(pack: Pack, groups: int, device: torch.device, grammars: Grammars
     triples = torch.stack((parents.double(), temperatures.double(), torch.from_numpy(places).double()), 1)
     unique, rows = torch.unique(triples, dim=0, return_inverse=True)
     held = (unique[:, 2] >= 0).nonzero()[:, 0]
+    device = network.device
     return Tensors(
         tokens=torch.from_numpy(pack.tokens).to(device),
         positions=torch.from_numpy(pack.positions).to(device),
-        plan=TreePlan(torch.from_numpy(pack.ends).to(device), groups, torch.float32),
+        plan=TreePlan(torch.from_numpy(pack.ends).to(device), torch.float32),
         keep=unique[:, 0].long().to(device),
         scales=unique[:, 1].float().to(device),
         held=held.to(device),
@@ -171,9 +189,8 @@ def entry_logprobs(network: torch.nn.Module, pack: Tensors) -> torch.Tensor:
     if count <= size or base.config.model_type not in FAMILIES:
         logits = network_logits(network, pack.tokens, pack.positions, pack.plan, pack.keep)
         return _chosen(logits, pack, slice(0, count), torch.arange(len(pack.rows), device=pack.rows.device))
-    hidden = base.get_decoder()(
-        input_ids=pack.tokens[None], position_ids=pack.positions[None], use_cache=False, plan=pack.plan
-    ).last_hidden_state[0, pack.keep]  # (U, h)
+    out = base.get_decoder()(**packed(pack.tokens, pack.positions, pack.plan))
+    hidden = out.last_hidden_state[0, pack.keep]  # (U, h)
     head = base.get_output_embeddings()
     found = []
     parts = [slice(start, min(start + size, count)) for start in range(0, count, size)]

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from lightning_core.backends.local.model import Model, kv_heads, memory_bytes, parameter_count
+from lightning_core.backends.local.model import Model, memory_bytes, parameter_count
 from lightning_core.backends.local.packing import TreePlan
 from lightning_core.backends.preflight import ModelSize, read_size
 from lightning_core.backends.settings import LoraOptions, default_critic_rate, default_learning_rate
@@ -75,12 +75,6 @@ class Policy:
     def tied_names(self) -> frozenset[str]:
         """Names in the network's `state_dict` that are another name's weight."""
         return tied_names(self.base)
-
-    @property
-    def groups(self) -> int:
-        """Query heads to one key/value head."""
-        config = self.base.config
-        return int(config.num_attention_heads // kv_heads(self.base))
 
     def default_learning_rate(self) -> float:
         """That of every backend."""

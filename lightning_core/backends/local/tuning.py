@@ -15,9 +15,10 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
+from lightning_core.backends.local.attention import packed, survey
 from lightning_core.backends.local.cache import Shape, Slots
 from lightning_core.backends.local.decoder import bfloat16_error, make_decoder
-from lightning_core.backends.local.model import Model, head_size, kv_heads, parameter_count
+from lightning_core.backends.local.model import Model, parameter_count
 from lightning_core.backends.local.packed import StepPlan
 from lightning_core.backends.local.packing import TreePlan
 from lightning_core.backends.local.policy import Policy
@@ -35,12 +36,14 @@ BFLOAT16_TOLERANCE = 0.2
 
 def kv_shape(network: PreTrainedModel, dtype: torch.dtype) -> Shape:
     """What the keys and values of this model are made of."""
+    calls = survey(network)
     return Shape(
-        layers=network.config.num_hidden_layers,
-        heads=kv_heads(network),
-        size=head_size(network),
+        layers=1 + max(call.slot for call in calls),
+        heads=max(call.heads for call in calls),
+        size=max(max(call.key_size, call.value_size) for call in calls),
         dtype=dtype,
         device=network.get_input_embeddings().weight.device,
+        calls=calls,
     )
 
 
@@ -131,13 +134,12 @@ def _decode_step(model: Model, serving: PreTrainedModel, dtype: torch.dtype) -> 
 def _train_pass(policy: Policy, bfloat16: bool) -> Callable[[], None]:
     device = policy.model.network.device
     count = min(TRAIN_TOKENS, policy.model.context)
-    tokens = torch.zeros(1, count, dtype=torch.int64, device=device)
-    plan = TreePlan(torch.full((count,), count, device=device), policy.groups, torch.float32)
+    places = torch.arange(count, device=device)
+    plan = TreePlan(torch.full_like(places, count), torch.float32)
 
     def train() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
-            positions = torch.arange(count, device=device)[None]
-            out = policy.network(input_ids=tokens, position_ids=positions, use_cache=False, plan=plan)
+            out = policy.network(**packed(torch.zeros_like(places), places, plan))
         out.logits.float().logsumexp(-1).sum().backward()
         for parameter in policy.parameters:
             parameter.grad = None
