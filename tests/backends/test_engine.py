@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.backends.base import Batch
 from lightning_core.backends.chat.completion import Completion, Options, Request
-from lightning_core.backends.local.attention import use_plans
+from lightning_core.backends.local.attention import Form, use_plans
 from lightning_core.backends.local.backend import SWITCH_SECONDS
 from lightning_core.backends.local.decoder import LlamaDecoder, NetworkDecoder, make_decoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
