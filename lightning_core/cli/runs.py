@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 import typer.core
-from pydantic import ValidationError
 from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.progress import Progress
@@ -61,7 +60,7 @@ from lightning_core.trainer.report import (
     model_name,
     terminal_curve,
 )
-from lightning_core.trainer.summary import Summary
+from lightning_core.trainer.summary import Summary, find_summary
 from lightning_core.types import Member
 
 _ROLLOUT = "A rollout: its id, how the id begins or ends; or 'best' or 'worst' trained, or 'failed'"
@@ -329,14 +328,6 @@ def rule_table(lines: Sequence[RuleLine]) -> Table:
         rates = f"{line.first:.2f}", f"{line.last:.2f}"
         table.add_row(Text(line.rule), f"{line.count:,}", f"{line.total:+.2f}", f"{line.share:.0%}", *rates)
     return table
-
-
-def find_summary(path: Path) -> Summary | None:
-    """The summary of a run, if it has one that can be read."""
-    try:
-        return Summary.model_validate_json((path / "summary.json").read_bytes())
-    except (FileNotFoundError, ValidationError):
-        return None
 
 
 # where a run's numbers come from -----------------------------------------------------------

@@ -26,6 +26,7 @@ from lightning_core.trainer.roles.gateway import host_gateway, serving_run
 from lightning_core.trainer.roles.joining import Joining, until_signal
 from lightning_core.trainer.roles.runner import agents_of, tokens_of
 from lightning_core.trainer.settings import LARGEST_PORT, Settings, parse_listen
+from lightning_core.trainer.summary import find_summary, serving_notes
 from lightning_core.versions import read_number
 
 _ALLOW_HOST = "A host name that clients and web pages may use without a token; may be repeated."
@@ -167,7 +168,17 @@ async def serve_model(
         async with GatewayServer(gateway, host, port) as server:
             variables = f"OPENAI_BASE_URL={server.url}/v1 OPENAI_API_KEY=none"
             say(f"serving {what}; set {variables} (Ctrl-C ends)")
+            for note in _notes(folder):
+                say(note)
             await stop.wait()
+
+
+def _notes(folder: Path) -> list[str]:
+    """How the policy in a run's folder, or in its `policy/`, must be asked; empty for other models."""
+    for path in (folder, folder.parent):
+        if (summary := find_summary(path)) is not None:
+            return serving_notes(summary)
+    return []
 
 
 def _run_and_version(what: str) -> tuple[Path, int | None]:

@@ -181,6 +181,7 @@ def _agent_numbers(batch: StepBatch, transitions: Mapping[str, int]) -> dict[str
         numbers[f"{start}/transitions"] = transitions.get(call.agent, 0)
         numbers[f"{start}/left_out_calls"] += any(c.left_out is not None for c in call.choices)
         numbers[f"{start}/failed_calls"] += call.status in ("failed", "refused")
+        numbers[f"{start}/constrained_calls"] += call.grammar is not None
     for rollout in batch.rollouts:
         calls = batch.calls.get(rollout.id, ())
         if rollout.status is Status.FAILED and calls:

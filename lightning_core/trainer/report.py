@@ -213,6 +213,7 @@ def agent_summaries(metrics: Sequence[Metrics], named: Sequence[str] = ()) -> di
             air=totals[name, "air"],
             first=ends[name].first if name in ends else None,
             last=ends[name].last if name in ends else None,
+            constrained_calls=int(totals[name, "constrained_calls"]),
             failed_calls=int(totals[name, "failed_calls"]),
             failed_rollouts=int(totals[name, "failed_rollouts"]),
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, ValidationError
 
 from lightning_core.insight.failures import Reason
 from lightning_core.insight.verdict import Verdict
@@ -76,6 +76,8 @@ class AgentSummary(Record):
     it one. None in a summary of an older version, or of demonstrations."""
     last: float | None = None
     """The same over the last steps."""
+    constrained_calls: int = 0
+    """Calls whose replies were held to a form, such as a JSON Schema."""
     failed_calls: int = 0
     failed_rollouts: int = 0
     """Rollouts that failed after its call was the last."""
@@ -210,6 +212,14 @@ class Summary(Record):
 
 
 # the model card -----------------------------------------------------------------------------
+def find_summary(path: Path) -> Summary | None:
+    """The summary of a run, if it has one that can be read."""
+    try:
+        return Summary.model_validate_json((path / "summary.json").read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
 def write_card(folder: RunFolder, summary: Summary) -> None:
     """Write the card, and the curve where there is one, beside the exported weights."""
     if not folder.policy.is_dir():
@@ -218,6 +228,19 @@ def write_card(folder: RunFolder, summary: Summary) -> None:
     if curve.exists():
         write_atomically(folder.policy / curve.name, curve.read_bytes())
     write_atomically(folder.policy / "README.md", card(summary, curve=curve.exists()).encode())
+
+
+def serving_notes(summary: Summary) -> list[str]:
+    """Sentences on how the policy must be asked, so that it answers as it did in training."""
+    agents = {name: each for name, each in summary.agents.items() if each.trained}
+    held = [f"`{name}`" for name, each in agents.items() if each.constrained_calls]
+    notes = ["Its greedy score is that of requests with `temperature: 0`; clients choose the temperature."]
+    if held:
+        notes.append(
+            f"Replies of {', '.join(held)} were held to a form in training, such as a JSON Schema. Send the "
+            "same `response_format` or tools to a server that enforces them, or they may lose it."
+        )
+    return notes
 
 
 def card(summary: Summary, *, curve: bool) -> str:
@@ -240,6 +263,7 @@ def card(summary: Summary, *, curve: bool) -> str:
         f"- Data: {summary.rollouts:,} rollouts in {summary.steps} updates, seed {summary.seed}.",
         f"- Algorithm: `{summary.settings.get('algorithm', '')}`.",
         *([f"- {summary.verdict.sentence}"] if summary.verdict else []),
+        *(f"- {note}" for note in serving_notes(summary)),
     ]
     found = [each for each in (summary.before, *summary.between, summary.after) if each]
     if found:

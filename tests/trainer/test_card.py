@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import openai
 from huggingface_hub import ModelCard
 
 import lightning_core as lightning
+from lightning_core.cli.serving import _notes
 from lightning_core.trainer.summary import card
 
 BOATS = [{"question": f"List the boats with speed above {n}."} for n in range(3)]
 
 
-async def solve(task: lightning.Task) -> float:
+async def solve(task: lightning.Task, **form: Any) -> float:
     async with openai.AsyncOpenAI(api_key="none") as client:
         with lightning.agent("writer"):
             said = [{"role": "user", "content": str(task.input["question"])}]
@@ -21,8 +23,31 @@ async def solve(task: lightning.Task) -> float:
                 model="policy",
                 messages=said,  # type: ignore[arg-type]
                 max_completion_tokens=6,
+                **form,
             )
     return float(len(reply.choices[0].message.content or ""))
+
+
+async def solve_in_json(task: lightning.Task) -> float:
+    return await solve(task, response_format={"type": "json_object"})
+
+
+def test_the_card_says_how_the_policy_must_be_asked(tmp_path: Path) -> None:
+    algorithm = lightning.GRPO(group_size=2, tasks_per_step=2)
+    for name, app in (("plain", solve), ("held", solve_in_json)):
+        lightning.Trainer(
+            model="tiny",
+            agents=["writer"],
+            algorithm=algorithm,
+            steps=1,
+            folder=tmp_path / name,
+            progress=False,
+        ).fit(app, train=BOATS[:2])
+        text = (tmp_path / name / "policy" / "README.md").read_text()
+        assert "`temperature: 0`" in text
+        assert ("Replies of `writer` were held to a form" in text) == (name == "held")
+        assert _notes(tmp_path / name) == _notes(tmp_path / name / "policy") != []
+    assert _notes(tmp_path) == []
 
 
 def test_the_card_has_the_figures_of_the_summary(tmp_path: Path) -> None:
