@@ -44,6 +44,7 @@ from lightning_core.dialects.options import (
     ignored,
     refused,
 )
+from lightning_core.dialects.results import in_call_order
 from lightning_core.dialects.strict import (
     flag,
     integer,
@@ -149,7 +150,8 @@ class Anthropic(Dialect):
 
     @staticmethod
     def conversation(request: Json) -> Conversation:
-        return [*read_system(request.get("system")), *read_turns(request.get("messages"))], _tools(request)
+        messages = [*read_system(request.get("system")), *read_turns(request.get("messages"))]
+        return in_call_order(messages, "messages"), _tools(request)
 
     @classmethod
     def constraint(cls, request: Json) -> Constraint | None:

@@ -52,6 +52,7 @@ from lightning_core.dialects.options import (
     ignored,
     refused,
 )
+from lightning_core.dialects.results import in_call_order
 from lightning_core.dialects.strict import (
     flag,
     integer,
@@ -152,7 +153,7 @@ class Chat(Dialect):
         if not isinstance(messages, list) or not messages:
             raise invalid("messages", "messages must be a list with at least one message")
         checked = [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
-        return checked, _tools(request)
+        return in_call_order(checked, "messages"), _tools(request)
 
     @classmethod
     def constraint(cls, request: Json) -> Constraint | None:

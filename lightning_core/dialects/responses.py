@@ -56,6 +56,7 @@ from lightning_core.dialects.options import (
     ignored,
     refused,
 )
+from lightning_core.dialects.results import in_call_order
 from lightning_core.dialects.strict import (
     flag,
     integer,
@@ -163,7 +164,7 @@ class Responses(Dialect):
         added = read_items(body.get("input"))
         temperature, top_p = temperature_and_top_p(body, sampling)
         chat = ChatRequest(
-            messages=[*_instructions(body), *messages_of(before), *added],
+            messages=in_call_order([*_instructions(body), *messages_of(before), *added], "input"),
             tools=_tools(body),
             max_tokens=integer(body, "max_output_tokens", 1),
             temperature=temperature,
@@ -195,7 +196,8 @@ class Responses(Dialect):
             raise unsupported(
                 "previous_response_id", "of responses that go on from another, the server holds the beginning"
             )
-        return [*_instructions(request), *read_items(request.get("input"))], _tools(request)
+        messages = [*_instructions(request), *read_items(request.get("input"))]
+        return in_call_order(messages, "input"), _tools(request)
 
     @classmethod
     def constraint(cls, request: Json) -> Constraint | None:

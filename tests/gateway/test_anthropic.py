@@ -194,7 +194,12 @@ async def test_errors_have_anthropics_form(house: House) -> None:
     token = await house.rollout()
     for reply, status, kind, said in (
         (await post(house, "sk-ant-x"), 401, "authentication_error", "not a token"),
-        (await post(house, token, top_k=5), 400, "invalid_request_error", "top_k = 5 is not supported"),
+        (
+            await post(house, token, container="c"),
+            400,
+            "invalid_request_error",
+            "container = 'c' is not supported",
+        ),
     ):
         assert reply.status_code == status
         assert (reply.json()["type"], reply.json()["error"]["type"]) == ("error", kind)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,12 +24,15 @@ from jinja2.parser import Parser
 
 from lightning_core.backends.chat.encoding import Encoder
 from lightning_core.backends.chat.forms import OPENAI, find_form, has_form
+from lightning_core.backends.chat.shapes import SHAPES, is_unusual, lost
 from lightning_core.errors import ContextLengthError, UnsupportedError
 from lightning_core.json_text import JsonError, read_written, whole
 from lightning_core.upstream import ChatRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 LONGEST_ARGUMENTS: Final = 65_536
 """Bytes of JSON that all arguments of one request may have."""
@@ -113,6 +118,8 @@ class Prompts:
         self._tokenizer, self._name, self._vocabulary = tokenizer, name, vocabulary
         self._longest = longest
         self.encoder = Encoder(tokenizer)
+        self._told: set[str] = set()
+        """The shapes that the log has named."""
 
     def begin(self, request: ChatRequest, context: int) -> list[int] | Callable[[], list[int]]:
         """Token ids of a request's prompt; where there is much to encode, a function that returns them.
@@ -202,26 +209,56 @@ class Prompts:
             find_form(self._tokenizer)
         if len(messages) > context:  # each takes a token and more
             raise self._too_long(len(messages), context)
-        try:
-            plain = [plain_message(message) for message in messages]
-            if has_form(self._tokenizer, OPENAI):
-                plain = [_in_one_channel(message) for message in plain]
-            render = partial(
-                self._tokenizer.apply_chat_template,
-                tools=tools or None,
-                add_generation_prompt=asks,
-                tokenize=False,
-                **arguments,
-            )
+        plain = [plain_message(message) for message in messages]
+        if has_form(self._tokenizer, OPENAI):
+            plain = [_in_one_channel(message) for message in plain]
+        given = {"tools": tools or None, "add_generation_prompt": asks, "tokenize": False, **arguments}
+
+        def render(shaped: list[dict[str, Any]]) -> str:
+            write = partial(self._tokenizer.apply_chat_template, **given)
             try:
-                return whole(str(render(plain)))
+                return whole(str(write(shaped)))
             except TypeError:  # such as DeepSeek's, which puts arguments between texts as they are
-                return whole(str(render([_with_texts(message) for message in plain])))
+                return whole(str(write([_with_texts(message) for message in shaped])))
+
+        try:
+            return self._in_shape(plain, render)
         except _REFUSALS as error:
             raise UnsupportedError(
                 f"the model's chat template refuses these messages: {error}; change the messages or "
                 "use another model"
             ) from error
+
+    def _in_shape(self, plain: list[dict[str, Any]], render: Callable[[list[dict[str, Any]]], str]) -> str:
+        """The conversation as it is, if the template takes it and drops none of it; else in the first shape
+        of which that is true. Raises what the template raises for the conversation as it is."""
+        problem: Exception | None = None
+        text = why = ""
+        try:
+            text = render(plain)
+            missing = lost(plain, text) if is_unusual(plain) else None
+            if missing is None:
+                return text
+            why = f"drops a message ({missing})"
+        except _REFUSALS as error:
+            problem, why = error, f"says {error}"
+        for name, shape in SHAPES:
+            shaped = shape(plain)
+            with suppress(*_REFUSALS):
+                if shaped != plain and lost(plain, tried := render(shaped)) is None:
+                    self._tell_shaped(name, why)
+                    return tried
+        if problem is not None:
+            raise problem
+        return text
+
+    def _tell_shaped(self, name: str, why: str) -> None:
+        """Say once for each shape that conversations are rendered otherwise than they were sent."""
+        if name not in self._told:
+            self._told.add(name)
+            log.warning(
+                "the chat template of %r %s: such conversations are rendered %s", self._name, why, name
+            )
 
     def _encode(self, text: str) -> list[int]:
         return self._checked(partial(self.encoder.encode, self.encoder.cut(text)))
