@@ -2,8 +2,8 @@
 
 A template may refuse several system messages, one after the beginning, any at all, or two messages of the
 user in a row. Or it renders nothing of those it does not expect. Then the conversation is rendered in the
-first of `SHAPES` that it takes. No message moves to another place, so that a conversation that goes on still begins
-with the tokens of its calls before.
+first of `SHAPES` that it takes. No message moves to another place, so that a conversation that goes on still
+begins with the tokens of its calls before.
 """
 
 from __future__ import annotations
