@@ -209,9 +209,6 @@ class Prompts:
             find_form(self._tokenizer)
         if len(messages) > context:  # each takes a token and more
             raise self._too_long(len(messages), context)
-        plain = [plain_message(message) for message in messages]
-        if has_form(self._tokenizer, OPENAI):
-            plain = [_in_one_channel(message) for message in plain]
         given = {"tools": tools or None, "add_generation_prompt": asks, "tokenize": False, **arguments}
 
         def render(shaped: list[dict[str, Any]]) -> str:
@@ -222,6 +219,9 @@ class Prompts:
                 return whole(str(write([_with_texts(message) for message in shaped])))
 
         try:
+            plain = [plain_message(message) for message in messages]
+            if has_form(self._tokenizer, OPENAI):
+                plain = [_in_one_channel(message) for message in plain]
             return self._in_shape(plain, render)
         except _REFUSALS as error:
             raise UnsupportedError(
