@@ -41,6 +41,9 @@ class CannedEngine:
     async def chat(self, request: ChatRequest) -> CannedGeneration:
         return CannedGeneration(list(self.prompt_ids), self.deltas)
 
+    async def count(self, request: ChatRequest) -> int:
+        return len(self.prompt_ids)
+
     def decode(self, token_id: int) -> str:
         return f"w{token_id} "
 

@@ -175,5 +175,8 @@ class Upstream(Protocol):
         Waits while weights are being changed: requests are held, not refused.
         """
 
+    async def count(self, request: ChatRequest) -> int:
+        """The tokens of a prompt, of which nothing is sampled. Raises UnsupportedError."""
+
     def decode(self, token_id: int) -> str:
         """The text of one token, for the `logprobs` part of a reply."""

@@ -35,12 +35,11 @@ class Hosted:
 
     async def chat(self, request: ChatRequest) -> Generation:
         """Raises ApiError."""
-        raise ApiError(
-            "this run has no model of its own, and the call names no other endpoint: give the agent's client "
-            "a base_url and a key, or the run a model: Trainer(model=...)",
-            status=404,
-            code="no_model",
-        )
+        raise _no_model()
+
+    async def count(self, request: ChatRequest) -> int:
+        """Raises ApiError."""
+        raise _no_model()
 
     def decode(self, token_id: int) -> str:
         raise UnsupportedError("a run without a model has no tokens")
@@ -65,3 +64,12 @@ class Hosted:
 
     async def export(self, folder: Path) -> None:
         return None
+
+
+def _no_model() -> ApiError:
+    return ApiError(
+        "this run has no model of its own, and the call names no other endpoint: give the agent's client "
+        "a base_url and a key, or the run a model: Trainer(model=...)",
+        status=404,
+        code="no_model",
+    )

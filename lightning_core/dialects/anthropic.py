@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import orjson
 
+from lightning_core.dialects import anthropic_tools
 from lightning_core.dialects.base import (
     ChoiceSoFar,
     Conversation,
@@ -56,7 +57,6 @@ from lightning_core.dialects.strict import (
     stop_texts,
     temperature_and_top_p,
     text,
-    unsupported,
 )
 from lightning_core.dialects.turns import kind_of, read_system, read_turns
 from lightning_core.dialects.writing import typed_event
@@ -90,7 +90,11 @@ OPTIONS: Final = Options(
     refused("Anthropic's own servers keep it; leave it out", "container"),
     refused("the policy answers where this gateway runs; leave it out", "inference_geo"),
     refused("it is kept at Anthropic; send the whole conversation as messages", "thread"),
-    refused("nothing is cut out of a conversation; leave it out", "compaction", "context_management"),
+    refused("nothing is cut out of a conversation; leave it out", "compaction"),
+    ignored(
+        "nothing is cut out of a conversation, and the reply says so: `applied_edits` is empty",
+        "context_management",
+    ),
 )
 _HOTTEST: Final = 1.0
 """The highest temperature of this API."""
@@ -100,6 +104,10 @@ _ERRORS: Final = MappingProxyType(
         401: "authentication_error",
         403: "permission_error",
         404: "not_found_error",
+        409: "conflict_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        504: "timeout_error",
     }
 )
 _REASONS: Final = MappingProxyType({"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"})
@@ -117,11 +125,17 @@ class Anthropic(Dialect):
     path = "/messages"
     id_prefix = "msg_"
     prompt = "messages"
+    counts = "/count_tokens"
     options = OPTIONS
     instructions = "system"
 
     def read(self, content: bytes, sampling: Sampling | None, owner: Owner) -> Request:
-        body = OPTIONS.read(content)
+        return self._request(OPTIONS.read(content), sampling)
+
+    def read_counted(self, content: bytes, owner: Owner) -> ChatRequest:
+        return self._request({"max_tokens": 1, **OPTIONS.read(content)}, None).chat
+
+    def _request(self, body: Json, sampling: Sampling | None) -> Request:
         longest = integer(body, "max_tokens", 1)
         if longest is None:
             raise missing("max_tokens")
@@ -143,9 +157,10 @@ class Anthropic(Dialect):
         return Request(raw=body, model=text(body, "model") or "", chat=chat, stream=flag(body, "stream"))
 
     def reply(self, sampled: Sampled, request: Request) -> AnthropicReply:
-        return AnthropicReply(sampled, request.model or self._default_model)
+        return AnthropicReply(sampled, request, request.model or self._default_model)
 
-    def error(self, error: ApiError) -> Json:
+    @staticmethod
+    def error(error: ApiError) -> Json:
         return _error(error)
 
     @staticmethod
@@ -210,7 +225,11 @@ class Anthropic(Dialect):
 
     @staticmethod
     def offered(tool: Mapping[str, Any]) -> tuple[Any, Any]:
-        return tool.get("name"), tool.get("input_schema")
+        return anthropic_tools.offered(tool)
+
+    @classmethod
+    def hosted_tools(cls, request: Mapping[str, Any]) -> list[str]:
+        return anthropic_tools.hosted(request.get("tools"))
 
 
 def _effort(body: Json) -> str | None:
@@ -221,22 +240,7 @@ def _effort(body: Json) -> str | None:
 
 
 def _tools(body: Json) -> list[Json] | None:
-    tools = body.get("tools")
-    if isinstance(tools, list):
-        tools = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
-    return read_tools(tools, _tool_choice(body))
-
-
-def _function(tool: Any, param: str) -> Json:
-    if not isinstance(tool, dict):
-        raise invalid(param, f"{param} must be an object, not {type(tool).__name__}")
-    if tool.get("type") not in (None, "custom"):
-        raise unsupported(
-            param, f"{param} has the type {short(tool['type'])}; only the app's own tools are supported"
-        )
-    told = {"name": "name", "description": "description", "input_schema": "parameters"}
-    function = {ours: tool[theirs] for theirs, ours in told.items() if tool.get(theirs) is not None}
-    return {"type": "function", "function": function}
+    return read_tools(anthropic_tools.functions_of(body.get("tools")), _tool_choice(body))
 
 
 def _tool_choice(body: Json) -> ToolChoice:
@@ -274,20 +278,26 @@ def _part(block: Any) -> SeenPart:
 
 
 def _error(error: ApiError) -> Json:
-    """An error in Anthropic's form."""
+    """An error in Anthropic's form. After one about `thread`, SDKs go on without threads by themselves."""
     message = str(error)
     if error.too_long is not None:  # clients know it by these words
         message = f"prompt is too long: {error.too_long[0]} tokens > {error.too_long[1]} maximum. {message}"
-    described = {"type": _ERRORS.get(error.status, "api_error"), "message": message}
+    other = "invalid_request_error" if error.status < 500 else "api_error"
+    described: Json = {"type": _ERRORS.get(error.status, other), "message": message}
+    if error.param == "thread":
+        described["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return {"type": "error", "error": described, "request_id": None}
 
 
 class AnthropicReply:
     """Writes the replies to one call."""
 
-    def __init__(self, sampled: Sampled, model: str) -> None:
+    def __init__(self, sampled: Sampled, request: Request, model: str) -> None:
         self._sampled = sampled
         self._model = model
+        edits: Json = {"context_management": {"applied_edits": []}}
+        self._edits = edits if request.raw.get("context_management") else {}
+        """What a reply says to a request that has a wish about its context."""
         self._blocks = 0
         """Content blocks begun so far."""
         self._open: type | None = None
@@ -296,7 +306,7 @@ class AnthropicReply:
     def whole(self) -> Json:
         """The whole reply."""
         choice = self._choice
-        return self._message([_block(block) for block in choice.blocks()], **_end(choice))
+        return self._message([_block(block) for block in choice.blocks()], **_end(choice), **self._edits)
 
     def opening(self) -> bytes:
         """The message, before it has any content."""
@@ -313,7 +323,12 @@ class AnthropicReply:
 
     def ending(self) -> bytes:
         """The end of the last block, why the message has ended, and its end."""
-        end = {"type": "message_delta", "delta": _end(self._choice), "usage": self._usage()}
+        end = {
+            "type": "message_delta",
+            "delta": _end(self._choice),
+            "usage": self._usage(),
+            **self._edits,
+        }
         return self._close() + typed_event(end) + typed_event({"type": "message_stop"})
 
     def failing(self, error: ApiError) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -207,6 +207,8 @@ class Dialect(ABC):
     """The field that holds the prompt."""
     instructions: ClassVar[str | None] = None
     """The field that holds the system prompt, if it stands apart."""
+    counts: ClassVar[str | None] = None
+    """What follows `path` where the tokens of a prompt are counted; None: nowhere."""
     operation: ClassVar[str] = "chat"
     """As OpenTelemetry's GenAI conventions name it."""
 
@@ -223,11 +225,24 @@ class Dialect(ABC):
         Raises ApiError for what is not valid or can't be honoured.
         """
 
+    def read_counted(self, content: bytes, owner: Owner) -> ChatRequest:
+        """The request of which only the tokens are to be counted. Raises ApiError."""
+        return self.read(content, None, owner).chat
+
+    def counted(self, tokens: int) -> Json:
+        """The answer: so many tokens."""
+        return {"input_tokens": tokens}
+
+    def further(self) -> Sequence[Dialect]:
+        """Other endpoints of the same API whose requests the model answers too."""
+        return ()
+
     @abstractmethod
     def reply(self, sampled: Sampled, request: Request) -> ReplyWriter:
         """The writer of this call's reply."""
 
-    def error(self, error: ApiError) -> Json:
+    @staticmethod
+    def error(error: ApiError) -> Json:
         """The JSON of a request that is refused."""
         return error.body()
 

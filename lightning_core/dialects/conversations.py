@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from lightning_core.dialects.base import Owner
+from lightning_core.dialects.compaction import read_summary
 from lightning_core.dialects.lenient import Json
 from lightning_core.dialects.strict import invalid, missing, read_content, short, string, unsupported
 from lightning_core.dialects.tools import CALLS, OUTPUTS, call_of_item, result_id, result_text
@@ -27,7 +28,7 @@ from lightning_core.errors import ApiError
 
 _ROLES: Final = ("assistant", "developer", "system", "user")
 _TEXT_PARTS: Final = MappingProxyType({"input_text": "text", "output_text": "text", "refusal": "refusal"})
-_OWN_ID: Final = re.compile(r"(?:apc|ctc|fc|lsh|msg|rs|sh)_(.+)_\d+")
+_OWN_ID: Final = re.compile(r"(?:apc|cmp|ctc|fc|lsh|msg|rs|sh)_(.+)_\d+")
 _MOST_ATTEMPTS: Final = 4096
 _MOST_RESPONSES: Final = 1024
 _MOST_BYTES: Final = 256 * 2**20
@@ -174,6 +175,8 @@ def _add(messages: list[Json], item: Any, param: str, *, goes_on: bool) -> None:
             _add_tool_call(messages, item, param, goes_on)
         case str(kind) if kind in OUTPUTS:
             _add_result(messages, item, param)
+        case "compaction":
+            messages.append(read_summary(item, param))
         case "reasoning":
             _add_thought(messages, item, param)
         case kind:

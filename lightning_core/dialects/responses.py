@@ -8,20 +8,23 @@ remembers, and so does a reference to one of its items (see `conversations`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from lightning_core.dialects.base import (
     Conversation,
     Dialect,
     Owner,
     Part,
+    ReplyWriter,
     Request,
     Sampled,
     Thought,
     by_choice,
 )
+from lightning_core.dialects.compaction import asking, compacted
 from lightning_core.dialects.constraints import (
     FROM_VLLM_STRUCTURED,
     read_constraint,
@@ -148,12 +151,15 @@ class Responses(Dialect):
     path = "/responses"
     id_prefix = "resp_"
     prompt = "input"
+    counts: ClassVar[str | None] = "/input_tokens"
     options = OPTIONS
     instructions = "instructions"
 
-    def __init__(self, tokens: TokenText, default_model: str) -> None:
+    def __init__(
+        self, tokens: TokenText, default_model: str, conversations: Conversations | None = None
+    ) -> None:
         super().__init__(tokens, default_model)
-        self._conversations = Conversations()
+        self._conversations = conversations or Conversations()
 
     def read(self, content: bytes, sampling: Sampling | None, owner: Owner) -> Request:
         body = OPTIONS.read(content)
@@ -187,7 +193,13 @@ class Responses(Dialect):
             remember=remember if body.get("store") is None or flag(body, "store") else None,
         )
 
-    def reply(self, sampled: Sampled, request: Request) -> ResponseReply:
+    def counted(self, tokens: int) -> Json:
+        return {"object": "response.input_tokens", "input_tokens": tokens}
+
+    def further(self) -> Sequence[Dialect]:
+        return [Compact(self._tokens, self._default_model, self._conversations)]
+
+    def reply(self, sampled: Sampled, request: Request) -> ReplyWriter:
         return ResponseReply(sampled, request, request.model or self._default_model)
 
     @staticmethod
@@ -257,6 +269,23 @@ class Responses(Dialect):
         return find_hosted(request.get("tools"))
 
 
+class Compact(Responses):
+    """The endpoint that puts a summary in the place of a conversation (see `compaction`). It differs from the
+    other in what the model is asked and in what the app is given."""
+
+    path = "/responses/compact"
+    counts: ClassVar[str | None] = None
+
+    def read(self, content: bytes, sampling: Sampling | None, owner: Owner) -> Request:
+        return replace(super().read(asking(content), sampling, owner), remember=None)
+
+    def further(self) -> Sequence[Dialect]:
+        return ()
+
+    def reply(self, sampled: Sampled, request: Request) -> ReplyWriter:
+        return CompactReply(sampled, request, request.model or self._default_model)
+
+
 def _instructions(body: Json) -> list[Json]:
     instructions = text(body, "instructions")
     return [{"role": "system", "content": instructions}] if instructions else []
@@ -295,7 +324,7 @@ class ResponseReply:
     """Writes the replies to one call."""
 
     def __init__(self, sampled: Sampled, request: Request, model: str) -> None:
-        self._sampled = sampled
+        self._sampled, self._request = sampled, request
         self._id = Responses.id_prefix + sampled.call_id
         self._remember = request.remember
         self._asked = _echo(request, model)
@@ -457,6 +486,20 @@ class ResponseReply:
             "output_tokens": written,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": read + written,
+        }
+
+
+class CompactReply(ResponseReply):
+    """Writes the reply to a compaction, which is never streamed."""
+
+    def whole(self) -> Json:
+        """The items in place of the conversation."""
+        return {
+            "id": self._id,
+            "object": "response.compaction",
+            "created_at": int(self._sampled.started_at),
+            "output": compacted(self._sampled, self._request),
+            "usage": self._usage(),
         }
 
 

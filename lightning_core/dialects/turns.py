@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from lightning_core.dialects.lenient import Json
-from lightning_core.dialects.strict import invalid, missing, read_content, short, string, unsupported
+from lightning_core.dialects.strict import invalid, mapping, missing, read_content, short, string, unsupported
 
 _TEXT_PARTS: Final = MappingProxyType({"text": "text"})
 
@@ -94,11 +94,43 @@ def kind_of(block: Any) -> Any:
 
 
 def _text(block: Any, param: str) -> str:
+    if kind_of(block) == "document":
+        return _document(block, param)
+    if kind_of(block) == "search_result":
+        return _titled(block, read_content(block.get("content"), f"{param}.content", _TEXT_PARTS))
     if kind_of(block) != "text":
         raise unsupported(
             param, f"{param} has the type {short(kind_of(block))}; this model reads text and tools only"
         )
     return string(block, "text", param)
+
+
+def _document(block: Json, param: str) -> str:
+    """A document of plain text, with its title and what is said about it."""
+    source = mapping(block, "source") or {}
+    match source.get("type"):
+        case "text":
+            content: str | None = string(source, "data", f"{param}.source")
+        case "content":
+            content = read_content(source.get("content"), f"{param}.source.content", _TEXT_PARTS)
+        case kind:
+            raise unsupported(
+                f"{param}.source",
+                f"{param}.source has the type {short(kind)}; this model reads text only; send the "
+                "document as text",
+            )
+    return _titled(block, content)
+
+
+def _titled(block: Json, content: str | None) -> str:
+    said = [block.get(name) for name in ("title", "source", "context")]
+    return "\n".join([each for each in said if isinstance(each, str)] + [content or ""])
+
+
+def _tool_result_content(value: Any, param: str) -> str | None:
+    if not isinstance(value, list):
+        return read_content(value, param, _TEXT_PARTS)
+    return "\n".join(_text(part, f"{param}[{index}]") for index, part in enumerate(value))
 
 
 def _tool_call(block: Json, param: str) -> Json:
@@ -110,5 +142,5 @@ def _tool_call(block: Json, param: str) -> Json:
 
 
 def _tool_result(block: Json, param: str) -> Json:
-    content = read_content(block.get("content"), f"{param}.content", _TEXT_PARTS)
+    content = _tool_result_content(block.get("content"), f"{param}.content")
     return {"role": "tool", "tool_call_id": string(block, "tool_use_id", param), "content": content or ""}

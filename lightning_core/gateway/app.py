@@ -18,8 +18,8 @@ from lightning_core.dialects.strict import short
 from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError, GatewayError
 from lightning_core.gateway.access import Access
-from lightning_core.gateway.endpoint import Endpoint
-from lightning_core.gateway.errors import api_error_of
+from lightning_core.gateway.endpoint import Counter, Endpoint
+from lightning_core.gateway.errors import api_error_of, refusal_of
 from lightning_core.gateway.exchange import Exchanges
 from lightning_core.gateway.otlp import Traces
 from lightning_core.gateway.rewards import Rewards
@@ -70,9 +70,12 @@ class Gateway:
         """The ASGI application."""
         tokens, model = TokenText(self._upstream.decode), self._upstream.model_name
         parts = self._upstream, self._access, self._exchanges, self._prompts
-        endpoints: dict[str, ASGIApp] = {
-            _V1 + dialect.path: Endpoint(dialect(tokens, model), *parts) for dialect in DIALECTS
-        }
+        spoken = [dialect(tokens, model) for dialect in DIALECTS]
+        endpoints: dict[str, ASGIApp] = {}
+        for dialect in [*spoken, *(more for each in spoken for more in each.further())]:
+            endpoint = endpoints[_V1 + dialect.path] = Endpoint(dialect, *parts)
+            if dialect.counts is not None:
+                endpoints[_V1 + dialect.path + dialect.counts] = Counter(endpoint)
         routes = [Route("/healthz", self._health)]
         for base in ("", _OF_ROLLOUT):
             routes += [Route(base + path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
@@ -134,7 +137,7 @@ def _json(content: dict[str, Any], status: int = 200) -> Response:
 
 def _refuse(request: Request, error: Exception) -> Response:
     refusal = api_error_of(error)
-    return _json(refusal.body(), refusal.status)
+    return _json(refusal_of(request.url.path, refusal), refusal.status)
 
 
 def _refuse_http(request: Request, error: Exception) -> Response:
@@ -146,4 +149,4 @@ def _refuse_http(request: Request, error: Exception) -> Response:
     refusal = ApiError(
         f"{asked} is not served here (base URLs end in /v1); served are {served}", status=status, code=code
     )
-    return _json(refusal.body(), status)
+    return _json(refusal_of(request.url.path, refusal), status)

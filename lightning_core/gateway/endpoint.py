@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import orjson
 from starlette.types import Receive, Scope, Send
@@ -58,17 +58,15 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            caller = self._access.admit_json(scope)
-            self._exchanges.check(caller)
-            content = await read_body(receive)
+            asked_by = await self._admit(scope, receive)
         except GatewayError as error:
             await self._refuse(api_error_of(error), send)
             return
-        if content is None:
+        if asked_by is None:
             return
+        caller, content = asked_by
         try:
-            if self._prompts is not None and caller.agent in caller.prompt_versions:
-                content = await self._with_prompt(content, caller, self._prompts)
+            content = await self._with_prompt(content, caller)
             request = await read_content(content, lambda content: self._read(content, caller))
             self._tell_replaced(caller, request)
             self._tell_not_offered(caller, request)
@@ -97,15 +95,41 @@ class Endpoint:
         finally:
             watch.cancel()
 
+    async def count(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer how many tokens a prompt has. Nothing is sampled or recorded."""
+        try:
+            asked_by = await self._admit(scope, receive)
+            if asked_by is None:
+                return
+            caller, content = asked_by
+            content = await self._with_prompt(content, caller)
+            owner = caller.rollout_id, caller.attempt
+            chat = await read_content(content, lambda content: self._dialect.read_counted(content, owner))
+            tokens = await self._upstream.count(chat)
+        except GatewayError as error:
+            await self._refuse(api_error_of(error), send)
+            return
+        await send_json(send, self._dialect.counted(tokens))
+
+    async def _admit(self, scope: Scope, receive: Receive) -> tuple[Caller, bytes] | None:
+        """The caller and the request; None if the client has left."""
+        caller = self._access.admit_json(scope)
+        self._exchanges.check(caller)
+        content = await read_body(receive)
+        return None if content is None else (caller, content)
+
     def _read(self, content: bytes, caller: Caller) -> Request:
         request = self._dialect.read(content, caller.sampling, (caller.rollout_id, caller.attempt))
         if caller.sampling is None or caller.sampling.constrain or request.chat.constraint is None:
             return request
         return replace(request, chat=in_words(request.chat))
 
-    async def _with_prompt(self, content: bytes, caller: Caller, prompts: PinnedPrompts) -> bytes:
-        """The request with the prompt that the caller's rollout is pinned to. What is no JSON object is left
-        to be refused as such."""
+    async def _with_prompt(self, content: bytes, caller: Caller) -> bytes:
+        """The request with the prompt that the caller's rollout is pinned to, if it is. What is no JSON object
+        is left to be refused as such."""
+        prompts = self._prompts
+        if prompts is None or caller.agent not in caller.prompt_versions:
+            return content
         try:
             body = orjson.loads(content)
         except ValueError:
@@ -176,6 +200,16 @@ class Endpoint:
         if refusal.code == CONTEXT_LENGTH:
             refusal.param = self._dialect.prompt
         await send_json(send, self._dialect.error(refusal), status=refusal.status)
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """Answers how many tokens a prompt of an endpoint has, as an ASGI application."""
+
+    endpoint: Endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.endpoint.count(scope, receive, send)
 
 
 async def _watch(exchange: Exchange, receive: Receive) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+from lightning_core.dialects import DIALECTS
+from lightning_core.dialects.chat import Chat
 from lightning_core.errors import AccessError, ApiError, ContextLengthError, UnsupportedError
 
 CONTEXT_LENGTH: Final = "context_length_exceeded"
@@ -16,6 +18,13 @@ def too_large(what: str) -> ApiError:
         status=413,
         code="batch_too_large",
     )
+
+
+def refusal_of(path: str, error: ApiError) -> dict[str, Any]:
+    """The answer's JSON, in the form of the API below whose address the request was sent."""
+    asked = path.partition("/v1")[2]
+    spoken = (dialect for dialect in DIALECTS if f"{asked}/".startswith(f"{dialect.path}/"))
+    return next(spoken, Chat).error(error)
 
 
 def api_error_of(error: BaseException) -> ApiError:

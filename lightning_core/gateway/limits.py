@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from lightning_core.dialects.writing import to_json
 from lightning_core.errors import ApiError
+from lightning_core.gateway.errors import refusal_of
 from lightning_core.gateway.wire import send_json
 
 _INTERIM: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -286,6 +287,6 @@ class HttpProtocol(HttpToolsProtocol):
 
 def _refusing(refusal: ApiError) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(send, refusal.body(), status=refusal.status)
+        await send_json(send, refusal_of(scope["path"], refusal), status=refusal.status)
 
     return app

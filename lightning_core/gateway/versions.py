@@ -217,6 +217,14 @@ class VersionedUpstream:
         begun = await embedded.upstream.chat(request)
         return _Verified(begun, asked, lambda: self._from_cache(request, asked))
 
+    async def count(self, request: ChatRequest) -> int:
+        """The tokens of a prompt, which are the same in all versions."""
+        if self._embedded is not None:
+            return await self._embedded.upstream.count(request)
+        current = await self._registry.current(request.attempt)
+        async with self._cache.engine(request.policy_version or current.version) as engine:
+            return await engine.upstream.count(request)
+
     def decode(self, token_id: int) -> str:
         """The text of one token, which is the same in all versions; after the first completion."""
         assert self._decode is not None

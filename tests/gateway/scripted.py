@@ -83,6 +83,9 @@ class ScriptedEngine:
         self.opened += 1
         return ScriptedGeneration(self, request, prompt_ids)
 
+    async def count(self, request: ChatRequest) -> int:
+        return len(self.prompt_ids(request))
+
     def decode(self, token_id: int) -> str:
         return self.words[token_id]
 

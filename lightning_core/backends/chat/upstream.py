@@ -174,6 +174,10 @@ class ChatUpstream:
             raise ContextLengthError(len(prompt) + len(reply), model.context, advice)
         return prompt, reply
 
+    async def count(self, request: ChatRequest) -> int:
+        """The tokens of a request's prompt."""
+        return len(await self._prompt(request))
+
     def decode(self, token_id: int) -> str:
         """The text of one token."""
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
