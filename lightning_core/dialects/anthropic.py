@@ -98,6 +98,7 @@ OPTIONS: Final = Options(
 )
 _HOTTEST: Final = 1.0
 """The highest temperature of this API."""
+_THREAD: Final = "thread"
 _ERRORS: Final = MappingProxyType(
     {
         400: "invalid_request_error",
@@ -162,6 +163,10 @@ class Anthropic(Dialect):
     @staticmethod
     def error(error: ApiError) -> Json:
         return _error(error)
+
+    @staticmethod
+    def sends_again(error: ApiError) -> bool:
+        return error.param == _THREAD
 
     @staticmethod
     def conversation(request: Json) -> Conversation:
@@ -284,8 +289,8 @@ def _error(error: ApiError) -> Json:
         message = f"prompt is too long: {error.too_long[0]} tokens > {error.too_long[1]} maximum. {message}"
     other = "invalid_request_error" if error.status < 500 else "api_error"
     described: Json = {"type": _ERRORS.get(error.status, other), "message": message}
-    if error.param == "thread":
-        described["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    if Anthropic.sends_again(error):
+        described["details"] = {"error_code": "thread_unsupported_request", "unsupported": [_THREAD]}
     return {"type": "error", "error": described, "request_id": None}
 
 

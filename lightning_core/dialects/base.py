@@ -247,6 +247,11 @@ class Dialect(ABC):
         return error.body()
 
     @staticmethod
+    def sends_again(error: ApiError) -> bool:
+        """Whether the SDK itself, after this refusal, sends the request in another form."""
+        return False
+
+    @staticmethod
     @abstractmethod
     def conversation(request: Json) -> Conversation:
         """What a request asks, as a chat, whatever tool it forces. Raises ApiError for what is no chat."""

@@ -73,7 +73,7 @@ class Endpoint:
             asked = pin(request.chat, caller, request.model, self._upstream.model_name)
         except GatewayError as error:
             refusal = api_error_of(error)
-            if caller.rollout_id is not None:
+            if caller.rollout_id is not None and not self._dialect.sends_again(refusal):
                 await self._exchanges.refuse(refused_call(caller, self._dialect, content, refusal))
             await self._refuse(refusal, send)
             return

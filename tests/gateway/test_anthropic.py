@@ -224,7 +224,7 @@ async def test_the_token_opens_as_either_kind_of_key(house: House, web: httpx.As
         ({"max_tokens": None}, "max_tokens", "missing_required_parameter"),
         ({"temperature": 1.5}, "temperature", "invalid_value"),
         ({"thinking": "enabled"}, "thinking", "invalid_value"),
-        ({"tools": [{"type": "web_search_20250305"}]}, "tools[0]", "unsupported_value"),
+        ({"tools": [{"type": "computer_20250124"}]}, "tools[0]", "unsupported_value"),
         ({"tools": [{"description": "x"}]}, "tools[0]", "missing_required_parameter"),
         ({"tools": ["look"]}, "tools[0]", "invalid_value"),
         ({"tools": "look"}, "tools", "invalid_value"),
@@ -270,3 +270,70 @@ def test_what_can_not_be_honoured_is_refused_by_name(fields: dict[str, Any], par
         Anthropic(TokenText(str), "m").read(orjson.dumps(body), None, ("r1", 1))
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
     assert param in str(caught.value)
+
+
+RUN_BY_THE_APP: list[Any] = [
+    {"type": "bash_20250124", "name": "bash"},
+    {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 100},
+    {"type": "memory_20250818", "name": "memory"},
+]
+
+
+async def test_tools_that_anthropic_defines_and_the_app_runs_are_told_with_their_arguments() -> None:
+    lists = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "bash", "arguments": '{"command": "ls"}'},
+    }
+    engine = ScriptedEngine(says=lambda request, choice: Line(tool_calls=[lists]))
+    tools = [TOOL, *RUN_BY_THE_APP, {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}]
+    async with open_house(engine) as house:
+        reply = await post(house, await house.rollout(), tools=tools)
+        assert reply.json()["content"] == [
+            {"type": "tool_use", "id": "call_1", "name": "bash", "input": {"command": "ls"}}
+        ]
+        told = {tool["function"]["name"]: tool["function"] for tool in engine.requests[0].tools or []}
+        assert list(told) == ["look", "bash", "str_replace_based_edit_tool", "memory"]
+        assert told["bash"]["parameters"]["properties"].keys() == {"command", "restart"}
+        editing = told["str_replace_based_edit_tool"]["parameters"]["properties"]
+        assert editing["command"]["enum"] == ["view", "create", "str_replace", "insert"]
+        assert editing.keys() >= {"path", "view_range", "file_text", "old_str", "new_str", "insert_text"}
+        call = await house.one_call()
+        assert Anthropic.hosted_tools(call.request) == ["web_search_20250305"]
+        schemas = Anthropic.offered_tools(call.request)
+        assert {name: schema or {} for name, schema in schemas.items()} == {
+            name: function["parameters"] for name, function in told.items()
+        }
+
+
+async def test_a_wish_about_the_context_is_answered_with_what_was_done_about_it(house: House) -> None:
+    token = await house.rollout()
+    wish = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    asked: dict[str, Any] = {"context_management": wish, "mcp_servers": [], "betas": ["context-management"]}
+    done = {"applied_edits": []}
+    assert (await post(house, token, **asked)).json()["context_management"] == done
+    events = events_of(await post(house, token, stream=True, **asked))
+    assert [event["context_management"] for event in events if event["type"] == "message_delta"] == [done]
+    assert "context_management" not in (await post(house, token)).json()
+
+
+def test_documents_of_plain_text_and_search_results_are_text_for_the_model() -> None:
+    plain = {"type": "text", "media_type": "text/plain", "data": "a b"}
+    inner = {"type": "content", "content": [{"type": "text", "text": "c"}]}
+    found = {"type": "search_result", "source": "http://x", "title": "X", "content": inner["content"]}
+    content = [
+        {"type": "document", "source": plain, "title": "notes", "context": "of yesterday"},
+        {"type": "document", "source": inner},
+        found,
+        {"type": "text", "text": "what is it?"},
+    ]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "document", "source": plain}]}
+    turns = [{"role": "user", "content": content}, {"role": "user", "content": [result]}]
+    messages, _ = Anthropic.conversation({"messages": turns})
+    assert messages[0]["content"] == "notes\nof yesterday\na b\nc\nX\nhttp://x\nc\nwhat is it?"
+    assert messages[1] == {"role": "tool", "tool_call_id": "t", "content": "a b"}
+    pdf = {"type": "base64", "media_type": "application/pdf", "data": "x"}
+    with pytest.raises(ApiError, match=r"source has the type 'base64'.*as text"):
+        Anthropic.conversation(
+            {"messages": [{"role": "user", "content": [{"type": "document", "source": pdf}]}]}
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.gateway.conftest import House, open_house
@@ -74,3 +75,47 @@ async def test_errors_are_the_sdks_exceptions() -> None:
         async with client(house, "sk-ant-x") as asker:
             with pytest.raises(anthropic.AuthenticationError):
                 await asker.messages.create(**ASKED)
+        async with client(house, token) as asker:
+            with pytest.raises(anthropic.NotFoundError) as caught:
+                await asker.messages.batches.list()
+        assert caught.value.body["type"] == "error"
+        assert caught.value.body["error"]["type"] == "not_found_error"
+        async with httpx.AsyncClient(base_url=house.url) as web:
+            assert (await web.get("/v1/messages")).json()["type"] == "error"
+            assert (await web.get("/v1/responses")).json()["error"]["code"] == "method_not_allowed"
+
+
+async def test_the_tokens_of_a_prompt_are_counted_and_nothing_is_recorded() -> None:
+    async with open_house() as house, client(house, await house.rollout()) as asker:
+        counted = await asker.messages.count_tokens(
+            model="m", system="be kind", messages=ASKED["messages"], tools=[TOOL]
+        )
+        assert counted.input_tokens == 5  # the words of the system prompt and of the user
+        with pytest.raises(anthropic.BadRequestError, match="messages must be a list"):
+            await asker.messages.count_tokens(model="m", messages=[])
+        openai = house.client(await house.rollout("r2"))
+        assert (await openai.responses.input_tokens.count(model="m", input="one two")).input_tokens == 2
+        assert (await house.calls(), house.engine.opened) == ([], 0)
+
+
+async def test_the_sdks_tool_runner_goes_on_without_threads() -> None:
+    """It begins with `thread`, a beta of 2026, which is refused in the form that it knows."""
+
+    @anthropic.beta_async_tool
+    async def look(at: int) -> str:
+        """Look at it.
+
+        Args:
+            at: where
+        """
+        return f"nothing at {at}"
+
+    def says(request: Any, choice: int) -> Line:
+        seen = request.messages[-1]["role"] == "tool"
+        return Line(request.messages[-1]["content"]) if seen else Line("let me", LOOKS[1:])
+
+    async with open_house(ScriptedEngine(says=says)) as house, client(house, await house.rollout()) as asker:
+        runner = asker.beta.messages.tool_runner(**ASKED, tools=[look])
+        last = await runner.until_done()
+        assert last.content[0].text == "nothing at 1"
+        assert [call.status for call in await house.calls()] == ["completed", "completed"]

@@ -10,6 +10,7 @@ import orjson
 import pytest
 from openai.types.responses import ResponseStreamEvent
 
+from lightning_core.dialects.compaction import ASKS
 from lightning_core.dialects.conversations import Conversations, Turn, messages_of
 from lightning_core.dialects.responses import Responses
 from lightning_core.dialects.writing import TokenText
@@ -494,3 +495,41 @@ def refused(fields: dict[str, Any]) -> ApiError:
             orjson.dumps({"model": "m", "input": "hi", **fields}), None, ("r1", 1)
         )
     return caught.value
+
+
+async def test_a_conversation_is_compacted_to_the_users_words_and_a_summary() -> None:
+    def says(request: ChatRequest, choice: int) -> Line:
+        return Line("the gist") if request.messages[-1]["content"] == ASKS else Line("seen it")
+
+    async with open_house(ScriptedEngine(says=says)) as house:
+        client = house.client(await house.rollout())
+        first = await client.responses.create(model="m", input="one", tools=[TOOL])
+        compacted = await client.responses.compact(
+            model="m", instructions="be kind", input="two", previous_response_id=first.id
+        )
+        call = (await house.calls())[-1]
+        assert (compacted.id, compacted.object) == (f"resp_{call.id}", "response.compaction")
+        *said, summary = [
+            item.model_dump(exclude_none=True, warnings=False)
+            for item in compacted.output  # the SDK has no user here
+        ]
+        assert [item["content"][0]["text"] for item in said] == ["one", "two"]
+        assert summary["type"] == "compaction"
+        assert compacted.usage.output_tokens == 3
+        assert house.engine.requests[-1].tools is None
+        assert call.choices[0].completion_ids == [*house.engine.encode("the gist"), END]
+        assert call.request["input"][-1]["content"] == ASKS  # as the model was asked
+
+        sent: Any = [*said, summary, {"role": "user", "content": "go on"}]
+        await client.responses.create(model="m", input=sent)
+        told = [message["content"] for message in house.engine.requests[-1].messages]
+        assert told[:2] == ["one", "two"]
+        assert told[2].endswith("the gist")
+        assert told[3] == "go on"
+        again = await client.responses.compact(model="m", input=sent)
+        assert [item.type for item in again.output] == ["message", "message", "message", "compaction"]
+        foreign = {"type": "compaction", "encrypted_content": "gAAAA"}
+        with pytest.raises(openai.BadRequestError, match="was not written by this gateway"):
+            await client.responses.create(model="m", input=[foreign])  # type: ignore[list-item]
+        with pytest.raises(openai.BadRequestError, match="a compaction is given whole"):
+            await client.responses.compact(model="m", input="two", extra_body={"stream": True})
