@@ -125,7 +125,7 @@ class Endpoint:
         return replace(request, chat=in_words(request.chat))
 
     async def _with_prompt(self, content: bytes, caller: Caller) -> bytes:
-        """The request with the prompt that the caller's rollout is pinned to, if it is. What is no JSON object
+        """The request with the prompt that the caller's rollout is pinned to. What is no JSON object
         is left to be refused as such."""
         prompts = self._prompts
         if prompts is None or caller.agent not in caller.prompt_versions:
