@@ -22,7 +22,7 @@ from lightning_core.algorithms.sft import SFT
 from lightning_core.backends.local.critic import LocalCritic
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.optimizer import Optimizer
-from lightning_core.backends.local.packing import TreePlan
+from lightning_core.backends.local.packing import make_plan
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.settings import TrainingSettings
 from lightning_core.backends.verl.batch import entry_values, fields
@@ -218,7 +218,7 @@ def test_values_are_fitted_as_by_the_local_critic(case: Case) -> None:
     states = [t for each in case.batch for t in each.transitions if t.trained]
 
     def trunk_of(ids: torch.Tensor) -> Any:
-        plan = TreePlan(torch.full_like(ids, len(ids)), torch.float32)
+        plan = make_plan(policy.base, torch.full_like(ids, len(ids)))
         return network.trunk(input_ids=ids[None], use_cache=False, plan=plan)
 
     def forward(_: Any, data: Mapping[str, Any]) -> torch.Tensor:

@@ -22,7 +22,6 @@ import torch
 
 from lightning_core.algorithms import losses
 from lightning_core.algorithms.base import Algorithm, Critic
-from lightning_core.backends.local.attention import packed
 from lightning_core.backends.local.optimizer import Descent
 from lightning_core.backends.local.packing import PACK_TOKENS, Tensors, recompute_layers, to_tensors
 from lightning_core.backends.local.policy import Policy
@@ -57,8 +56,8 @@ class ValueNetwork(torch.nn.Module):
     def forward(self, pack: Tensors) -> torch.Tensor:
         """(E,) value of each entry of a pack of states."""
         with torch.autocast(pack.tokens.device.type, torch.bfloat16, enabled=self._bfloat16):
-            out = self.trunk(**packed(pack.tokens, pack.positions, pack.plan))
-        values: torch.Tensor = self.head(out.last_hidden_state[0, pack.keep].float())[pack.rows, 0]
+            hidden = pack.plan.hidden(self.trunk, pack.tokens, pack.positions, pack.keep)
+        values: torch.Tensor = self.head(hidden.float())[pack.rows, 0]
         return values
 
     def trained(self) -> dict[str, torch.nn.Parameter]:

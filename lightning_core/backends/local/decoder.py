@@ -19,10 +19,12 @@ from transformers import PreTrainedModel
 
 from lightning_core.backends.local.attention import Form, Plan, network_logits, survey
 from lightning_core.backends.local.cache import Shape
+from lightning_core.backends.local.caches import keeps_state, measure_traits
 from lightning_core.backends.local.memory import Memory
 from lightning_core.backends.local.model import FAMILIES
 from lightning_core.backends.local.packed import PackedMemory, packed_memory
-from lightning_core.backends.local.packing import TreePlan
+from lightning_core.backends.local.packing import TreePlan, make_plan
+from lightning_core.backends.local.states import StateMemory
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary variants whose angles depend on the position alone."""
@@ -31,10 +33,8 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 class Decoder(Protocol):
     """A copy of the weights, for inference."""
 
-    def logits(
-        self, tokens: torch.Tensor, positions: torch.Tensor, plan: Plan, keep: torch.Tensor
-    ) -> torch.Tensor:
-        """tokens and positions (T,) int64, keep (N,) indices into them → next-token logits (N, V)."""
+    def text_logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """One sequence (T,) → next-token logits (T, V)."""
 
     def memory(self, shape: Shape, rows: int, slot_bytes: int, prefix_bytes: int) -> Memory:
         """At most so many rows within `slot_bytes`, and prefixes within `prefix_bytes`."""
@@ -47,20 +47,52 @@ class NetworkDecoder:
     """The general path: a copy of the transformers network itself."""
 
     def __init__(self, network: PreTrainedModel, dtype: torch.dtype) -> None:
-        self._network = copy.deepcopy(network).requires_grad_(False).eval()
-        for weight in self._network.parameters():  # buffers stay: rotary frequencies lose far places else
-            weight.data = weight.data.to(dtype)
+        self._network = _serving_copy(network, dtype)
 
     def logits(
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: Plan, keep: torch.Tensor
     ) -> torch.Tensor:
         return network_logits(self._network, tokens, positions, plan, keep)
 
+    def text_logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        return _text_logits(self._network, tokens)
+
     def memory(self, shape: Shape, rows: int, slot_bytes: int, prefix_bytes: int) -> PackedMemory:
         return packed_memory(self, shape, rows, slot_bytes, prefix_bytes)
 
     def refresh(self, weights: Mapping[str, torch.Tensor]) -> None:
         self._network.load_state_dict(dict(weights))
+
+
+class StateDecoder:
+    """The path of networks with state outside attention: a copy that runs with its own attention."""
+
+    def __init__(self, network: PreTrainedModel, dtype: torch.dtype) -> None:
+        self._traits = measure_traits(network)
+        self._network = _serving_copy(network, dtype)
+
+    def text_logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        return _text_logits(self._network, tokens)
+
+    def memory(self, shape: Shape, rows: int, slot_bytes: int, prefix_bytes: int) -> StateMemory:
+        return StateMemory(self._network, self._traits, rows, slot_bytes, prefix_bytes)
+
+    def refresh(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self._network.load_state_dict(dict(weights))
+
+
+def _serving_copy(network: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    copied = copy.deepcopy(network).requires_grad_(False).eval()
+    for weight in copied.parameters():  # buffers stay: rotary frequencies lose far places else
+        weight.data = weight.data.to(dtype)
+    return copied
+
+
+def _text_logits(network: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
+    """One sequence (T,) → next-token logits (T, V)."""
+    places = torch.arange(len(tokens), device=tokens.device)
+    plan = make_plan(network, torch.full_like(tokens, len(tokens)))
+    return plan.logits(network, tokens, places, places)
 
 
 @dataclass(slots=True)
@@ -112,6 +144,11 @@ class LlamaDecoder:
             n.endswith(("o_proj.bias", "gate_proj.bias", "down_proj.bias", "lm_head.bias")) for n in names
         )
         return rope.get("rope_type", "default") in STATIC_ROPE and not biased
+
+    def text_logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(len(tokens), device=tokens.device)
+        plan = TreePlan(torch.full_like(tokens, len(tokens)), torch.float32)
+        return self.logits(tokens, places, plan, places)
 
     def memory(self, shape: Shape, rows: int, slot_bytes: int, prefix_bytes: int) -> PackedMemory:
         return packed_memory(self, shape, rows, slot_bytes, prefix_bytes)
@@ -187,7 +224,10 @@ class LlamaDecoder:
 
 
 def make_decoder(network: PreTrainedModel, dtype: torch.dtype, context: int) -> Decoder:
-    """The fused decoder where it covers the network, else the general one."""
+    """That of networks with state outside attention; else the fused decoder where it covers the network, else
+    the general one."""
+    if keeps_state(network):
+        return StateDecoder(network, dtype)
     if LlamaDecoder.fits(network):
         return LlamaDecoder(network, dtype, context)
     return NetworkDecoder(network, dtype)
@@ -206,8 +246,5 @@ def bfloat16_error(network: PreTrainedModel, context: int, text: Sequence[int]) 
 def _text_logprobs(network: PreTrainedModel, decoder: Decoder | None, text: Sequence[int]) -> torch.Tensor:
     """(T, V) after each token of the text; of the network itself where there is no decoder."""
     tokens = torch.tensor(text, device=network.get_input_embeddings().weight.device)
-    positions = torch.arange(len(tokens), device=tokens.device)
-    plan = TreePlan(torch.full_like(tokens, len(tokens)), torch.float32)
-    given = (tokens, positions, plan, positions)
-    logits = network_logits(network, *given) if decoder is None else decoder.logits(*given)
+    logits = _text_logits(network, tokens) if decoder is None else decoder.text_logits(tokens)
     return logits.float().log_softmax(-1)

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
-from lightning_core.backends.local.attention import ADVICE, NAME
+from lightning_core.backends.local.attention import ADVICE
 from lightning_core.backends.local.engine import Engine
 from lightning_core.errors import LightningError, ModelError
 from lightning_core.types import Trajectory, Transition
@@ -149,11 +149,12 @@ async def _sample(engine: Engine, prompts: list[list[int]]) -> list[Completion]:
 @contextmanager
 def plain_attention(network: PreTrainedModel) -> Iterator[None]:
     """The network with its own attention, written out."""
+    before = network.config._attn_implementation
     network.set_attn_implementation("eager")
     try:
         yield
     finally:
-        network.set_attn_implementation(NAME)
+        network.set_attn_implementation(before)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from lightning_core.backends.chat.folder import find_source, find_stop_ids, load_part, load_tokenizer
 from lightning_core.backends.chat.upstream import ChatModel
 from lightning_core.backends.local.attention import use_plans
+from lightning_core.backends.local.caches import keeps_state
 from lightning_core.backends.preflight import DEFAULT_CONTEXT, longest_context, machine_memory
 from lightning_core.errors import ModelError
 
@@ -32,7 +33,8 @@ class Model:
 
     name: str
     network: PreTrainedModel
-    """float32 weights, evaluation mode (no dropout), attention through `attention.Plan`."""
+    """float32 weights, evaluation mode (no dropout), attention through `attention.Plan` unless it keeps state
+    outside attention (`caches.keeps_state`)."""
     tokenizer: PreTrainedTokenizerBase
     context: int
     """Longest prompt plus completion, in tokens."""
@@ -92,7 +94,8 @@ def load_model(model: str | Path, *, context: int | None = None, device: str = "
 
 def make_ready(network: PreTrainedModel, device: torch.device) -> None:
     """Make a network as transformers loads it one to serve and to train, on the device."""
-    use_plans(network)
+    if not keeps_state(network):
+        use_plans(network)
     network.requires_grad_(False).eval().to(device)
     # cuDNN makes a plan for each shape of an attention, and prompts rarely have the same shape
     torch.backends.cuda.enable_cudnn_sdp(False)

@@ -1,18 +1,22 @@
-"""A pack as tensors, and its attention: every token sees its ancestors in the token tree and nothing else."""
+"""A pack as tensors, and its way through a network: every token sees its ancestors in the token tree and
+nothing else."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lightning_core.backends.chat.constraints import Grammars, Words
-from lightning_core.backends.local.attention import Form, Sees, network_logits, packed, weights
+from lightning_core.backends.local.attention import NAME, Form, Sees, network_logits, packed, weights
 from lightning_core.backends.local.model import FAMILIES, network_below
 from lightning_core.backends.local.sampling import mask_logits
 from lightning_core.trajectories import Ints, Pack
@@ -22,6 +26,10 @@ LOGITS_BYTES = 1 << 26
 over 2,048 tokens of a vocabulary of 49 thousand would keep four times 400 MB otherwise."""
 PACK_TOKENS = 2048
 """Tokens of a forward pass where the settings name none."""
+WASTE = 1.25
+"""How many times the tokens of its sequences a padded batch may take."""
+BATCH_TOKENS = 2048
+"""Tokens of a padded batch of several sequences."""
 CHUNK = 128
 """Query tokens that attend together; each chunk gathers only the keys that one of its tokens sees."""
 
@@ -37,8 +45,38 @@ class _Chunk:
     """
 
 
+class PassPlan(Protocol):
+    """How a pack of T tokens goes through a network."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that go through it."""
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of tokens whose attention is computed."""
+
+    def hidden(
+        self, trunk: torch.nn.Module, tokens: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor
+    ) -> torch.Tensor:
+        """tokens and positions (T,), keep (U,) → the trunk's hidden states (U, h) at those kept."""
+
+    def logits(
+        self, network: torch.nn.Module, tokens: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor
+    ) -> torch.Tensor:
+        """The same of the whole network: next-token logits (U, V). Only what is kept passes the output
+        layer."""
+
+
+def make_plan(network: PreTrainedModel, ends: torch.Tensor) -> PassPlan:
+    """The plan for a pack with these `ends` (T,): a tree where the network takes its attention from plans."""
+    if network.config._attn_implementation != NAME:
+        return SequencePlan(ends)
+    return TreePlan(ends, torch.float32)
+
+
 class TreePlan:
-    """Attention over a pack of T tokens in depth-first order (`attention.Plan`).
+    """Attention over a pack of T tokens in depth-first order (`PassPlan`, `attention.Plan`).
 
     Plain products and a softmax on exact sub-blocks: on a CPU this is faster, backward above all, than masked
     fused attention over all T * T pairs, most of which are not in one branch. A window is measured along a
@@ -82,6 +120,18 @@ class TreePlan:
             ]
         return self._chunks[sees, groups]
 
+    def hidden(
+        self, trunk: torch.nn.Module, tokens: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor
+    ) -> torch.Tensor:
+        out = trunk(**packed(tokens, positions, self))
+        found: torch.Tensor = out.last_hidden_state[0, keep]
+        return found
+
+    def logits(
+        self, network: torch.nn.Module, tokens: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor
+    ) -> torch.Tensor:
+        return network_logits(network, tokens, positions, self, keep)
+
     def _chunk(self, start: int, end: int, sees: Sees | None, groups: int) -> _Chunk:
         ends, depths = self._ends, self._depths
         keys = (ends[:end] > start).nonzero()[:, 0]
@@ -98,13 +148,93 @@ class TreePlan:
         return _Chunk(start, end, slice(first, last + 1) if run else keys, bias.repeat(groups, 1))
 
 
+class SequencePlan:
+    """A pack whose branches are sequences of their own, run with the network's own attention (`PassPlan`).
+
+    For networks with state outside attention. What branches share is computed with each of them. Sequences of
+    like length run together, padded at their end: no token sees what comes after it.
+    """
+
+    def __init__(self, ends: torch.Tensor) -> None:
+        """`ends` (T,) as in `Pack`."""
+        self._count = len(ends)
+        places = torch.arange(len(ends), device=ends.device)
+        leaves = (ends == places + 1).nonzero()[:, 0].tolist()
+        paths = [(ends[: leaf + 1] > leaf).nonzero()[:, 0] for leaf in leaves]
+        self._batches = [[paths[i] for i in batch] for batch in make_batches([len(p) for p in paths])]
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(batch) * len(batch[-1]) for batch in self._batches)
+
+    @property
+    def pairs(self) -> int:
+        return sum(len(batch) * len(batch[-1]) ** 2 for batch in self._batches)
+
+    def hidden(
+        self, trunk: torch.nn.Module, tokens: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor
+    ) -> torch.Tensor:
+        return self._gather(
+            tokens, keep, lambda ids, _: trunk(input_ids=ids, use_cache=False).last_hidden_state
+        )
+
+    def logits(
+        self, network: torch.nn.Module, tokens: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor
+    ) -> torch.Tensor:
+        return self._gather(
+            tokens,
+            keep,
+            lambda ids, columns: network(input_ids=ids, use_cache=False, logits_to_keep=columns).logits,
+        )
+
+    def _gather(
+        self,
+        tokens: torch.Tensor,
+        keep: torch.Tensor,
+        run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """Run each batch (B, L) and gather the U results. `run` may return all L columns, or those that are
+        asked for."""
+        missing = torch.zeros(self._count, dtype=torch.bool, device=tokens.device)
+        missing[keep] = True
+        found, places = [], []
+        for batch in self._batches:
+            longest = len(batch[-1])
+            ids = torch.stack([functional.pad(tokens[p], (0, longest - len(p))) for p in batch])
+            of_row = [missing[p].nonzero()[:, 0] for p in batch]
+            columns = torch.unique(torch.cat(of_row))
+            out = run(ids, columns)
+            for row, (path, own) in enumerate(zip(batch, of_row, strict=True)):
+                at = own if out.shape[1] == longest else torch.searchsorted(columns, own)
+                found.append(out[row, at])
+                places.append(path[own])
+                missing[path[own]] = False
+        order = torch.empty(self._count, dtype=torch.int64, device=tokens.device)
+        order[torch.cat(places)] = torch.arange(sum(map(len, places)), device=tokens.device)
+        return torch.cat(found)[order[keep]]
+
+
+def make_batches(lengths: Sequence[int]) -> list[list[int]]:
+    """Places of sequences that run in one padded batch: of like length, with little padding."""
+    batches: list[list[int]] = []
+    tokens = 0
+    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
+        tokens += lengths[place]
+        padded = (len(batches[-1]) + 1) * lengths[place] if batches else 0
+        if not batches or padded > min(BATCH_TOKENS, WASTE * tokens):
+            batches.append([])
+            tokens = lengths[place]
+        batches[-1].append(place)
+    return batches
+
+
 @dataclass(frozen=True, slots=True)
 class Tensors:
     """A pack on the training device."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
-    plan: TreePlan
+    plan: PassPlan
     keep: torch.Tensor
     """(U,) tokens whose next-token logits are wanted."""
     scales: torch.Tensor
@@ -139,7 +269,7 @@ def to_tensors(pack: Pack, network: PreTrainedModel, grammars: Grammars | None =
     return Tensors(
         tokens=torch.from_numpy(pack.tokens).to(device),
         positions=torch.from_numpy(pack.positions).to(device),
-        plan=TreePlan(torch.from_numpy(pack.ends).to(device), torch.float32),
+        plan=make_plan(network, torch.from_numpy(pack.ends).to(device)),
         keep=unique[:, 0].long().to(device),
         scales=unique[:, 1].float().to(device),
         held=held.to(device),
@@ -187,10 +317,9 @@ def entry_logprobs(network: torch.nn.Module, pack: Tensors) -> torch.Tensor:
     count, base = len(pack.keep), network_below(network)
     size = max(1, LOGITS_BYTES // (4 * base.config.vocab_size))
     if count <= size or base.config.model_type not in FAMILIES:
-        logits = network_logits(network, pack.tokens, pack.positions, pack.plan, pack.keep)
+        logits = pack.plan.logits(network, pack.tokens, pack.positions, pack.keep)
         return _chosen(logits, pack, slice(0, count), torch.arange(len(pack.rows), device=pack.rows.device))
-    out = base.get_decoder()(**packed(pack.tokens, pack.positions, pack.plan))
-    hidden = out.last_hidden_state[0, pack.keep]  # (U, h)
+    hidden = pack.plan.hidden(base.get_decoder(), pack.tokens, pack.positions, pack.keep)  # (U, h)
     head = base.get_output_embeddings()
     found = []
     parts = [slice(start, min(start + size, count)) for start in range(0, count, size)]

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from lightning_core.backends.local.model import Model, memory_bytes, parameter_count
-from lightning_core.backends.local.packing import TreePlan
+from lightning_core.backends.local.packing import PassPlan
 from lightning_core.backends.preflight import ModelSize, read_size
 from lightning_core.backends.settings import LoraOptions, default_critic_rate, default_learning_rate
 from lightning_core.errors import ConfigError, TrainingError
@@ -66,7 +66,7 @@ class Policy:
         if self.closing.is_set():
             raise TrainingError("the run was stopped in the middle of an update, which was given up")
 
-    def must_recompute(self, plan: TreePlan) -> bool:
+    def must_recompute(self, plan: PassPlan) -> bool:
         """Whether the memory has no room for all activations of such a pass."""
         room = activation_room(self._size, self.lora, memory_bytes(self.base.device), self.copies)
         return pass_bytes(self._size, plan.tokens, plan.pairs) > room

@@ -15,12 +15,13 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
-from lightning_core.backends.local.attention import packed, survey
-from lightning_core.backends.local.cache import Shape, Slots
+from lightning_core.backends.local.attention import survey
+from lightning_core.backends.local.cache import Shape
+from lightning_core.backends.local.caches import keeps_state
 from lightning_core.backends.local.decoder import bfloat16_error, make_decoder
+from lightning_core.backends.local.memory import Run
 from lightning_core.backends.local.model import Model, parameter_count
-from lightning_core.backends.local.packed import StepPlan
-from lightning_core.backends.local.packing import TreePlan
+from lightning_core.backends.local.packing import make_plan
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.settings import SMALL
 from lightning_core.errors import UnsupportedError
@@ -35,14 +36,18 @@ BFLOAT16_TOLERANCE = 0.2
 
 
 def kv_shape(network: PreTrainedModel, dtype: torch.dtype) -> Shape:
-    """What the keys and values of this model are made of."""
+    """What the keys and values of this model are made of; at most, where it keeps other state too."""
+    device, config = network.get_input_embeddings().weight.device, network.config
+    if keeps_state(network):
+        layers, size = config.num_hidden_layers, config.hidden_size
+        return Shape(layers=layers, heads=1, size=size, dtype=dtype, device=device, calls=())
     calls = survey(network)
     return Shape(
         layers=1 + max(call.slot for call in calls),
         heads=max(call.heads for call in calls),
         size=max(max(call.key_size, call.value_size) for call in calls),
         dtype=dtype,
-        device=network.get_input_embeddings().weight.device,
+        device=device,
         calls=calls,
     )
 
@@ -119,14 +124,16 @@ def _best(work: Callable[[], None]) -> float:
 def _decode_step(model: Model, serving: PreTrainedModel, dtype: torch.dtype) -> Callable[[], None]:
     decoder = make_decoder(serving, dtype, model.context)
     length = min(LENGTH, model.context - 1)
-    slots = Slots(kv_shape(serving, dtype), BATCH, max_bytes=1 << 62, capacity=length + 1)
-    tokens, keep = torch.zeros(BATCH, dtype=torch.int64), torch.arange(BATCH)
-    device = slots.shape.device
+    memory = decoder.memory(kv_shape(serving, dtype), BATCH, slot_bytes=1 << 62, prefix_bytes=0)
+    tokens, rows = [0] * BATCH, list(range(BATCH))
+    memory.reserve(length + 1, BATCH)
 
     @torch.inference_mode()
     def step() -> None:
-        plan = StepPlan(slots, [length] * BATCH, [])
-        decoder.logits(tokens.to(device), plan.positions, plan, keep.to(device)).sum().item()
+        memory.logits([length] * BATCH, [], tokens, rows).sum().item()
+
+    with torch.inference_mode():
+        memory.logits([], [Run(row, 0, 1) for row in rows], tokens, rows)
 
     return step
 
@@ -135,12 +142,12 @@ def _train_pass(policy: Policy, bfloat16: bool) -> Callable[[], None]:
     device = policy.model.network.device
     count = min(TRAIN_TOKENS, policy.model.context)
     places = torch.arange(count, device=device)
-    plan = TreePlan(torch.full_like(places, count), torch.float32)
+    plan = make_plan(policy.base, torch.full_like(places, count))
 
     def train() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
-            out = policy.network(**packed(torch.zeros_like(places), places, plan))
-        out.logits.float().logsumexp(-1).sum().backward()
+            logits = plan.logits(policy.network, torch.zeros_like(places), places, places)
+        torch.autograd.backward(logits.float().logsumexp(-1).sum())
         for parameter in policy.parameters:
             parameter.grad = None
 

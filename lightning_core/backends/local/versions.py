@@ -33,7 +33,7 @@ from lightning_core.backends.local.checkpoint import (
     plain_files,
     write_folder,
 )
-from lightning_core.backends.local.decoder import Decoder, NetworkDecoder, make_decoder
+from lightning_core.backends.local.decoder import Decoder, LlamaDecoder, NetworkDecoder, make_decoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
 from lightning_core.backends.local.exactness import Exactness
 from lightning_core.backends.local.model import Model, load_model, memory_bytes
@@ -249,7 +249,7 @@ def make_engine(
         slot_bytes=memory // 8,
         prefix_bytes=min(memory // 16, PREFIX_TOKENS * shape.token_bytes),
     )
-    few = EngineOptions(max_batch=2, slot_bytes=512 * shape.token_bytes, prefix_bytes=64 * shape.token_bytes)
+    few = EngineOptions(max_batch=2, slot_bytes=1 << 62, prefix_bytes=1 << 26)
 
     def checked(decoder: Decoder) -> Engine:
         check.check_engine(Engine(decoder, shape, frozenset(), few, threads), dtype)
@@ -259,7 +259,7 @@ def make_engine(
     try:
         return checked(decoder)
     except ModelError as error:
-        if isinstance(decoder, NetworkDecoder):
+        if not isinstance(decoder, LlamaDecoder):
             raise
         logger.warning("the fused decoder is not exact, so the general one is taken: %s", error)
     del decoder
