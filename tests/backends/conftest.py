@@ -28,6 +28,12 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("gpt2") / "model", "gpt2")
 
 
+@pytest.fixture(scope="session")
+def qwen35(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random Qwen3.5 text network: linear attention in three layers of four."""
+    return save_model(tmp_path_factory.mktemp("qwen35") / "model", "qwen3_5_text", scale=4.0)
+
+
 @pytest.fixture(params=["qwen", "llama", "gpt2"])
 def folder(request: pytest.FixtureRequest) -> Path:
     """Each architecture in turn."""

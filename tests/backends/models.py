@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -110,9 +112,72 @@ def make_network(
     )
 
 
-def save_model(folder: Path, kind: str) -> Path:
+LAYERS = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "layer_types": LAYERS, "head_dim": 16}
+DELTA |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+SHORT = {"layer_types": ["conv", "conv", "full_attention", "conv"]}
+MAMBA = {
+    "mamba_chunk_size": 16,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+}
+STATES: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": DELTA | EXPERTS | {"shared_expert_intermediate_size": 32},
+    "qwen3_next": DELTA | EXPERTS | {"shared_expert_intermediate_size": 32},
+    "lfm2": SHORT | {"block_auto_adjust_ff_dim": False},
+    "lfm2_moe": SHORT | EXPERTS | {"num_dense_layers": 1},
+    "falcon_h1": MAMBA | {"mamba_d_ssm": 128, "head_dim": 16, "num_hidden_layers": 2},
+    "bamba": MAMBA | {"attn_layer_indices": [1, 3]},
+    "granitemoehybrid": MAMBA
+    | {
+        "layer_types": ["mamba", "attention", "mamba", "attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 32,
+    },
+    "jamba": EXPERTS | {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 16},
+    "minimax": {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 16,
+        "block_size": 16,
+    },
+}
+"""What makes a small network of each family that keeps state outside attention."""
+
+
+def make_state_network(family: str, vocabulary: int, *, scale: float = 8.0, seed: int = 0) -> PreTrainedModel:
+    """Random weights of a family of `STATES`, matrices `scale` times as large as transformers makes them."""
+    torch.manual_seed(seed)
+    common: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+    }
+    config = AutoConfig.for_model(family, **common | STATES[family])
+    network: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.mul_(scale if weight.ndim == 2 else 1.0)
+    return network
+
+
+def save_model(folder: Path, kind: str, **more: Any) -> Path:
     """An ordinary transformers folder."""
     tokenizer = make_tokenizer()
-    make_network(kind, len(tokenizer)).save_pretrained(folder)
+    make = make_state_network if kind in STATES else make_network
+    make(kind, len(tokenizer), **more).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
