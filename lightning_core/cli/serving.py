@@ -198,8 +198,15 @@ async def _of_model(
         await backend.start()
         try:
             tokens = Tokens(secrets.token_bytes(32))
-            gateway = Gateway(backend.upstream, store, tokens, agents=None, anonymous=True, hosts=hosts)
-            yield gateway, repr(model)
+            name = backend.upstream.model_name
+            gateway = Gateway(
+                *(backend.upstream, store, tokens),
+                agents=None,
+                anonymous=True,
+                hosts=hosts,
+                also_named=model if "/" not in model else None,
+            )
+            yield gateway, repr(model) if name == model else f"{model!r} as {name!r}"
         finally:
             await backend.close()
 

@@ -31,7 +31,15 @@ from lightning_core.dialects.strict import short
 from lightning_core.errors import AccessError, ApiError, DataError
 from lightning_core.gateway.tokens import PREFIX, Grant, Tokens
 from lightning_core.stores.rules import check_id
-from lightning_core.tracing.headers import AGENT, API_KEY, AUTHORIZATION, CALL, ROLLOUT, decode_name
+from lightning_core.tracing.headers import (
+    AGENT,
+    API_KEY,
+    AUTHORIZATION,
+    AZURE_KEY,
+    CALL,
+    ROLLOUT,
+    decode_name,
+)
 from lightning_core.types import UNNAMED, Sampling, matches
 
 HOST: Final = "host"
@@ -151,7 +159,7 @@ def _call_id(given: str | None) -> str:
 _NAMES: Final = MappingProxyType(
     {
         name.encode(): name
-        for name in (AUTHORIZATION, API_KEY, ROLLOUT, AGENT, CALL, HOST, ORIGIN, CONTENT_TYPE)
+        for name in (AUTHORIZATION, API_KEY, AZURE_KEY, ROLLOUT, AGENT, CALL, HOST, ORIGIN, CONTENT_TYPE)
     }
 )
 
@@ -184,10 +192,12 @@ def _foreign(header: str, value: str, name: str) -> ApiError:
 
 
 def _token(headers: dict[str, str]) -> str:
-    """The API key; of two, the one that is a token."""
-    authorization, key = headers.get(AUTHORIZATION, ""), headers.get(API_KEY, "").strip()
-    bearer = authorization[7:].strip() if authorization[:7].lower() == "bearer " else ""
-    return key if not bearer or (key.startswith(PREFIX) and not bearer.startswith(PREFIX)) else bearer
+    """The API key; of several, the one that is a token."""
+    authorization = headers.get(AUTHORIZATION, "")
+    bearer = authorization[7:] if authorization[:7].lower() == "bearer " else ""
+    given = (bearer, headers.get(API_KEY, ""), headers.get(AZURE_KEY, ""))
+    keys = [key for each in given if (key := each.strip())]
+    return next((key for key in keys if key.startswith(PREFIX)), keys[0] if keys else "")
 
 
 def _headers(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -18,6 +19,7 @@ from lightning_core.dialects.strict import short
 from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError, GatewayError
 from lightning_core.gateway.access import Access
+from lightning_core.gateway.addresses import Addresses
 from lightning_core.gateway.endpoint import Counter, Endpoint
 from lightning_core.gateway.errors import api_error_of, refusal_of
 from lightning_core.gateway.exchange import Exchanges
@@ -43,7 +45,7 @@ class Gateway:
     `agents` are the names or globs of those being trained (None: all). With `anonymous`, requests
     without a token are served too, and recorded as belonging to no rollout; but none of a web page, unless
     its host, and the name by which it reaches the gateway, are among `hosts`. `prompts` are those of the run,
-    put in place of what its agents say.
+    put in place of what its agents say. The model is listed under the name `also_named` too.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Gateway:
         anonymous: bool = False,
         hosts: tuple[str, ...] = (),
         prompts: PinnedPrompts | None = None,
+        also_named: str | None = None,
     ) -> None:
         self.instance = uuid.uuid4().hex
         """Tells this gateway from an earlier one at the same address."""
@@ -63,6 +66,7 @@ class Gateway:
         self._access = Access(tokens, agents=agents, anonymous=anonymous, hosts=hosts)
         self._exchanges = Exchanges(store)
         self._prompts = prompts
+        self._also_named = also_named
         self._traces = Traces(self._access, store)
         self._rewards = Rewards(self._access, store)
 
@@ -76,7 +80,7 @@ class Gateway:
             endpoint = endpoints[_V1 + dialect.path] = Endpoint(dialect, *parts)
             if dialect.counts is not None:
                 endpoints[_V1 + dialect.path + dialect.counts] = Counter(endpoint)
-        routes = [Route("/healthz", self._health)]
+        routes = [Route("/healthz", self._health), Route("/health", self._health)]
         for base in ("", _OF_ROLLOUT):
             routes += [Route(base + path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
             for kind in ("embeddings", "audio/{asked:path}", "images/{asked:path}"):
@@ -88,6 +92,7 @@ class Gateway:
         routes.append(Route(f"{_OF_PROGRAM}/rewards", self._rewards, methods=["POST"]))
         return Starlette(
             routes=routes,
+            middleware=[Middleware(Addresses)],
             exception_handlers={HTTPException: _refuse_http, GatewayError: _refuse, Exception: _refuse},
         )
 
@@ -119,6 +124,8 @@ class Gateway:
         names = [self._upstream.model_name]
         if isinstance(self._upstream, Versioned):
             names += [version_name(names[0], version) for version in await self._upstream.versions()]
+        if self._also_named is not None and self._also_named not in names:
+            names.append(self._also_named)
         return [{"id": name, "object": "model", "created": 0, "owned_by": "lightning"} for name in names]
 
     async def _other_model(self, request: Request) -> Response:

@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from lightning_core.dialects.writing import to_json
 from lightning_core.errors import ApiError
 from lightning_core.gateway.errors import refusal_of
+from lightning_core.gateway.unpacking import encoding_of, unpack
 from lightning_core.gateway.wire import send_json
 
 _INTERIM: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -46,8 +47,8 @@ LIMITS: Final = Limits()
 
 
 class Bounded:
-    """An ASGI app whose requests have bodies within the limits: to read one that is too large, or comes too
-    slowly, raises ApiError."""
+    """An ASGI app whose requests have bodies within the limits: to read one that is too large, packed or
+    unpacked, or comes too slowly, raises ApiError. Compressed bodies are unpacked on the way."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self._app = app
@@ -58,13 +59,18 @@ class Bounded:
         if length == 0:
             await self._app(scope, receive, send)
         else:
-            body = _Body(receive, length, self._limits)
+            encoding = encoding_of(scope["headers"])
+            if encoding != "identity":  # what the app reads is not compressed
+                plain = [each for each in scope["headers"] if each[0] != b"content-encoding"]
+                scope = {**scope, "headers": plain}
+            body = _Body(receive, length, self._limits, encoding)
             await self._app(scope, body.receive, send)
 
 
 class _Body:
-    def __init__(self, receive: Receive, length: int | None, limits: Limits) -> None:
+    def __init__(self, receive: Receive, length: int | None, limits: Limits, encoding: str) -> None:
         self._receive = receive
+        self._encoding = encoding
         self._limits = limits
         self._size = 0
         self._announced = length or 0
@@ -74,6 +80,21 @@ class _Body:
     async def receive(self) -> Message:
         if self._complete:
             return await self._receive()
+        return await (self._piece() if self._encoding == "identity" else self._unpacked())
+
+    async def _unpacked(self) -> Message:
+        """The whole body without its compression, within the same limit."""
+        parts = []
+        while not self._complete:
+            message = await self._piece()
+            if message["type"] != "http.request":
+                return message
+            parts.append(message.get("body", b""))
+        packed, most = b"".join(parts), self._limits.body_bytes
+        body = await asyncio.to_thread(unpack, packed, self._encoding, most)
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def _piece(self) -> Message:
         self._check(self._announced)
         if self._until is None:
             self._until = asyncio.get_running_loop().time() + self._limits.body_seconds

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import zlib
 from types import MappingProxyType, ModuleType
 from typing import Any, Final
 
@@ -20,18 +19,14 @@ from starlette.types import Receive, Scope, Send
 
 from lightning_core.errors import AccessError, ApiError, GatewayError
 from lightning_core.gateway.access import Access, Caller
-from lightning_core.gateway.errors import api_error_of, too_large
+from lightning_core.gateway.errors import api_error_of
 from lightning_core.gateway.wire import read_body, send_json
 from lightning_core.stores.base import Store
 
 log = logging.getLogger(__name__)
 
-MAX_BYTES: Final = 20 * 2**20
-"""Of one batch, before and after decompression: the default limit of OpenTelemetry's own collector."""
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
-_WINDOWS: Final = MappingProxyType({"gzip": 31, "deflate": 15})
-"""zlib's name for each encoding."""
 _INTERNAL: Final = 13
 _STATUS_CODES: Final = MappingProxyType({400: 3, 401: 16, 403: 7, 413: 8, 415: 3, 501: 12, 503: 14})
 """HTTP's status as the code of `google.rpc.Status`."""
@@ -52,13 +47,10 @@ class Traces:
             wire = await asyncio.to_thread(_need_wire)
             if form not in (PROTOBUF, JSON):
                 raise _unsupported_media(f"the content type {form!r}", f"{PROTOBUF} or {JSON}")
-            encoding = _encoding(headers)
             body = await read_body(receive)
             if body is None:
                 return
-            _check_size(len(body))
-            content = await asyncio.to_thread(_decompress, body, encoding)
-            rejected = await self._keep(wire, content, form, caller)
+            rejected = await self._keep(wire, body, form, caller)
         except GatewayError as error:
             await _refuse(api_error_of(error), form, send)
         else:
@@ -109,38 +101,6 @@ def _need_wire() -> ModuleType:
             kind="server_error",
         )
     return wire
-
-
-def _encoding(headers: dict[str, str]) -> str:
-    encoding = headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity" and encoding not in _WINDOWS:
-        raise _unsupported_media(f"the content encoding {encoding!r}", "gzip, deflate or none")
-    return encoding
-
-
-def _decompress(body: bytes, encoding: str) -> bytes:
-    """What was compressed. Raises ApiError for what is too large or broken."""
-    if encoding == "identity":
-        return body
-    stream = zlib.decompressobj(_WINDOWS[encoding])
-    try:
-        content = stream.decompress(body, MAX_BYTES + 1)
-    except zlib.error as error:
-        raise ApiError(f"the body is not {encoding}: {error}", code="malformed_body") from error
-    _check_size(len(content))
-    if not stream.eof:
-        raise ApiError(f"the {encoding} body breaks off", code="malformed_body")
-    if stream.unused_data:
-        raise ApiError(
-            f"{len(stream.unused_data)} bytes follow the end of the {encoding} stream; send one stream",
-            code="malformed_body",
-        )
-    return content
-
-
-def _check_size(size: int) -> None:
-    if size > MAX_BYTES:
-        raise too_large(f"more than {MAX_BYTES} bytes")
 
 
 def _unsupported_media(what: str, known: str) -> ApiError:

@@ -10,6 +10,8 @@ from urllib.parse import quote, unquote
 AUTHORIZATION = "authorization"
 API_KEY = "x-api-key"
 """Where Anthropic's SDK puts the key."""
+AZURE_KEY = "api-key"
+"""Where Azure's clients put it."""
 ROLLOUT = "x-lightning-rollout"
 AGENT = "x-lightning-agent"
 """Percent-encoded UTF-8: a header carries neither spaces at its ends nor letters beyond Latin-1."""

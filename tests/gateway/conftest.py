@@ -80,11 +80,16 @@ async def open_house(
     anonymous: bool = False,
     hosts: tuple[str, ...] = (),
     limits: Limits = LIMITS,
+    also_named: str | None = None,
 ) -> AsyncIterator[House]:
     """Run a gateway as a test needs it."""
     house = House(engine or ScriptedEngine(), store or MemoryStore(), Tokens(b"0123456789abcdef"))
     gateway = Gateway(
-        house.engine, house.store, house.tokens, agents=agents, anonymous=anonymous, hosts=hosts
+        *(house.engine, house.store, house.tokens),
+        agents=agents,
+        anonymous=anonymous,
+        hosts=hosts,
+        also_named=also_named,
     )
     async with GatewayServer(gateway, limits=limits) as server:
         house.url = server.url

@@ -281,6 +281,15 @@ async def test_a_refusal_in_the_history_is_what_the_assistant_said(house: House)
     assert house.engine.requests[0].messages[2]["content"] == "I can't do that."
 
 
+async def test_a_model_is_known_by_the_name_it_was_started_with_too() -> None:
+    async with open_house(also_named="smollm2") as house:
+        client = house.client(await house.rollout())
+        assert [model.id for model in (await client.models.list()).data] == ["scripted", "smollm2"]
+        assert (await client.models.retrieve("smollm2")).id == "smollm2"
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("another")
+
+
 async def test_models_and_health_are_served(house: House, web: httpx.AsyncClient) -> None:
     token = await house.rollout()
     for base in ("/v1", "/rollouts/r1/agents/a/v1"):

@@ -27,6 +27,7 @@ from opentelemetry.trace import Status as SpanStatus
 
 import lightning_core as lightning
 from lightning_core.gateway import otlp
+from lightning_core.gateway.limits import LIMITS
 from lightning_core.linking import inherit_agents, link
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.tracing.scope import Scope, rollout_scope
@@ -252,7 +253,7 @@ async def test_a_gateway_without_rollouts_has_no_place_for_spans() -> None:
         assert "rollout" in reply.json()["message"]
 
 
-BOMB = gzip.compress(bytes(otlp.MAX_BYTES + 1))
+BOMB = gzip.compress(bytes(LIMITS.body_bytes + 1))
 
 
 @pytest.mark.parametrize(
@@ -268,15 +269,15 @@ BOMB = gzip.compress(bytes(otlp.MAX_BYTES + 1))
         (gzip.compress(batch(CHILD_JSON))[:-9], {"content-encoding": "gzip"}, 400, "malformed_body"),
         (gzip.compress(batch(CHILD_JSON)) * 2, {"content-encoding": "gzip"}, 400, "malformed_body"),
         (zlib.compress(batch(CHILD_JSON)) + b"x", {"content-encoding": "deflate"}, 400, "malformed_body"),
-        (BOMB, {"content-encoding": "gzip"}, 413, "batch_too_large"),
+        (BOMB, {"content-encoding": "gzip"}, 413, "too_large"),
         (batch(*[{}] * 10_001), {}, 413, "batch_too_large"),
         (protobuf(*[(b"", b"")] * 10_001), PROTOBUF, 413, "batch_too_large"),
         (batch({"events": [{}] * 100_001}), {}, 413, "batch_too_large"),
         (b'{"resourceSpans": [%s{}]}' % (b"{}," * 10_000), {}, 413, "batch_too_large"),
         (b"\x0a\x00" * 10_001, PROTOBUF, 413, "batch_too_large"),
         (b'{"resource_spans": [{"scope_spans": [%s{}]}]}' % (b"{}," * 10_000), {}, 413, "batch_too_large"),
-        (zlib.compress(bytes(otlp.MAX_BYTES + 1)), {"content-encoding": "deflate"}, 413, "batch_too_large"),
-        (b"x" * (otlp.MAX_BYTES + 1), {}, 413, "too_large"),
+        (zlib.compress(bytes(LIMITS.body_bytes + 1)), {"content-encoding": "deflate"}, 413, "too_large"),
+        (b"x" * (LIMITS.body_bytes + 1), {}, 413, "too_large"),
         (batch(CHILD_JSON), {"content-encoding": "br"}, 415, "unsupported_media_type"),
         (batch(CHILD_JSON), {"content-type": "text/plain"}, 415, "unsupported_media_type"),
     ],
