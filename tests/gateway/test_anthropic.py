@@ -328,10 +328,11 @@ def test_documents_of_plain_text_and_search_results_are_text_for_the_model() -> 
         {"type": "text", "text": "what is it?"},
     ]
     result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "document", "source": plain}]}
-    turns = [{"role": "user", "content": content}, {"role": "user", "content": [result]}]
+    asks = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {}}]}
+    turns = [{"role": "user", "content": content}, asks, {"role": "user", "content": [result]}]
     messages, _ = Anthropic.conversation({"messages": turns})
     assert messages[0]["content"] == "notes\nof yesterday\na b\nc\nX\nhttp://x\nc\nwhat is it?"
-    assert messages[1] == {"role": "tool", "tool_call_id": "t", "content": "a b"}
+    assert messages[2] == {"role": "tool", "tool_call_id": "t", "content": "a b"}
     pdf = {"type": "base64", "media_type": "application/pdf", "data": "x"}
     with pytest.raises(ApiError, match=r"source has the type 'base64'.*as text"):
         Anthropic.conversation(
