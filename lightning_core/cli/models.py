@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -36,6 +36,9 @@ _SHOWN: Final = 12
 """Tensors that a comparison lists."""
 _NUMBERS: Final = ("step", "reward", "sampled", "greedy", "choosing")
 """Metrics that the list has columns for, in this order."""
+
+
+SERVED: Final = "what `agentlightning serve RUN` and the run's gateways answer by"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ def options(
 
 @app.command("list")
 def list_command(context: typer.Context, run: _Run) -> None:
-    """List the versions: parent, author, figures, and which one is served.
+    """List the versions: figures, and which one is current; parent and author where they differ.
 
     agentlightning models list runs/demo
     """
@@ -166,15 +169,19 @@ async def list_versions(run: str, store: str | None, name: str) -> None:
 def _table(title: str, versions: Versions) -> Table:
     current = find_current(versions)
     shown = [name for name in _NUMBERS if any(name in version.metrics for version in versions)]
-    table = Table(title=title, caption="● is the current version, which is served")
-    for column in ("", "version", "parent", "author", *shown, "size", "age"):
-        table.add_column(column, justify="left" if column in ("", "author") else "right")
+    table = Table(title=title, caption=f"● is the current version: {SERVED}")
+    forks = any(each.version != (each.parent or 0) + 1 for each in versions[1:])
+    authors = len({each.author for each in versions}) > 1
+    columns = ["", "version", *(["parent"] if forks else []), *(["author"] if authors else [])]
+    for column in (*columns, *shown, "size", "age"):
+        side: JustifyMethod = "left" if column in ("", "author") else "right"
+        table.add_column(column, justify=side, no_wrap=column != "author")
     for version in versions:
         table.add_row(
             "●" if current is not None and version.version == current.version else "",
             str(version.version),
-            _or_dash(version.parent),
-            Text(version.author),
+            *([_or_dash(version.parent)] if forks else []),
+            *([Text(version.author)] if authors else []),
             *(_figure(version.metrics.get(name)) for name in shown),
             _size(version),
             _ago(version.created_at),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,20 +11,21 @@ from typing import Any
 
 from pydantic import JsonValue
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, Group, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
 from lightning_core import transcript
 from lightning_core.errors import ConfigError
-from lightning_core.insight.failures import find_refused, reason_of
+from lightning_core.insight.failures import find_refused, group_failures
 from lightning_core.insight.verdict import say
 from lightning_core.insight.why import Reason, reasons_of
 from lightning_core.linking import with_final
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store
 from lightning_core.trace import Item, Node, Trace, read_traces
+from lightning_core.trainer.display import failure_lines
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.report import task_text
@@ -35,6 +36,8 @@ LISTED = 8
 """Rollouts that `show` lists."""
 CHOSEN = 40
 """Rollouts that it lists if it is told which; all with --full."""
+ENDS = ("best", "worst")
+"""Words for a rollout by its reward."""
 _NAMED = 5
 _WORDS = 60
 """Characters shown of a prompt, a reply, arguments or a result."""
@@ -118,10 +121,12 @@ async def show_rollouts(path: Path, which: str | None, wanted: Filter, *, full: 
         if which is None:
             listed = rollouts if full else rollouts[-CHOSEN:]
             title = f"{_count(listed, rollouts)}: {wanted.said or 'all'}"
-            failed = any(rollout.status is Status.FAILED for rollout in listed)
-            console.print(_table(title, listed, why=failed, full=full))
+            console.print(_listed(title, listed, full=full))
+            if failures := group_failures(listed):
+                console.print(failure_lines(failures, path), soft_wrap=True)
             return
-        (trace,) = await read_traces(store, [choose(rollouts, which)])
+        credited = await _credited(store, rollouts) if which in ENDS else ()
+        (trace,) = await read_traces(store, [choose(rollouts, which, credited)])
         reasons, problem = await reasons_of(store, trace.rollout) if full else ({}, None)
     console.print(rollout_tree(trace, reasons, full=full))
     if problem is not None:
@@ -174,7 +179,7 @@ def show_newest(newest: Sequence[Rollout], total: int, path: Path, console: Cons
     """The newest rollouts, of so many, and how to look at one."""
     if not newest:
         return
-    console.print(_table(f"rollouts: the newest {len(newest)} of {total}", newest))
+    console.print(_listed(f"rollouts: the newest {len(newest)} of {total}", newest))
     console.print(
         f"one of them: agentlightning show {path} --rollout ID (or best, worst, failed)",
         markup=False,
@@ -196,10 +201,17 @@ def of_task(rollouts: Sequence[Rollout], task: str | None) -> list[Rollout]:
     return [rollout for rollout in rollouts if rollout.task.id == chosen]
 
 
-def choose(rollouts: Sequence[Rollout], which: str) -> Rollout:
+async def _credited(store: Store, rollouts: Sequence[Rollout]) -> set[str]:
+    """The ids of those in which a call has an advantage."""
+    found = await store.get_credited([each.id for each in rollouts if each.split == "train"])
+    return {name for name, given in found.items() if any(one.advantage for one in given)}
+
+
+def choose(rollouts: Sequence[Rollout], which: str, credited: Collection[str] = ()) -> Rollout:
     """The rollout that is meant by its id, by how the id begins or ends, or by "best", "worst" or "failed".
 
-    Best and worst are among those that were trained on, if there are any: they have an advantage to explain.
+    Best and worst are among the `credited`, if there are any: they have an advantage to explain. Else they
+    are among those of training.
     Of equal rewards, and of those that failed, the newest counts. Raises ConfigError if it is none of them,
     or several.
     """
@@ -207,11 +219,12 @@ def choose(rollouts: Sequence[Rollout], which: str) -> Rollout:
         if failed := [rollout for rollout in rollouts if rollout.status is Status.FAILED]:
             return failed[-1]
         raise ConfigError(f"none of these {len(rollouts)} rollouts has failed; give an id, 'best' or 'worst'")
-    if which in ("best", "worst"):
+    if which in ENDS:
         rewarded = [rollout for rollout in reversed(rollouts) if rollout.reward is not None]
         if not rewarded:
             raise ConfigError(f"no rollout has a reward yet, so none is the {which}; give an id")
-        trained = [rollout for rollout in rewarded if rollout.split == "train"]
+        taught = [rollout for rollout in rewarded if rollout.id in credited]
+        trained = taught or [rollout for rollout in rewarded if rollout.split == "train"]
         return (max if which == "best" else min)(
             trained or rewarded, key=lambda rollout: rollout.reward or 0.0
         )
@@ -232,30 +245,32 @@ def _find(given: str, ids: Sequence[str], kind: str) -> str:
     raise ConfigError(f"{kind} {given!r} {problem}: {named}{more}; give the whole id")
 
 
-def _table(title: str, rollouts: Sequence[Rollout], *, why: bool = False, full: bool = False) -> Table:
-    """One line each, unless `full`: ids are whole at any width, other texts are cut to what is left.
+def _listed(title: str, rollouts: Sequence[Rollout], *, full: bool = False) -> Group:
+    """One line each, unless `full`: ids are whole at any width, the task is cut to what is left.
 
-    A task without an id of its own is known by its text. `why` adds why rollouts failed.
+    A task without an id of its own is known by its text. A column whose cells are all equal stands in the
+    title instead.
     """
-    table = Table(title=Text(title, "table.title"), box=SIMPLE_HEAD)
-    columns = ["rollout", "task", "split", "step", "status", "reward", *(["why"] if why else [])]
-    for column in columns:
-        numbers = column in ("step", "reward")
-        table.add_column(
-            column, justify="right" if numbers else "left", no_wrap=column not in ("task", "why")
-        )
-    for rollout in rollouts:
-        failed = rollout.status is Status.FAILED
+    cells: dict[str, list[str]] = {
+        "split": [str(rollout.split) for rollout in rollouts],
+        "step": [str(rollout.step_number) for rollout in rollouts],
+        "status": [str(rollout.status) for rollout in rollouts],
+    }
+    same = {name: values[0] for name, values in cells.items() if len(set(values)) == 1}
+    title += "".join(f", {name} {value}" for name, value in same.items() if f"{name}={value}" not in title)
+    table = Table(box=SIMPLE_HEAD)
+    shown = [name for name in cells if name not in same]
+    for column in ("rollout", "reward", *shown, "task"):
+        side: JustifyMethod = "right" if column in ("step", "reward") else "left"
+        table.add_column(column, justify=side, no_wrap=column != "task")
+    for place, rollout in enumerate(rollouts):
         table.add_row(
             Text(rollout.id),  # not markup: "gsm8k[test]/12" is a task as well
-            _cell(task_name(rollout.task), full),
-            rollout.split,
-            str(rollout.step_number),
-            Text(rollout.status, _BAD if failed else ""),
             "-" if rollout.reward is None else say(rollout.reward),
-            *([_cell(reason_of(rollout).text if failed else "", full)] if why else []),
+            *(Text(cells[name][place], _BAD if cells[name][place] == "failed" else "") for name in shown),
+            _cell(task_name(rollout.task), full),
         )
-    return table
+    return Group(Text(title, "table.title"), table)
 
 
 def _cell(text: str, full: bool) -> Text:

@@ -34,7 +34,7 @@ from lightning_core.errors import ConfigError, LightningError, UnsupportedError
 from lightning_core.heartbeat import find_living, living
 from lightning_core.insight.failures import group_failures
 from lightning_core.insight.rewards import Change
-from lightning_core.insight.standing import BROKEN, state_of
+from lightning_core.insight.standing import BROKEN, ENDED, state_of
 from lightning_core.insight.verdict import say, verdict
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store, get_run
@@ -59,6 +59,7 @@ from lightning_core.trainer.report import (
     find_phases,
     model_name,
     terminal_curve,
+    transcripts,
 )
 from lightning_core.trainer.summary import Summary, find_summary
 from lightning_core.types import Member
@@ -246,8 +247,12 @@ async def show_run(path: Path) -> None:
         alerts = await store.list_alerts(run_id)
         automatic = any(k.startswith("air/") and v for one in metrics for k, v in one.values.items())
         rules = await _rules(store, run_id) if automatic else []
+        sample = await transcripts(store, run_id, len(metrics))
     status = state_of(run, members, RunFolder(path, resume=True).held)
     console.print(f"run {run_id}: {status}, {len(metrics)} steps", markup=False)
+    if run and (why := run.config.get(ENDED)):
+        console.print(Text(str(why), "red"), soft_wrap=True)
+    console.print(verdict_lines(verdict(evidence)), soft_wrap=True)
     if run and run.provenance:
         console.print(origin_lines(run.provenance), soft_wrap=True)
     if members:
@@ -257,7 +262,8 @@ async def show_run(path: Path) -> None:
     console.print(terminal_curve(metrics), markup=False, highlight=False)
     for alert in alerts:
         console.print(alert_line(alert))
-    show_newest(newest, sum(each.count for each in counts), path, console)
+    if sample:
+        console.print(sample)
     if rules:
         console.print(rule_table(rules))
     if (summary := find_summary(path)) is not None:
@@ -266,7 +272,7 @@ async def show_run(path: Path) -> None:
         console.print(failure_lines(reasons, path), soft_wrap=True)
     if summary is None:
         console.print("not finished: no summary yet")
-    console.print(verdict_lines(verdict(evidence)), soft_wrap=True)
+    show_newest(newest, sum(each.count for each in counts), path, console)
 
 
 def show_summary(summary: Summary, console: Console) -> None:

@@ -52,6 +52,7 @@ def serve(
         str | None, typer.Option(help="URL of the store that records the calls (default: memory).")
     ] = None,
     listen: _Listen = "127.0.0.1:8000",
+    port: Annotated[int | None, typer.Option(help="Port on this machine, in place of --listen.")] = None,
     allow_host: Annotated[list[str] | None, typer.Option(help=_ALLOW_HOST)] = None,
 ) -> None:
     """Serve a model, or the current version of a run, behind the recording gateway, without training.
@@ -62,7 +63,8 @@ def serve(
 
         agentlightning serve runs/demo
     """
-    asyncio.run(serve_model(what, store, *parse_listen(listen), tuple(allow_host or ())))
+    where = parse_listen(listen if port is None else f"127.0.0.1:{port}")
+    asyncio.run(serve_model(what, store, *where, tuple(allow_host or ())))
 
 
 def gateway(

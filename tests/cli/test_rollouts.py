@@ -166,11 +166,14 @@ def test_best_and_worst_are_of_those_that_were_trained_on() -> None:
     rollouts = [*held_out, made("a", "train", 0.0), made("b", "train", 1.0)]
     assert [choose(rollouts, which).id for which in ("worst", "best")] == ["a", "b"]
     assert [choose(held_out, which).id for which in ("worst", "best")] == ["low", "high"]
+    assert [choose(rollouts, which, {"a"}).id for which in ("worst", "best")] == ["a", "a"], (
+        "it has an advantage"
+    )
 
 
 def test_the_rollouts_of_a_task_are_listed_and_the_best_of_them_shown(run: Path, command: Command) -> None:
     listed = command("show", run, "--where", "task=task-0")
-    assert "3 rollouts: task=task-0" in listed
+    assert "3 rollouts: task=task-0, " in listed
     assert " task-0[test] " in listed
     assert "small-t0-0-1" in listed
     assert "small-t0-1-0" not in listed

@@ -9,6 +9,7 @@ goes into the folder says them as Qwen's does, and renders chats without tools a
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 from collections.abc import Iterator
@@ -128,9 +129,11 @@ def check_folder(model: str | Path) -> Path:
     recover(folder)
     on_hub = isinstance(model, str) and asked.count("/") == 1 and not asked.startswith((".", "/", "~"))
     if not folder.exists() and not on_hub:
+        alike = difflib.get_close_matches(asked.lower(), shipped, n=1)
+        meant = f"did you mean {alike[0]!r}? Else " if alike else ""
         raise ModelError(
-            f"no model folder {str(folder)!r}; give a transformers folder, a model's name on the hub, or "
-            f'"{SMOLLM2}", a small model that reads English'
+            f"no model folder {str(folder)!r}; {meant}give a transformers folder, a model's name on the "
+            f'hub, or "{SMOLLM2}", a small model that reads English'
         )
     if folder.exists() and not (folder / "config.json").is_file():
         raise ModelError(
