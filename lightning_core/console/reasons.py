@@ -6,6 +6,7 @@ A step is read from the store and credited again by the functions that the train
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import runpy
 import sys
@@ -15,9 +16,10 @@ from statistics import fmean, pstdev
 from types import MappingProxyType
 from typing import Any, Final, get_args
 
+from lightning_core import transcript
 from lightning_core.air.base import AIR
 from lightning_core.console.asking import Question
-from lightning_core.credit.base import Baseline, Scale
+from lightning_core.credit.base import Baseline, Credit, Scale
 from lightning_core.credit.explaining import Explanation
 from lightning_core.errors import ConfigError
 from lightning_core.insight.why import (
@@ -32,8 +34,9 @@ from lightning_core.insight.why import (
 )
 from lightning_core.trainer.parts import make_credit, make_rulebook
 from lightning_core.trainer.report import task_text
+from lightning_core.types import Call
 
-_CHANGES: Final = 100
+_CHANGES: Final = 20
 """Transitions that a what-if lists, those that move most."""
 OWN: Final = "own"
 """A setting as the run has it."""
@@ -49,13 +52,19 @@ async def show_step(question: Question) -> dict[str, Any]:
         "steps": sorted(
             {one.step for one in await store.count_rollouts(found.run_id) if one.split == "train"}
         ),
-        "method": method.written(),
+        "method": {**method.written(), "about": _about(method.credit)},
         "groups": _groups(step, answers),
         "credits": question.shelf.plugins.names("credit"),
         "baselines": get_args(Baseline),
         "scales": get_args(Scale),
         "rewards": [*question.shelf.rewards],
     }
+
+
+def _about(credit: Credit) -> str:
+    """What a credit method does: the first line of its file."""
+    of = credit if hasattr(credit, "__qualname__") else type(credit)
+    return (inspect.getdoc(inspect.getmodule(of)) or "").partition("\n")[0]
 
 
 def _groups(step: Step, answers: Answers) -> list[dict[str, Any]]:
@@ -119,7 +128,7 @@ async def show_what_if(question: Question) -> dict[str, Any]:
     step, method, _ = await read_why(store, found.run_id, question.number("step") or 0)
     given = {name: question.find(name) for name in ("credit", "baseline", "scale", "air", "reward")}
     other = _other(question, {name: value for name, value in given.items() if value not in (None, OWN)})
-    return _difference(await asyncio.to_thread(what_if, step, method, other))
+    return _difference(await asyncio.to_thread(what_if, step, method, other), step)
 
 
 def _other(question: Question, given: Mapping[str, Any]) -> Other:
@@ -156,11 +165,17 @@ def load_rewards(place: str | None) -> dict[str, RewardFunction]:
     return {name: found}
 
 
-def _difference(made: WhatIf) -> dict[str, Any]:
+def _difference(made: WhatIf, step: Step) -> dict[str, Any]:
     moved = [change for change in made.changes if change.size > 1e-9]
+    ends = [(change.before or 0.0, change.after or 0.0) for change in moved]
+    calls = {(call.rollout_id, call.id): call for each in step.calls.values() for call in each}
+    rewards = {one.id: one.reward for one in step.rollouts}
     return {
         "of": len(made.changes),
         "moved": len(moved),
+        "turned": sum(before * after < 0 for before, after in ends),
+        "begun": sum(not before for before, _ in ends),
+        "ended": sum(not after for _, after in ends),
         "credited": [_credited(made.before), _credited(made.after)],
         "note": made.note,
         "changes": [
@@ -168,12 +183,19 @@ def _difference(made: WhatIf) -> dict[str, Any]:
                 "rollout": change.key[0],
                 "call": change.key[1],
                 "agent": change.agent,
+                "reward": rewards[change.key[0]],
+                "reply": _reply(calls.get(change.key[:2]), change.key[2]),
                 "before": change.before,
                 "after": change.after,
             }
             for change in moved[:_CHANGES]
         ],
     }
+
+
+def _reply(call: Call | None, choice: int) -> str:
+    said = transcript.replies(call) if call else []
+    return transcript.text(said[choice : choice + 1])
 
 
 def _credited(answers: Answers) -> int:

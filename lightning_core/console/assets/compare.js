@@ -10,7 +10,7 @@ export async function show(place, known) {
   const script = known.find((one) => one.name === place.run)?.script;
   const alike = live ? known.filter((one) => one.script === script) : known;
   const chosen = place.query.getAll("with").length ? place.query.getAll("with") : alike.slice(0, 4).map((one) => one.name);
-  if (known.length < 2) return { element: h("div", {}, h("h1", {}, "Compare"), h("p.quiet", {}, "There is one run here. Open a folder of runs: agentlightning console runs")) };
+  if (known.length < 2) return { element: h("div", {}, h("h1", {}, "Compare"), h("p", {}, "There is one run here. To compare, train once more with another setting, then open the folder of both:"), h("pre", {}, `agentlightning train ${script || "SCRIPT"} --set seed=2\nagentlightning console FOLDER_OF_RUNS`)) };
   const [made, advice] = live ? await Promise.all([ask("compare", { with: chosen }), ask("advice")]) : [await ask("compare", { with: chosen }), []];
   const form = h("form.filters", { "aria-label": "Runs to compare", onchange: () => {
     const query = new URLSearchParams(new FormData(form).getAll("with").map((name) => ["with", name]));

@@ -2,6 +2,7 @@
 
 import { dot, fill, h, hue, lasting, link, num, percent, reward, short, signed } from "console/dom.js";
 import { ask, known } from "console/net.js";
+import { term } from "console/terms.js";
 
 export async function show(place) {
   const rollout = await ask("rollout", { run: place.run, id: place.id });
@@ -168,9 +169,9 @@ function message(one) {
 /** Why the call has its advantage: each term, and what its return was compared with. */
 function reasons(rollout, node, place) {
   return [rollout.reasons.problem && h("p.quiet", {}, rollout.reasons.problem), node.reasons.map((one) => h("section.why", { "aria-label": "Why this advantage" },
-    h("p.sum", {}, "advantage ", one.advantage === null ? h("b", {}, "none") : credit(one.advantage),
+    h("p.sum", {}, term("advantage"), " ", one.advantage === null ? h("b", {}, "none") : credit(one.advantage),
       node.reasons.length > 1 && h("span.quiet", {}, ` of choice ${one.choice}`),
-      one.advantage !== null && h("span.quiet", {}, ` · ${percent(one.share)} of the step's loss`)),
+      one.advantage !== null && h("span.quiet", {}, ` · ${percent(one.share)} `, term("share of the loss", "of the step's loss"))),
     h("p", {}, one.sentence),
     one.terms?.length > 0 && h("details", {}, h("summary", {}, "The arithmetic"), (one.terms || []).map((term) => [
       h("p.equation", {}, `${term.weight === 1 ? "" : `${num(term.weight)} × `}${term.compared ? `( counts as ${num(term.value)} − baseline ${num(term.baseline)} )` : `counts as ${num(term.value)}`} ÷ spread ${num(term.unit)}  =  `, credit(term.amount)),
@@ -198,7 +199,7 @@ function surprise(one) {
   if (!one.logprobs || !one.logprobs.length) return null;
   const pieces = one.pieces.length ? one.pieces : one.ids.map((id) => `⟨${id}⟩`);
   const total = one.logprobs.reduce((sum, value) => sum - value, 0);
-  return h("div.tokens", {}, h("h3", {}, "tokens by surprise ", h("span.quiet", {}, `mean ${num(total / one.logprobs.length)}, most ${num(-Math.min(...one.logprobs))} nats`)),
+  return h("div.tokens", {}, h("h3", {}, "tokens by ", term("surprise"), " ", h("span.quiet", {}, `mean ${num(total / one.logprobs.length)}, most ${num(-Math.min(...one.logprobs))} nats`)),
     h("p", {}, one.logprobs.map((value, index) => h("span.token", {
       style: { "--s": Math.min(1, -value / 4).toFixed(3) },
       title: `${pieces[index]}  p ${num(Math.exp(value))}, surprise ${num(-value)} nats, id ${one.ids[index]}` }, pieces[index]))));

@@ -2,6 +2,7 @@
 
 import { dot, fill, h, hue, lasting, num, reward, short, signed } from "console/dom.js";
 import { ask, live } from "console/net.js";
+import { term } from "console/terms.js";
 
 const FILTERS = ["split", "status", "agent", "step", "low", "high", "task", "text", "order"];
 
@@ -33,7 +34,7 @@ export async function show(place) {
   return { element: h("div", {}, h("h1.hidden", {}, "Rollouts"), live && filters(place, asked, names),
     h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Rollouts" },
       h("table.rollouts", {}, h("caption.hidden", {}, "Rollouts"),
-        h("thead", {}, h("tr", {}, headings.map(([name, side]) => h("th", { class: side || null, scope: "col", title: name === "surprise" ? "mean of −log p over the sampled tokens of trained agents, nats" : null }, name)))), body)),
+        h("thead", {}, h("tr", {}, headings.map(([name, side]) => h("th", { class: side || null, scope: "col" }, term(name))))), body)),
     note, more) };
 }
 

@@ -131,6 +131,7 @@ function summary(run) {
   return [
     h("h1.hidden", {}, `Run ${run.name}`),
     run.verdict && h("p.verdict", {}, run.verdict.sentence),
+    run.status === "finished" && next(run),
     run.reason && h("pre.error", {}, run.reason),
     ["killed", "stopped", "failed"].includes(run.status) && h("p.quiet", {}, { killed: "Its process ended without a word. ", stopped: "It was stopped. ", failed: "" }[run.status], "To go on: ", h("code", {}, resuming(run))),
     run.status === "stopping" && h("p.quiet", {}, "Its trainer is closing what it has open."),
@@ -140,6 +141,13 @@ function summary(run) {
       h(`li.${alert.level}`, {}, h("b", {}, alert.rule.replaceAll("_", " ")), " ",
         alert.step !== null && h("span.quiet", {}, `step ${alert.step + 1}: `), alert.message))) : null,
   ];
+}
+
+/** What to do with a run that has ended. */
+function next(run) {
+  const at = `#/${encodeURIComponent(run.name)}`;
+  return h("p.quiet", {}, "Next: look at the ", h("a", { href: `${at}/rollouts?order=best&split=train` }, "best"), " and the ", h("a", { href: `${at}/rollouts?order=worst&split=train` }, "worst rollouts"),
+    ", see ", h("a", { href: `${at}/why?step=${Math.max(0, run.updates - 1)}` }, "what a step taught"), ", or serve the model: ", h("code", {}, `agentlightning serve ${run.folder || "RUN"}`));
 }
 
 function resuming(run) {

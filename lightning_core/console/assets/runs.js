@@ -11,6 +11,7 @@ export async function show(place, known) {
 function rows(known) {
   return [
     h("h1", {}, "Runs"),
+    h("p.quiet", {}, known.length ? "Open a run to see whether it learns, and why. Reward: held-out and greedy where there are two evaluations, else that of training." : "No run yet. Begin one with: agentlightning train SCRIPT"),
     table("Runs", [["run", ""], ["status", ""], ["reward, first → last", "right"], ["training reward", ""], ["steps", "right"], ["rollouts", "right"], ["model", ""], ["begun", "right"]],
       known.map((one) => [
         h("a", { href: `#/${encodeURIComponent(one.name)}` }, one.name),

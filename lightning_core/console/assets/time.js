@@ -7,7 +7,7 @@ export async function show(place) {
   const found = await ask("time", { run: place.run });
   if (!found.steps) return { element: h("div", {}, h("h1", {}, "Time"), h("p.quiet", {}, "No step has ended yet.")) };
   const colour = (index) => `var(--c${(index % 6) + 1})`;
-  const shares = (title, list) => list.length ? section(title, table(title, [["name", ""], ["times", "right"], ["in all", "right"], ["each", "right"], ["longest", "right"]],
+  const shares = (title, list) => list.length ? section(title, table(title, [["name", ""], ["times", "right"], ["together", "right"], ["each", "right"], ["longest", "right"]],
     list.map((one) => [one.name, num(one.count), lasting(one.seconds), lasting(one.seconds / one.count), lasting(one.longest)]))) : null;
   const latest = `of steps ${found.latest[0]} to ${found.latest.at(-1)}`;
   return { element: h("div", {}, h("h1", {}, `Time: ${lasting(found.seconds)} in ${num(found.steps)} steps`),
@@ -17,5 +17,5 @@ export async function show(place) {
     h("p.quiet", {}, found.engine !== null && `The engine or the optimizer was busy ${percent(found.engine)} of the time. `,
       found.straggling.whole > 0 && `Waiting for the last tenth of the rollouts: ${percent(found.straggling.seconds / found.straggling.whole)} of collecting, ${latest}.`),
     found.findings.length ? section("What to change", h("ul.findings", {}, found.findings.map((one) => h("li", {}, h("b", {}, marked(one.message)), h("div.quiet", {}, marked(one.advice)))))) : null,
-    shares(`Calls by agent ${latest}`, found.agents), shares(`Tools ${latest}`, found.tools)) };
+    found.agents.length > 0 && h("p.quiet", {}, "Calls overlap, so together they may take longer than the run."), shares(`Calls by agent ${latest}`, found.agents), shares(`Tools ${latest}`, found.tools)) };
 }

@@ -3,6 +3,7 @@
 import { fill, h, link, num, percent, section, short, table } from "console/dom.js";
 import { ask, known, live } from "console/net.js";
 import { credit, strip } from "console/replay.js";
+import { term } from "console/terms.js";
 
 const ASKED = ["credit", "baseline", "scale", "air", "reward"];
 
@@ -32,7 +33,8 @@ export async function show(place) {
     found.rewards.length > 0 && pick("reward", "reward function", found.rewards), h("button", {}, "What if?"));
   return {
     element: h("div", {}, h("h1", {}, "Why"), picker,
-      h("p.quiet", {}, `Credited by ${method}, baseline ${found.method.baseline}, scale ${found.method.scale}. ${told} of ${found.groups.length} groups had different returns; only those teach.`),
+      h("p", {}, "Each line is a ", term("group"), ": the rollouts of one task, with the ", term("return"), " of each. ", `${told} of ${found.groups.length} groups had different ones, and only those teach. Click a number to see the rollout, and why each of its calls got its `, term("advantage"), "."),
+      h("p.quiet", {}, term("credit method"), ` ${method.toLowerCase()}${found.method.about ? `: ${found.method.about.replace(/^[^:]*: /, "")}` : ""} `, term("baseline"), ` ${found.method.baseline}, `, term("spread", "scale"), ` ${found.method.scale}.`),
       found.groups.length ? groups(found.groups, place.run) : h("p.quiet", {}, `The run has no step ${Number(step) + 1}.`), live && section("What if", form, answer)),
     shown: () => { if (live && ASKED.some((name) => place.query.get(name))) whatIf(form); },
   };
@@ -40,7 +42,7 @@ export async function show(place) {
 
 function groups(found, name) {
   const run = encodeURIComponent(name);
-  return table("Groups", [["task", "wide"], ["returns", ""], ["mean", "right"], ["deviation", "right"], ["rollouts", ""]],
+  return table("Groups", [["task", "wide"], ["least to most, mean dashed", ""], ["mean", "right"], [term("spread"), "right"], ["rollouts", ""]],
     found.slice().sort((a, b) => b.deviation - a.deviation).map((group) => [
       h("span", {}, short(group.shown, 50)), strip(group.rollouts.map((one) => one.return), null, ""),
       num(group.mean), group.deviation > 0 ? num(group.deviation) : h("span.quiet", {}, "all equal"),
@@ -48,12 +50,19 @@ function groups(found, name) {
     ]));
 }
 
+/** What the other settings would have meant, in words. */
+function conclusion({ of, moved, turned, begun, ended }) {
+  if (!moved) return "Nothing changes: every call keeps its advantage.";
+  const parts = [turned && `${num(turned)} would be pushed the other way`, begun && `${num(begun)} would teach that taught nothing`, ended && `${num(ended)} would teach nothing`].filter(Boolean);
+  return `${num(moved)} of ${num(of)} calls would have another advantage (${percent(moved / of)}): ${parts.join(", ") || "each in the same direction, with another strength"}. The ${Math.min(20, moved)} that move most:`;
+}
+
 function changes(made, run) {
   return [
-    h("p", { role: "status" }, made.moved ? `${made.moved} of ${made.of} calls would have another advantage (${percent(made.moved / made.of)}). Calls with an advantage: ${made.credited[0]} before, ${made.credited[1]} after.` : "Nothing changes.", " ",
+    h("p", { role: "status" }, conclusion(made), " ",
       h("span.quiet", {}, made.note)),
-    made.changes.length ? table("Changes", [["agent", ""], ["before", "right"], ["after", "right"], ["moved by", "right"], ["rollout", ""]],
-      made.changes.map((one) => [one.agent, one.before === null ? "none" : credit(one.before), one.after === null ? "none" : credit(one.after),
+    made.changes.length ? table("Changes", [["agent", ""], ["reply", "wide"], ["reward", "right"], ["advantage before", "right"], ["after", "right"], ["moved by", "right"], ["rollout", ""]],
+      made.changes.map((one) => [one.agent, h("span.mono", { title: one.reply }, short(one.reply, 70)), num(one.reward), one.before === null ? "none" : credit(one.before), one.after === null ? "none" : credit(one.after),
         credit((one.after || 0) - (one.before || 0)), h("a.mono", { href: `#/${run}/rollout/${encodeURIComponent(one.rollout)}` }, one.rollout)])) : null,
   ];
 }
