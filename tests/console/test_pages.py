@@ -168,7 +168,7 @@ def test_an_exported_page_opens_from_disk_and_holds_its_rollouts(
     rollout = read_rollouts(finished, step=2, split="train")[-1]
     with opening(browser, (folder / "index.html").as_uri()) as page:
         page.locator("figure.chart canvas").first.wait_for()
-        page.get_by_role("link", name="Rollouts").click()
+        page.get_by_role("link", name="Rollouts", exact=True).click()
         page.locator("tr", has_text=rollout.id).get_by_role("link").click()
         page.locator(".score").wait_for()
         assert float(page.locator(".score .reward").inner_text()) == rollout.reward
