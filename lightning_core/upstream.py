@@ -143,6 +143,8 @@ class Delta:
     kept: list[bytes] | None = None
     """Of a trained request whose sampling cut tokens off: for each id the tokens that were left
     (`sequences.pack_mask`)."""
+    cached: int = 0
+    """Tokens of the prompt that the engine had computed before; known from the first delta on."""
     left_out: str | None = None
     """On the last delta: why an update can't compute the reply's log-probabilities; None if it can."""
 

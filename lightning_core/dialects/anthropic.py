@@ -357,10 +357,10 @@ class AnthropicReply:
 
     def _usage(self) -> dict[str, int]:
         return {
-            "input_tokens": self._sampled.tokens_read,
+            "input_tokens": self._sampled.tokens_read - self._sampled.cached,
             "output_tokens": self._sampled.tokens_written,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
+            "cache_read_input_tokens": self._sampled.cached,
         }
 
     def _text(self, piece: str | Thought) -> bytes:

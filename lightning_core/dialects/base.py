@@ -70,6 +70,8 @@ class ChoiceSoFar:
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     """In the order written."""
+    ends: list[int] = field(default_factory=list)
+    """For each part how many tokens there were when it came."""
     finish_reason: str | None = None
     stop: str | None = None
     """The stop text that ended it."""
@@ -87,6 +89,7 @@ class ChoiceSoFar:
             self.parts.append(delta.text)
         if delta.tool_calls:
             self.parts += delta.tool_calls
+        self.ends += [len(self.token_ids)] * (len(self.parts) - len(self.ends))
         if delta.top_logprobs:
             self.top_logprobs += delta.top_logprobs
         if delta.kept:
@@ -95,6 +98,12 @@ class ChoiceSoFar:
             self.left_out = delta.left_out
             self.finish_reason = delta.finish_reason
             self.stop = delta.stop
+
+    def add_tokens(self, other: ChoiceSoFar, begin: int, end: int) -> None:
+        """Take in some tokens of another, without their text."""
+        self.token_ids += other.token_ids[begin:end]
+        self.logprobs += other.logprobs[begin:end]
+        self.top_logprobs += other.top_logprobs[begin:end]
 
     @property
     def text(self) -> str:
@@ -113,15 +122,19 @@ class ChoiceSoFar:
 
     def blocks(self) -> list[Part]:
         """Its thought and its texts, each whole, and its tool calls, in the order written."""
-        blocks: list[Part] = []
-        for part in self.parts:
+        return [block for block, _ in self.blocks_with_ends()]
+
+    def blocks_with_ends(self) -> list[tuple[Part, int]]:
+        """The same, each with how many tokens there were when it was whole."""
+        blocks: list[tuple[Part, int]] = []
+        for part, end in zip(self.parts, self.ends, strict=True):
             match blocks[-1:], part:
-                case [str(before)], str():
-                    blocks[-1] = before + part
-                case [Thought(before)], Thought(more):
-                    blocks[-1] = Thought(before + more)
+                case [(str(before), _)], str():
+                    blocks[-1] = before + part, end
+                case [(Thought(before), _)], Thought(more):
+                    blocks[-1] = Thought(before + more), end
                 case _:
-                    blocks.append(part)
+                    blocks.append((part, end))
         return blocks
 
     def message(self) -> Json:
@@ -151,10 +164,14 @@ class Sampled:
     prompt_ids: list[int] | None = None
     policy_version: int | None = None
     grammar: str | None = None
+    cached: int = 0
+    """Tokens of the prompt that the engine had computed before it answered with the first choice."""
 
     def add(self, delta: Delta) -> None:
         """Take in a piece of a choice."""
         self.choices[delta.choice].add(delta)
+        if delta.choice == 0:
+            self.cached = delta.cached
 
     @property
     def tokens_read(self) -> int:

@@ -54,6 +54,7 @@ from lightning_core.dialects.options import (
 )
 from lightning_core.dialects.results import in_call_order
 from lightning_core.dialects.strict import (
+    MOST_TOP_LOGPROBS,
     flag,
     integer,
     invalid,
@@ -103,7 +104,6 @@ OPTIONS: Final = Options(
     refused("OpenAI's own servers do it; leave it out", "web_search_options", "moderation"),
 )
 MOST_CHOICES: Final = 128
-_MOST_TOP_LOGPROBS: Final = 20
 _ROLES: Final = ("assistant", "developer", "system", "tool", "user")
 _TEXT_PARTS: Final = MappingProxyType({"text": "text", "refusal": "refusal"})
 _NOT_CARRIED: Final = ("audio", "function_call")
@@ -233,7 +233,7 @@ def _effort(body: Json) -> str | None:
 
 
 def _top_logprobs(body: Json) -> int:
-    wanted = integer(body, "top_logprobs", 0, _MOST_TOP_LOGPROBS) or 0
+    wanted = integer(body, "top_logprobs", 0, MOST_TOP_LOGPROBS) or 0
     if not flag(body, "logprobs") and wanted:
         raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
     return wanted
@@ -423,10 +423,15 @@ def wants_usage(raw: Json) -> bool:
     return bool((raw.get("stream_options") or {}).get("include_usage") or raw.get("stream_usage"))
 
 
-def token_usage(sampled: Sampled) -> dict[str, int]:
+def token_usage(sampled: Sampled) -> Json:
     """The tokens that a call has read and written."""
     read, written = sampled.tokens_read, sampled.tokens_written
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+        "prompt_tokens_details": {"cached_tokens": sampled.cached},
+    }
 
 
 def fingerprint(sampled: Sampled) -> str:

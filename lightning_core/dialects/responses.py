@@ -13,7 +13,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
+import orjson
+
 from lightning_core.dialects.base import (
+    ChoiceSoFar,
     Conversation,
     Dialect,
     Owner,
@@ -61,6 +64,7 @@ from lightning_core.dialects.options import (
 )
 from lightning_core.dialects.results import in_call_order
 from lightning_core.dialects.strict import (
+    MOST_TOP_LOGPROBS,
     flag,
     integer,
     invalid,
@@ -98,7 +102,7 @@ OPTIONS: Final = Options(
     FROM_SERVERS,
     RESHAPING,
     honoured("store", note="with false, no later request can go on from the response, or refer to its items"),
-    honoured("include", note="refused are log-probabilities; use Chat Completions"),
+    honoured("include", "top_logprobs"),
     honoured("reasoning"),
     honoured("reasoning.effort", note=EFFORT),
     ignored("reasoning is given whole", "reasoning.summary", "reasoning.generate_summary"),
@@ -114,12 +118,11 @@ OPTIONS: Final = Options(
     refused("a response is given at once; leave it out", background=(False,)),
     refused("nothing is cut out of a conversation; send less, and leave it out", truncation=("disabled",)),
     refused("nothing is cut out of a conversation; leave it out", context_management=([],)),
-    refused("they are given by Chat Completions; leave it out", top_logprobs=(0,)),
     refused("it is kept at OpenAI; send the whole conversation as input", "conversation"),
     refused("it is kept at OpenAI; send its text as instructions and input", "prompt"),
     refused("OpenAI's own servers do it; leave it out", "moderation"),
 )
-_NOT_INCLUDED: Final = "message.output_text.logprobs"
+_LOGPROBS: Final = "message.output_text.logprobs"
 """The others are about OpenAI's own tools, which are refused, or encrypted, as nothing is here."""
 _ENDED: Final = ("completed", "incomplete", "failed", "cancelled")
 """The statuses of a response to which nothing is added any more."""
@@ -180,6 +183,7 @@ class Responses(Dialect):
             effort=text(mapping(body, "reasoning") or {}, "effort"),
             constraint=self.constraint(body),
             parallel=read_tool_choice(body).parallel,
+            top_logprobs=integer(body, "top_logprobs", 0, MOST_TOP_LOGPROBS) or 0,
         )
 
         def remember(response_id: str, message: Json, items: list[Json]) -> None:
@@ -200,7 +204,7 @@ class Responses(Dialect):
         return [Compact(self._tokens, self._default_model, self._conversations)]
 
     def reply(self, sampled: Sampled, request: Request) -> ReplyWriter:
-        return ResponseReply(sampled, request, request.model or self._default_model)
+        return ResponseReply(sampled, request, self._tokens, request.model or self._default_model)
 
     @staticmethod
     def conversation(request: Json) -> Conversation:
@@ -283,7 +287,7 @@ class Compact(Responses):
         return ()
 
     def reply(self, sampled: Sampled, request: Request) -> ReplyWriter:
-        return CompactReply(sampled, request, request.model or self._default_model)
+        return CompactReply(sampled, request, self._tokens, request.model or self._default_model)
 
 
 def _instructions(body: Json) -> list[Json]:
@@ -299,10 +303,8 @@ def _check_options(body: Json) -> None:
     if not isinstance(include, list):
         raise invalid("include", "include must be a list")
     for index, name in enumerate(include):
-        if not isinstance(name, str) or name == _NOT_INCLUDED:
-            raise unsupported(
-                f"include[{index}]", f"include[{index}] = {short(name)} is not supported here; leave it out"
-            )
+        if not isinstance(name, str):
+            raise invalid(f"include[{index}]", f"include[{index}] must be a string, not {short(name)}")
 
 
 def _tools(body: Json) -> list[Json] | None:
@@ -323,8 +325,13 @@ def _seen_call(item: Json) -> Json:
 class ResponseReply:
     """Writes the replies to one call."""
 
-    def __init__(self, sampled: Sampled, request: Request, model: str) -> None:
-        self._sampled, self._request = sampled, request
+    def __init__(self, sampled: Sampled, request: Request, tokens: TokenText, model: str) -> None:
+        self._sampled, self._request, self._tokens = sampled, request, tokens
+        asks = _LOGPROBS in (request.raw.get("include") or ()) or request.chat.top_logprobs
+        self._scored = ChoiceSoFar() if asks else None
+        """The tokens of the text that is open, if their log-probabilities are asked for."""
+        self._fresh = ChoiceSoFar()
+        """Those whose text has not come yet."""
         self._id = Responses.id_prefix + sampled.call_id
         self._remember = request.remember
         self._asked = _echo(request, model)
@@ -339,8 +346,13 @@ class ResponseReply:
 
     def whole(self) -> Json:
         """The whole reply."""
-        blocks = self._sampled.choices[0].blocks() or [""]
-        self._output = [self._item(index, block) for index, block in enumerate(blocks)]
+        said, begin = self._sampled.choices[0], 0
+        for index, (block, end) in enumerate(said.blocks_with_ends() or [("", 0)]):
+            item = self._item(index, block)
+            if isinstance(block, str):
+                item["content"] = [_text_part(block, self._logprobs(said, begin, end))]
+            self._output.append(item)
+            begin = end
         return self._complete()
 
     def opening(self) -> bytes:
@@ -351,11 +363,28 @@ class ResponseReply:
 
     def pieces(self, deltas: Iterable[Delta]) -> bytes:
         """The events of what was just sampled."""
-        return b"".join(
-            self._close() + self._call(block) if isinstance(block, dict) else self._text_piece(block)
-            for choice in by_choice(deltas).values()
-            for block in choice.blocks()
-        )
+        events = []
+        for new in by_choice(deltas).values():
+            begin = 0
+            for block, end in new.blocks_with_ends():
+                self._fresh.add_tokens(new, begin, end)
+                begin = end
+                if isinstance(block, dict):
+                    events.append(self._close() + self._call(block))
+                else:
+                    events.append(self._text_piece(block))
+                self._fresh = ChoiceSoFar()
+            self._fresh.add_tokens(new, begin, len(new.token_ids))
+        return b"".join(events)
+
+    def _logprobs(self, choice: ChoiceSoFar, begin: int, end: int) -> list[Json]:
+        """Those of some tokens of a choice, if they are asked for."""
+        if self._scored is None:
+            return []
+        ids, logprobs = choice.token_ids[begin:end], choice.logprobs[begin:end]
+        written = self._tokens.logprobs(ids, logprobs, choice.top_logprobs[begin:end])
+        found: list[Json] = orjson.loads(orjson.dumps(written))
+        return found
 
     def ending(self) -> bytes:
         """The end of the last item and the whole response."""
@@ -418,7 +447,11 @@ class ResponseReply:
             self._text.append(piece.text)
             return events + self._part_event("response.reasoning_text.delta", delta=piece.text)
         self._text.append(piece)
-        return events + self._part_event("response.output_text.delta", delta=piece, logprobs=[])
+        count = len(self._fresh.token_ids)
+        logprobs = self._logprobs(self._fresh, 0, count)
+        if self._scored is not None:
+            self._scored.add_tokens(self._fresh, 0, count)
+        return events + self._part_event("response.output_text.delta", delta=piece, logprobs=logprobs)
 
     def _open(self, kind: type[str | Thought] = str) -> bytes:
         self._text, self._kind = [], kind
@@ -437,10 +470,13 @@ class ResponseReply:
         if isinstance(block, Thought):
             done = self._part_event("response.reasoning_text.done", text=text)
         else:
-            done = self._part_event("response.output_text.done", text=text, logprobs=[])
-        return (
-            done + self._part_event("response.content_part.done", part=_text_part(block)) + self._done(item)
-        )
+            scored = self._scored or ChoiceSoFar()
+            logprobs = self._logprobs(scored, 0, len(scored.token_ids))
+            item["content"] = [_text_part(block, logprobs)]
+            done = self._part_event("response.output_text.done", text=text, logprobs=logprobs)
+        self._scored = None if self._scored is None else ChoiceSoFar()
+        (part,) = item["content"]
+        return done + self._part_event("response.content_part.done", part=part) + self._done(item)
 
     def _call(self, call: Json) -> bytes:
         item = self._item(len(self._output), call)
@@ -482,7 +518,7 @@ class ResponseReply:
         read, written = self._sampled.tokens_read, self._sampled.tokens_written
         return {
             "input_tokens": read,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": self._sampled.cached, "cache_write_tokens": 0},
             "output_tokens": written,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": read + written,
@@ -503,10 +539,10 @@ class CompactReply(ResponseReply):
         }
 
 
-def _text_part(text: str | Thought) -> Json:
+def _text_part(text: str | Thought, logprobs: Sequence[Json] = ()) -> Json:
     if isinstance(text, Thought):
         return {"type": "reasoning_text", "text": text.text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
 def _echo(request: Request, model: str) -> Json:

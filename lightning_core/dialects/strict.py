@@ -17,6 +17,7 @@ COLDEST: Final = 0.01
 """The lowest temperature above 0 that is sampled at, as by vLLM. Apps that ask for less mean greedy, and
 float32 does not hold every logit divided by less."""
 MOST_BIASES: Final = 1024
+MOST_TOP_LOGPROBS: Final = 20
 MOST_STOPS: Final = 64
 LONGEST_STOP: Final = 256
 """Characters. Stop strings are looked for after every token, on the gateway's event loop."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lightning_core.types import Call
 from tests.backends.serving import gateway, serving
 
@@ -74,3 +76,30 @@ async def test_a_raw_prompt_of_ids_is_recorded_as_it_was_sent(qwen: Path) -> Non
     (call,) = await asked(qwen, [("/v1/completions", {"prompt": [7, 5, 9], "max_tokens": 2})])
     assert call.prompt_ids == [7, 5, 9]
     assert len(call.choices[0].completion_ids or []) in (1, 2)
+
+
+CACHED: dict[str, tuple[dict[str, Any], Any]] = {
+    "/v1/chat/completions": (CHAT, lambda usage: usage["prompt_tokens_details"]["cached_tokens"]),
+    "/v1/responses": (RESPONSES, lambda usage: usage["input_tokens_details"]["cached_tokens"]),
+    "/v1/messages": (MESSAGES, lambda usage: usage["cache_read_input_tokens"]),
+    "/v1/completions": (
+        {"prompt": "where is the fox " * 8},
+        lambda u: u["prompt_tokens_details"]["cached_tokens"],
+    ),
+}
+
+
+@pytest.mark.parametrize("path", CACHED)
+async def test_the_usage_has_the_tokens_that_the_engine_reused(qwen: Path, path: str) -> None:
+    body, cached = CACHED[path]
+    async with serving(qwen) as backend, gateway(backend) as (web, store):
+        usages, hits = [], [0]
+        for _ in range(2):
+            usages.append((await web.post(path, json={"model": "m", **body})).json()["usage"])
+            hits.append(backend.engine.hit_tokens)
+        first, second = usages
+        assert (cached(first), cached(second)) == (0, hits[2])
+        assert hits[1] == 0 < hits[2]
+        calls = (await store.get_calls(["r1"]))["r1"]
+        if path == "/v1/messages":  # there, input_tokens are those that were not reused
+            assert second["input_tokens"] + hits[2] == len(calls[1].prompt_ids or ())

@@ -135,7 +135,7 @@ async def test_an_engine_that_fails_midway_ends_the_stream_with_the_error() -> N
         ({"echo": True}, "echo", "unsupported_value"),
         ({"best_of": 2}, "best_of", "unsupported_value"),
         ({"suffix": "x"}, "suffix", "unsupported_value"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_value"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
         ({"prompt": ""}, "prompt", "invalid_value"),
         ({"prompt": []}, "prompt", "invalid_value"),
         ({"prompt": None}, "prompt", "invalid_value"),

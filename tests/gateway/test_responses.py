@@ -404,8 +404,6 @@ async def test_an_engine_that_fails_midway_ends_the_stream_with_the_error() -> N
     ("fields", "param"),
     [
         ({"text": {"format": {"type": "grammar"}}}, "text.format"),
-        ({"include": ["message.output_text.logprobs"]}, "include[0]"),
-        ({"include": [5]}, "include[0]"),
         ({"tools": [{"type": "web_serch"}]}, "tools[0]"),
         ({"tools": [{"type": "shell", "environment": {"type": "container_auto"}}]}, "tools[0].environment"),
         ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
@@ -533,3 +531,41 @@ async def test_a_conversation_is_compacted_to_the_users_words_and_a_summary() ->
             await client.responses.create(model="m", input=[foreign])  # type: ignore[list-item]
         with pytest.raises(openai.BadRequestError, match="a compaction is given whole"):
             await client.responses.compact(model="m", input="two", extra_body={"stream": True})
+
+
+async def test_log_probabilities_are_those_of_the_tokens_of_the_text(house: House) -> None:
+    client = house.client(await house.rollout())
+    asked: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    whole = await client.responses.create(model="m", input="one two three", **asked)
+    call = await house.one_call()
+    (part,) = whole.output[0].content  # type: ignore[union-attr]
+    scored = part.logprobs
+    assert [each.token for each in scored] == ["one", "two", "three"]
+    assert [each.logprob for each in scored] == call.choices[0].logprobs[:-1]
+    assert [each.top_logprobs[0].token for each in scored] == ["one", "two", "three"]
+    deltas, done = [], []
+    stream = await client.responses.create(model="m", input="one two three", stream=True, **asked)
+    async for event in stream:
+        if event.type == "response.output_text.delta":
+            deltas += event.logprobs
+        if event.type in ("response.output_text.done", "response.content_part.done"):
+            done.append(getattr(event, "part", event).logprobs)
+    assert [(each.token, each.logprob) for each in deltas] == [(e.token, e.logprob) for e in scored]
+    for each in done:
+        assert [(e.token, e.logprob) for e in each] == [(e.token, e.logprob) for e in scored]
+
+
+async def test_log_probabilities_that_were_not_asked_for_are_not_given(house: House) -> None:
+    client = house.client(await house.rollout())
+    whole = await client.responses.create(model="m", input="one two three")
+    assert whole.output[0].content[0].logprobs == []  # type: ignore[union-attr]
+
+
+async def test_a_reply_with_log_probabilities_can_be_gone_on_from(house: House) -> None:
+    client = house.client(await house.rollout())
+    asked: dict[str, Any] = {"include": ["message.output_text.logprobs"]}
+    first = await client.responses.create(model="m", input="one", **asked)
+    await client.responses.create(model="m", input="two", previous_response_id=first.id)
+    again: Any = [{"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "x"}]
+    await client.responses.create(model="m", input=again)
+    assert len(await house.calls()) == 3

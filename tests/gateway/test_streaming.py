@@ -70,7 +70,12 @@ async def test_chunks_come_in_openais_order(house: House, web: httpx.AsyncClient
     assert done == "[DONE]"
     assert isinstance(usage, dict)
     assert usage["choices"] == []
-    assert usage["usage"] == {"prompt_tokens": 4, "completion_tokens": 5, "total_tokens": 9}
+    assert usage["usage"] == {
+        "prompt_tokens": 4,
+        "completion_tokens": 5,
+        "total_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks if isinstance(chunk, dict)]
     assert deltas[0] == {"role": "assistant", "content": ""}
     assert "".join(delta.get("content", "") for delta in deltas) == "one two three four"

@@ -79,7 +79,7 @@ class Completion:
     """One reply. The engine only appends; the reader takes what is new to it, so no lock is needed."""
 
     __slots__ = (
-        "best", "cancelled", "error", "finish_reason", "ids", "kept", "logprobs",
+        "best", "cached", "cancelled", "error", "finish_reason", "ids", "kept", "logprobs",
         "matcher", "on_cancel", "options", "prompt_ids", "random", "request",
     )  # fmt: skip
 
@@ -97,6 +97,8 @@ class Completion:
         self.logprobs: list[float] = []
         self.best: list[list[tuple[int, float]]] = []
         """The most probable alternatives for each id, if they were asked for."""
+        self.cached = 0
+        """Tokens of the prompt that the engine had computed before."""
         self.kept: list[bytes] = []
         """The tokens that were left to sample each id from, if they are kept (`Options.records`)."""
         self.finish_reason: str | None = None

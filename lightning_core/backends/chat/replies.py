@@ -246,6 +246,7 @@ class Choice:
             stop=self._stops.hit if reason == "stop" else None,
             kept=self.completion.kept[start : self._seen] or None,
             left_out=self.left_out if reason else None,
+            cached=self.completion.cached,
         )
 
     def _rest(self, calls: list[dict[str, Any]], *, cut: bool) -> str:

@@ -102,6 +102,8 @@ class Rows:
         """Give a reply its row, with the blocks that are known; returns the tokens still to compute."""
         self.memory.reserve(self._longest(prompt.ids), len(self) + 1)
         prompt.done = self.memory.load(found, prompt.row)
+        if not prompt.completion.ids:
+            prompt.completion.cached = prompt.done
         self.prompts.append(prompt)
         return prompt.left
 
