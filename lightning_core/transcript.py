@@ -15,6 +15,9 @@ from lightning_core.dialects import get_dialect
 from lightning_core.dialects.lenient import Message, Part, as_text, read_message
 from lightning_core.types import Call
 
+SERVED = "policy"
+"""The name that the docs give to whatever is served."""
+
 
 def prompt(call: Call) -> list[Message]:
     """The messages that the model was given."""
@@ -27,6 +30,14 @@ def replies(call: Call) -> list[Message]:
         {**read_message({"role": "assistant", **choice.message}), "finish_reason": choice.finish_reason or ""}
         for choice in call.choices
     ]
+
+
+def answerer(call: Call, policy: str | None) -> str:
+    """The model that answered, `policy` unless the app sent the call elsewhere; beside it the name that the
+    app asked for, if that is another."""
+    if call.endpoint is not None or policy is None or not call.model:
+        return call.model or policy or ""
+    return policy if call.model in (policy, SERVED) else f"{policy} (the app asked for {call.model})"
 
 
 def not_offered(call: Call) -> list[str]:

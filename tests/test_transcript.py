@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_core.dialects import DIALECTS
-from lightning_core.transcript import prompt, replies, text, tokens_read, tokens_written
+from lightning_core.transcript import answerer, prompt, replies, text, tokens_read, tokens_written
 from lightning_core.types import Call, Choice
 
 
@@ -192,3 +192,12 @@ def test_tokens_that_nobody_gave_are_unknown_not_none_at_all() -> None:
     assert (tokens_read(call()), tokens_written(call({}, Choice()))) == (None, None)
     counted = call({}, Choice(completion_ids=[1, 2]), Choice(index=1, completion_ids=[3]), prompt_ids=[4])
     assert (tokens_read(counted), tokens_written(counted)) == (1, 3)
+
+
+def test_a_reply_is_named_after_the_model_that_answered() -> None:
+    asked = call(model="gpt-5-mini")
+    assert answerer(asked, "smollm2") == "smollm2 (the app asked for gpt-5-mini)"
+    assert answerer(asked, None) == "gpt-5-mini"
+    assert answerer(call(model="gpt-5-mini", endpoint="https://api.openai.com"), "smollm2") == "gpt-5-mini"
+    assert answerer(call(model="smollm2"), "smollm2") == "smollm2"
+    assert answerer(call(model="policy"), "smollm2") == "smollm2"

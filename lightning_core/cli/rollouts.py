@@ -28,9 +28,9 @@ from lightning_core.trace import Item, Node, Trace, read_traces
 from lightning_core.trainer.display import failure_lines
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.parts import open_store
-from lightning_core.trainer.report import task_text
+from lightning_core.trainer.report import model_name, task_name, task_text
 from lightning_core.trainer.versions import in_folder
-from lightning_core.types import Call, Reward, Rollout, Span, Status, Task, ToolEvent, matches
+from lightning_core.types import Call, Reward, Rollout, Span, Status, ToolEvent, matches
 
 LISTED = 8
 """Rollouts that `show` lists."""
@@ -128,7 +128,9 @@ async def show_rollouts(path: Path, which: str | None, wanted: Filter, *, full: 
         credited = await _credited(store, rollouts) if which in ENDS else ()
         (trace,) = await read_traces(store, [choose(rollouts, which, credited)])
         reasons, problem = await reasons_of(store, trace.rollout) if full else ({}, None)
-    console.print(rollout_tree(trace, reasons, full=full))
+        run = await store.find_run(run_id)
+        policy = None if run is None else model_name(run)
+    console.print(rollout_tree(trace, reasons, policy, full=full))
     if problem is not None:
         console.print(Text(f"why: {problem}", "yellow"))
 
@@ -277,32 +279,29 @@ def _cell(text: str, full: bool) -> Text:
     return Text(text) if full else Text(" ".join(text.split()), no_wrap=True, overflow="ellipsis")
 
 
-def task_name(task: Task) -> str:
-    """The id that its user gave it; else its text."""
-    return task_text(task) if task.id == Task(input=task.input).id else task.id
-
-
 # one rollout as a tree ---------------------------------------------------------------------
-def rollout_tree(trace: Trace, reasons: Mapping[str, Sequence[Reason]], *, full: bool = False) -> Tree:
+def rollout_tree(
+    trace: Trace, reasons: Mapping[str, Sequence[Reason]], policy: str | None = None, *, full: bool = False
+) -> Tree:
     """One line for each record, under what it belongs to; with `full` all of every text. Under a call stands
-    why it has its advantage, as `reasons` has it by call id."""
+    why it has its advantage, as `reasons` has it by call id. `policy`: the model under training."""
     top = Tree(_rollout(trace.rollout))
     if refused := find_refused(node.item for node, _ in trace.walk() if isinstance(node.item, Call)):
         top.add(Text(refused.text, _BAD))
     branches: dict[int, Tree] = {}
     for node, parent in trace.walk():
         below = top if parent is None else branches[id(parent)]
-        branches[id(node)] = branch = below.add(_line(node, full))
+        branches[id(node)] = branch = below.add(_line(node, full, policy))
         for reason in reasons.get(node.item.id, ()) if isinstance(node.item, Call) else ():
             branch.add(Text("\n".join(reason.lines()), "cyan"))
     return top
 
 
-def _line(node: Node, full: bool) -> Text:
+def _line(node: Node, full: bool, policy: str | None) -> Text:
     item: Item = node.item
     match item:
         case Call():
-            return _call(item, full)
+            return _call(item, full, policy)
         case ToolEvent():
             return _tool(item, full)
         case Span():
@@ -321,8 +320,10 @@ def _rollout(rollout: Rollout) -> Text:
     return line.append(f"\n{rollout.error}", _BAD) if rollout.error else line
 
 
-def _call(call: Call, full: bool) -> Text:
+def _call(call: Call, full: bool, policy: str | None) -> Text:
     line = Text.assemble((call.agent, "bold cyan"), f"  {_tokens(call)}{_seconds(call)}")
+    if full and call.endpoint is None and call.policy_version is not None:
+        line.append(f"  {transcript.answerer(call, policy)}, version {call.policy_version}", "dim")
     if call.endpoint is not None:
         line.append(f"  seen only, answered by {call.endpoint}", "yellow")
     elif not call.trained:

@@ -167,9 +167,11 @@ async def show_rollout(question: Question) -> dict[str, Any]:
     items = [node.item for node, _ in trace.walk()]
     places = {id(item): place for place, item in enumerate(items)}
     decode = await find_decode(store, found)
+    run = await store.find_run(found.run_id)
+    policy = model_name(run) if run else None
     nodes = [
         {
-            **_node(node.item, decode),
+            **_node(node.item, decode, policy),
             "under": None if parent is None else places[id(parent.item)],
         }
         for node, parent in trace.walk()
@@ -182,13 +184,11 @@ async def show_rollout(question: Question) -> dict[str, Any]:
         if each.group_id == rollout.group_id and each.task.id == rollout.task.id
     ]
     reasons, problem = await reasons_of(store, rollout)
-    run = await store.find_run(found.run_id)
     return {
         **summary(trace.rollout, calls, rewards),
         "input": rollout.task.input,
         "nodes": nodes,
         "peers": group,
-        "policy": model_name(run) if run else None,
         "run_agents": await list_agents(store, found.run_id),
         "reasons": {
             "calls": {call_id: list(map(to_shown, some)) for call_id, some in reasons.items()},
@@ -197,10 +197,10 @@ async def show_rollout(question: Question) -> dict[str, Any]:
     }
 
 
-def _node(item: Call | Event | Reward, decode: Decode | None) -> dict[str, Any]:
+def _node(item: Call | Event | Reward, decode: Decode | None, policy: str | None) -> dict[str, Any]:
     match item:
         case Call():
-            return {"kind": "call", **_call(item, decode)}
+            return {"kind": "call", **_call(item, decode, policy)}
         case ToolEvent():
             return item.model_dump(mode="json", exclude={"rollout_id", "attempt"})
         case Span():
@@ -210,11 +210,12 @@ def _node(item: Call | Event | Reward, decode: Decode | None) -> dict[str, Any]:
             return {"kind": "reward", "final": item.kind == "final", **shown}
 
 
-def _call(call: Call, decode: Decode | None) -> dict[str, Any]:
+def _call(call: Call, decode: Decode | None, policy: str | None) -> dict[str, Any]:
     return {
         **call.model_dump(mode="json", exclude={"request", "choices", "prompt_ids", "rollout_id", "attempt"}),
         "prompt": transcript.prompt(call),
         "tools": _tools(call),
+        "answerer": transcript.answerer(call, policy),
         "replies": [
             {
                 **message,

@@ -94,12 +94,10 @@ def with_hint(error: str, calls: Iterable[Call]) -> str:
 def _cut(call: Call) -> str:
     limit = next((call.request[name] for name in _LIMITS if call.request.get(name) is not None), None)
     bound = "the end of the context" if limit is None else f"max_tokens={limit}"
+    do = "shorten the prompt, or raise `context`" if limit is None else "raise max_tokens, or ask for less"
     said = str((call.choices[0].message or {}).get("content") or "").lstrip()
     where = " in the middle of its JSON" if said.startswith(("{", "[", "```")) else ""
-    return (
-        f"the reply of agent {call.agent!r} was cut at {bound}{where}: raise max_tokens, ask for less, or "
-        "give the prompt fewer tokens"
-    )
+    return f"the reply of agent {call.agent!r} was cut at {bound}{where}: {do}"
 
 
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")

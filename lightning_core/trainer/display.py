@@ -17,7 +17,7 @@ from lightning_core.insight.failures import Reason, kind_of, reason_of
 from lightning_core.insight.rewards import WIDTH
 from lightning_core.insight.verdict import Verdict, say
 from lightning_core.trainer.observers import Observer
-from lightning_core.trainer.report import NO_PLOTS
+from lightning_core.trainer.report import NO_PLOTS, task_name
 from lightning_core.trainer.summary import Evaluation, PhaseSummary, Summary
 from lightning_core.types import Alert, Metrics, Rollout, Run, Status
 
@@ -102,7 +102,9 @@ class Display(Observer):
         which = "the first rollout failed" if len(self._told) == 1 else "a rollout failed in another way"
         said = f"{rollout.error or ''}" if reason.hint is None else reason.text
         self._print(
-            Text.assemble((f"{which}: {rollout.id}, task {rollout.task.id}\n", "bold red"), (said, "red"))
+            Text.assemble(
+                (f"{which}: {rollout.id}, task {task_name(rollout.task)}\n", "bold red"), (said, "red")
+            )
         )
 
     def updating(self, step: int) -> None:

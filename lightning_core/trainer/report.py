@@ -323,6 +323,11 @@ def task_text(task: Task) -> str:
     return texts[0] if texts else str(task.input)
 
 
+def task_name(task: Task) -> str:
+    """The id that its user gave it; else its text."""
+    return task_text(task) if task.id == Task(input=task.input).id else task.id
+
+
 def _line(call: Call) -> str:
     message = call.choices[0].message if call.choices else {}
     said = message.get("content") or message.get("tool_calls") or ""

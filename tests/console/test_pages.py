@@ -127,6 +127,14 @@ def test_a_rollout_is_replayed_by_the_keyboard(browser: Any, address: str, finis
         assert "not trained" in page.locator(".detail").inner_text()
 
 
+def test_what_is_current_is_served_only_while_a_gateway_is_up(browser: Any, address: str) -> None:
+    with opening(browser, at(address, "finished/models")) as page:
+        page.locator("b.good").wait_for()
+        assert page.locator("b.good").inner_text() == "● current"
+        assert "No gateway is up" in page.locator("main").inner_text()
+        assert page.locator("#live").inner_text() == "finished"
+
+
 def calls_of(folder: Path, rollout: Rollout) -> list[Call]:
     (trace,) = read(folder, lambda store: read_traces(store, [rollout]))
     return [node.item for node, _ in trace.walk() if isinstance(node.item, Call)]

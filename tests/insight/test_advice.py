@@ -48,7 +48,7 @@ def test_failures_after_a_reply_that_was_cut_are_one_kind_with_a_hint() -> None:
     assert reason.count == 2
     assert reason.text == (
         "the reply of agent 'writer' was cut at max_tokens=16 in the middle of its JSON: raise max_tokens, "
-        "ask for less, or give the prompt fewer tokens; the app ended with JSONDecodeError: Expecting value: "
+        "or ask for less; the app ended with JSONDecodeError: Expecting value: "
         "line 1 column 1 (at /home/me/app.py:11 in read)"
     )
     whole = with_hint(errors[0], [cut(0), call(0, 1)])

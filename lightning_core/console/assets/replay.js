@@ -131,7 +131,7 @@ function pretty(value) {
 function call(rollout, node, names, place) {
   const facts = [
     node.trained ? "trained" : node.endpoint ? `only seen, answered by ${node.endpoint}` : "not trained",
-    answerer(rollout, node), node.policy_version !== null && `version ${node.policy_version}`, `T ${num(node.temperature, 1)}`,
+    node.answerer, node.policy_version !== null && `version ${node.policy_version}`, `T ${num(node.temperature, 1)}`,
     `${num(node.read)} → ${num(node.written)} tokens`, lasting(node.ended_at - node.started_at),
     node.replies.map((one) => one.finish_reason).filter(Boolean).join(", "),
   ];
@@ -145,12 +145,6 @@ function call(rollout, node, names, place) {
     node.prompt.slice().reverse().map((one, index) => fold(one, index > 2)),
     node.tools.length ? h("details", {}, h("summary", {}, `${node.tools.length} tools offered`), h("pre", {}, JSON.stringify(node.tools, null, 2))) : null,
   ];
-}
-
-/** The model that answered; beside it what the app had asked for, if that is another name. */
-function answerer(rollout, node) {
-  if (node.endpoint || !rollout.policy) return node.model;
-  return node.model && node.model !== rollout.policy ? `${rollout.policy} (the app asked for ${node.model})` : rollout.policy;
 }
 
 function fold(one, closed) {
