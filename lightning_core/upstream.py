@@ -115,6 +115,8 @@ class ChatRequest:
     parallel: bool = True
     """Whether a reply may hold several calls of tools; else it ends with the first."""
     shaping: Shaping = PLAIN
+    continues: bool = False
+    """Whether the reply goes on from the last of `messages`, which is the assistant's."""
     trained: bool = False
     """Whether its replies may be trained on, so that the engine must say which tokens were cut off."""
 

@@ -47,6 +47,7 @@ from lightning_core.dialects.options import (
 )
 from lightning_core.dialects.results import in_call_order
 from lightning_core.dialects.strict import (
+    check_continued,
     flag,
     integer,
     invalid,
@@ -149,6 +150,7 @@ class Anthropic(Dialect):
             temperature=temperature,
             top_p=top_p,
             shaping=shaping(body),
+            continues=check_continued(messages) if self.continues(body) else False,
             stop=stop_texts(body, "stop_sequences"),
             extra=mapping(body, "chat_template_kwargs") or {},
             effort=_effort(body),
@@ -167,6 +169,13 @@ class Anthropic(Dialect):
     @staticmethod
     def sends_again(error: ApiError) -> bool:
         return error.param == _THREAD
+
+    @classmethod
+    def continues(cls, request: Json) -> bool:
+        match request.get("messages"):
+            case [*_, {"role": "assistant"}]:
+                return True
+        return False
 
     @staticmethod
     def conversation(request: Json) -> Conversation:

@@ -258,6 +258,19 @@ class Dialect(ABC):
     def reply(self, sampled: Sampled, request: Request) -> ReplyWriter:
         """The writer of this call's reply."""
 
+    def split(self, content: bytes) -> list[bytes]:
+        """A request for each prompt that a request holds; most APIs have one prompt in each."""
+        return [content]
+
+    def joined(self, replies: list[Json]) -> Json:
+        """The whole reply to a request that was split, from those to its parts."""
+        return replies[0]
+
+    @classmethod
+    def continues(cls, request: Json) -> bool:
+        """Whether the reply goes on from the assistant's message that a request ends with."""
+        return False
+
     @staticmethod
     def error(error: ApiError) -> Json:
         """The JSON of a request that is refused."""

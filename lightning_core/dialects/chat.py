@@ -55,6 +55,7 @@ from lightning_core.dialects.options import (
 from lightning_core.dialects.results import in_call_order
 from lightning_core.dialects.strict import (
     MOST_TOP_LOGPROBS,
+    check_continued,
     flag,
     integer,
     invalid,
@@ -82,6 +83,10 @@ OPTIONS: Final = Options(
     ),
     FROM_VLLM_STRUCTURED,
     STREAMING,
+    honoured(
+        *("continue_final_message", "add_generation_prompt"),
+        note="as vLLM has it; so is an assistant's message with `prefix` at the end",
+    ),
     honoured("stream_usage", note="as `stream_options.include_usage`"),
     honoured("chat_template_kwargs", "return_token_ids", note=FROM_VLLM),
     FROM_SERVERS,
@@ -134,6 +139,7 @@ class Chat(Dialect):
             temperature=temperature,
             top_p=top_p,
             shaping=shaping(body),
+            continues=check_continued(messages) if self.continues(body) else False,
             stop=stop_texts(body, "stop"),
             seed=seed(body, sampling),
             top_logprobs=_top_logprobs(body),
@@ -146,6 +152,20 @@ class Chat(Dialect):
 
     def reply(self, sampled: Sampled, request: Request) -> ChatReply:
         return ChatReply(sampled, request, self._tokens, request.model or self._default_model)
+
+    @classmethod
+    def continues(cls, request: Json) -> bool:
+        if flag(request, "continue_final_message"):
+            return True
+        match request.get("messages"):
+            case [*_, {"role": "assistant", "prefix": True}]:  # DeepSeek's and Mistral's word for it
+                return True
+        if request.get("add_generation_prompt") is False:
+            raise unsupported(
+                "add_generation_prompt",
+                "add_generation_prompt = False is for continue_final_message; leave it out",
+            )
+        return False
 
     @staticmethod
     def conversation(request: Json) -> Conversation:
@@ -211,6 +231,7 @@ def _message(message: Any, param: str) -> Json:
     checked = {**message, "role": role, "content": content}
     if isinstance(calls := checked.get("tool_calls"), list):
         checked["tool_calls"] = [function_call(call) for call in calls]
+    checked.pop("prefix", None)
     thought = checked.pop("reasoning", None) or checked.get("reasoning_content")
     if thought is not None:
         checked["reasoning_content"] = text({param: thought}, param)

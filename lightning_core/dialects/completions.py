@@ -1,7 +1,7 @@
 """Completions: `POST /v1/completions`, a raw prompt without a chat template.
 
-A request has one prompt, text or token ids, since one recorded call has one: a batch of prompts is
-refused by name. No `max_tokens` means 16 tokens, as OpenAI documents it.
+A recorded call has one prompt, text or token ids. So a request with several is as many calls, which are
+answered together; they are not streamed. No `max_tokens` means 16 tokens, as OpenAI documents it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from lightning_core.dialects.strict import (
     integer,
     invalid,
     mapping,
+    read_object,
     seed,
     shaping,
     short,
@@ -45,7 +46,7 @@ from lightning_core.dialects.strict import (
     text,
     unsupported,
 )
-from lightning_core.dialects.writing import TokenText, event
+from lightning_core.dialects.writing import TokenText, event, to_json
 from lightning_core.errors import ApiError
 from lightning_core.types import Choice, Sampling
 from lightning_core.upstream import ChatRequest, Constraint, Delta
@@ -65,6 +66,7 @@ OPTIONS: Final = Options(
     refused("nothing can be written before a given end; leave it out", suffix=("",)),
 )
 _MAX_TOKENS: Final = 16
+_MOST_PROMPTS: Final = 128
 _MOST_LOGPROBS: Final = 5
 
 
@@ -99,6 +101,35 @@ class Completions(Dialect):
         )
         return Request(raw=body, model=text(body, "model") or "", chat=chat, stream=flag(body, "stream"))
 
+    def split(self, content: bytes) -> list[bytes]:
+        body = read_object(content)
+        prompts = body.get("prompt")
+        if not isinstance(prompts, list) or len(prompts) < 2 or _is_id(prompts[0]):
+            return [content]
+        if len(prompts) > _MOST_PROMPTS:
+            raise invalid(
+                "prompt", f"prompt holds {len(prompts)} prompts; send at most {_MOST_PROMPTS} at once"
+            )
+        if body.get("stream"):
+            raise unsupported(
+                "prompt", f"prompt holds {len(prompts)} prompts: stream each by itself, or leave stream out"
+            )
+        return [to_json({**body, "prompt": prompt}) for prompt in prompts]
+
+    def joined(self, replies: list[Json]) -> Json:
+        choices = [choice for reply in replies for choice in reply["choices"]]
+        usages = [reply["usage"] for reply in replies]
+        names = ("prompt_tokens", "completion_tokens", "total_tokens")
+        cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+        return {
+            **replies[0],
+            "choices": [{**choice, "index": index} for index, choice in enumerate(choices)],
+            "usage": {
+                **{name: sum(usage[name] for usage in usages) for name in names},
+                "prompt_tokens_details": {"cached_tokens": cached},
+            },
+        }
+
     def reply(self, sampled: Sampled, request: Request) -> CompletionReply:
         return CompletionReply(sampled, request, self._tokens, request.model or self._default_model)
 
@@ -127,7 +158,7 @@ class Completions(Dialect):
 
 def _prompt(value: Any) -> str | list[int]:
     if isinstance(value, list) and value and not _is_id(value[0]):
-        if len(value) > 1:
+        if len(value) > 1:  # see `split`
             raise unsupported("prompt", f"prompt holds {len(value)} prompts; send one request for each")
         value = value[0]
     if not value:

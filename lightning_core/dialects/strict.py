@@ -52,6 +52,18 @@ def temperature_and_top_p(
     return temperature if temperature >= COLDEST else 0.0, 1.0 if top_p is None else top_p
 
 
+def check_continued(messages: list[Json]) -> bool:
+    """True. Raises ApiError for a conversation whose end can't be continued."""
+    last, param = messages[-1], f"messages[{len(messages) - 1}]"
+    if last.get("role") != "assistant":
+        raise invalid(
+            param, f"{param} is not the assistant's, so there is nothing to continue; see the last message"
+        )
+    if last.get("tool_calls") or not last.get("content"):
+        raise unsupported(param, f"{param} can't be continued: it must hold text and no call of a tool")
+    return True
+
+
 def shaping(body: dict[str, Any]) -> Shaping:
     """What the request changes of the distribution beside temperature and `top_p`."""
     top_k = integer(body, "top_k", -1)

@@ -2,7 +2,7 @@
 
 Texts and tool uses of one assistant turn are one message, as the engine wrote it; tool results, which
 Anthropic puts into the user's turn, are messages of their own. A conversation that ends with the assistant
-asks for its reply to be continued, which a chat template can't express: it is refused.
+asks for its words to be continued.
 """
 
 from __future__ import annotations
@@ -30,12 +30,6 @@ def read_turns(value: Any) -> list[Json]:
     messages = []
     for index, turn in enumerate(value):
         messages += _turn(turn, f"messages[{index}]")
-    if messages[-1]["role"] == "assistant":
-        raise unsupported(
-            f"messages[{len(value) - 1}]",
-            f"messages[{len(value) - 1}] asks to continue the assistant's own words, which is not supported; "
-            "end with a user's message",
-        )
     return messages
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, replace
+from typing import Final
 
 import orjson
 from starlette.types import Receive, Scope, Send
@@ -33,6 +34,8 @@ from lightning_core.prompts import PinnedPrompts, put_in
 from lightning_core.upstream import Upstream
 
 log = logging.getLogger(__name__)
+_LONGEST: Final = 500
+"""Characters of a call's id that stay if a number is added."""
 
 
 class Endpoint:
@@ -66,34 +69,44 @@ class Endpoint:
             return
         caller, content = asked_by
         try:
-            content = await self._with_prompt(content, caller)
-            request = await read_content(content, lambda content: self._read(content, caller))
-            self._tell_replaced(caller, request)
-            self._tell_not_offered(caller, request)
-            asked = pin(request.chat, caller, request.model, self._upstream.model_name)
+            parts = await read_content(content, self._dialect.split)
+            callers = [caller] if len(parts) == 1 else [_part(caller, index) for index in range(len(parts))]
+            begun = [await self._begin(*each) for each in zip(callers, parts, strict=True)]
         except GatewayError as error:
             refusal = api_error_of(error)
             if caller.rollout_id is not None and not self._dialect.sends_again(refusal):
                 await self._exchanges.refuse(refused_call(caller, self._dialect, content, refusal))
             await self._refuse(refusal, send)
             return
-        recording = Recording(caller, request, self._dialect)
-        exchange = Exchange(recording, self._upstream, asked)
-        reply = self._dialect.reply(recording.sampled, request)
-        self._exchanges.start(exchange)
-        watch = asyncio.create_task(_watch(exchange, receive))
+        exchanges = [exchange for exchange, _ in begun]
+        for exchange in exchanges:
+            self._exchanges.start(exchange)
+        watch = asyncio.create_task(_watch(exchanges, receive))
         try:
-            if request.stream:
-                await self._stream(exchange, reply, send)
+            if exchanges[0].recording.request.stream:
+                await self._stream(*begun[0], send)
             else:
-                await self._answer(exchange, reply, send)
+                await self._answer(begun, send)
         except asyncio.CancelledError:  # the server gives up on a client that does not read
-            exchange.abort(stopped())
-            await exchange.finished()
-            await self._exchanges.record(exchange)
+            for exchange in exchanges:
+                exchange.abort(stopped())
+            for exchange in exchanges:
+                await exchange.finished()
+                await self._exchanges.record(exchange)
             raise
         finally:
             watch.cancel()
+
+    async def _begin(self, caller: Caller, content: bytes) -> tuple[Exchange, ReplyWriter]:
+        """A call that can be started, and the writer of its reply. Raises GatewayError if it is refused."""
+        content = await self._with_prompt(content, caller)
+        request = await read_content(content, lambda content: self._read(content, caller))
+        self._tell_replaced(caller, request)
+        self._tell_not_offered(caller, request)
+        asked = pin(request.chat, caller, request.model, self._upstream.model_name)
+        recording = Recording(caller, request, self._dialect)
+        reply = self._dialect.reply(recording.sampled, request)
+        return Exchange(recording, self._upstream, asked), reply
 
     async def count(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer how many tokens a prompt has. Nothing is sampled or recorded."""
@@ -170,13 +183,17 @@ class Endpoint:
                     kind,
                 )
 
-    async def _answer(self, exchange: Exchange, reply: ReplyWriter, send: Send) -> None:
-        await exchange.finished()
-        failure = await self._exchanges.record(exchange)
-        if failure is None:
-            await send_json(send, reply.whole(), headers=_headers(exchange.recording))
-        else:
+    async def _answer(self, begun: list[tuple[Exchange, ReplyWriter]], send: Send) -> None:
+        failures = []
+        for exchange, _ in begun:
+            await exchange.finished()
+            failures.append(await self._exchanges.record(exchange))
+        if failure := next(filter(None, failures), None):
             await self._refuse(failure, send)
+            return
+        replies = [reply.whole() for _, reply in begun]
+        whole = replies[0] if len(replies) == 1 else self._dialect.joined(replies)
+        await send_json(send, whole, headers=_headers(begun[0][0].recording))
 
     async def _stream(self, exchange: Exchange, reply: ReplyWriter, send: Send) -> None:
         started = False
@@ -212,9 +229,15 @@ class Counter:
         await self.endpoint.count(scope, receive, send)
 
 
-async def _watch(exchange: Exchange, receive: Receive) -> None:
+async def _watch(exchanges: list[Exchange], receive: Receive) -> None:
     await wait_disconnect(receive)
-    exchange.abort(disconnected())
+    for exchange in exchanges:
+        exchange.abort(disconnected())
+
+
+def _part(caller: Caller, index: int) -> Caller:
+    """The caller of one prompt of several: each is a call, the same when the request is sent again."""
+    return replace(caller, call_id=f"{caller.call_id[:_LONGEST]}-{index}")
 
 
 def _headers(recording: Recording) -> list[tuple[bytes, bytes]]:

@@ -112,8 +112,12 @@ def _of_call(call: Call, left_out: Counter[str]) -> Iterator[Demonstration]:
     if call.status != "completed":
         left_out[f"{call.status} calls"] += 1
         return
+    dialect = get_dialect(call.dialect)
     try:
-        messages, tools = get_dialect(call.dialect).conversation(call.request)
+        if dialect.continues(call.request):
+            left_out["replies that go on from the assistant's own words"] += 1
+            return
+        messages, tools = dialect.conversation(call.request)
     except ApiError as problem:
         left_out[str(problem)] += 1
         return

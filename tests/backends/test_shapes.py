@@ -96,3 +96,11 @@ def test_a_conversation_that_goes_on_begins_with_the_same_tokens() -> None:
     for template in (GEMMA, MISTRAL, DROPS):
         begun = rendered(template, first).removesuffix("[model] ")
         assert rendered(template, more).startswith(begun)
+
+
+def test_a_continued_conversation_ends_with_the_assistants_own_words() -> None:
+    tokenizer = make_tokenizer()
+    messages = said("u:where", "a:It is in")
+    ids = Prompts(tokenizer, "m", 1000).begin(ChatRequest(messages, continues=True), 1000)
+    assert isinstance(ids, list)
+    assert str(tokenizer.decode(ids)).endswith("<|im_start|>assistant\nIt is in")

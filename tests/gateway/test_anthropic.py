@@ -238,11 +238,6 @@ async def test_the_token_opens_as_either_kind_of_key(house: House, web: httpx.As
         ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_value"),
         (
-            {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "So"}]},
-            "messages[1]",
-            "unsupported_value",
-        ),
-        (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
             "messages[0].content[0]",
             "unsupported_value",
@@ -338,3 +333,11 @@ def test_documents_of_plain_text_and_search_results_are_text_for_the_model() -> 
         Anthropic.conversation(
             {"messages": [{"role": "user", "content": [{"type": "document", "source": pdf}]}]}
         )
+
+
+async def test_a_last_message_of_the_assistant_is_continued(house: House) -> None:
+    begun = [{"role": "user", "content": "where"}, {"role": "assistant", "content": "It is"}]
+    reply = await post(house, await house.rollout(), messages=begun, max_tokens=9)
+    assert reply.status_code == 200, reply.text
+    (request,) = house.engine.requests
+    assert (request.continues, request.messages) == (True, begun)

@@ -324,3 +324,34 @@ async def test_a_request_is_held_while_weights_change_and_answered_by_the_new_on
     house.engine.held.set()
     await asked
     assert (await house.one_call()).policy_version == 8
+
+
+async def test_the_assistants_last_words_are_continued_if_the_app_asks(house: House) -> None:
+    client = house.client(await house.rollout())
+    begun: Any = [*HELLO[-1:], {"role": "assistant", "content": "It is"}]
+    asked: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
+    await client.chat.completions.create(model="m", messages=begun, extra_body=asked)
+    await client.chat.completions.create(model="m", messages=[begun[0], {**begun[1], "prefix": True}])
+    await client.chat.completions.create(model="m", messages=begun)
+    assert [request.continues for request in house.engine.requests] == [True, True, False]
+    assert {tuple(map(str, request.messages)) for request in house.engine.requests} == {
+        tuple(map(str, begun))
+    }
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([{"role": "user", "content": "hi"}], "is not the assistant's, so there is nothing to continue"),
+        (
+            [{"role": "assistant", "content": None, "tool_calls": [LOOK]}],
+            "must hold text and no call of a tool",
+        ),
+    ],
+)
+async def test_what_can_not_be_continued_is_refused(house: House, messages: Any, said: str) -> None:
+    client = house.client(await house.rollout())
+    with pytest.raises(openai.BadRequestError, match=said):
+        await client.chat.completions.create(
+            model="m", messages=messages, extra_body={"continue_final_message": True}
+        )

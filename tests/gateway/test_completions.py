@@ -153,3 +153,50 @@ def test_what_can_not_be_honoured_is_refused_by_name(fields: dict[str, Any], par
     with pytest.raises(ApiError, match=param) as caught:
         dialect.read(orjson.dumps({"model": "m", "prompt": "hi", **fields}), None, ("r1", 1))
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
+
+
+async def test_several_prompts_are_several_calls_and_one_reply(house: House) -> None:
+    client = house.client(await house.rollout(), agent="writer")
+    prompts = ["once upon", "a time", "the end of it"]
+    asked: dict[str, Any] = {
+        "model": "m",
+        "prompt": prompts,
+        "n": 2,
+        "extra_headers": {"x-lightning-call": "k"},
+    }
+    for _ in range(2):  # sent again, it is the same calls
+        reply = await client.completions.create(**asked)
+    said = [f"{prompt}{more}" for prompt in prompts for more in ("", " 1")]
+    assert [choice.text for choice in reply.choices] == said
+    assert [choice.index for choice in reply.choices] == [0, 1, 2, 3, 4, 5]
+    assert reply.usage is not None
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (2 + 2 + 4, 3 + 4 + 3 + 4 + 5 + 6)
+    calls = [call for call in await house.calls() if "." not in call.id]
+    assert [call.id for call in calls] == ["k-0", "k-1", "k-2"]
+    assert [call.request["prompt"] for call in calls] == prompts
+    assert [call.prompt_ids for call in calls] == [house.engine.encode(prompt) for prompt in prompts]
+    assert {call.agent for call in calls} == {"writer"}
+
+
+async def test_prompts_of_token_ids_may_be_several_too(house: House) -> None:
+    client = house.client(await house.rollout())
+    ids = [house.engine.encode("one two"), house.engine.encode("three")]
+    await client.completions.create(model="m", prompt=ids)
+    assert [call.prompt_ids for call in await house.calls()] == ids
+
+
+async def test_of_several_prompts_one_that_fails_is_the_replys_error() -> None:
+    async with open_house(ScriptedEngine(context=2)) as house:
+        client = house.client(await house.rollout())
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.completions.create(model="m", prompt=["a b", "a b c", "d"])
+        assert caught.value.code == "context_length_exceeded"
+        assert [call.status for call in await house.calls()] == ["completed", "refused", "completed"]
+
+
+async def test_several_prompts_are_not_streamed_and_not_without_number(house: House) -> None:
+    client = house.client(await house.rollout())
+    for fields, said in (({"stream": True}, "leave stream out"), ({"prompt": ["a"] * 129}, "at most 128")):
+        with pytest.raises(openai.BadRequestError, match=said):
+            await client.completions.create(**{"model": "m", "prompt": ["a", "b"], **fields})  # type: ignore[call-overload]
+    assert not house.engine.requests

@@ -131,7 +131,10 @@ class Prompts:
         if isinstance(request.prompt, list):
             return self._given(request.prompt, context)
         if request.prompt is None:
-            text = self._write(request.messages, request.tools, self._arguments(request), context, asks=True)
+            arguments, more = self._arguments(request), request.continues
+            text = self._write(
+                request.messages, request.tools, arguments, context, asks=not more, continues=more
+            )
         else:
             text = whole(request.prompt)
         if request.prompt is None:
@@ -202,14 +205,17 @@ class Prompts:
         context: int,
         *,
         asks: bool,
+        continues: bool = False,
     ) -> str:
-        """The conversation as text; `asks` adds what stands before a reply."""
+        """The conversation as text; `asks` adds what stands before a reply. With `continues` it ends with the
+        last message's own text."""
         check_arguments(self._tokenizer, tools, arguments)
         if tools:
             find_form(self._tokenizer)
         if len(messages) > context:  # each takes a token and more
             raise self._too_long(len(messages), context)
         given = {"tools": tools or None, "add_generation_prompt": asks, "tokenize": False, **arguments}
+        given |= {"continue_final_message": True} if continues else {}
 
         def render(shaped: list[dict[str, Any]]) -> str:
             write = partial(self._tokenizer.apply_chat_template, **given)
