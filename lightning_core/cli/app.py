@@ -81,9 +81,20 @@ for verb in (
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """SIGTERM does what Ctrl-C does. Without this the first process of a container would ignore it."""
     on_interrupt = signal.getsignal(signal.SIGINT)
-    if not callable(on_interrupt):  # a background job ignores Ctrl-C
+    if not callable(on_interrupt):
         raise KeyboardInterrupt
     on_interrupt(number, frame)
+
+
+def _shut_out_ctrl_c() -> None:
+    """Where Ctrl-C is ignored, as in a job that a script starts with &, keep it out by blocking the signal.
+
+    asyncio ends its tasks in order only with its own handler of Ctrl-C, which it does not set where that is
+    ignored. SIGTERM uses that handler.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Once(logging.Filter):
@@ -115,6 +126,7 @@ class Once(logging.Filter):
 
 def main() -> None:
     """Entry point: errors of this package are shown as one message, without a traceback."""
+    _shut_out_ctrl_c()
     signal.signal(signal.SIGTERM, _interrupt)
     telemetry.obey()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")

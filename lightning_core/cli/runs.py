@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 import typer.core
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.progress import Progress
@@ -163,10 +164,11 @@ async def list_runs(folder: Path, paths: Sequence[Path]) -> None:
         said = f"no runs in {str(folder)!r}; start one with: agentlightning train SCRIPT"
         console.print(said, markup=False)
         return
-    table = Table(title=escape(f"runs in {folder}"))
+    table = Table(title=escape(f"runs in {folder}"), box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in ("run", "status", "steps", "reward", "model", "disk", "script", "age"):
         side: JustifyMethod = "right" if column in ("steps", "disk", "age") else "left"
-        table.add_column(column, justify=side, no_wrap=column == "run", overflow="fold")
+        whole = column not in ("model", "script")
+        table.add_column(column, justify=side, no_wrap=whole, overflow="fold")
     for line in sorted(lines, key=lambda line: line.created_at, reverse=True):
         table.add_row(*map(Text, line.cells), style="red" if line.status in {*BROKEN, "unreadable"} else None)
     console.print(table)

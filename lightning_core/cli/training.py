@@ -247,7 +247,7 @@ def train_script(script: Path, arguments: Sequence[str], launch: Launch) -> None
         write_page(Path(summary.folder))
         return summary
 
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a script's shell does so to what it starts with &
+    if signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()):  # see `app.main`
         said = "Ctrl-C is ignored here, as this process was started in the background; end it with"
         say(f"{said}: kill {os.getpid()}")
     try:

@@ -15,6 +15,7 @@ from functools import partial
 
 from lightning_core.credit.base import assign, only_finals
 from lightning_core.errors import TrainingError
+from lightning_core.insight.failures import reason_of
 from lightning_core.stores.base import Store
 from lightning_core.trainer.batch import StepBatch, read_batch
 from lightning_core.trainer.demonstrations import draw
@@ -150,6 +151,8 @@ async def check_any_reward(store: Store, rollouts: Sequence[Rollout], where: str
         "agent's, give agents= that name, or put them in `with lightning.agent(...)`"
         for (agent, endpoint), count in sorted(lost.items())
     )
+    first = reason_of(rollouts[0])
+    error = rollouts[0].error if first.hint is None else first.text
     raise TrainingError(
-        f"all {len(rollouts)} rollouts failed in {where}. The first error:\n{rollouts[0].error}{elsewhere}"
+        f"all {len(rollouts)} rollouts failed in {where}. The first error:\n{error}{elsewhere}"
     )

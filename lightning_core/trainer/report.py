@@ -168,10 +168,18 @@ async def find_change(
 ) -> Change | None:
     """What the run is summed up by, finished or not."""
     steps = sorted({each.step for each in counts if each.split == "validation"})
-    whole = [found for step in steps if (found := await find_whole_evaluation(store, run.id, step))]
-    ends = [whole[0], whole[-1]] if len(whole) > 1 else []
-    greedy = [fmean(reward_of(r) for r in each if r.sampling.temperature == 0) for each in ends]
+    ends = [await _first_whole(store, run.id, steps), await _first_whole(store, run.id, steps[::-1])]
+    apart = {each[0].step: each for each in ends if each}
+    greedy = [fmean(reward_of(r) for r in each if r.sampling.temperature == 0) for each in apart.values()]
     return change(greedy, reward_curve(metrics)[1])
+
+
+async def _first_whole(store: Store, run_id: str, steps: Sequence[int]) -> list[Rollout]:
+    """The rollouts of the first evaluation among these that is whole; [] without one."""
+    for step in steps:
+        if found := await find_whole_evaluation(store, run_id, step):
+            return found
+    return []
 
 
 def find_phases(run: Run | None) -> list[PhaseSummary]:

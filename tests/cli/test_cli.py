@@ -107,9 +107,9 @@ def test_the_commands_of_the_page_about_dry_runs_work_as_they_stand(call):
 def test_runs_and_show_report_what_training_left(finished):
     folder, _ = finished
     listed = run("runs", folder.parent)
-    assert re.search(
-        r"small │ finished │ +3 │ .+ → .+ │ tiny +│ +\d+ MiB │ small_job.py │ ", listed.stdout
-    ), listed.stdout
+    assert re.search(r"small +finished +3 +.+ → .+ +tiny +\d+ MiB +small_job.py ", listed.stdout), (
+        listed.stdout
+    )
     shown = run("show", folder)
     assert "3 steps" in shown.stdout
     assert re.search(r"writer\s+│ yes", shown.stdout)
@@ -216,13 +216,16 @@ def test_sigterm_ends_a_process_that_ignores_ctrl_c_in_order(tmp_path):
         while not list((folder / "checkpoints").glob("step-*")):
             assert process.poll() is None, process.stderr.read() if process.stderr else ""
             time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None, "Ctrl-C does not reach a job in the background"
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=300)
     assert process.returncode == 130, said
     assert f"started in the background; end it with: kill {process.pid}" in said
     assert "stopped; to continue, add --resume" in said
     assert "Traceback" not in said
-    assert "│ stopped" in run("runs", tmp_path).stdout
+    assert "run   stopped" in run("runs", tmp_path).stdout
 
 
 def test_serve_answers_any_openai_client(tmp_path):

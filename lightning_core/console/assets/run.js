@@ -93,7 +93,7 @@ function* pictures(run) {
     ] : [];
     for (const [kind, colour] of [["greedy", "--c2"], ["sampled", "--c3"]])
       if (at.size) series.push({ label: `held-out, ${kind}`, colour, points: true, dash: [4, 4], values: steps.map((step) => at.get(step)?.[kind] ?? null) });
-    yield ["Reward", series, { height: 260, low: 0, high: 1, word: "reward", steps }];
+    if (steps.length > 1) yield ["Reward", series, { height: 260, low: 0, high: 1, word: "reward", steps }];
   }
   for (const [title, wanted, given] of CHARTS) {
     const series = wanted.flatMap(([name, label]) => find(run.columns, name, label)).map((one, place) =>
