@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -249,12 +250,16 @@ def agent_table(summary: Summary) -> Table:
     table = Table(
         title=f"agents · {summary.steps} steps in {summary.train_seconds:.0f} s",
         caption="reward: of the training rollouts in which the agent acted, first steps → last",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
     )
-    columns = ["agent", "trained", "calls", "tokens", "reward", "credit", "failures"]
+    columns = ["agent", "trained", "calls", "tokens", "reward", "credit", "failed"]
     automatic = any(agent.air for agent in summary.agents.values())
     for column in (*columns, *(["AIR"] if automatic else [])):
         side: JustifyMethod = "left" if column in ("agent", "trained") else "right"
-        table.add_column(column, justify=side, no_wrap=column == "agent", overflow="fold")
+        table.add_column(column, justify=side, no_wrap=column in ("agent", "reward"), overflow="fold")
     for name, agent in summary.agents.items():
         acted = agent.calls > 0 or agent.transitions_with_advantage > 0
         table.add_row(

@@ -112,8 +112,8 @@ def test_runs_and_show_report_what_training_left(finished):
     )
     shown = run("show", folder)
     assert "3 steps" in shown.stdout
-    assert re.search(r"writer\s+│ yes", shown.stdout)
-    assert re.search(r"critic\s+│ no", shown.stdout)
+    assert re.search(r"writer\s+yes", shown.stdout)
+    assert re.search(r"critic\s+no", shown.stdout)
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(finished, call):
