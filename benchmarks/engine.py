@@ -6,6 +6,10 @@ Random weights in the shape of the shipped model, one thread, requests whose pro
 reply. "shared": mixed, and all prompts begin with the same 100 tokens. Each repeat runs all candidates after
 one another, so that what disturbs the machine disturbs them alike; a ratio is taken within a repeat.
 
+`--states` measures networks that keep state outside attention instead, one of each kind: linear attention
+(Qwen3.5), convolution (LFM2), state space (Falcon-H1). `--hidden 512 --layers 8` gives them some 25 M
+parameters.
+
 Left out: transformers' continuous batching (`generate_batch`). It runs on a CPU, at some 120 tokens/s here.
 """
 
@@ -23,14 +27,16 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import transformers
 from transformers import PreTrainedModel
 
 from benchmarks.report import Row, publish
-from benchmarks.shapes import random_qwen3
+from benchmarks.shapes import STATE_FAMILIES, random_qwen3, random_state_network
 from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.local.attention import use_plans
-from lightning_core.backends.local.decoder import Decoder, LlamaDecoder, NetworkDecoder
+from lightning_core.backends.local.decoder import Decoder, LlamaDecoder, NetworkDecoder, StateDecoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
+from lightning_core.backends.local.model import parameter_count
 from lightning_core.backends.local.tuning import kv_shape
 
 CONTEXT = 512
@@ -111,30 +117,59 @@ def speed(work: Callable[[], None], load: Load, *, cpu: bool) -> float:
     return load.tokens / (now() - started)
 
 
-def measure(
-    folder: Path, kinds: list[str], batches: list[int], repeats: int, count: int, cpu: bool
+def compare(
+    name: str, plain: PreTrainedModel, served: PreTrainedModel, decoders: dict[str, Decoder], asked: Asked
 ) -> list[Row]:
-    """A row for each kind and batch size; the engine starts every repeat with an empty prefix store."""
+    """A row for each kind and batch size; an engine starts every repeat with an empty prefix store."""
+    rows = []
+    for kind in asked.kinds:
+        for batch in asked.batches:
+            speeds: dict[str, list[float]] = {each: [] for each in ("generate", *decoders)}
+            for repeat in range(asked.repeats):
+                load = make_load(kind, min(asked.requests, 8 * batch), plain.config.vocab_size, repeat)
+                made = speed(partial(run_generate, plain, load, batch), load, cpu=asked.cpu_time)
+                speeds["generate"].append(made)
+                for each, decoder in decoders.items():
+                    engine = make_engine(decoder, served, batch)
+                    speeds[each].append(speed(partial(run_engine, engine, load), load, cpu=asked.cpu_time))
+                    engine.close()
+            rows.append(Row(f"{name}{kind}, batch {batch}", "generate", speeds, "tokens/s"))
+    return rows
+
+
+def measure_packed(folder: Path, asked: Asked) -> list[Row]:
+    """A network whose attention alone carries the past."""
     plain, planned = random_qwen3(folder), random_qwen3(folder)
     use_plans(planned)
+    decoders: dict[str, Decoder] = {
+        "engine": LlamaDecoder(planned, torch.float32, CONTEXT),
+        "engine, general path": NetworkDecoder(planned, torch.float32),
+    }
+    return compare("", plain, planned, decoders, asked)
+
+
+def measure_states(asked: Asked) -> list[Row]:
+    """Networks that keep state outside attention."""
     rows = []
-    for kind in kinds:
-        for batch in batches:
-            speeds: dict[str, list[float]] = {
-                name: [] for name in ("generate", "engine", "engine, general path")
-            }
-            for repeat in range(repeats):
-                load = make_load(kind, count, plain.config.vocab_size, repeat)
-                speeds["generate"].append(speed(partial(run_generate, plain, load, batch), load, cpu=cpu))
-                for name, decoder in (
-                    ("engine", LlamaDecoder(planned, torch.float32, CONTEXT)),
-                    ("engine, general path", NetworkDecoder(planned, torch.float32)),
-                ):
-                    engine = make_engine(decoder, planned, batch)
-                    speeds[name].append(speed(partial(run_engine, engine, load), load, cpu=cpu))
-                    engine.close()
-            rows.append(Row(f"{kind}, batch {batch}", "generate", speeds, "tokens/s"))
+    for family in STATE_FAMILIES:
+        network = random_state_network(family, hidden=asked.hidden, layers=asked.layers)
+        name = f"{family}, {parameter_count(network) / 1e6:.1f} M, "
+        decoders: dict[str, Decoder] = {"engine": StateDecoder(network, torch.float32)}
+        rows += compare(name, network, network, decoders, asked)
     return rows
+
+
+class Asked(argparse.Namespace):
+    """The command's options."""
+
+    repeats: int
+    requests: int
+    batches: list[int]
+    kinds: list[str]
+    cpu_time: bool
+    states: bool
+    hidden: int
+    layers: int
 
 
 def main() -> None:
@@ -146,11 +181,19 @@ def main() -> None:
     parser.add_argument(
         "--cpu-time", action="store_true", help="processor seconds, for a machine that is shared"
     )
-    asked = parser.parse_args()
+    parser.add_argument("--states", action="store_true", help="networks with state outside attention")
+    parser.add_argument("--hidden", type=int, default=192, help="features of such a network")
+    parser.add_argument("--layers", type=int, default=4)
+    asked = parser.parse_args(namespace=Asked())
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    if asked.states:
+        title = "Networks with state outside attention against transformers.generate"
+        publish(f"engine-states-{asked.hidden}", title, measure_states(asked))
+        return
     with tempfile.TemporaryDirectory() as name:
-        rows = measure(Path(name), asked.kinds, asked.batches, asked.repeats, asked.requests, asked.cpu_time)
+        rows = measure_packed(Path(name), asked)
     publish("engine", "Engine against transformers.generate", rows)
 
 

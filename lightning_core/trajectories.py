@@ -62,6 +62,8 @@ class Pack:
     """The transitions in this pack."""
     grammars: tuple[str | None, ...]
     """What the tokens of each were held to."""
+    passed: int
+    """Tokens that go through the network: T, and what branches share once more for each, where it must."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,25 +130,27 @@ def make_packs(
     pack_tokens: int,
     units: Mapping[Key, int] | None = None,
     merge: bool = True,
+    branches: bool = True,
 ) -> list[Pack]:
     """Cut a batch into packs of at most `pack_tokens` tokens.
 
     A branch that does not fit starts the next pack and repeats its prefix there; a sequence that is longer
     than a pack has one to itself. Transitions of one unit are in one pack, however long that makes it.
     `weights` gives the loss weight of one token of each transition; a transition without one carries no loss.
-    `merge=False` shares nothing, for comparison. Raises TrainingError for a transition without a prompt, or
-    whose logprobs do not match its tokens.
+    `merge=False` shares nothing, for comparison. Without `branches` the network runs each branch as a whole
+    sequence, so what it shares counts again; only a sequence that goes on from another saves. Raises
+    TrainingError for a transition without a prompt, or whose logprobs do not match its tokens.
     """
     units = units or {}
     rows = sorted(
         (_row(t) for t in trained_transitions(trajectories) if t.key in weights), key=lambda r: r.order
     )
     packs: list[Pack] = []
-    walk = _Walk(merge)
+    walk = _Walk(merge, branches)
     for block in _blocks(rows, units):
-        if walk.size and walk.size + walk.cost(block) > pack_tokens:
+        if walk.size and walk.passed + walk.cost(block) > pack_tokens:
             packs.append(walk.pack(weights, units))
-            walk = _Walk(merge)
+            walk = _Walk(merge, branches)
         for row in block:
             walk.add(row)
     if walk.size:
@@ -162,7 +166,7 @@ def report_merge(trajectories: Sequence[Trajectory], packs: Sequence[Pack]) -> M
         for t in trained_transitions(trajectories)
         if t.key in kept
     )
-    after = sum(len(pack.tokens) for pack in packs)
+    after = sum(pack.passed for pack in packs)
     return MergeReport(before, after, tuple(u for t in trajectories for u in find_unmerged(t)))
 
 
@@ -244,9 +248,9 @@ def _blocks(rows: Sequence[_Row], units: Mapping[Key, int]) -> list[list[_Row]]:
 class _Walk:
     """A pack being written: the tokens so far, and the path to the last one."""
 
-    def __init__(self, merge: bool) -> None:
-        self.size = 0
-        self._merge = merge
+    def __init__(self, merge: bool, branches: bool) -> None:
+        self.size = self.passed = 0
+        self._merge, self._branches = merge, branches
         self._runs: list[Ints] = []
         self._positions: list[Ints] = []
         self._last = b""
@@ -256,12 +260,17 @@ class _Walk:
         self._rows: list[tuple[Transition, Ints]] = []
 
     def cost(self, block: Sequence[_Row]) -> int:
-        """Tokens that adding these rows would take."""
+        """Tokens that adding these rows would send through the network."""
         before = [self._last, *(row.order for row in block)]
-        return sum(len(row.ids) - self._shared(last, row) for last, row in zip(before, block, strict=False))
+        return sum(self._passes(last, row) for last, row in zip(before, block, strict=False))
+
+    def _passes(self, last: bytes, row: _Row) -> int:
+        shared = self._shared(last, row)
+        return len(row.ids) - shared if self._branches or 4 * shared == len(last) else len(row.ids)
 
     def add(self, row: _Row) -> None:
         shared = self._shared(self._last, row)
+        self.passed += self._passes(self._last, row)
         new = row.ids[shared:]
         self._ended.append((self._path[shared:], self.size))
         self._path = np.concatenate((self._path[:shared], np.arange(self.size, self.size + len(new))))
@@ -300,4 +309,5 @@ class _Walk:
             units=np.repeat(np.array([units.get(t.key, -1) for t in transitions], dtype=np.int64), lengths),
             keys=tuple(t.key for t in transitions),
             grammars=tuple(t.grammar for t in transitions),
+            passed=self.passed,
         )

@@ -151,6 +151,8 @@ class ModelSize:
     """Features of a token's keys, over all key heads; its values have as many."""
     key_heads: int
     vocabulary: int
+    states: bool = False
+    """Whether layers keep state outside attention."""
     linears: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Inputs plus outputs of the linear layers, added up by their name; the output layer is left out."""
 
@@ -260,7 +262,7 @@ def read_size(network: Any, folder: Path, context: int) -> ModelSize:
     count = int(text.num_hidden_layers)
     stacks = [m for m in network.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
     sizes = [sum(p.numel() for p in layer.parameters()) for layer in (stacks[0] if stacks else [])]
-    heads = int(text.num_attention_heads)
+    heads = int(getattr(text, "num_attention_heads", None) or 1)
     size = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     key_heads = int(getattr(text, "num_key_value_heads", None) or heads)
     linears: dict[str, int] = {}
@@ -281,8 +283,22 @@ def read_size(network: Any, folder: Path, context: int) -> ModelSize:
         keys=key_heads * size,
         key_heads=key_heads,
         vocabulary=int(text.vocab_size),
+        states=keeps_state(network),
         linears=MappingProxyType(linears),
     )
+
+
+def keeps_state(network: Any) -> bool:
+    """Whether the past reaches a token by more than attention: linear attention, convolutions, state spaces.
+
+    transformers says so of a class, or of the layers that its cache has for the configuration.
+    """
+    from transformers import DynamicCache, cache_utils
+
+    kind: type | None = getattr(cache_utils, "LinearAttentionCacheLayerMixin", None)  # not in the first 5.x
+    if network._is_stateful or kind is None:
+        return bool(network._is_stateful)
+    return any(isinstance(layer, kind) for layer in DynamicCache(config=network.config).layers)
 
 
 def _inner(config: Any) -> int:

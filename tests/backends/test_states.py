@@ -19,7 +19,15 @@ from lightning_core.backends.local.cache import Shape
 from lightning_core.backends.local.caches import measure_traits
 from lightning_core.backends.local.decoder import StateDecoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
-from lightning_core.backends.local.packing import entry_logprobs, make_batches, to_tensors
+from lightning_core.backends.local.packing import (
+    SequencePlan,
+    entry_logprobs,
+    kept_bytes,
+    make_batches,
+    make_plan,
+    recompute_layers,
+    to_tensors,
+)
 from lightning_core.backends.settings import LoraOptions
 from lightning_core.errors import UnsupportedError
 from lightning_core.trajectories import make_packs
@@ -204,6 +212,35 @@ def test_branches_become_sequences_and_a_pass_takes_those_of_like_length_togethe
     ]
 
 
+def test_a_pack_counts_what_branches_share_for_each_and_a_turn_that_goes_on_once() -> None:
+    prompt = list(range(5, 25))
+    replies = [[30 + 5 * i + j for j in range(5)] for i in range(4)]
+    turns = [(prompt, reply) for reply in replies] + [([*prompt, *replies[0], 9], [50, 51])]
+    batch = tuple(
+        Transition("r", str(i), 0, "", True, begun, reply, [-1.0] * len(reply), 0, advantage=1.0)
+        for i, (begun, reply) in enumerate(turns)
+    )
+    given = ([Trajectory("r", "g", "t", 0.0, batch)], {t.key: 1.0 for t in batch})
+    (whole,) = make_packs(*given, pack_tokens=200, branches=False)
+    assert whole.passed == 3 * 24 + 27 == SequencePlan(torch.from_numpy(whole.ends)).tokens - 9  # padding
+    parts = make_packs(*given, pack_tokens=60, branches=False)
+    assert [part.passed for part in parts] == [27 + 24, 24 + 24]
+    (merged,) = make_packs(*given, pack_tokens=60)
+    assert merged.passed == len(merged.tokens) == 20 + 4 * 4 + 3
+
+
+def test_what_layers_with_state_keep_for_the_gradient_is_measured() -> None:
+    network = make_state_network("falcon_h1", 300).requires_grad_(True)
+    places = torch.arange(64)
+    plan = make_plan(network, torch.full_like(places, 64))
+    kept = [
+        kept_bytes(lambda: plan.hidden(network.model, places, places, places), network)
+        for on in (False, True)
+        if recompute_layers(network, on) is None
+    ]
+    assert kept[0] > 20 * kept[1] > 0
+
+
 @pytest.mark.parametrize("lora", [None, LoraOptions(rank=4, targets="all-linear")])
 async def test_an_update_trains_what_was_sampled_and_publishes_it(
     qwen35: Path, tmp_path: Path, lora: LoraOptions | None
@@ -213,7 +250,6 @@ async def test_an_update_trains_what_was_sampled_and_publishes_it(
         metrics = await backend.update(Batch(0, batch), GRPO(kl=0.1))
         assert metrics["logprob_gap_max"] < 1e-4
         assert metrics["kl_reference"] == pytest.approx(0.0, abs=1e-6)
-        assert metrics["merge_ratio"] > 1  # a next turn holds the one before it
         flying = asyncio.create_task(ask(backend, "hello", max_tokens=40))
         await asyncio.sleep(0.05)
         assert await backend.publish() == 1

@@ -129,6 +129,11 @@ def use_plans(network: PreTrainedModel) -> None:
         )
 
 
+def takes_plans(network: PreTrainedModel) -> bool:
+    """Whether `use_plans` was called; else the network runs with its own attention."""
+    return bool(network.config._attn_implementation == NAME)
+
+
 def network_logits(
     network: torch.nn.Module,
     tokens: torch.Tensor,

@@ -15,21 +15,12 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin
+from transformers import PreTrainedModel, cache_utils
 
 from lightning_core.errors import UnsupportedError
 
 TOLERANCE = 2e-3
 """Nats by which batching, or going on from a state, may move a log-probability of a float32 network."""
-
-
-def keeps_state(network: PreTrainedModel) -> bool:
-    """Whether the past reaches a token by more than attention, as transformers says of the network."""
-    if network._is_stateful:
-        return True
-    layers = DynamicCache(config=network.config).layers
-    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
 
 
 # one pass -------------------------------------------------------------------------------------
@@ -86,6 +77,11 @@ def _no_cache(network: PreTrainedModel) -> UnsupportedError:
 # caches ---------------------------------------------------------------------------------------
 Change = Callable[[str, list[torch.Tensor]], torch.Tensor]
 """From an attribute's name and that attribute of several caches to that of a new one."""
+CACHES: tuple[type, ...] = tuple(
+    getattr(cache_utils, name)
+    for name in ("Cache", "CacheLayerMixin", "LinearAttentionCacheLayerMixin")  # the last came after 5.0
+    if hasattr(cache_utils, name)
+)
 ALONG = ("keys", "values")
 """Attributes of a cache's layer with a place for each token: (B, K, L, D)."""
 
@@ -100,7 +96,7 @@ def _made_of(parts: Sequence[Any], change: Change, length: int, name: str = "") 
         return {key: _made_of([part[key] for part in parts], change, length, name) for key in first}
     if isinstance(first, list):
         return [_made_of(each, change, length, name) for each in zip(*parts, strict=True)]
-    if isinstance(first, Cache | CacheLayerMixin | LinearAttentionCacheLayerMixin):
+    if isinstance(first, CACHES):
         made = copy.copy(first)
         for attribute in vars(first):
             own = [getattr(part, attribute) for part in parts]

@@ -164,6 +164,7 @@ class LocalCritic:
             {t.key: 1.0 for t in alone},
             pack_tokens=self._options.pack_tokens or PACK_TOKENS,
             merge=self._options.prefix_sharing,
+            branches=self._policy.shares_branches,
         )
 
     def _tensors(self, pack: Pack) -> Tensors:

@@ -19,12 +19,13 @@ from transformers import PreTrainedModel
 
 from lightning_core.backends.local.attention import Form, Plan, network_logits, survey
 from lightning_core.backends.local.cache import Shape
-from lightning_core.backends.local.caches import keeps_state, measure_traits
+from lightning_core.backends.local.caches import measure_traits
 from lightning_core.backends.local.memory import Memory
 from lightning_core.backends.local.model import FAMILIES
 from lightning_core.backends.local.packed import PackedMemory, packed_memory
 from lightning_core.backends.local.packing import TreePlan, make_plan
 from lightning_core.backends.local.states import StateMemory
+from lightning_core.backends.preflight import keeps_state
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary variants whose angles depend on the position alone."""

@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from lightning_core.backends.chat.folder import find_source, find_stop_ids, load_part, load_tokenizer
 from lightning_core.backends.chat.upstream import ChatModel
 from lightning_core.backends.local.attention import use_plans
-from lightning_core.backends.local.caches import keeps_state
-from lightning_core.backends.preflight import DEFAULT_CONTEXT, longest_context, machine_memory
+from lightning_core.backends.preflight import DEFAULT_CONTEXT, keeps_state, longest_context, machine_memory
 from lightning_core.errors import ModelError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

@@ -198,6 +198,7 @@ class Optimizer:
             pack_tokens=o.pack_tokens or PACK_TOKENS,
             units=units,
             merge=o.prefix_sharing,
+            branches=self._policy.shares_branches,
         )
 
     def logprobs(self, trajectories: tuple[Trajectory, ...]) -> list[list[float]]:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lightning_core.backends.chat.constraints import Grammars, Words
-from lightning_core.backends.local.attention import NAME, Form, Sees, network_logits, packed, weights
+from lightning_core.backends.local.attention import Form, Sees, network_logits, packed, takes_plans, weights
 from lightning_core.backends.local.model import FAMILIES, network_below
 from lightning_core.backends.local.sampling import mask_logits
 from lightning_core.trajectories import Ints, Pack
@@ -70,9 +70,7 @@ class PassPlan(Protocol):
 
 def make_plan(network: PreTrainedModel, ends: torch.Tensor) -> PassPlan:
     """The plan for a pack with these `ends` (T,): a tree where the network takes its attention from plans."""
-    if network.config._attn_implementation != NAME:
-        return SequencePlan(ends)
-    return TreePlan(ends, torch.float32)
+    return TreePlan(ends, torch.float32) if takes_plans(network) else SequencePlan(ends)
 
 
 class TreePlan:
@@ -309,6 +307,22 @@ def recompute_layers(network: torch.nn.Module, on: bool) -> None:
         if isinstance(layer, GradientCheckpointingLayer):
             layer.gradient_checkpointing = layer.training = on
             layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+
+
+def kept_bytes(work: Callable[[], torch.Tensor], network: torch.nn.Module) -> int:
+    """What a pass of the network keeps for its gradient, beside the weights."""
+    weights = {weight.untyped_storage().data_ptr() for weight in network.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = work()
+    found = sum(kept[place].untyped_storage().nbytes() for place in kept.keys() - weights)
+    del out
+    return found
 
 
 def entry_logprobs(network: torch.nn.Module, pack: Tensors) -> torch.Tensor:

@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 import peft
@@ -13,14 +14,18 @@ import torch
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from lightning_core.backends.local.attention import takes_plans
 from lightning_core.backends.local.model import Model, memory_bytes, parameter_count
-from lightning_core.backends.local.packing import PassPlan
+from lightning_core.backends.local.packing import PassPlan, kept_bytes, make_plan, recompute_layers
 from lightning_core.backends.preflight import ModelSize, read_size
 from lightning_core.backends.settings import LoraOptions, default_critic_rate, default_learning_rate
 from lightning_core.errors import ConfigError, TrainingError
 
 WIDE = 4
 """Bytes of a number in float32. In bfloat16 activations take half of what is said here."""
+
+TRIED_TOKENS = 128
+"""Tokens of the pass in which layers with state are measured."""
 
 
 def pass_bytes(size: ModelSize, tokens: int, pairs: int) -> int:
@@ -69,7 +74,23 @@ class Policy:
     def must_recompute(self, plan: PassPlan) -> bool:
         """Whether the memory has no room for all activations of such a pass."""
         room = activation_room(self._size, self.lora, memory_bytes(self.base.device), self.copies)
-        return pass_bytes(self._size, plan.tokens, plan.pairs) > room
+        return self._wider * pass_bytes(self._size, plan.tokens, plan.pairs) > room
+
+    @property
+    def shares_branches(self) -> bool:
+        """Whether a pass computes once what several sequences begin with."""
+        return takes_plans(self.base)
+
+    @cached_property
+    def _wider(self) -> float:
+        """How many times what `pass_bytes` says layers keep; layers with state are measured."""
+        if self.shares_branches:
+            return 1.0
+        places = torch.arange(min(TRIED_TOKENS, self.model.context), device=self.base.device)
+        plan, trunk = make_plan(self.base, torch.full_like(places, len(places))), self.base.get_decoder()
+        recompute_layers(self.base, False)
+        kept = kept_bytes(lambda: plan.hidden(trunk, torch.zeros_like(places), places, places), self.base)
+        return kept / pass_bytes(self._size, plan.tokens, plan.pairs)
 
     @property
     def tied_names(self) -> frozenset[str]:

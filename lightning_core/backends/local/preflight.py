@@ -5,6 +5,8 @@ Memory, in bytes, beside what `backends.preflight` says of training, with P para
     engine       b P        its own copy of the weights
     replies      2 b k L    keys and values of each token; at most an eighth of the memory
     scores       b H n L    of a pass: what attention keeps of n pairs of tokens and H heads
+    states       an eighth of the memory at most, with replies; layers with state keep 4 times the activations
+                 (1.1 to 3.6 times in Qwen3.5, LFM2 and Falcon-H1 of 2 M and 16 M parameters)
     reference    4 P, a critic 16 P, where an algorithm has one
 
 A pass whose activations and scores have no room keeps the input of each layer, and one layer is computed
@@ -36,6 +38,8 @@ from lightning_core.backends.preflight import (
 from lightning_core.backends.settings import LoraOptions, default_learning_rate
 
 WHERE = "this process"
+STATE_LAYERS = 4
+"""How many times the activations of attention layers those with state keep, at most."""
 
 
 def plan_run(settings: LocalSettings, algorithms: Sequence[Algorithm]) -> RunPlan:
@@ -67,7 +71,8 @@ def _estimate(
     cache = 2 * WIDE * size.keys * size.layers
     need = _training(settings, size, algorithms, memory).peak
     need += WIDE * (1 + _copies(algorithms)) * size.parameters
-    need += min(memory // 8, settings.max_batch * context * cache)
+    replies = settings.max_batch * context * cache
+    need += memory // 8 if size.states else min(memory // 8, replies)
     return MemoryEstimate((MemoryUse("memory", need, memory),))
 
 
@@ -80,11 +85,12 @@ def _training(
     pairs = tokens**2 // 2
     least = training_memory(size, settings.lora, tokens=tokens, number=WIDE, checkpoints=True)
     room = activation_room(size, settings.lora, memory, _copies(algorithms))
-    spared = least.activations + WIDE * size.heads * pairs
+    more = STATE_LAYERS - 1 if size.states else 0
+    spared = least.activations + more * least.layer + WIDE * size.heads * pairs
     logits = 4 * LOGITS_BYTES if size.architecture in FAMILIES else least.logits
     return replace(
         least,
-        activations=min(pass_bytes(size, tokens, pairs), max(room, spared)),
+        activations=min((1 + more) * pass_bytes(size, tokens, pairs), max(room, spared)),
         logits=min(least.logits, logits),
     )
 

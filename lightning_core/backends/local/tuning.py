@@ -17,12 +17,12 @@ from transformers import PreTrainedModel
 
 from lightning_core.backends.local.attention import survey
 from lightning_core.backends.local.cache import Shape
-from lightning_core.backends.local.caches import keeps_state
 from lightning_core.backends.local.decoder import bfloat16_error, make_decoder
 from lightning_core.backends.local.memory import Run
 from lightning_core.backends.local.model import Model, parameter_count
 from lightning_core.backends.local.packing import make_plan
 from lightning_core.backends.local.policy import Policy
+from lightning_core.backends.preflight import keeps_state
 from lightning_core.backends.settings import SMALL
 from lightning_core.errors import UnsupportedError
 
