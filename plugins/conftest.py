@@ -1,3 +1,8 @@
-"""What is collected below: the plugins, and not the template, whose package is not installed here."""
+"""What is collected below: the plugins, and not the template, whose package is not installed here.
 
-collect_ignore = ["_template"]
+Google ADK can't be in one environment with CrewAI, so its tests run in the other one (see the Makefile).
+"""
+
+from importlib.util import find_spec
+
+collect_ignore = ["_template", *(["google_adk"] if find_spec("lightning_google_adk") is None else [])]

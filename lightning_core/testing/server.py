@@ -3,7 +3,7 @@
 It plays the model too, and obeys marks in the prompt: `fail=2` answers the first two attempts (of one
 nonce or key) with 500, `slow=0.2` waits, `late=1` lets only the first attempt wait, `calls=a,b+c` asks
 for tool a, then for b and c at once, then answers in words; with `broken=a,b` the arguments for these
-tools are not valid JSON. How far it is, it reads from the prompt: from its own requests for tools, or
+tools are not valid JSON. Every argument is the text "asked", or that of the mark `given`. How far it is, it reads from the prompt: from its own requests for tools, or
 from their ids where a framework tells of them in words. With `aloud=1` it says the ids itself, for a
 framework whose prompts don't tell of a tool that failed.
 """
@@ -180,7 +180,8 @@ def compose(
     for step in steps:
         if not asked:
             tools, broken = dialect.offered_tools(body), marks.get("broken", "").split(",")
-            calls = [_call(name, tools.get(name) or {}, name in broken) for name in step]
+            given = marks.get("given", "asked")
+            calls = [_call(name, tools.get(name) or {}, given, name in broken) for name in step]
             return [*([" ".join(call["id"] for call in calls)] if "aloud" in marks else []), *calls]
         asked = asked[len(step) :]
     return ["it ", "is ", "done"]
@@ -196,9 +197,9 @@ def _asked(dialect: type[Dialect], body: Mapping[str, Any]) -> list[str]:
     return [found[1] for found in {found[0]: found for found in _CALL_ID.finditer(told)}.values()]
 
 
-def _call(name: str, schema: Mapping[str, Any], broken: bool) -> dict[str, Any]:
+def _call(name: str, schema: Mapping[str, Any], value: str, broken: bool) -> dict[str, Any]:
     """A request for a tool; all of its required arguments are taken to be strings."""
-    given = dict.fromkeys(schema.get("required") or (), "asked")
+    given = dict.fromkeys(schema.get("required") or (), value)
     function = {"name": name, "arguments": '{"broken": ' if broken else json.dumps(given)}
     return {"id": f"call_{name}_{uuid.uuid4().hex}", "type": "function", "function": function}
 

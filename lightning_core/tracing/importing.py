@@ -10,6 +10,23 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
+def once_imported(module: str, install: Callable[[], Callable[[], None]]) -> Callable[[], None]:
+    """Call `install` once the app has imported the module. The function returned takes both back.
+
+    For a plugin's `lightning_install`; `install` returns what undoes it.
+    """
+    undo: list[Callable[[], None]] = []
+    hook = WhenImported(module, lambda _: undo.append(install()))
+    hook.start()
+
+    def take_back() -> None:
+        hook.stop()
+        while undo:
+            undo.pop()()
+
+    return take_back
+
+
 class WhenImported(MetaPathFinder):
     """Calls `act(module)` once the module is there: now if it is imported, else right after its import.
 

@@ -25,11 +25,12 @@ def main() -> None:
     options = parser.parse_args()
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        # CrewAI reads this when it is imported: send nothing home, keep files here.
+        # CrewAI and LiteLLM read this when they are imported: send nothing home, keep files here.
         os.environ |= {
             "CREWAI_DISABLE_TELEMETRY": "true",
             "CREWAI_TRACING_ENABLED": "false",
             "CREWAI_STORAGE_DIR": folder,
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         }
         # It says before each call that it estimates the length of the prompt.
         logging.getLogger("crewai").setLevel(logging.ERROR)

@@ -34,9 +34,13 @@ FRAMEWORKS = {
     "autogen": "autogen_agentchat",
     "openai_agents": "agents",
     "crewai": "crewai",
+    "agent_framework": "lightning_agent_framework",
+    "google_adk": "lightning_google_adk",
+    "llama_index": "lightning_llama_index",
     "nested": "openai",
 }
-"""The modules with plays, and the package each needs. CrewAI is not there beside openai 3."""
+"""The modules with plays, and the package each needs. CrewAI and LlamaIndex are not there beside openai 3, and
+ADK is there only."""
 
 
 @dataclass(slots=True)

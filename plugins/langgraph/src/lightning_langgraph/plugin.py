@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from lightning_core.hookspecs import hookimpl
-from lightning_core.tracing.importing import WhenImported
+from lightning_core.tracing.importing import once_imported
 from lightning_core.types import Who
 from lightning_langgraph.runs import innermost
 
@@ -25,16 +25,7 @@ def lightning_who() -> Who | None:
 @hookimpl
 def lightning_install() -> Callable[[], None]:
     """Every Runnable, from LangChain's import on: graphs need no callback passed."""
-    undo: list[Callable[[], None]] = []
-    hook = WhenImported("langchain_core.runnables.config", lambda _: undo.append(_callback_for_all()))
-    hook.start()
-
-    def take_back() -> None:
-        hook.stop()
-        for each in undo:
-            each()
-
-    return take_back
+    return once_imported("langchain_core.runnables.config", _callback_for_all)
 
 
 def _callback_for_all() -> Callable[[], None]:
