@@ -50,6 +50,9 @@ class Framework(StrEnum):
     AUTOGEN = "autogen"
     OPENAI_AGENTS = "openai-agents"
     CREWAI = "crewai"
+    AGENT_FRAMEWORK = "agent-framework"
+    GOOGLE_ADK = "google-adk"
+    LLAMA_INDEX = "llama-index"
 
 
 _MODULES: Final = {
@@ -58,6 +61,9 @@ _MODULES: Final = {
     Framework.AUTOGEN: "lightning_autogen",
     Framework.OPENAI_AGENTS: "lightning_openai_agents",
     Framework.CREWAI: "lightning_crewai",
+    Framework.AGENT_FRAMEWORK: "lightning_agent_framework",
+    Framework.GOOGLE_ADK: "lightning_google_adk",
+    Framework.LLAMA_INDEX: "lightning_llama_index",
 }
 
 

@@ -3,9 +3,10 @@
 It plays the model too, and obeys marks in the prompt: `fail=2` answers the first two attempts (of one
 nonce or key) with 500, `slow=0.2` waits, `late=1` lets only the first attempt wait, `calls=a,b+c` asks
 for tool a, then for b and c at once, then answers in words; with `broken=a,b` the arguments for these
-tools are not valid JSON. Every argument is the text "asked", or that of the mark `given`. How far it is, it reads from the prompt: from its own requests for tools, or
-from their ids where a framework tells of them in words. With `aloud=1` it says the ids itself, for a
-framework whose prompts don't tell of a tool that failed.
+tools are not valid JSON. Every argument is the text "asked", or that of the mark `given`. How far it is,
+it reads from the prompt: from its own requests for tools, or from their ids where a framework tells of
+them in words. With `aloud=1` it says the ids itself, for a framework whose prompts don't tell of a tool
+that failed.
 """
 
 from __future__ import annotations

@@ -32,6 +32,9 @@ FRAMEWORKS = {
     "crewai": ("CrewAI", "crewai"),
     "pydantic_ai": ("Pydantic AI", "pydantic_ai"),
     "smolagents": ("smolagents", "smolagents"),
+    "agent_framework": ("Microsoft Agent Framework", "lightning_agent_framework"),
+    "google_adk": ("Google ADK", "lightning_google_adk"),
+    "llama_index": ("LlamaIndex", "lightning_llama_index"),
 }
 """How the apps' modules begin, what the framework is called, and its package."""
 PAGE = Path(__file__).parents[2] / "docs/frameworks.md"
@@ -117,12 +120,23 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def merged(before: str, now: str) -> str:
+    """The page's table with these rows in it: no environment has all frameworks."""
+    head = now.splitlines()[:2]
+    rows = {line.split(" | ")[0]: line for text in (before, now) for line in text.splitlines()[2:]}
+    order = [name for name, _ in FRAMEWORKS.values()]
+    lines = sorted(rows.values(), key=lambda line: (order.index(line.split(" | ")[1]), line))
+    return "\n".join([*head, *lines]) + "\n"
+
+
 def main() -> None:
     """Exit with 1 if a call is lost or named wrong, or if an app that follows its script does not end."""
     parser = argparse.ArgumentParser(prog="python -m tests.apps", description=__doc__)
     parser.add_argument("apps", nargs="*", help="modules of tests/apps (default: all)")
     parser.add_argument("--model", help="what answers: a model for the local engine (default: the script)")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/frameworks.md")
+    parser.add_argument(
+        "--write", action="store_true", help="put these rows into the table of docs/frameworks.md"
+    )
     parser.add_argument("--out", type=Path, help="write the rows to this file, as JSON")
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of frameworks, about themselves
@@ -133,7 +147,7 @@ def main() -> None:
     if options.out:
         options.out.write_text(json.dumps([asdict(row) for row in rows]))
     if options.write:
-        PAGE.write_text(_TABLE.sub(lambda _: table(rows), PAGE.read_text()))
+        PAGE.write_text(_TABLE.sub(lambda found: merged(found[0], table(rows)), PAGE.read_text()))
     sys.stdout.write(f"{table(rows)}\n")
     for row in rows:
         for problem in (*row.wrong, *row.refused, row.unexpected, row.error):

@@ -39,8 +39,8 @@ FRAMEWORKS = {
     "llama_index": "lightning_llama_index",
     "nested": "openai",
 }
-"""The modules with plays, and the package each needs. CrewAI and LlamaIndex are not there beside openai 3, and
-ADK is there only."""
+"""The modules with plays, and the package each needs. CrewAI and LlamaIndex are not there beside openai 3,
+and ADK is there only."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """What is wrapped in the framework: the run of an agent, and the run of a tool.
 
-Every way to run an agent passes `RawAgent.run`: alone, as a tool, in a workflow or an orchestration. A stream is
-made by its reader, so it takes the name for each of its pulls.
+Every way to run an agent passes `RawAgent.run`: alone, as a tool, in a workflow or an orchestration. A
+stream is made by its reader, so it takes the name for each of its pulls.
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ def wrap() -> Callable[[], None]:
     """Wrap them for one more user; the function returned takes that back."""
     user = object()
     undo = [patch(RawAgent, "run", user, _named), patch(FunctionTool, "invoke", user, _reported)]
-    return lambda: [each() for each in undo] and None
+
+    def take_back() -> None:
+        for each in undo:
+            each()
+
+    return take_back
 
 
 def _named(original: Callable[..., Any], users: list[object]) -> Callable[..., Any]:
@@ -61,7 +66,11 @@ def _reported(original: Callable[..., Any], users: list[object]) -> Callable[...
         if not users or call_id is None:
             return await original(tool, **kwargs)
         run: dict[str, Any] = {"agent": who.agent if who else UNNAMED, "framework": FRAMEWORK}
-        run |= {"arguments": _plain(kwargs.get("arguments")), "tool_call_id": call_id, "started_at": time.time()}
+        run |= {
+            "arguments": _plain(kwargs.get("arguments")),
+            "tool_call_id": call_id,
+            "started_at": time.time(),
+        }
         try:
             result = await original(tool, **kwargs)
         except (UserInputRequiredException, MiddlewareTermination):  # it has not run yet

@@ -1,7 +1,8 @@
 """What is wrapped in ADK: the run of an agent, which is a generator, and what its plugins learn of tools.
 
-Every way to run an agent passes `BaseAgent.run_async`: by a runner, after a transfer, in a workflow, as a tool.
-A generator runs in its reader's context, so the name is set for each event and taken back before it is given.
+Every way to run an agent passes `BaseAgent.run_async`: by a runner, after a transfer, in a workflow, as a
+tool. A generator runs in its reader's context, so the name is set for each event and taken back before it
+is given.
 """
 
 from __future__ import annotations
@@ -41,7 +42,12 @@ def wrap() -> Callable[[], None]:
         patch(PluginManager, "run_after_tool_callback", user, _reported),
         patch(PluginManager, "run_on_tool_error_callback", user, _failed),
     ]
-    return lambda: [each() for each in undo] and None
+
+    def take_back() -> None:
+        for each in undo:
+            each()
+
+    return take_back
 
 
 def _named(original: Callable[..., Any], users: list[object]) -> Callable[..., Any]:

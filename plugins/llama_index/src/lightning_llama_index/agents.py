@@ -1,8 +1,8 @@
 """What is wrapped in LlamaIndex: the steps of each class of workflows, when one of it first runs.
 
-Agents are workflows. A step is looked up on its class when it runs, in the context of a task of its own, which
-makes the requests. It works for the agent that its event or its workflow names; a step of a workflow that has no
-agents is an agent itself, as a node of a graph is.
+Agents are workflows. A step is looked up on its class when it runs, in the context of a task of its own,
+which makes the requests. It works for the agent that its event or its workflow names; a step of a workflow
+that has no agents is an agent itself, as a node of a graph is.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ async def _agent(workflow: Any, given: list[Any], step: str) -> str:
     if hasattr(workflow, "agents"):
         named = [name for each in given if (name := getattr(each, "current_agent_name", None))]
         stores = [each.store for each in given if hasattr(each, "store")]
-        return named[0] if named else await stores[0].get("current_agent_name", default=step)
+        return str(named[0] if named else await stores[0].get("current_agent_name", default=step))
     return str(getattr(workflow, "name", None) or step)
 
 
