@@ -51,6 +51,39 @@ def test_a_run_s_temperature_is_sampled_recorded_and_trained_at(
     assert kept == {("writer", True), ("checker", False)}  # top_p is theirs; see the gap above
 
 
+async def solve_with_a_penalty(task: lightning.Task) -> float:
+    """The same agent, once with a penalty and once without."""
+    async with openai.AsyncOpenAI(api_key="none") as client:
+        for penalty in (0.5, 0.0):
+            with lightning.agent("writer"):
+                await client.chat.completions.create(
+                    model="policy",
+                    messages=[{"role": "user", "content": f"{task.input['question']} {penalty}"}],
+                    max_completion_tokens=6,
+                    presence_penalty=penalty,
+                )
+    scope = current_scope()
+    assert scope is not None
+    return float(scope.rollout_id.rpartition("-")[2])
+
+
+def test_a_call_with_a_penalty_alone_is_left_out_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = WatchedLocal()
+    with caplog.at_level(logging.WARNING):
+        fit(tmp_path / "run", grpo(), solve_with_a_penalty, steps=1, backend=backend)
+    found = records(tmp_path / "run")
+    values = found.metrics[0].values
+    assert values["agent/writer/calls"] == 2 * values["agent/writer/left_out_calls"] > 0
+    assert values["agent/writer/transitions"] == values["agent/writer/left_out_calls"]
+    assert values["failures"] == 0
+    assert values["logprob_gap_max"] < 1e-3
+    said = [each.getMessage() for each in caplog.records if "are not trained on" in each.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("calls of agent 'writer' are not trained on: an update computes no penalties")
+
+
 def test_a_temperature_that_explores_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="temperature"):
         lightning.Trainer(temperature=0.0)
