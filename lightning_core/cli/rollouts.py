@@ -328,6 +328,8 @@ def _call(call: Call, full: bool, policy: str | None) -> Text:
         line.append(f"  seen only, answered by {call.endpoint}", "yellow")
     elif not call.trained:
         line.append("  not trained", "dim")
+    elif why := next((each.left_out for each in call.choices if each.left_out), None):
+        line.append(f"  left out of training: {_short(why, full)}", "yellow")
     if call.status != "completed":
         line.append(f"  {call.status}: {_short(call.error or '', full)}", _BAD)
     if hosted := transcript.not_offered(call):

@@ -60,6 +60,9 @@ async def fill(store: SqliteStore) -> None:
                 update={"dialect": "responses", "request": searching}
             )
         )
+        left_out = Choice(completion_ids=[4], message={"content": "so"}, left_out="it has a penalty")
+        await store.add_call(call(name, "c4", "", 5.0, choices=[left_out]))
+        await store.add_call(call(name, "c5", "", 6.0, choices=[], status="refused", error="no such option"))
         await store.add_events(
             [
                 ToolEvent(
@@ -123,6 +126,7 @@ def test_a_rollout_is_shown_as_a_tree(run: Path, command: Command) -> None:
     assert lines[0].startswith(
         "rollout small-t0-0-0  task task-0[test], train, step 1, attempt 1 of 1: succeeded, reward +0.500"
     )
+    assert "1 of 5 LLM calls were refused, the first, of agent 'writer', with: no such option" in lines[1]
     marks = [
         "writer  3 → 0 tokens, 0.50 s",
         "question [of] small-t0-0-0 → f({})",
@@ -132,6 +136,8 @@ def test_a_rollout_is_shown_as_a_tree(run: Path, command: Command) -> None:
         "judge  3 → 1 tokens, 0.50 s  seen only, answered by https://host/v1",
         "→ the answer",
         "not trained  failed: out of memory",
+        "left out of training: it has a penalty",
+        "refused: no such option",
         "final reward +0.500  by app",
     ]
     assert "failed: out of memory  hosted, not offered: web_search" in shown
@@ -139,7 +145,7 @@ def test_a_rollout_is_shown_as_a_tree(run: Path, command: Command) -> None:
     assert places == sorted(places)
     depth = {mark: lines[place].index(mark[:4]) for mark, place in zip(marks, places, strict=True)}
     assert depth[marks[2]] == depth[marks[3]] == depth[marks[4]] > depth[marks[0]]
-    assert depth[marks[8]] == depth[marks[5]] == depth[marks[0]]
+    assert depth[marks[-1]] == depth[marks[5]] == depth[marks[0]]
 
 
 @pytest.mark.parametrize(
@@ -295,7 +301,7 @@ def collector() -> Any:
 
 def test_every_rollout_of_a_run_is_exported(run: Path, command: Command, collector: Received) -> None:
     said = command("export", run, collector.url)
-    assert f"sent 18 spans of 3 rollouts to {collector.url}/v1/traces" in said
+    assert f"sent 24 spans of 3 rollouts to {collector.url}/v1/traces" in said
     assert {name for name in collector.spans() if name.startswith("rollout")} == {
         "rollout small-t0-0-0",
         "rollout small-t0-0-1",
