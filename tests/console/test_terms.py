@@ -53,3 +53,16 @@ def test_the_legend_shows_the_last_step_until_one_points_at_another(browser: Any
         while "–" in shown.inner_text():
             page.wait_for_timeout(50)
         assert "".join(shown.inner_text().split()) == f"step{STEPS}"
+
+
+def test_the_evaluation_before_training_stands_at_step_0(browser: Any, address: str, finished: Path) -> None:
+    """Where `curve.png` has it: before the first step, not at it."""
+    before = json.loads((finished / "summary.json").read_text())["before"]["greedy"]
+    with opening(browser, at(address, "finished")) as page:
+        reward = page.locator("figure.chart", has_text="Reward").first
+        reward.locator(".u-over").hover(position={"x": 1, "y": 20})
+        shown = reward.locator(".u-series")
+        while "".join(shown.first.inner_text().split()) != "step0":
+            page.wait_for_timeout(50)
+        greedy = reward.locator(".u-series", has_text="held-out, greedy").locator(".u-value").inner_text()
+        assert float(greedy.replace("−", "-")) == round(before, 3)
