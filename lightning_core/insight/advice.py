@@ -12,7 +12,7 @@ from typing import Final
 from lightning_core import transcript
 from lightning_core.insight.failures import is_cut
 from lightning_core.insight.verdict import reward_of
-from lightning_core.types import Call, Rollout
+from lightning_core.types import Call, Rollout, Status
 
 FEWEST: Final = 4
 """Rollouts below which nothing is said."""
@@ -34,6 +34,8 @@ def nothing_earned(
         for call in calls.get(one.id, ())
         if call.trained and call.status == "completed" and call.choices
     ]
+    if not answered and all(one.status is Status.FAILED for one in rollouts):
+        return None  # the app broke before a model was asked: its own error says more
     lines = [f"None of {len(rollouts)} rollouts earned anything, and from equal rewards nothing is learnt."]
     if answered:
         lines += _reply(answered[0])

@@ -153,14 +153,14 @@ class Loop:
         finished = await self.collector.finish(
             lambda retry: self.session.plan(step, retry).evaluate(validation), "evaluation", again=True
         )
+        calls = await self.session.store.get_calls([rollout.id for rollout in finished])
         if step == 0:
+            self._advise(finished, calls)
             where = "the first evaluation; fix the cause and start the same command again"
             await check_any_reward(self.session.store, finished, where)
-        calls = await self.session.store.get_calls([rollout.id for rollout in finished])
         self.agent_names.see(calls)
         if step == 0:
             self.agent_names.check()
-            self._advise(finished, calls)
         result = evaluation(step, finished, calls, self.settings.group_by)
         await self.versions.evaluated(result)
         self.observers.evaluated(result)
@@ -169,7 +169,7 @@ class Loop:
 
     def _advise(self, rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]]) -> None:
         """Show a reply and what to try, where the first rollouts earned nothing."""
-        tiny = str(self.settings.served_model) == TINY
+        tiny = str(self.session.backend.model) == TINY
         if (said := nothing_earned(rollouts, calls, tiny=tiny)) is not None:
             self.observers.note(said)
 

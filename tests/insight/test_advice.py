@@ -33,6 +33,8 @@ def test_nothing_is_said_where_something_was_earned() -> None:
     some = [*(rollout(number, 0.0) for number in range(7)), rollout(7, 0.25)]
     assert nothing_earned(some, {}) is None
     assert nothing_earned([rollout(0, 0.0)], {}) is None, "one rollout says little"
+    broken = [rollout(number, None, status=Status.FAILED, error="KeyError: 'x'") for number in range(8)]
+    assert nothing_earned(broken, {}) is None, "its error says more"
 
 
 def test_failures_after_a_reply_that_was_cut_are_one_kind_with_a_hint() -> None:
