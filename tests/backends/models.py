@@ -151,7 +151,9 @@ STATES: dict[str, dict[str, Any]] = {
 """What makes a small network of each family that keeps state outside attention."""
 
 
-def make_state_network(family: str, vocabulary: int, *, scale: float = 8.0, seed: int = 0) -> PreTrainedModel:
+def make_state_network(
+    family: str, vocabulary: int, *, scale: float = 8.0, seed: int = 0, **more: Any
+) -> PreTrainedModel:
     """Random weights of a family of `STATES`, matrices `scale` times as large as transformers makes them."""
     torch.manual_seed(seed)
     common: dict[str, Any] = {
@@ -166,7 +168,7 @@ def make_state_network(family: str, vocabulary: int, *, scale: float = 8.0, seed
         "pad_token_id": 0,
         "bos_token_id": None,
     }
-    config = AutoConfig.for_model(family, **common | STATES[family])
+    config = AutoConfig.for_model(family, **common | STATES[family] | more)
     network: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for weight in network.parameters():

@@ -184,10 +184,20 @@ async def test_a_row_that_fails_ends_alone_though_the_step_had_changed_every_sta
 
 # training -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "family", ["qwen3_5_text", "lfm2", "bamba"]
-)  # linear attention, convolution, state space
-def test_gradients_are_those_of_plain_passes_over_each_sequence(family: str, tmp_path: Path) -> None:
-    make_state_network(family, 300, scale=4.0).save_pretrained(tmp_path)
+    ("family", "more"),
+    [
+        ("qwen3_5_text", {}),  # linear attention
+        ("lfm2", {}),  # convolution
+        ("bamba", {}),  # state space
+        ("falcon_h1", {"lm_head_multiplier": 3.0}),  # and logits that are no plain product
+    ],
+)
+@pytest.mark.parametrize("logits_bytes", [1 << 26, 1 << 14])
+def test_gradients_are_those_of_plain_passes_over_each_sequence(
+    family: str, more: dict[str, float], logits_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_core.backends.local.packing.LOGITS_BYTES", logits_bytes)
+    make_state_network(family, 300, scale=4.0, **more).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
     batch, algorithm = interleaved(5), Reinforce()
     loss, wanted = by_transformers(tmp_path, batch, algorithm)

@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lightning_core.backends.chat.constraints import Grammars, Words
 from lightning_core.backends.local.attention import Form, Sees, network_logits, packed, takes_plans, weights
-from lightning_core.backends.local.model import FAMILIES, network_below
+from lightning_core.backends.local.model import network_below
 from lightning_core.backends.local.sampling import mask_logits
 from lightning_core.trajectories import Ints, Pack
 
@@ -330,7 +330,7 @@ def entry_logprobs(network: torch.nn.Module, pack: Tensors) -> torch.Tensor:
     tokens that its grammar allowed. Where that was one token it is 0, and so is its gradient."""
     count, base = len(pack.keep), network_below(network)
     size = max(1, LOGITS_BYTES // (4 * base.config.vocab_size))
-    if count <= size or base.config.model_type not in FAMILIES:
+    if count <= size or not _head_is_plain(network, pack.tokens[:2]):
         logits = pack.plan.logits(network, pack.tokens, pack.positions, pack.keep)
         return _chosen(logits, pack, slice(0, count), torch.arange(len(pack.rows), device=pack.rows.device))
     hidden = pack.plan.hidden(base.get_decoder(), pack.tokens, pack.positions, pack.keep)  # (U, h)
@@ -346,6 +346,21 @@ def entry_logprobs(network: torch.nn.Module, pack: Tensors) -> torch.Tensor:
         found.append(checkpoint(logprobs, hidden[part], use_reentrant=False))
     order = torch.cat(entries).argsort()
     return torch.cat(found)[order]
+
+
+@torch.no_grad()
+def _head_is_plain(network: torch.nn.Module, tokens: torch.Tensor) -> bool:
+    """Whether the output layer's product with the trunk's hidden states is all there is to logits.
+
+    Two tokens show what scales them. They may be too small to show a softcap, which is looked up.
+    """
+    base, places = network_below(network), torch.arange(len(tokens), device=tokens.device)
+    if any("softcap" in name and value for name, value in base.config.to_dict().items()):
+        return False
+    plan = make_plan(base, torch.full_like(tokens, len(tokens)))
+    wanted = plan.logits(network, tokens, places, places)
+    found = base.get_output_embeddings()(plan.hidden(base.get_decoder(), tokens, places, places))
+    return torch.allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def _chosen(logits: torch.Tensor, pack: Tensors, part: slice, entries: torch.Tensor) -> torch.Tensor:
