@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 _MASK = "***"
-_LOGIN = re.compile(r"(?<=://)[^\s'\"]*@")
-_SECRET = r"[\w-]*(?:(?:api|access)[_-]?key|[_-]key|secret|passw(?:or)?d|credential|(?<![a-z])token)"
+_RUN = re.compile(r"[^\s'\"]+")
+_SECRET = r"[\w-]*?(?:(?:api|access)[_-]?key|[_-]key|secret|passw(?:or)?d|credential|(?<![a-z])token)"
 _GIVEN = re.compile(
-    rf"(?i)({_SECRET}['\"]?\s*[=:]\s*)(?!None\b)('[^']*'|\"[^\"]*\"|[^\s,&)}}\]]+)|(\bbearer\s+)\S+"
+    rf"(?i)((?<![\w-]){_SECRET}['\"]?\s*[=:]\s*)(?!None\b)('[^']*'|\"[^\"]*\"|[^\s,&)}}\]]+)|(\bbearer\s+)\S+"
 )
 _FLAG = re.compile(rf"(?i)--?{_SECRET}$")
 _OPTION = re.compile(r"(?i)[^=]*passw(?:or)?d=")
@@ -37,8 +37,15 @@ def without_password(url: str) -> str:
 
 def mask(text: str) -> str:
     """The text with *** for passwords: those of URLs, and what is given to a name such as api_key."""
-    text = _LOGIN.sub(f"{_MASK}@", text)
+    text = _RUN.sub(_without_login, text)
     return _GIVEN.sub(lambda found: f"{found[1] or found[3]}{_MASK}", text)
+
+
+def _without_login(run: re.Match[str]) -> str:
+    """Characters without a space, less what stands between :// and the last @."""
+    before, mark, rest = run[0].partition("://")
+    _, at, place = rest.rpartition("@")
+    return f"{before}{mark}{_MASK}{at}{place}" if at else run[0]
 
 
 def masked(arguments: Sequence[str]) -> Iterator[str]:

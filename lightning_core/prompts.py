@@ -29,6 +29,8 @@ FOUND = "prompts found"
 """Where in it those are written that were found; before that it is missing."""
 LEFT_OUT = "prompts left out"
 """Where in it the agents are named whose prompt was not found, each with the reason."""
+_TRIES, _TRIED_CHARACTERS = 16, 1 << 24
+"""Values that are tried where a placeholder comes twice: so many, or so many as read these characters."""
 _SHOWN = 80
 """Characters of a prompt in a message."""
 
@@ -57,10 +59,9 @@ class Prompt:
         """The values in place of the placeholders; None if the text differs from the prompt elsewhere."""
         if not self.placeholders:
             return {} if said == self.text else None
-        names: dict[str, str] = {}
-        parts = [self._pattern(part, names) for part in self.split(self.text)]
-        found = re.fullmatch("".join(parts), said, re.DOTALL)
-        return None if found is None else {each: found[name] for each, name in names.items()}
+        parts = self.split(self.text)
+        twice = {each for each in self.placeholders if parts.count(each) > 1}
+        return _Reading(parts, frozenset(self.placeholders), twice, said).values(0, 0, {})
 
     def fill(self, text: str, values: Mapping[str, str]) -> str:
         """Another version's text with these values; what a value holds is left as it is."""
@@ -73,13 +74,53 @@ class Prompt:
         longest_first = sorted(self.placeholders, key=len, reverse=True)
         return re.split(f"({'|'.join(map(re.escape, longest_first))})", text)
 
-    def _pattern(self, part: str, names: dict[str, str]) -> str:
-        if part not in self.placeholders:
-            return re.escape(part)
-        if part in names:
-            return f"(?P={names[part]})"
-        names[part] = f"value{len(names)}"
-        return f"(?P<{names[part]}>.*?)"
+
+class _Reading:
+    """Finds what a text has in place of placeholders, each value as short as possible, the first ones first.
+
+    The text after a placeholder is looked for once: where it comes first, the most is left for the rest. Only
+    before a placeholder that comes twice other values may have to be tried, and their number is bounded.
+    """
+
+    def __init__(self, parts: list[str], placeholders: frozenset[str], twice: set[str], said: str) -> None:
+        self._parts, self._placeholders, self._twice, self._said = parts, placeholders, twice, said
+        self._left = max(_TRIES, _TRIED_CHARACTERS // (len(said) + 1))
+        """Values that may still be tried for placeholders that come twice."""
+
+    def values(self, part: int, at: int, found: dict[str, str]) -> dict[str, str] | None:
+        """The values from here on, with those found before; None if the text can't go on so."""
+        while part < len(self._parts):
+            piece = self._parts[part]
+            if piece in self._placeholders and piece not in found:
+                return self._try(piece, part + 1, at, found)
+            expected = found.get(piece, piece)
+            if not self._said.startswith(expected, at):
+                return None
+            part, at = part + 1, at + len(expected)
+        return found if at == len(self._said) else None
+
+    def _try(self, name: str, part: int, at: int, found: dict[str, str]) -> dict[str, str] | None:
+        known, last = self._fixed(part, found)
+        if not self._twice - found.keys():
+            end = len(self._said) - len(known) if last else self._said.find(known, at)
+            return self.values(part, end, {**found, name: self._said[at:end]}) if end >= at else None
+        end = self._said.find(known, at)  # where it is the last, ends that leave something over fail at once
+        while end >= 0 and self._left > 0:
+            self._left -= 1
+            values = self.values(part, end, {**found, name: self._said[at:end]})
+            if values is not None:
+                return values
+            end = self._said.find(known, end + 1)
+        return None
+
+    def _fixed(self, part: int, found: dict[str, str]) -> tuple[str, bool]:
+        """The text that must follow up to the next value that is unknown, and whether it is the last."""
+        known: list[str] = []
+        for piece in self._parts[part:]:
+            if piece in self._placeholders and piece not in found:
+                return "".join(known), False
+            known.append(found.get(piece, piece))
+        return "".join(known), True
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from lightning_core.types import Call, Event, Span
 
 STATEMENT: Final = ("db.query.text", "db.statement")
 """The attribute of a statement, in today's conventions and in those before."""
-_FENCE: Final = re.compile(r"```[^\S\n]*\w*\s(.*?)```", re.DOTALL)
+_FENCE: Final = re.compile(r"```[^\S\n]*+(?:\w++\s|\s|(?<=\s))(.*?)```", re.DOTALL)
 
 _CODE: Final = "db.response.status_code"
 _SYSTEMS: Final = ("db.system.name", "db.system")

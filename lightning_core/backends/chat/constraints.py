@@ -33,17 +33,24 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
+from lightning_core.backends.chat import trial_process
 from lightning_core.backends.chat.channels import CHANNEL, MESSAGE
 from lightning_core.backends.chat.forced import Calls
 from lightning_core.backends.chat.forms import OPENAI, find_form, has_form
+from lightning_core.backends.chat.trials import Trials
 from lightning_core.errors import EngineError, TrainingError, UnsupportedError
 from lightning_core.sequences import KEPT as KEPT_MASKS
 from lightning_core.sequences import read_masks
@@ -57,6 +64,14 @@ Words = NDArray[np.uint32]
 """A mask: bit i of word w is token 32 * w + i, set where the token may come next."""
 KEPT: Final = 64
 """Grammars that are kept ready."""
+KEPT_BYTES: Final = 256 << 20
+"""Memory that they may take together."""
+LARGEST: Final = 1 << 19
+"""Bytes of JSON that a constraint, and that a request's tools, may have."""
+SECONDS: Final = 1.0
+"""Processor time that the masks of one reply may take, beside `EACH` for every token."""
+EACH: Final = 0.005
+"""Ten times what the slowest schema takes that was measured."""
 _EIGHT: Final = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") > 0,
     np.float32(0),
@@ -94,31 +109,54 @@ _SOME_DIGIT: Final = "^(?!^[-+.]*$)"
 _PLAIN: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A grammar, and the grammars that it is made of, each with what it holds a reply to."""
+
+    grammar: str
+    parts: tuple[tuple[str, str], ...]
+
+
 class Matcher:
     """Where one reply stands in its grammar."""
 
-    __slots__ = ("_matcher", "grammar")
+    __slots__ = ("_bounded", "_failed", "_matcher", "_places", "_spent", "grammar")
 
-    def __init__(self, matcher: LLMatcher, grammar: str) -> None:
-        self._matcher, self.grammar = matcher, grammar
+    def __init__(
+        self, matcher: LLMatcher, grammar: str, failed: Callable[[], None], *, bounded: bool = True
+    ) -> None:
+        """`failed` is called once the library can't go on. A reply that is only read again, not `bounded`,
+        may take its time."""
+        self._matcher, self.grammar, self._failed, self._bounded = matcher, grammar, failed, bounded
+        self._places, self._spent = 0, 0.0
 
     def fill(self, words: Words) -> None:
         """Write which tokens may come next. The end token is among them exactly where the grammar accepts.
 
-        Raises EngineError if the grammar is too much for the library from here on.
+        Raises EngineError if the grammar is too much for the library from here on, or takes too long.
         """
+        began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        self._check("has no next token")
+        self._check("has no next token", began)
 
     def take(self, token_id: int) -> None:
-        """Go on after a token. Raises EngineError for one that the mask did not hold."""
+        """Go on after a token. Raises EngineError for one that the mask did not hold, and as `fill`."""
+        began = time.thread_time()
         self._matcher.consume_token(token_id)
-        self._check(f"can't go on after token {token_id}")
+        self._places += 1
+        self._check(f"can't go on after token {token_id}", began)
 
-    def _check(self, what: str) -> None:
+    def _check(self, what: str, began: float) -> None:
         if self._matcher.is_error():
+            self._failed()
             reason = _reason(self._matcher.get_error())
             raise EngineError(f"the grammar of this reply {what}: {reason}")
+        self._spent += time.thread_time() - began
+        if self._bounded and self._spent > SECONDS + EACH * self._places:
+            raise EngineError(
+                f"the grammar of this reply took {self._spent:.1f} s of processor time for {self._places} "
+                "tokens, and others wait meanwhile; use simpler patterns"
+            )
 
 
 class Grammars:
@@ -129,31 +167,73 @@ class Grammars:
         self._tokenizer = tokenizer
         self.vocabulary, self.words = vocabulary, (vocabulary + 31) // 32
         self._read: LLTokenizer | None = None
-        self._ready: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._reading = threading.Lock()
+        self._ready: OrderedDict[tuple[str, bool], tuple[LLMatcher, int]] = OrderedDict()
         self._lock = threading.Lock()
+        self._trials = Trials(partial(_settings, tokenizer, vocabulary))
 
-    def write(self, request: ChatRequest) -> str | None:
-        """The grammar of a request's replies; None without a constraint.
+    def compose(self, request: ChatRequest) -> Composed | None:
+        """The grammar of a request's replies, not yet tried; None without a constraint.
 
         Raises UnsupportedError, naming what can't be held to.
         """
         constraint = request.constraint
         if constraint is None:
             return None
-        parts = {"reply": self._written(constraint, request.tools or [])}
-        if constraint.tools is None and request.tools:
-            parts["calls"] = self._calls(request.tools, parallel=request.parallel)
-        for name, grammar in parts.items():  # each by itself: an error then speaks of what the request gave
-            calls = name == "calls" or constraint.tools is not None
-            self._compile(grammar, "calls of these tools" if calls else f"this {constraint.kind}")
+        self._check_size([constraint.schema, constraint.regex, constraint.choice, constraint.grammar])
+        self._check_size(request.tools)
+        self._trials.begin()
+        self._vocabulary()
+        tools = request.tools or []
+        kind = "calls of these tools" if constraint.tools is not None else f"this {constraint.kind}"
+        parts = {"reply": (self._written(constraint, tools), kind)}
+        if constraint.tools is None and tools:
+            parts["calls"] = (self._calls(tools, parallel=request.parallel), "calls of these tools")
+        written = {name: grammar for name, (grammar, _) in parts.items()}
         if constraint.tools is None and has_form(self._tokenizer, OPENAI):
             header = " ".join(map(self._tag, (CHANNEL, "final", MESSAGE)))
-            parts["reply"] = f"start: {header} text\ntext: %lark {{\n{parts['reply']}\n}}"
-        return parts["reply"] if len(parts) == 1 else _either(parts)
+            written["reply"] = f"start: {header} text\ntext: %lark {{\n{written['reply']}\n}}"
+        whole = written["reply"] if len(written) == 1 else _either(written)
+        return Composed(whole, tuple(parts.values()))
 
-    def start(self, grammar: str) -> Matcher:
-        """The beginning of a reply. Raises UnsupportedError for a grammar that can't be read."""
-        return Matcher(self._compile(grammar, "this grammar").deep_copy(), grammar)
+    def admit(self, composed: Composed, stop: threading.Event | None = None) -> None:
+        """Try a grammar in a process of its own, then prepare it here; one that is ready is not tried again.
+
+        Raises UnsupportedError for one that can't be read or is too much to prepare, `trials.StoppedError`
+        once `stop` is set.
+        """
+        if self.is_ready(composed.grammar):
+            return
+        verdict = self._trials.run(composed.grammar, stop)
+        if verdict.reason:  # each part by itself: an error then speaks of what the request gave
+            for grammar, what in composed.parts:
+                reason = verdict.reason
+                if len(composed.parts) > 1:
+                    reason = self._trials.run(grammar, stop).reason
+                if reason:
+                    raise _unsupported(what, reason)
+            raise _unsupported(composed.parts[0][1], verdict.reason)
+        self._prepared(composed.grammar, composed.parts[0][1], verdict.grown)
+
+    def write(self, request: ChatRequest) -> str | None:
+        """The grammar of a request's replies, tried and ready; None without a constraint.
+
+        Raises UnsupportedError, naming what can't be held to.
+        """
+        composed = self.compose(request)
+        if composed is None:
+            return None
+        self.admit(composed)
+        return composed.grammar
+
+    def is_ready(self, grammar: str) -> bool:
+        """Whether `start` has nothing to prepare."""
+        return (grammar, True) in self._ready
+
+    def start(self, grammar: str, *, bounded: bool = True) -> Matcher:
+        """The beginning of a reply, under a grammar that was admitted or recorded."""
+        matcher = self._prepared(grammar, "this grammar", bounded=bounded).deep_copy()
+        return Matcher(matcher, grammar, partial(self._forget, (grammar, bounded)), bounded=bounded)
 
     def replay(self, grammar: str, token_ids: Sequence[int], where: str) -> Words:
         """(N, words) the masks under which N recorded tokens were sampled: those of a grammar, or those that
@@ -163,16 +243,25 @@ class Grammars:
         """
         if grammar.startswith(KEPT_MASKS):
             return self._recorded(grammar, token_ids, where)
-        matcher, masks = self.start(grammar), np.zeros((len(token_ids), self.words), np.uint32)
+        try:
+            return self._masks(grammar, token_ids)
+        except EngineError:  # perhaps for the replies before it: the grammar is prepared again for this one
+            try:
+                return self._masks(grammar, token_ids)
+            except EngineError as error:
+                raise TrainingError(
+                    f"{where}: the recorded reply does not follow its grammar: {error}. It was sampled under "
+                    "another vocabulary or another version of llguidance; leave it out"
+                ) from error
+
+    def _masks(self, grammar: str, token_ids: Sequence[int]) -> Words:
+        matcher, masks = self.start(grammar, bounded=False), np.zeros((len(token_ids), self.words), np.uint32)
         for place, token_id in enumerate(token_ids):
             try:
                 matcher.fill(masks[place])
                 matcher.take(token_id)
             except EngineError as error:
-                raise TrainingError(
-                    f"{where}: the recorded reply does not follow its grammar at token {place}: {error}. It "
-                    "was sampled under another vocabulary or another version of llguidance; leave it out"
-                ) from error
+                raise EngineError(f"at token {place}, {error}") from error
         return masks
 
     def _recorded(self, text: str, token_ids: Sequence[int], where: str) -> Words:
@@ -189,47 +278,58 @@ class Grammars:
             )
         return masks
 
-    def _compile(self, grammar: str, what: str) -> LLMatcher:
+    def _forget(self, key: tuple[str, bool]) -> None:
+        """All replies under a grammar share what the library has learned of it, and a bound on that. Once it
+        is reached, the next reply begins with the grammar prepared again."""
         with self._lock:
-            found = self._ready.get(grammar)
-            if found is None:
-                found = self._ready[grammar] = self._compiled(grammar, what)
-                if len(self._ready) > KEPT:
-                    self._ready.popitem(last=False)
-            self._ready.move_to_end(grammar)
-            return found
+            self._ready.pop(key, None)
 
-    def _compiled(self, grammar: str, what: str) -> LLMatcher:
-        from llguidance import LLMatcher
-
-        vocabulary = self._vocabulary()
-        failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, vocabulary)
-        reason = _reason(messages[0]) if failed or messages else ""
-        matcher = LLMatcher(vocabulary, grammar, log_level=0)
-        if not reason:
-            try:
-                Matcher(matcher.deep_copy(), grammar).fill(np.zeros(self.words, np.uint32))
-            except EngineError as error:
-                reason = str(error)
+    def _prepared(self, grammar: str, what: str, grown: int = 0, *, bounded: bool = True) -> LLMatcher:
+        """`grown` is the memory that it takes, in bytes. Two threads may prepare one grammar at once: none
+        waits for another's. Recorded replies were sampled within bounds, those of today or earlier ones."""
+        key = (grammar, bounded)
+        with self._lock:
+            if key in self._ready:
+                self._ready.move_to_end(key)
+                return self._ready[key][0]
+        limits = trial_process.limits(grammar) if bounded else None
+        matcher, reason = trial_process.prepare(self._vocabulary(), grammar, limits)
         if reason:
-            raise UnsupportedError(
-                f"no reply can be held to {what}: {reason}; leave that out, or ask without a constraint"
-            )
+            raise _unsupported(what, reason)
+        with self._lock:
+            self._ready[key] = matcher, grown
+            while len(self._ready) > KEPT or (
+                len(self._ready) > 1 and sum(each for _, each in self._ready.values()) > KEPT_BYTES
+            ):
+                self._ready.popitem(last=False)
         return matcher
 
     def _vocabulary(self) -> LLTokenizer:
-        if self._read is None:
-            from llguidance.hf import from_tokenizer
+        with self._reading:
+            if self._read is None:
+                from llguidance import LLTokenizer
 
-            try:
-                if self._tokenizer.eos_token_id is None:
-                    raise ValueError("it names no eos_token to end a reply with")
-                self._read = from_tokenizer(self._tokenizer, n_vocab=self.vocabulary)
-            except ValueError as error:
-                raise UnsupportedError(
-                    f"this model's tokenizer can't be read for constraints: {error}; ask without one"
-                ) from error
-        return self._read
+                settings = _settings(self._tokenizer, self.vocabulary)
+                try:
+                    if settings["end"] is None:
+                        raise ValueError("it names no eos_token to end a reply with")
+                    self._read = LLTokenizer(
+                        settings["tokenizer"], n_vocab=settings["size"], eos_token=settings["end"]
+                    )
+                except ValueError as error:
+                    raise UnsupportedError(
+                        f"this model's tokenizer can't be read for constraints: {error}; ask without one"
+                    ) from error
+            return self._read
+
+    def _check_size(self, given: Any) -> None:
+        """Raise UnsupportedError for what is too long to look through."""
+        size = len(orjson.dumps(given))
+        if size > LARGEST:
+            raise UnsupportedError(
+                f"the constraint has {size} bytes of JSON, more than {LARGEST}; send fewer alternatives, "
+                "or fewer tools"
+            )
 
     def _written(self, constraint: Constraint, tools: list[dict[str, Any]]) -> str:
         """What a reply may be, in Lark's notation."""
@@ -240,7 +340,7 @@ class Grammars:
             return self._calls(wanted, parallel=constraint.parallel)
         if constraint.choice is not None:
             self._check_text("\n".join(constraint.choice), constraint.kind)
-            return f"start: {' | '.join(map(_literal, constraint.choice))}"
+            return f"start: CHOICE\nCHOICE: {' | '.join(map(_literal, constraint.choice))}"
         written = _regex(constraint.regex or "") if constraint.schema is None else _json(constraint.schema)
         self._check_text(written, constraint.kind)
         return f"start: {written}"
@@ -292,6 +392,20 @@ def penalties(words: Words, vocabulary: int) -> NDArray[np.float32]:
     """
     found = _EIGHT.take(words.astype("<u4", copy=False).view(np.uint8), axis=0)
     return found.reshape(*words.shape[:-1], -1)[..., :vocabulary]
+
+
+def _settings(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> dict[str, Any]:
+    """The vocabulary as the library reads it, here and in the processes of trials."""
+    backend = copy(tokenizer.backend_tokenizer)
+    backend.no_padding()
+    backend.no_truncation()
+    return {"tokenizer": backend.to_str(), "size": vocabulary, "end": tokenizer.eos_token_id}
+
+
+def _unsupported(what: str, reason: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"no reply can be held to {what}: {_reason(reason)}; leave that out, or ask without a constraint"
+    )
 
 
 def _either(parts: dict[str, str]) -> str:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import threading
 from array import array
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
+from weakref import WeakValueDictionary
 
 from lightning_core.backends.chat.channels import Channels
 from lightning_core.backends.chat.completion import Completion, Options, Request
-from lightning_core.backends.chat.constraints import Grammars, Matcher
+from lightning_core.backends.chat.constraints import Composed, Grammars, Matcher
 from lightning_core.backends.chat.prompts import Prompts, make_room
 from lightning_core.backends.chat.replies import ChatGeneration, Choice, Parts, TextStream, hidden_ids
 from lightning_core.backends.chat.speech import Speech
+from lightning_core.backends.chat.trials import LINES
 from lightning_core.errors import ContextLengthError, UnsupportedError
 from lightning_core.types import Demonstration
 from lightning_core.upstream import ChatRequest
@@ -75,6 +79,9 @@ class ChatUpstream:
         # their threads end when this object goes
         self._short = ThreadPoolExecutor(2, "lightning-prompts")
         self._long = ThreadPoolExecutor(1, "lightning-long-prompts")
+        self._ready = ThreadPoolExecutor(1, "lightning-constraints")
+        self._trying = ThreadPoolExecutor(LINES, "lightning-trials")
+        self._turns: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
         self._seeds = None if seed is None else random.Random(seed)
         self._drawn: OrderedDict[tuple[str, bytes], int] = OrderedDict()
         """How often each prompt of an origin was answered."""
@@ -144,14 +151,30 @@ class ChatUpstream:
 
     async def _grammar(self, request: ChatRequest) -> tuple[str | None, list[Matcher | None]]:
         """What the replies are held to, and its beginning for each, made while the event loop goes on
-        streaming."""
+        streaming. No prompt waits for it, and no grammar that is ready for one that is not."""
         if request.constraint is None:
             return None, [None] * request.n
-        return await asyncio.get_running_loop().run_in_executor(self._short, self._hold, request)
+        run = asyncio.get_running_loop().run_in_executor
+        composed = await run(self._ready, self.grammars.compose, request)
+        assert composed is not None
+        if not self.grammars.is_ready(composed.grammar):
+            await self._admit(composed, request.attempt)
+        return composed.grammar, await run(self._ready, self._starts, composed.grammar, request.n)
 
-    def _hold(self, request: ChatRequest) -> tuple[str | None, list[Matcher | None]]:
-        grammar = self.grammars.write(request)
-        return grammar, [None if grammar is None else self.grammars.start(grammar) for _ in range(request.n)]
+    async def _admit(self, composed: Composed, attempt: tuple[str, int] | None) -> None:
+        """Try a grammar, of each attempt one at a time. Where the request is cancelled, so is the trial."""
+        stop = threading.Event()
+        turn = self._turns.setdefault(attempt, asyncio.Lock()) if attempt else nullcontext()
+        async with turn:
+            try:
+                await asyncio.get_running_loop().run_in_executor(
+                    self._trying, self.grammars.admit, composed, stop
+                )
+            finally:
+                stop.set()
+
+    def _starts(self, grammar: str, many: int) -> list[Matcher | None]:
+        return [self.grammars.start(grammar) for _ in range(many)]
 
     async def _prompt(self, request: ChatRequest) -> list[int]:
         """Token ids of the prompt, made while the event loop goes on streaming. Long ones wait for one
