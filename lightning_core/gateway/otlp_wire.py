@@ -20,15 +20,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from lightning_core.errors import ApiError
 from lightning_core.gateway.access import Caller
-from lightning_core.gateway.errors import too_large
+from lightning_core.gateway.otlp_counting import check_counts, check_json, check_protobuf
 from lightning_core.json_text import read_json
 from lightning_core.linking import AGENT_NAME, SERVICE_NAME, origin
 from lightning_core.types import UNNAMED, Span
 
-MAX_SPANS: Final = 10_000
-"""In one batch, and so many resources and scopes. Exporters send 512; one may be a few bytes on the wire."""
-MAX_EVENTS: Final = 100_000
-"""Of all spans in one batch."""
 _Kind = Literal["internal", "server", "client", "producer", "consumer"]
 _KINDS: Final[Mapping[int, _Kind]] = MappingProxyType(
     {2: "server", 3: "client", 4: "producer", 5: "consumer"}
@@ -78,12 +74,14 @@ def _write(reply: Any, form: str) -> bytes:
 
 def _read_protobuf(content: bytes) -> Any:
     try:
+        check_protobuf(content)
         return ExportTraceServiceRequest.FromString(content)
     except DecodeError as error:
         raise _malformed(error) from error
 
 
 def _read_json(content: bytes) -> Any:
+    check_json(content)
     try:
         batch = read_json(content)
         if not isinstance(batch, dict):
@@ -103,9 +101,11 @@ def _prepare(batch: dict[str, Any]) -> None:
     resources = _under([batch], "resourceSpans", "resource_spans")
     scopes = _under(resources, "scopeSpans", "scope_spans")
     spans = _under(scopes, "spans")
-    events = _under(spans, "events")
-    _check_counts(resources=len(resources), scopes=len(scopes), spans=len(spans), events=len(events))
-    for found in (*spans, *_under(spans, "links")):
+    events, links = _under(spans, "events"), _under(spans, "links")
+    attributes = _under((*resources, *scopes, *spans, *events, *links), "attributes")
+    check_counts(resources=len(resources), scopes=len(scopes), spans=len(spans), events=len(events))
+    check_counts(links=len(links), attributes=len(attributes))
+    for found in (*spans, *links):
         if isinstance(found, dict):
             given = {name: found[name] for name in _ID_FIELDS if found.get(name) is not None}
             found.update({name: b64encode(_from_hex(value)).decode() for name, value in given.items()})
@@ -125,21 +125,14 @@ def _from_hex(value: Any) -> bytes:
         return _NO_ID
 
 
-def _check_counts(**counts: int) -> None:
-    for name, number in counts.items():
-        most = MAX_EVENTS if name == "events" else MAX_SPANS
-        if number > most:
-            raise too_large(f"{number} {name}, more than {most}")
-
-
 def _all_spans(request: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """Each with what is kept of its resource and scope. Raises ApiError if they are too many."""
-    resources = request.resource_spans
-    _check_counts(resources=len(resources))  # before a step is taken for each of them
-    scopes = [(of_resource, of_scope) for of_resource in resources for of_scope in of_resource.scope_spans]
-    spans = [(of_resource, of_scope, span) for of_resource, of_scope in scopes for span in of_scope.spans]
-    _check_counts(scopes=len(scopes), spans=len(spans), events=sum(len(span.events) for _, _, span in spans))
-    return [(span, _origin(of_resource.resource, of_scope.scope)) for of_resource, of_scope, span in spans]
+    """Each with what is kept of its resource and scope."""
+    return [
+        (span, _origin(of_resource.resource, of_scope.scope))
+        for of_resource in request.resource_spans
+        for of_scope in of_resource.scope_spans
+        for span in of_scope.spans
+    ]
 
 
 def _origin(resource: Any, scope: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import os
+import resource
 import subprocess
 import sys
 import zlib
@@ -26,7 +27,9 @@ from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace import Status as SpanStatus
 
 import lightning_core as lightning
-from lightning_core.gateway import otlp
+from lightning_core.errors import ApiError
+from lightning_core.gateway import otlp, otlp_wire
+from lightning_core.gateway.access import Caller
 from lightning_core.gateway.limits import LIMITS
 from lightning_core.linking import inherit_agents, link
 from lightning_core.stores.sqlite import MemoryStore
@@ -295,6 +298,53 @@ async def test_what_is_too_large_or_broken_is_refused_by_name_and_stores_nothing
     read = _protobuf_status if headers == PROTOBUF else _json_status
     assert (reply.status_code, read(reply)[1].partition(":")[0]) == (status, name)
     assert await stored(house) == []
+
+
+def nested(content: bytes, *numbers: int) -> bytes:
+    """A message of protobuf as these fields within one another, the outermost first."""
+    for number in reversed(numbers):
+        size, length = len(content), b""
+        while size >= 0x80:
+            size, length = size >> 7, length + bytes([size & 0x7F | 0x80])
+        content = bytes([number << 3 | 2]) + length + bytes([size]) + content
+    return content
+
+
+MANY = 10_400_000
+"""Empty messages in 20 MiB, which gzip writes in 20 kB."""
+BOMBS = {
+    "spans": nested(b"\x12\x00" * MANY, 1, 2),
+    "attributes": nested(b"\x4a\x00" * MANY, 1, 2, 2),
+    "events": nested(b"\x5a\x00" * MANY, 1, 2, 2),
+    "links": nested(b"\x6a\x00" * MANY, 1, 2, 2),
+    "attributes of a resource": nested(b"\x0a\x00" * MANY, 1, 1),
+    "attributes of an event": nested(b"\x1a\x00" * MANY, 1, 2, 2, 11),
+    "values": nested(b"\x0a\x00" * MANY, 1, 2, 2, 9, 2, 5),
+    "a number again and again": nested(b"\x30\x01" * MANY, 1, 2, 2),
+    "fields of the future": nested(b"\x78\x01" * MANY, 1, 2, 2),
+    "attributes in JSON": batch({"attributes": []}).replace(b'"attributes": []', b'"attributes": [%s]')
+    % (b'{"key":"a"},' * 200_001)[:-1],
+    "values in JSON": b'{"resourceSpans": [%s{}]}' % (b"{}," * 6_000_000),
+    "lists in JSON": b'{"x": [%s[]]}' % (b"[]," * 6_000_000),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_what_is_in_a_batch_is_counted_before_anything_of_it_is_made(bomb: str) -> None:
+    form = otlp.JSON if "JSON" in bomb else otlp.PROTOBUF
+    caller = Caller("call", "writer", True, "r1", 1, None)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ApiError, match=r"more than \d+"):
+        otlp_wire.read_spans(BOMBS[bomb], form, caller)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 150 * 1024  # kB
+
+
+def test_braces_and_commas_in_a_text_are_no_values() -> None:
+    code = 'if (a[0], b) { return [1, 2, {x: \\" }]; }' * 100_000
+    content = batch({**CHILD_JSON, "attributes": [{"key": "code", "value": {"stringValue": code}}]})
+    spans, rejected = otlp_wire.read_spans(content, otlp.JSON, Caller("call", "writer", True, "r1", 1, None))
+    assert (spans[0].attributes["code"], rejected) == (code, [])
 
 
 class FullStore(MemoryStore):
