@@ -29,6 +29,12 @@ def test_secrets_are_masked_and_the_rest_is_as_it_was(text: str, kept: str) -> N
     assert mask(text) == kept
 
 
+@pytest.mark.parametrize("text", ["a", "://", "token ", "token='", "api_key", "bearer ", "-key"])
+def test_a_text_of_strangers_is_masked_at_once(text: str) -> None:
+    """Searching each word again from each of its letters would take minutes."""
+    assert mask(text * 200_000)
+
+
 def test_a_command_line_is_masked_after_a_flag_too() -> None:
     given = ["python", "job.py", "--store", "redis://:pw@h", "--api-key", "pw", "--steps", "3"]
     assert list(masked(given)) == [*given[:3], "redis://***@h", "--api-key", "***", "--steps", "3"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import httpx
 import openai
 import pytest
 import requests
+from hypothesis import given
+from hypothesis import strategies as st
 
 import lightning_core as lightning
 from lightning_core.dialects.anthropic import Anthropic
@@ -51,6 +54,34 @@ def test_values_that_the_app_put_into_a_prompt_are_carried_over() -> None:
     assert seed.lost("On {day}") == ["{schema}"]
     with pytest.raises(ConfigError, match="placeholders"):
         Prompt("no place", ("{schema}",))
+
+
+def test_a_long_document_between_placeholders_is_read_at_once() -> None:
+    """With a pattern of `.*?` for each placeholder the last line of this takes half a minute, then hours."""
+    seed = Prompt("{a}\n\n{b}\n\n{c}\n\n{d}\n\nAnswer.", ("{a}", "{b}", "{c}", "{d}"))
+    document = "a line\n\n" * 10_000
+    said = seed.fill(seed.text, {"{a}": document, "{b}": "x", "{c}": "y", "{d}": "z"})
+    assert seed.read(said) is not None
+    assert seed.read(said + "!") is None
+
+
+@given(
+    st.lists(st.sampled_from(["{a}", "{b}", "x", "y", "xy"]), min_size=1, max_size=7),
+    st.text("xy", max_size=9),
+)
+def test_values_are_those_of_the_shortest_match(parts: list[str], said: str) -> None:
+    """As a regular expression finds them."""
+    seed = Prompt("".join(parts), tuple(dict.fromkeys(each for each in parts if "{" in each)))
+    named: set[str] = set()
+    pattern = ""
+    for each in parts:
+        name = each.strip("{}")
+        pattern += each if "{" not in each else f"(?P={name})" if each in named else f"(?P<{name}>.*?)"
+        named |= {each} if "{" in each else set()
+    found = re.fullmatch(pattern, said)
+    assert seed.read(said) == (
+        None if found is None else {f"{{{k}}}": v for k, v in found.groupdict().items()}
+    )
 
 
 @pytest.mark.parametrize(
