@@ -102,7 +102,7 @@ class Gateway:
 
     async def _health(self, request: Request) -> Response:
         said = {"status": "ok", "instance": self.instance, "model": self._upstream.model_name}
-        return _json({**said, "calls": len(self._exchanges)})
+        return _json({**said, "calls": len(self._exchanges), "begun": self._exchanges.begun})
 
     async def _models(self, request: Request) -> Response:
         self._access.admit(request.scope)

@@ -103,6 +103,8 @@ class Exchanges:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._running: dict[Key, Exchange] = {}
+        self.begun = 0
+        """Calls since the gateway started."""
         self._ended: OrderedDict[tuple[str | None, int | None], str] = OrderedDict()
         """The last attempts that have ended with calls on their way, and the store's words for it."""
 
@@ -122,6 +124,7 @@ class Exchanges:
         if older is not None:
             older.abort(superseded(key[2]))
         self._running[key] = exchange
+        self.begun += 1
         exchange.start()
 
     async def record(self, exchange: Exchange) -> ApiError | None:

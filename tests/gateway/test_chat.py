@@ -297,7 +297,10 @@ async def test_models_and_health_are_served(house: House, web: httpx.AsyncClient
         assert [model.id for model in models.data] == ["scripted"]
     health = (await web.get("/healthz")).json()
     assert health.pop("instance"), "which of the processes that listened there"
-    assert health == {"status": "ok", "model": "scripted", "calls": 0}
+    assert health == {"status": "ok", "model": "scripted", "calls": 0, "begun": 0}
+    await house.client(token).chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+    counts = (await web.get("/healthz")).json()
+    assert (counts["calls"], counts["begun"]) == (0, 1)
     assert (await web.get("/v1/models")).status_code == 401
 
 
