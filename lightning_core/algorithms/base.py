@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from statistics import fmean
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lightning_core.credit.base import Baseline, Credit, CreditReport, Scale, assign, group_by_id
 from lightning_core.errors import ConfigError
@@ -240,15 +240,19 @@ def mini_batches(trajectories: Sequence[Trajectory], algorithm: Algorithm) -> li
     return [part for part in made if carries_loss(part, algorithm)] or made
 
 
+GAP: Final = frozenset(("sampled_logprob", "trained_logprob", "logprob_gap_mean", "logprob_gap_max"))
+"""Metrics of an update that compare what sampled with what is trained."""
+
+
 def last_pass(steps: Sequence[dict[str, float]], count: int) -> dict[str, float]:
     """The metrics of an update of several steps: the means of the last pass, which made `count`.
 
-    How far the recorded log-probabilities are off (`logprob_gap_*`) can be seen only before the first step;
-    the learning rate is that of the last.
+    How far the recorded log-probabilities are off (`GAP`) can be seen only before the first step; the
+    learning rate is that of the last.
     """
     last = steps[-count:]
-    means = {name: fmean(each[name] for each in last if name in each) for name in last[-1]}
-    gap = {name: value for name, value in steps[0].items() if name.startswith("logprob_gap")}
+    means = {name: fmean(each[name] for each in last if name in each) for name in last[-1] if name not in GAP}
+    gap = {name: value for name, value in steps[0].items() if name in GAP}
     return {**means, **gap, "learning_rate": last[-1]["learning_rate"]}
 
 

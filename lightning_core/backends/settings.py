@@ -113,8 +113,8 @@ class BackendSettings(TrainingSettings):
     """What people turn of every backend."""
 
     model: str | Path = field(kw_only=False)
-    """A transformers folder, a name on the hub, "smollm2", or "tiny" for the examples. All machines
-    of a cluster must see a folder at the same path."""
+    """A transformers folder, a GGUF file, a name on the hub, "smollm2", or "tiny" for the examples. All
+    machines of a cluster must see a folder at the same path."""
     lora: LoraOptions | None = None
     """None: all weights are trained."""
     context: int | None = None

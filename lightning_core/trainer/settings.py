@@ -114,6 +114,10 @@ class Settings:
     judge: Judge | None = None
     """Gives the rollouts of each group their final reward. Evaluations are not judged: there the reward of
     `solve` counts."""
+    max_logprob_gap: float | None = None
+    """Stop if what is trained is not what was sampled: if log-probabilities of an update's own tokens, as
+    sampled and as trained, are more nats apart on average. None: 0.2 in float32, 0.5 in half precision.
+    With a large number, such as 1e9, nothing stops."""
     alerts: Alerts | bool = True
     """Say when something about the run looks wrong: False for nothing, or an `Alerts` with thresholds of your
     own. An alert never stops a run."""
@@ -174,6 +178,8 @@ class Settings:
         check_range("temperature", self.temperature, above=0, most=2)
         if self.timeout is not None:
             check_range("timeout", self.timeout, above=0)
+        if self.max_logprob_gap is not None:
+            check_range("max_logprob_gap", self.max_logprob_gap, above=0)
 
     @property
     def host(self) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, pvariance
 
+from lightning_core.alerts.rules import GAP_CAUSES, describe_gap
 from lightning_core.algorithms.base import Algorithm, carries_loss, credit_batch, is_regularised, mini_batches
 from lightning_core.algorithms.policy_gradient import PolicyGradient
 from lightning_core.backends.base import Backend, Batch
@@ -31,6 +32,9 @@ from lightning_core.types import Credited, Key, Metrics, Trajectory
 
 log = logging.getLogger(__name__)
 
+MOST_GAP = 0.2, 0.5
+"""Mean nats between what was sampled and what is trained beyond which a run stops: in float32, where rounding
+makes 1e-6, and in half precision. Networks that were served wrong were 1 to 36 apart."""
 MOST_SKIPPED = 3
 """Updates in a row that may fail before the run stops."""
 WINDOW = 5
@@ -113,12 +117,14 @@ class Updater:
         """Update, replay, and publish the new weights; returns the step's metrics.
 
         A batch that nothing can be learnt from is skipped and counted; the batches to replay are not skipped
-        with it. Raises TrainingError if several steps' own updates in a row can't be made.
+        with it. Raises TrainingError if several steps' own updates in a row can't be made, or if what is
+        trained is not what was sampled.
         """
         backend, algorithm = self.session.backend, self._algorithm(step, phase)
         again = await self._recall(step, phase, credited)
         self.session.observers.updating(step)
         own = await self._update(step, algorithm, credited)
+        check_gap(step, own, self.session.settings.max_logprob_gap)
         replayed, numbers = await self._replay(step, algorithm, again)
         made = replayed if "skipped_updates" in own else [credited, *replayed]
         metrics = {**value_numbers(credited), **own, **numbers}
@@ -218,6 +224,21 @@ class Updater:
         lowest = session.settings.on_failure.then == "lowest"
         batch = await read_batch(session.store, session.rulebook, None, planned, lowest=lowest)
         return self._credit(step, phase, batch.trajectories)[0]
+
+
+def check_gap(step: int, metrics: Mapping[str, float], most: float | None) -> None:
+    """Raise TrainingError if log-probabilities as sampled and as trained are further apart than `most` nats.
+
+    None: `MOST_GAP`, by the number format.
+    """
+    gap = metrics.get("logprob_gap_mean")
+    limit = MOST_GAP[metrics.get("half_precision", 0.0) > 0] if most is None else most
+    if gap is None or gap <= limit:  # not a number is beyond
+        return
+    raise TrainingError(
+        f"step {step + 1}: {describe_gap(metrics)}. The limit is {limit:g} (max_logprob_gap). The update was "
+        f"not published; the last checkpoint is from before it. {GAP_CAUSES[0].upper()}{GAP_CAUSES[1:]}"
+    )
 
 
 def centred(batch: Sequence[Trajectory], algorithm: Algorithm) -> list[Trajectory]:

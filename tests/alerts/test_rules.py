@@ -123,13 +123,23 @@ def test_less_entropy_is_found_where_more_is(entropies, share):
 
 
 # the engine -----------------------------------------------------------------------------------
-def test_a_gap_to_the_engine_is_found_when_it_lasts_and_old_batches_may_have_more():
+def test_a_gap_to_the_engine_is_found_at_once_and_half_precision_may_have_more():
     gap = LogprobGap()
-    assert not found(gap, history(logprob_gap_mean=[1e-6, 0.3, 1e-6, 0.2, 0.2]))
-    assert "0.2 nats" in found(gap, history(logprob_gap_mean=[1e-6, 0.3, None, 0.2, 0.2]))[0]
-    old = history(logprob_gap_mean=[0.07, 0.06, 0.07], staleness_max=[4, 4, 4])
-    assert not found(gap, old)
-    assert found(gap, history(logprob_gap_mean=[float("nan")] * 3))
+    assert not found(gap, history(logprob_gap_mean=[0.3, 0.019]))
+    assert not found(gap, history(logprob_gap_mean=[0.3, None]))  # no token was sampled by these weights
+    (told,) = found(
+        gap,
+        history(
+            logprob_gap_mean=[1e-6, 0.03],
+            logprob_gap_max=[1e-5, 0.4],
+            sampled_logprob=[-1.0, -1.25],
+            trained_logprob=[-1.0, -1.27],
+        ),
+    )
+    assert "(-1.25 and -1.27 on average) are 0.03 nats apart on average, 0.4 at most" in told
+    assert not found(gap, history(logprob_gap_mean=[0.09], half_precision=[1.0]))
+    assert found(gap, history(logprob_gap_mean=[0.11], half_precision=[1.0]))
+    assert found(gap, history(logprob_gap_mean=[float("nan")]))
 
 
 def test_staleness_beyond_the_bound_is_found():

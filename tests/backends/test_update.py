@@ -472,8 +472,12 @@ def test_mini_batches_make_a_step_each_and_the_clip_acts_in_the_later_ones(qwen:
     assert metrics["clip_share"] > 0.2
     _, other = make_optimizer(qwen, learning_rate=1e-2, warmup_steps=1)
     first = other.update(batch[:1], GRPO())
+    _, whole = make_optimizer(qwen, learning_rate=1e-2, warmup_steps=1)
     assert (first["clip_share"], other.descent.steps) == (0, 1)
-    assert metrics["logprob_gap_max"] == first["logprob_gap_max"]  # before any step was made
+    gap = whole.update(batch, GRPO())  # of all mini-batches, before any step was made
+    assert metrics["logprob_gap_max"] == pytest.approx(gap["logprob_gap_max"], rel=1e-5)
+    assert metrics["logprob_gap_mean"] == pytest.approx(gap["logprob_gap_mean"], rel=1e-5)
+    assert metrics["logprob_gap_max"] > first["logprob_gap_max"]
 
 
 async def test_lora_trains_its_adapters_alone_and_serves_what_they_amount_to(qwen: Path) -> None:

@@ -256,8 +256,11 @@ def test_a_field_that_the_algorithm_needs_and_was_not_sent_is_named(case: Case) 
 
 
 def test_metrics_add_up_over_ranks_and_micro_batches_by_hand() -> None:
-    first = {"sum/recorded_logprob": -2.0, "sum/recorded_tokens": 1.0, "sum/logprob_gap": 0.3}
-    second = {"sum/recorded_logprob": -4.0, "sum/recorded_tokens": 2.0, "sum/logprob_gap": 0.6}
+    first = {"sum/recorded_logprob": -2.0, "sum/recorded_tokens": 1.0}
+    first |= {"sum/gap_tokens": 1.0, "sum/sampled_logprob": -2.0, "sum/trained_logprob": -2.3}
+    second = {"sum/recorded_logprob": -4.0, "sum/recorded_tokens": 3.0}  # one token is of older weights
+    second |= {"sum/gap_tokens": 2.0, "sum/sampled_logprob": -1.0, "sum/trained_logprob": -1.6}
+    first, second = {**first, "sum/logprob_gap": 0.3}, {**second, "sum/logprob_gap": 0.6}
     reported = {
         "lightning": [
             [{"sum/loss": 0.5, **first, "max/logprob_gap": 0.3}, {"sum/loss": 0.25}],
@@ -267,7 +270,9 @@ def test_metrics_add_up_over_ranks_and_micro_batches_by_hand() -> None:
     }
     assert finish_metrics(reported) == {
         "loss": 1.75,
-        "sampled_entropy": 2.0,
+        "sampled_entropy": 1.5,
+        "sampled_logprob": -1.0,
+        "trained_logprob": pytest.approx(-1.3),
         "logprob_gap_mean": pytest.approx(0.3),
         "logprob_gap_max": 0.4,
     }

@@ -215,7 +215,7 @@ class LocalBackend(LocalSettings):
         Raises TrainingError, with the weights as they were, if it can't be made.
         """
         parts = self._started
-        return await self._work(lambda: _update(parts, batch, algorithm))
+        return await self._work(lambda: _update(parts, batch, algorithm, self.policy_version))
 
     async def publish(self) -> int:
         """Answer with the updated weights, once the replies in flight have ended; returns their version."""
@@ -279,7 +279,7 @@ class LocalBackend(LocalSettings):
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
 
-def _update(parts: Parts, batch: Batch, algorithm: Algorithm) -> dict[str, float]:
+def _update(parts: Parts, batch: Batch, algorithm: Algorithm, version: int) -> dict[str, float]:
     """Critic and policy, both or neither."""
     with parts.critic.fitting(batch.trajectories, algorithm) as fitted:
-        return {**fitted, **parts.optimizer.update(batch.trajectories, algorithm)}
+        return {**fitted, **parts.optimizer.update(batch.trajectories, algorithm, version)}

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from lightning_core.algorithms.base import Algorithm, Entries, last_pass, mini_batches
@@ -126,6 +127,36 @@ def _kept(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to("cpu", copy=True)
 
 
+class Gap:
+    """How far recorded log-probabilities are from those that training computes for the same tokens."""
+
+    def __init__(self) -> None:
+        self._sampled = self._trained = self._apart = self._most = 0.0
+        self._count = 0
+
+    def add(self, sampled: torch.Tensor, trained: torch.Tensor) -> None:
+        """(E,) each, of some of the tokens."""
+        if not len(sampled):
+            return
+        apart = (trained.detach() - sampled).abs()
+        self._sampled += float(sampled.sum())
+        self._trained += float(trained.detach().sum())
+        self._apart += float(apart.sum())
+        self._most = max(self._most, float(apart.max()))
+        self._count += len(sampled)
+
+    def metrics(self) -> dict[str, float]:
+        """`logprob_gap_mean` and `logprob_gap_max`, in nats, and the means that are apart."""
+        if not self._count:
+            return {}
+        return {
+            "sampled_logprob": self._sampled / self._count,
+            "trained_logprob": self._trained / self._count,
+            "logprob_gap_mean": self._apart / self._count,
+            "logprob_gap_max": self._most,
+        }
+
+
 class Optimizer:
     """Improves a `Policy`. Not thread-safe: one update at a time."""
 
@@ -154,10 +185,17 @@ class Optimizer:
         self._policy.copies -= self._reference is not None
         self._source, self._reference, self._referred = source, None, True
 
-    def update(self, trajectories: tuple[Trajectory, ...], algorithm: Algorithm) -> dict[str, float]:
-        """All epochs of one batch; returns metrics. Raises TrainingError with everything as it was before,
-        BackendError if the weights are lost."""
+    def update(
+        self, trajectories: tuple[Trajectory, ...], algorithm: Algorithm, version: int | None = None
+    ) -> dict[str, float]:
+        """All epochs of one batch; returns metrics.
+
+        `version` is that of the weights as they are. `logprob_gap_*` are of the tokens that they sampled,
+        of all if it is None, before the first step. Raises TrainingError with everything as it was before,
+        BackendError if the weights are lost.
+        """
         started = time.monotonic()
+        fresh = fresh_keys(trajectories, version)
         made = (
             self._packs(part, algorithm.weigh(part), algorithm.units(part))
             for part in mini_batches(trajectories, algorithm)
@@ -168,24 +206,28 @@ class Optimizer:
                 "the batch holds no trained transition with an advantage; give the groups rollouts whose "
                 "rewards differ, and check `agents`"
             )
-        before, proximal = None, list[list[torch.Tensor] | None]([None] * len(parts))
+        before, began = None, list[list[torch.Tensor] | None]([None] * len(parts))
         if algorithm.epochs * len(parts) > 1:
             before = self.descent.snapshot()
-            if algorithm.needs_proximal:
-                proximal = [self._logprobs(packs) for packs in parts]
+            if algorithm.needs_proximal or len(parts) > 1:
+                began = [self._logprobs(packs) for packs in parts]
+        proximal = began if algorithm.needs_proximal else [None] * len(parts)
         steps: list[dict[str, float]] = []
         try:
             for _ in range(algorithm.epochs):
-                steps += [self._step(packs, algorithm, q) for packs, q in zip(parts, proximal, strict=True)]
+                steps += [
+                    self._step(packs, algorithm, q, fresh) for packs, q in zip(parts, proximal, strict=True)
+                ]
         except BaseException:  # memory that ran out, too
             if before is not None:
                 self.descent.restore(before)
             raise
         packs = [pack for part in parts for pack in part]
         report = report_merge(trajectories, packs)
-        metrics = last_pass(steps, len(parts))
+        metrics = last_pass(steps, len(parts)) | self._gap(parts, began, fresh)
         tokens = float(sum(len(pack.targets) for pack in packs))
         seconds = time.monotonic() - started
+        metrics["half_precision"] = float(self._bfloat16)
         return {**metrics, "tokens": tokens, **report.metrics(), "update_seconds": seconds}
 
     def _packs(
@@ -211,11 +253,27 @@ class Optimizer:
                 found[pack.keys[index]].append(logprob)
         return [found[key] for key in keys]
 
+    def _gap(
+        self, parts: list[list[Pack]], began: list[list[torch.Tensor] | None], fresh: frozenset[Key] | None
+    ) -> dict[str, float]:
+        """Of all mini-batches, by the log-probabilities under the weights that began the update."""
+        gap = Gap()
+        for packs, logprobs in zip(parts, began, strict=True):
+            for pack, present in zip(packs, logprobs or (), strict=logprobs is not None):
+                recorded = torch.from_numpy(pack.logprobs)
+                seen = _seen(pack, fresh)
+                gap.add(recorded[seen], present.cpu()[seen])
+        return gap.metrics()
+
     def _step(
-        self, packs: list[Pack], algorithm: Algorithm, proximal: list[torch.Tensor] | None
+        self,
+        packs: list[Pack],
+        algorithm: Algorithm,
+        proximal: list[torch.Tensor] | None,
+        fresh: frozenset[Key] | None,
     ) -> dict[str, float]:
         """One optimizer step from all of a batch, or of a mini-batch."""
-        metrics = self.accumulate(packs, algorithm, proximal)
+        metrics = self.accumulate(packs, algorithm, proximal, fresh)
         norm = self.descent.clip()
         if not math.isfinite(norm) or not math.isfinite(metrics["loss"]):
             self.descent.zero()
@@ -228,20 +286,23 @@ class Optimizer:
         return {**metrics, "grad_norm": norm, "learning_rate": rate}
 
     def accumulate(
-        self, packs: list[Pack], algorithm: Algorithm, proximal: list[torch.Tensor] | None = None
+        self,
+        packs: list[Pack],
+        algorithm: Algorithm,
+        proximal: list[torch.Tensor] | None = None,
+        fresh: frozenset[Key] | None = None,
     ) -> dict[str, float]:
         """The gradient of the whole batch in the parameters' `grad`; returns the loss and its metrics.
 
         `proximal`: each pack's logprobs (E,) when the update began; None while no step was made since, or if
         the algorithm needs none.
         `sampled_entropy` is minus the mean recorded logprob, an estimate of the entropy of what was sampled.
-        `logprob_gap_*` is how far the recorded logprobs are from those of this forward pass. Of
-        demonstrations, which have none recorded, there is neither.
+        `logprob_gap_*` is how far the recorded logprobs of `fresh` transitions, or of all, are from those of
+        this forward pass. Of demonstrations, which have none recorded, there is neither.
         """
         self.descent.zero()
         sums: dict[str, float] = defaultdict(float)
-        old = gap = furthest = 0.0
-        count = 0
+        gap, old, count = Gap(), 0.0, 0
         for place, pack in enumerate(packs):
             began, tensors = None if proximal is None else proximal[place], self._tensors(pack)
             recompute_layers(self._policy.network, self._policy.must_recompute(tensors.plan))
@@ -250,18 +311,10 @@ class Optimizer:
             for name, value in {"loss": loss, **metrics}.items():
                 sums[name] += float(value.detach())
             recorded = ~entries.old_logprobs.isnan()
-            apart = (entries.logprobs.detach() - entries.old_logprobs)[recorded].abs()
-            old, gap = old + float(entries.old_logprobs[recorded].sum()), gap + float(apart.sum())
-            furthest = max(furthest, float(apart.max()) if len(apart) else 0.0)
-            count += len(apart)
-        if not count:
-            return dict(sums)
-        return {
-            **sums,
-            "sampled_entropy": -old / count,
-            "logprob_gap_mean": gap / count,
-            "logprob_gap_max": furthest,
-        }
+            old, count = old + float(entries.old_logprobs[recorded].sum()), count + int(recorded.sum())
+            seen = _seen(pack, fresh).to(recorded.device)
+            gap.add(entries.old_logprobs[seen], entries.logprobs[seen])
+        return {**sums, **({"sampled_entropy": -old / count} if count else {}), **gap.metrics()}
 
     def _loss(
         self, pack: Tensors, algorithm: Algorithm, proximal: torch.Tensor | None
@@ -313,3 +366,19 @@ class Optimizer:
     @property
     def _device(self) -> torch.device:
         return self.descent.device
+
+
+def fresh_keys(trajectories: Sequence[Trajectory], version: int | None) -> frozenset[Key] | None:
+    """The transitions that the weights of a version sampled; None for any version."""
+    if version is None:
+        return None
+    return frozenset(t.key for each in trajectories for t in each.transitions if t.policy_version == version)
+
+
+def _seen(pack: Pack, fresh: frozenset[Key] | None) -> torch.Tensor:
+    """(E,) whether an entry counts in the gap."""
+    recorded = torch.from_numpy(~np.isnan(pack.logprobs))
+    if fresh is None:
+        return recorded
+    of_keys = np.array([key in fresh for key in pack.keys], dtype=bool)
+    return recorded & torch.from_numpy(of_keys[pack.sequences])

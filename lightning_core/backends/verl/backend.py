@@ -231,7 +231,7 @@ class VerlBackend(VerlSettings):
         """In the backend's thread: what comes next there must know already that the weights are ahead."""
         before, self._ahead = self._ahead, True
         try:
-            return parts.learner.update(batch.trajectories, algorithm)
+            return parts.learner.update(batch.trajectories, algorithm, self.policy_version)
         except TrainingError:  # it has changed nothing
             self._ahead = before
             raise

@@ -59,6 +59,7 @@ def to_batch(
     reference: Floats | None = None,
     coefficients: Floats | None = None,
     targets: Floats | None = None,
+    fresh: Floats | None = None,
 ) -> TensorDict:
     """The rows as verl's workers take them: `fields`, with one number as temperature where all rows share it.
 
@@ -70,7 +71,7 @@ def to_batch(
     from tensordict.tensorclass import NonTensorData
 
     more = {"proximal": proximal, "reference": reference, "coefficients": coefficients}
-    batch: dict[str, Any] = {**fields(rows, memory, **more, targets=targets)}
+    batch: dict[str, Any] = {**fields(rows, memory, **more, targets=targets, fresh=fresh)}
     shared = {row.temperature for row in rows}
     if len(shared) == 1:
         batch["temperature"] = NonTensorData(shared.pop())

@@ -66,13 +66,21 @@ class Learner:
         self._cluster.drop_reference()
         self.reference = folder
 
-    def update(self, trajectories: Sequence[Trajectory], algorithm: Algorithm) -> dict[str, float]:
+    def update(
+        self, trajectories: Sequence[Trajectory], algorithm: Algorithm, version: int | None = None
+    ) -> dict[str, float]:
         """All epochs of one batch; returns metrics.
 
-        Raises TrainingError if its first step can't be made, with the weights as they were. If a later one
-        can't, the epochs end there: `epochs_made` says after how many.
+        `version` is that of the weights as they are: `logprob_gap_*` are of the tokens that they sampled, of
+        all if it is None, before the first step. Raises TrainingError if its first step can't be made, with
+        the weights as they were. If a later one can't, the epochs end there: `epochs_made` says after how
+        many.
         """
         started, self._worker_seconds = time.monotonic(), 0.0
+        fresh = None
+        if version is not None:
+            transitions = [t for each in trajectories for t in each.transitions]
+            fresh = frozenset(t.key for t in transitions if t.policy_version == version)
         made = (
             make_rows(
                 part,
@@ -88,52 +96,72 @@ class Learner:
                 "the batch holds no trained transition with an advantage; give the groups rollouts whose "
                 "rewards differ, and check `agents`"
             )
-        metrics = self._epochs(parts, algorithm)
+        metrics = self._epochs(parts, algorithm, fresh)
         rows = [row for part in parts for row in part]
         metrics |= self._fit(trajectories, algorithm.critic)
         report = report_rows(trajectories, rows)
         return {
             **metrics,
+            "half_precision": float(self._settings.number_format != "float32"),
             "tokens": float(sum(len(row.logprobs) for row in rows)),
             **report.metrics(),
             "worker_seconds": self._worker_seconds,
             "update_seconds": time.monotonic() - started,
         }
 
-    def _epochs(self, parts: list[list[Row]], algorithm: Algorithm) -> dict[str, float]:
+    def _epochs(
+        self, parts: list[list[Row]], algorithm: Algorithm, fresh: frozenset[Key] | None
+    ) -> dict[str, float]:
         """All passes over the batch, one step from each of its parts."""
-        reference = proximal = list[Floats | None]([None] * len(parts))
+        reference = began = list[Floats | None]([None] * len(parts))
         if algorithm.needs_reference:
             reference = [self._infer(rows, self._refer) for rows in parts]
-        if algorithm.needs_proximal and algorithm.epochs * len(parts) > 1:
-            proximal = [self._infer(rows, self._cluster.infer) for rows in parts]
+        if len(parts) > 1 or (algorithm.needs_proximal and algorithm.epochs > 1):
+            began = [self._infer(rows, self._cluster.infer) for rows in parts]
+        gap = gap_of(parts, began, fresh)
+        proximal = began if algorithm.needs_proximal else [None] * len(parts)
         steps: list[dict[str, float]] = []
-        for rows, began, referred in [*zip(parts, proximal, reference, strict=True)] * algorithm.epochs:
+        for rows, q, referred in [*zip(parts, proximal, reference, strict=True)] * algorithm.epochs:
             units = any((row.spans["unit"] >= 0).any() for row in rows)
             step = self._by_units if units else self._by_tokens
-            done = step(rows, algorithm, began if steps else None, referred)
+            done = step(rows, algorithm, q if steps else None, referred, fresh)
             if not (math.isfinite(done["grad_norm"]) and math.isfinite(done["loss"])):
                 self._refuse(done, len(steps))
-                return {**last_pass(steps, len(parts)), "epochs_made": float(len(steps) // len(parts))}
+                made = {"epochs_made": float(len(steps) // len(parts))}
+                return {**last_pass(steps, len(parts)), **gap, **made}
             steps.append(done)
-        return last_pass(steps, len(parts))
+        return {**last_pass(steps, len(parts)), **gap}
 
     def _refer(self, batch: Any) -> Any:
         return self._cluster.infer_reference(batch, self.reference)
 
     def _by_tokens(
-        self, rows: list[Row], algorithm: Algorithm, proximal: Floats | None, reference: Floats | None
+        self,
+        rows: list[Row],
+        algorithm: Algorithm,
+        proximal: Floats | None,
+        reference: Floats | None,
+        fresh: frozenset[Key] | None,
     ) -> dict[str, float]:
-        batch = to_batch(rows, memory=self._memory, proximal=proximal, reference=reference)
+        seen = of_entries(rows, fresh)
+        batch = to_batch(rows, memory=self._memory, proximal=proximal, reference=reference, fresh=seen)
         reported = self._step(batch, AlgorithmLoss(algorithm))
         return {**finish_metrics(reported), **self._said(reported)}
 
     def _by_units(
-        self, rows: list[Row], algorithm: Algorithm, proximal: Floats | None, reference: Floats | None
+        self,
+        rows: list[Row],
+        algorithm: Algorithm,
+        proximal: Floats | None,
+        reference: Floats | None,
+        fresh: frozenset[Key] | None,
     ) -> dict[str, float]:
         """The loss is taken here, where all tokens of a unit are together."""
         logprobs = self._infer(rows, self._cluster.infer)
-        slopes, metrics = coefficients(algorithm, rows, logprobs, proximal=proximal, reference=reference)
+        seen = of_entries(rows, fresh)
+        slopes, metrics = coefficients(
+            algorithm, rows, logprobs, proximal=proximal, reference=reference, fresh=seen
+        )
         batch = to_batch(rows, memory=self._memory, coefficients=slopes)
         reported = self._step(batch, LinearLoss())
         return {**metrics, **self._said(reported)}
@@ -231,3 +259,40 @@ class Learner:
 def _number(reported: Any) -> float:
     """verl gives some numbers as a list of one for each step."""
     return float(reported[-1] if isinstance(reported, list | tuple) else reported)
+
+
+def of_entries(rows: Sequence[Row], fresh: frozenset[Key] | None) -> Floats | None:
+    """(E,) 1 for the entries of the transitions named, 0 for all others; None for all."""
+    if fresh is None:
+        return None
+    found = [
+        np.repeat(np.array([float(key in fresh) for key in row.keys], np.float32), row.spans["count"])
+        for row in rows
+        if len(row.keys)
+    ]
+    return np.concatenate(found) if found else np.zeros(0, np.float32)
+
+
+def gap_of(
+    parts: Sequence[list[Row]], began: Sequence[Floats | None], fresh: frozenset[Key] | None
+) -> dict[str, float]:
+    """`logprob_gap_*` of all mini-batches, by the log-probabilities under the weights that began an update;
+    nothing where they were not inferred."""
+    known = [(rows, now) for rows, now in zip(parts, began, strict=True) if now is not None]
+    if not known:
+        return {}
+    sampled = np.concatenate([row.logprobs for rows, _ in known for row in rows])
+    trained = np.concatenate([now for _, now in known])
+    seen = ~np.isnan(sampled)
+    if fresh is not None:
+        marked = [of_entries(rows, fresh) for rows, _ in known]
+        seen &= np.concatenate([each for each in marked if each is not None]) > 0
+    if not seen.any():
+        return {}
+    apart = np.abs(trained[seen] - sampled[seen])
+    return {
+        "sampled_logprob": float(sampled[seen].mean()),
+        "trained_logprob": float(trained[seen].mean()),
+        "logprob_gap_mean": float(apart.mean()),
+        "logprob_gap_max": float(apart.max()),
+    }

@@ -37,6 +37,7 @@ nothing but padding has none."""
 SUM, MAX = "sum/", "max/"
 """How the names of our metrics begin that are to be added up, and those whose maximum counts."""
 RECORDED, COUNT, GAP = "recorded_logprob", "recorded_tokens", "logprob_gap"
+SEEN, SAMPLED, TRAINED = "gap_tokens", "sampled_logprob", "trained_logprob"
 AT_ONCE = 64
 """Tokens whose masks are spread over the vocabulary at a time: 40 MB for 152,000 tokens in float32."""
 
@@ -57,7 +58,8 @@ class AlgorithmLoss:
             return logprobs.sum(), {METRICS: {}}
         entries = make_entries(self.algorithm, logprobs, data)
         loss, metrics = self.algorithm.loss(entries)
-        return loss * data["dp_size"], {METRICS: measure(entries, {"loss": loss, **metrics})}
+        found = measure(entries, {"loss": loss, **metrics}, flat(data, "fresh"))
+        return loss * data["dp_size"], {METRICS: found}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +92,19 @@ def coefficients(
     *,
     proximal: Floats | None = None,
     reference: Floats | None = None,
+    fresh: Floats | None = None,
 ) -> tuple[Floats, dict[str, float]]:
     """(what `LinearLoss` needs, the metrics as `finish_metrics` gives them) of a whole batch.
 
-    `logprobs` (E,) under the present weights; `proximal` and `reference` (E,) as the algorithm needs them.
+    `logprobs` (E,) under the present weights; `proximal` and `reference` (E,) as the algorithm needs them;
+    `fresh` (E,) as `measure` does.
     """
-    data = fields(rows, proximal=proximal, reference=reference)
+    data = fields(rows, proximal=proximal, reference=reference, fresh=fresh)
     leaf = torch.tensor(logprobs, requires_grad=True)
     entries = make_entries(algorithm, leaf, data)
     loss, metrics = algorithm.loss(entries)
     (slope,) = torch.autograd.grad(loss, leaf)
-    found = measure(entries, {"loss": loss, **metrics})
+    found = measure(entries, {"loss": loss, **metrics}, flat(data, "fresh"))
     return slope.numpy(), finish_metrics({METRICS: [found]})
 
 
@@ -136,18 +140,24 @@ def make_entries(algorithm: Algorithm, logprobs: torch.Tensor, data: Mapping[str
 
 
 @torch.no_grad()
-def measure(entries: Entries, metrics: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """The metrics, which add up, and how far the recorded log-probabilities are from the present ones."""
+def measure(
+    entries: Entries, metrics: Mapping[str, torch.Tensor], fresh: torch.Tensor | None = None
+) -> dict[str, float]:
+    """The metrics, which add up, and how far the recorded log-probabilities are from the present ones.
+
+    `fresh` (E,) is above 0 for the entries that the weights under training sampled; None: all. The gap is
+    theirs alone.
+    """
     recorded = ~entries.old_logprobs.isnan()
-    gaps = (entries.logprobs - entries.old_logprobs)[recorded].abs()
-    if not len(gaps):
+    if not recorded.any():
         return _numbers(SUM, metrics)
-    sums = {
-        **metrics,
-        RECORDED: entries.old_logprobs[recorded].sum(),
-        COUNT: recorded.sum(),
-        GAP: gaps.sum(),
-    }
+    sums = {**metrics, RECORDED: entries.old_logprobs[recorded].sum(), COUNT: recorded.sum()}
+    seen = recorded if fresh is None else recorded & (fresh > 0)
+    if not seen.any():
+        return _numbers(SUM, sums)
+    sampled, trained = entries.old_logprobs[seen], entries.logprobs[seen]
+    gaps = (trained - sampled).abs()
+    sums |= {SEEN: seen.sum(), SAMPLED: sampled.sum(), TRAINED: trained.sum(), GAP: gaps.sum()}
     return {**_numbers(SUM, sums), **_numbers(MAX, {GAP: gaps.max()})}
 
 
@@ -165,11 +175,15 @@ def finish_metrics(reported: Mapping[str, Any]) -> dict[str, float]:
                 most[short] = max(most.get(short, value), value)
             else:
                 sums[short] = sums.get(short, 0.0) + value
-    old, count, gap = (sums.pop(name, 0.0) for name in (RECORDED, COUNT, GAP))
+    old, count = (sums.pop(name, 0.0) for name in (RECORDED, COUNT))
     if count:
+        sums["sampled_entropy"] = -old / count
+    seen, sampled, trained, gap = (sums.pop(name, 0.0) for name in (SEEN, SAMPLED, TRAINED, GAP))
+    if seen:
         sums |= {
-            "sampled_entropy": -old / count,
-            "logprob_gap_mean": gap / count,
+            "sampled_logprob": sampled / seen,
+            "trained_logprob": trained / seen,
+            "logprob_gap_mean": gap / seen,
             "logprob_gap_max": most[GAP],
         }
     return sums
