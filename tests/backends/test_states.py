@@ -30,9 +30,10 @@ from lightning_core.backends.local.packing import (
 )
 from lightning_core.backends.settings import LoraOptions
 from lightning_core.errors import UnsupportedError
+from lightning_core.sequences import write_masks
 from lightning_core.trajectories import make_packs
 from lightning_core.types import Trajectory, Transition
-from lightning_core.upstream import ChatRequest, Constraint
+from lightning_core.upstream import ChatRequest, Constraint, Shaping
 from tests.backends.models import STATES, make_state_network, make_tokenizer
 from tests.backends.serving import as_transition, ask, plain_logprobs, sample_batch, serving, user
 from tests.backends.test_critic import with_targets
@@ -293,6 +294,23 @@ async def test_replies_held_to_a_grammar_are_trained_under_it(qwen35: Path) -> N
             own = as_transition(reply, f"r{i}", "c", advantage=1.0 - 2 * (i % 2), grammar=grammar)
             batch.append(Trajectory(f"r{i}", "g", "t", 0.0, (own,)))
         metrics = await backend.update(Batch(0, tuple(batch)), GRPO())
+        assert metrics["logprob_gap_max"] < 1e-4
+
+
+async def test_replies_whose_sampling_cut_tokens_off_are_trained_among_what_was_left(qwen35: Path) -> None:
+    asked = {"max_tokens": 12, "trained": True, "temperature": 0.8}
+    async with serving(qwen35) as backend:
+        ways = ({"top_p": 0.7}, {"shaping": Shaping(top_k=5)}, {"shaping": Shaping(min_p=0.1)}, {})
+        replies = [await ask(backend, user("hello"), **asked, **way) for way in ways]
+        assert [bool(reply.kept) for reply in replies] == [True, True, True, False]
+        batch = [
+            as_transition(
+                reply, "r", f"c{n}", advantage=1.0 - 2 * (n % 2), temperature=0.8,
+                grammar=write_masks(reply.kept) if reply.kept else None,
+            )
+            for n, reply in enumerate(replies)
+        ]  # fmt: skip
+        metrics = await backend.update(Batch(0, (Trajectory("r", "g", "t", 0.0, tuple(batch)),)), GRPO())
         assert metrics["logprob_gap_max"] < 1e-4
 
 

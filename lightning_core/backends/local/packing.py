@@ -327,7 +327,7 @@ def kept_bytes(work: Callable[[], torch.Tensor], network: torch.nn.Module) -> in
 
 def entry_logprobs(network: torch.nn.Module, pack: Tensors) -> torch.Tensor:
     """(E,) log-probability of each entry's token under `network`, at the entry's temperature and among the
-    tokens that its grammar allowed. Where that was one token it is 0, and so is its gradient."""
+    tokens that its mask left. Where that was one token it is 0, and so is its gradient."""
     count, base = len(pack.keep), network_below(network)
     size = max(1, LOGITS_BYTES // (4 * base.config.vocab_size))
     if count <= size or not _head_is_plain(network, pack.tokens[:2]):
