@@ -13,6 +13,9 @@ An app that sets that key itself says with it which requests are one call.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import logging
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType, TracebackType
@@ -29,6 +32,8 @@ from lightning_core.tracing.patching import patch
 from lightning_core.tracing.routing import SDKS, Puller, Sdk, at_gateway, route
 from lightning_core.tracing.scope import Scope, carry_into_threads, current_scope
 from lightning_core.tracing.unseen import name_caller
+
+log = logging.getLogger(__name__)
 
 _NEEDED = ("_build_request", "_idempotency_key")
 _KEY_PREFIX = "stainless-python-retry-"
@@ -117,8 +122,17 @@ def _no_place(sdk: Sdk, name: str) -> InstrumentationError:
 
 
 def _build_request(sdk: Sdk, original: Callable[..., Any], users: list[Puller]) -> Callable[..., Any]:
+    blocking: list[str] = []
+
     def build_request(client: Any, options: Any, **kwargs: Any) -> Any:
         scope = current_scope()
+        if users and scope is not None and not blocking and _blocks_a_loop(client):
+            blocking.append(unseen.app_line() or "a library")
+            log.warning(
+                "%s calls a model with a blocking client in an async function, so rollouts run one after "
+                "another; await an async client there, or make the function that runs the app a plain `def`",
+                blocking[0],
+            )
         served = sdk.served.fullmatch(_path(options.url)) if users and scope is not None else None
         if served is not None and scope is not None and scope.prompts:
             options = _with_prompt(options, scope, name_caller(users), served[1])
@@ -139,6 +153,11 @@ def _build_request(sdk: Sdk, original: Callable[..., Any], users: list[Puller]) 
         return request
 
     return build_request
+
+
+def _blocks_a_loop(client: Any) -> bool:
+    """Whether a client without `await` is called where an event loop runs, which waits meanwhile."""
+    return asyncio._get_running_loop() is not None and not inspect.iscoroutinefunction(client.request)
 
 
 def _with_prompt(options: Any, scope: Scope, agent: str, path: str) -> Any:

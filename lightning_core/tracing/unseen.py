@@ -222,7 +222,7 @@ def _read(body: object) -> Mapping[str, object]:
 # calls outside every rollout ----------------------------------------------------------------
 def _lost(library: str, netloc: str, path: str) -> bool:
     """Notice it with every rollout that runs, as nothing says whose it is."""
-    scopes, line = running(), _app_line()
+    scopes, line = running(), app_line()
     if line is None or left_behind() or any(at_gateway(netloc, scope) for scope in scopes):
         return False
     for scope in scopes:
@@ -230,7 +230,7 @@ def _lost(library: str, netloc: str, path: str) -> bool:
     return True
 
 
-def _app_line() -> str | None:
+def app_line() -> str | None:
     """The innermost line of the app's own code; None if the call is this package's own, such as a judge's."""
     frame = sys._getframe(1)
     while frame is not None:

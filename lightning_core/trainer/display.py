@@ -124,6 +124,9 @@ class Display(Observer):
             note += f"  [red]{failures:.0f} failed[/red]"
         if self._training is not None:
             self._progress.update(self._training, advance=1, note=note)
+            if not self.console.is_terminal:  # where no bar moves, as in a log
+                done = round(self._progress.tasks[self._training].completed)
+                self._print(f"step {done} of {self._steps}  {note}".rstrip())
 
     def evaluated(self, result: Evaluation) -> None:
         tasks = result.detail["sampled"].tasks

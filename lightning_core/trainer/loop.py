@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from difflib import SequenceMatcher
+from importlib.util import find_spec
 from itertools import chain
+from typing import Final
 
 from lightning_core.air.rulebook import rule_numbers
 from lightning_core.algorithms.search import Search
@@ -282,8 +285,9 @@ class AgentNames:
         if {UNNAMED} < self.seen and not matches(UNNAMED, self.patterns) and UNNAMED not in self._told:
             self._told.add(UNNAMED)
             logger.warning(
-                "some calls have no agent's name, and are not trained. If they are a trained agent's, make "
-                "them in `with lightning.agent(...)`, and read a stream there too"
+                "some calls have no agent's name, and are not trained. If they are a trained agent's, %s",
+                naming_line(sys.modules)
+                or "make them in `with lightning.agent(...)`, and read a stream there too",
             )
 
     def _choice(self) -> str:
@@ -291,7 +295,28 @@ class AgentNames:
         choice = f"Agents seen: {names}. Use one of these names, or a glob that matches them"
         if UNNAMED in self.seen:
             choice += f"; {UNNAMED!r} are calls that neither a plugin nor `with lightning.agent(...)` names"
+            if line := naming_line(sys.modules):
+                choice += f". To name them, {line}"
         return choice
+
+
+_PLUGINS: Final = {
+    "agent_framework": "lightning_agent_framework",
+    "google.adk": "lightning_google_adk",
+    "llama_index.core": "lightning_llama_index",
+}
+_SPANS: Final = "trace.set_tracer_provider(TracerProvider())"
+
+
+def naming_line(imported: Container[str]) -> str | None:
+    """The line that names the calls of an imported framework whose plugin is not installed, if any."""
+    for framework, plugin in _PLUGINS.items():
+        if framework in imported and find_spec(plugin) is None:
+            spans = "" if framework == "llama_index.core" else f", or write `{_SPANS}` before the app runs"
+            return f"install the plugin of {framework}: pip install {plugin.replace('_', '-')}{spans}"
+    if "strands" in imported:
+        return f"write `{_SPANS}` before the app runs: Strands then makes spans with its agents' names"
+    return None
 
 
 def _alike(one: str, other: str) -> bool:

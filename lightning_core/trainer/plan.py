@@ -28,7 +28,7 @@ EVALUATIONS = {"sampled": Sampling(temperature=1.0), "greedy": Sampling(temperat
 def make_tasks(rows: Iterable[Task | Mapping[str, Any]] | None, split: Split) -> list[Task]:
     """Tasks from tasks or plain dicts; a row that is not JSON is refused with its place and field."""
     tasks = []
-    for index, row in enumerate(rows or ()):
+    for index, row in enumerate(_finite(rows, split)):
         if not isinstance(row, Task | Mapping):
             raise TaskError(f"{split} task {index} is a {type(row).__name__}; give a Task or a dict")
         for name, value in (row.input if isinstance(row, Task) else row).items():
@@ -48,6 +48,18 @@ def make_tasks(rows: Iterable[Task | Mapping[str, Any]] | None, split: Split) ->
         except ValidationError as problem:
             raise TaskError(f"{split} task {index} can't be used: {problem}") from None
     return tasks
+
+
+def _finite(rows: Any, split: Split) -> Iterable[Any]:
+    """The rows. A dataset with `__getitem__` alone ends by its length: it need not raise IndexError."""
+    if rows is None or hasattr(rows, "__iter__"):
+        return rows or ()
+    if not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
+        raise TaskError(
+            f"{split} tasks can't be read from a {type(rows).__name__}, which has no end; "
+            "give a list, or an object with __len__ and __getitem__"
+        )
+    return (rows[index] for index in range(len(rows)))
 
 
 def check_ids(tasks: Iterable[Task]) -> None:

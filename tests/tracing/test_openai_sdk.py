@@ -295,3 +295,19 @@ def _options(url: str) -> Any:
     return FinalRequestOptions.construct(
         method="post", url=url, json_data={}, idempotency_key="k", security={"bearer_auth": True}
     )
+
+
+@pytest.mark.usefixtures("tagging")
+async def test_a_blocking_client_in_an_async_function_is_said_once_with_its_line(
+    gateway: GatewayDouble, caplog: pytest.LogCaptureFixture
+) -> None:
+    with OpenAI(api_key="none") as client, rollout_scope(scope_at(gateway)):
+        await asyncio.to_thread(ask, client)  # blocks its own thread only
+        async with AsyncOpenAI(api_key="none") as other:
+            await other.chat.completions.create(model="any", messages=[{"role": "user", "content": "a"}])
+        assert "blocking" not in caplog.text
+        ask(client)
+        ask(client)
+    [said] = [record.getMessage() for record in caplog.records if "blocking client" in record.getMessage()]
+    assert f"{__file__}:" in said
+    assert "rollouts run one after another" in said

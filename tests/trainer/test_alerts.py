@@ -213,3 +213,18 @@ def test_the_disk_is_read_with_its_checkpoints(tmp_path):
     space = read_space(3, tmp_path)
     assert (space.step, space.checkpoints, space.largest) == (3, 800, 500)
     assert 0 < space.free <= shutil.disk_usage(tmp_path).total
+
+
+async def test_without_a_terminal_each_step_is_a_line():
+    console = Console(file=io.StringIO(), width=200)
+    with Display(enabled=True, steps=2, console=console) as display:
+        display.start(Run(id="r"), [])
+        values = {"reward": 0.5, "staleness_bound": 1.0}
+        for step in range(2):
+            await display.step_ended(Metrics(run_id="r", step=step, values=values))
+        said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert [line.split("  ")[0] for line in said.splitlines() if line.startswith("step")] == [
+        "step 1 of 2",
+        "step 2 of 2",
+    ]
+    assert "training reward .50" in said

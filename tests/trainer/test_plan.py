@@ -99,3 +99,21 @@ def test_the_same_input_is_the_same_task():
 def test_a_row_that_is_not_json_is_refused_with_its_place(row, words):
     with pytest.raises(TaskError, match=f"(?s)validation task 1.*{words}"):
         make_tasks([{"q": "fine"}, row], "validation")
+
+
+class Endless:
+    """A dataset that answers for any index, as one that wraps around does."""
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        return {"number": index}
+
+
+class Sized(Endless):
+    def __len__(self) -> int:
+        return 3
+
+
+def test_a_dataset_that_never_raises_indexerror_ends_by_its_length_or_is_refused():
+    assert [task.input for task in make_tasks(Sized(), "train")] == [{"number": n} for n in range(3)]  # type: ignore[arg-type]
+    with pytest.raises(TaskError, match="train tasks can't be read from a Endless, which has no end"):
+        make_tasks(Endless(), "train")  # type: ignore[arg-type]

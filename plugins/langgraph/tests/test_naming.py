@@ -50,6 +50,7 @@ def test_the_innermost_node_names_the_agent_unless_it_is_part_of_a_ready_made_on
         ("researcher:u1|agent:u2", "langgraph", SimpleNamespace(messages=[]), "agent"),
         ("researcher:u1|agent:u2", "langchain_create_agent", {"messages": []}, "agent"),
         ("researcher:u1|model:u2", "langchain_create_agent", {"messages": []}, "researcher"),
+        ("researcher:u1|model:u2", "deepagents", {"messages": []}, "researcher"),
         ("researcher:u1|model:u2", "langgraph", {"messages": []}, "model"),
         ("researcher:u1|tools:u2", "langgraph", {"messages": []}, "researcher"),
         ("researcher:u1|generate_structured_response:u2", "langgraph", {"messages": []}, "researcher"),

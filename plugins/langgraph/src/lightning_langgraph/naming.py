@@ -7,7 +7,8 @@ ready-made agents are built of (`model`, `tools`, middleware): then it is the ag
 neither is `agent`, unless its graph has a name (see `runs`).
 
 A node of the app's own may be called `agent` or `model` too. LangChain's `create_agent` says in the metadata
-that it made a graph, and `create_react_agent` of LangGraph gives its nodes the state `remaining_steps`.
+that it made a graph, as deepagents' `create_deep_agent` does, and `create_react_agent` of LangGraph gives its
+nodes the state `remaining_steps`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ OWNER = "lc_agent_name"
 """The metadata in which a ready-made agent leaves its name."""
 UNNAMED_AGENT = "agent"
 """A ready-made agent without a name, in no node."""
-_MAKER, _CREATED = "ls_integration", "langchain_create_agent"
+_MAKER, _CREATED = "ls_integration", frozenset({"langchain_create_agent", "deepagents"})
 _INNER = frozenset({"agent", "model", "tools", "generate_structured_response"})
 _MIDDLEWARE = (".before_agent", ".before_model", ".after_model", ".after_agent")
 
@@ -32,7 +33,7 @@ def is_made(metadata: Mapping[str, Any], state: Any = None) -> bool:
     node = ["", *_nodes(metadata)][-1]
     if node == "agent" and state is not None:
         return "remaining_steps" in state if isinstance(state, Mapping) else hasattr(state, "remaining_steps")
-    return metadata.get(_MAKER, _CREATED) == _CREATED if node == "model" else _is_inner(node)
+    return metadata.get(_MAKER) in {None, *_CREATED} if node == "model" else _is_inner(node)
 
 
 def agent_name(metadata: Mapping[str, Any], made: bool | None = None) -> str | None:
@@ -49,7 +50,7 @@ def agent_name(metadata: Mapping[str, Any], made: bool | None = None) -> str | N
     # where a node further in is another agent, only the callback can tell (see `runs`).
     # A node of the app's own may be called `agent` too: then it is the outermost.
     outer = outer or next((node for node in nodes[:-1] if node in ("agent", "model")), None)
-    if outer is None and nodes and (nodes[-1] != "tools" or metadata.get(_MAKER) == _CREATED):
+    if outer is None and nodes and (nodes[-1] != "tools" or metadata.get(_MAKER) in _CREATED):
         outer = UNNAMED_AGENT
     return metadata.get(OWNER) or outer or metadata.get("langgraph_node")
 
