@@ -219,7 +219,7 @@ async def test_without_a_terminal_each_step_is_a_line():
     console = Console(file=io.StringIO(), width=200)
     with Display(enabled=True, steps=2, console=console) as display:
         display.start(Run(id="r"), [])
-        values = {"reward": 0.5, "staleness_bound": 1.0}
+        values = {"reward": 0.5, "collect_seconds": 1.0}
         for step in range(2):
             await display.step_ended(Metrics(run_id="r", step=step, values=values))
         said = console.file.getvalue()  # type: ignore[attr-defined]
