@@ -227,4 +227,4 @@ async def test_without_a_terminal_each_step_is_a_line():
         "step 1 of 2",
         "step 2 of 2",
     ]
-    assert "training reward .50" in said
+    assert "training reward 0.5" in said
