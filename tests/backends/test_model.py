@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend, tuning
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.preflight import _container_limits
 from lightning_core.errors import ConfigError, ModelError
+from tests.backends.models import make_tokenizer
 from tests.backends.serving import serving
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -146,3 +148,11 @@ def test_the_memory_of_freed_tensors_goes_back_to_the_system() -> None:
     used, left = map(float, said.split())
     assert used > 300
     assert left < 50
+
+
+@pytest.mark.parametrize("family", ["gemma3", "mistral3"])
+def test_a_model_of_more_than_text_is_refused_by_its_family(tmp_path: Path, family: str) -> None:
+    AutoConfig.for_model(family).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=f"of the family '{family}' is more than a text model"):
+        load_model(tmp_path)

@@ -7,12 +7,20 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from lightning_core.backends.chat.folder import find_source, find_stop_ids, load_part, load_tokenizer
+from lightning_core.backends.chat.folder import (
+    find_source,
+    find_stop_ids,
+    load_config,
+    load_part,
+    load_tokenizer,
+)
 from lightning_core.backends.chat.upstream import ChatModel
 from lightning_core.backends.local.attention import use_plans
 from lightning_core.backends.preflight import DEFAULT_CONTEXT, keeps_state, longest_context, machine_memory
@@ -79,6 +87,7 @@ def load_model(model: str | Path, *, context: int | None = None, device: str = "
     _give_back_freed_tensors()
     source, name = find_source(model)
     tokenizer = load_tokenizer(source)
+    check_text_model(load_config(source)[0], source)
     with _loading:
         network = load_part(AutoModelForCausalLM, source, "weights", dtype=torch.float32)
     make_ready(network, pick_device(device))
@@ -89,6 +98,20 @@ def load_model(model: str | Path, *, context: int | None = None, device: str = "
         context=_context(network, context, source),
         stop_ids=find_stop_ids(network.generation_config, tokenizer),
     )
+
+
+def check_text_model(config: Any, source: str) -> None:
+    """Raise ModelError for a model with more than text in it, of which transformers does not read the text
+    part alone: its network takes images too, and its configuration is in parts."""
+    if config.get_text_config() is config:
+        return
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "")
+    if not str(kind).endswith("ForCausalLM"):
+        raise ModelError(
+            f"model {source!r} of the family {config.model_type!r} is more than a text model, and "
+            "transformers does not load its text part alone; take a checkpoint of the text model (such as "
+            f"{config.get_text_config().model_type!r}), or save that part as a folder of its own"
+        )
 
 
 def make_ready(network: PreTrainedModel, device: torch.device) -> None:
