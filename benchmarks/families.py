@@ -21,6 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from lightning_core.backends.chat.folder import load_tokenizer, tiny_folder
+from lightning_core.backends.local.attention import takes_plans
 from lightning_core.backends.local.exactness import Exactness
 from lightning_core.backends.local.model import Model, make_ready
 from lightning_core.backends.local.optimizer import Optimizer
@@ -123,7 +124,7 @@ def judge(network: PreTrainedModel) -> str:
     with check.refusing("trained"):
         optimizer = Optimizer(Policy(model, None), TrainingSettings(), source="")
         check.check_training(optimizer.logprobs, torch.float32)
-    return "exact and fast"
+    return "exact and fast" if takes_plans(network) else "exact"
 
 
 def verdict(family: str) -> Verdict:

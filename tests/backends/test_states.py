@@ -8,7 +8,14 @@ from pathlib import Path
 import openai
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, RwkvConfig, RwkvForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    RwkvConfig,
+    RwkvForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
+)
 
 import lightning_core as lightning
 from lightning_core.algorithms.policy_gradient import GRPO, PPO
@@ -340,6 +347,30 @@ def test_a_whole_run_trains_what_it_samples(tmp_path: Path) -> None:
     found = records(tmp_path / "run").metrics
     assert len(found) == 2
     assert all(each.values["logprob_gap_max"] < 1e-4 for each in found.values())
+
+
+async def test_a_network_that_plans_can_t_run_keeps_its_own_attention(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    config = StableLmConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+    )
+    StableLmForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    network = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    async with serving(tmp_path) as backend:
+        batch = await sample_batch(backend)
+        for each in batch:
+            for call in each.transitions:
+                wanted = plain_logprobs(network, list(call.prompt_ids), list(call.completion_ids))
+                assert list(call.logprobs) == pytest.approx(wanted, abs=2e-5)
+        assert (await backend.update(Batch(0, batch), GRPO()))["logprob_gap_max"] < 2e-5
 
 
 def test_a_network_that_hides_its_state_is_refused_by_name() -> None:

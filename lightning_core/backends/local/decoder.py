@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from lightning_core.backends.local.attention import Form, Plan, network_logits, survey
+from lightning_core.backends.local.attention import Form, Plan, network_logits, survey, takes_plans
 from lightning_core.backends.local.cache import Shape
 from lightning_core.backends.local.caches import measure_traits
 from lightning_core.backends.local.memory import Memory
@@ -25,7 +25,6 @@ from lightning_core.backends.local.model import FAMILIES
 from lightning_core.backends.local.packed import PackedMemory, packed_memory
 from lightning_core.backends.local.packing import TreePlan, make_plan
 from lightning_core.backends.local.states import StateMemory
-from lightning_core.backends.preflight import keeps_state
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary variants whose angles depend on the position alone."""
@@ -66,7 +65,8 @@ class NetworkDecoder:
 
 
 class StateDecoder:
-    """The path of networks with state outside attention: a copy that runs with its own attention."""
+    """The path of networks that plans can't run, such as those with state outside attention: a copy that runs
+    with its own attention."""
 
     def __init__(self, network: PreTrainedModel, dtype: torch.dtype) -> None:
         self._traits = measure_traits(network)
@@ -225,9 +225,9 @@ class LlamaDecoder:
 
 
 def make_decoder(network: PreTrainedModel, dtype: torch.dtype, context: int) -> Decoder:
-    """That of networks with state outside attention; else the fused decoder where it covers the network, else
+    """That of networks with their own attention; else the fused decoder where it covers the network, else
     the general one."""
-    if keeps_state(network):
+    if not takes_plans(network):
         return StateDecoder(network, dtype)
     if LlamaDecoder.fits(network):
         return LlamaDecoder(network, dtype, context)

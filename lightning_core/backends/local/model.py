@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,10 +23,11 @@ from lightning_core.backends.chat.folder import (
     load_tokenizer,
 )
 from lightning_core.backends.chat.upstream import ChatModel
-from lightning_core.backends.local.attention import use_plans
+from lightning_core.backends.local.attention import survey, use_plans
 from lightning_core.backends.preflight import DEFAULT_CONTEXT, keeps_state, longest_context, machine_memory
 from lightning_core.errors import ModelError
 
+logger = logging.getLogger(__name__)
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Whose output layer is a plain product, and whose attention the fused decoder covers."""
 _loading = threading.Lock()
@@ -41,7 +43,7 @@ class Model:
     name: str
     network: PreTrainedModel
     """float32 weights, evaluation mode (no dropout), attention through `attention.Plan` unless it keeps state
-    outside attention (`caches.keeps_state`)."""
+    outside attention or can't run so (`attention.takes_plans`)."""
     tokenizer: PreTrainedTokenizerBase
     context: int
     """Longest prompt plus completion, in tokens."""
@@ -116,11 +118,22 @@ def check_text_model(config: Any, source: str) -> None:
 
 def make_ready(network: PreTrainedModel, device: torch.device) -> None:
     """Make a network as transformers loads it one to serve and to train, on the device."""
-    if not keeps_state(network):
-        use_plans(network)
     network.requires_grad_(False).eval().to(device)
+    if not keeps_state(network):
+        _try_plans(network)
     # cuDNN makes a plan for each shape of an attention, and prompts rarely have the same shape
     torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def _try_plans(network: PreTrainedModel) -> None:
+    """Use plans where the network runs with them. Else its own attention stays, which is slower."""
+    own = network.config._attn_implementation
+    try:
+        use_plans(network)
+        survey(network)
+    except Exception as error:  # boundary: whatever a network raises with another attention function
+        logger.info("%s runs with its own attention: %s", type(network).__name__, error)
+        network.set_attn_implementation(own)
 
 
 def _give_back_freed_tensors() -> None:

@@ -15,14 +15,13 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
-from lightning_core.backends.local.attention import survey
+from lightning_core.backends.local.attention import survey, takes_plans
 from lightning_core.backends.local.cache import Shape
 from lightning_core.backends.local.decoder import bfloat16_error, make_decoder
 from lightning_core.backends.local.memory import Run
 from lightning_core.backends.local.model import Model, parameter_count
 from lightning_core.backends.local.packing import make_plan
 from lightning_core.backends.local.policy import Policy
-from lightning_core.backends.preflight import keeps_state
 from lightning_core.backends.settings import SMALL
 from lightning_core.errors import UnsupportedError
 
@@ -38,7 +37,7 @@ BFLOAT16_TOLERANCE = 0.2
 def kv_shape(network: PreTrainedModel, dtype: torch.dtype) -> Shape:
     """What the keys and values of this model are made of; at most, where it keeps other state too."""
     device, config = network.get_input_embeddings().weight.device, network.config
-    if keeps_state(network):
+    if not takes_plans(network):
         layers, size = config.num_hidden_layers, config.hidden_size
         return Shape(layers=layers, heads=1, size=size, dtype=dtype, device=device, calls=())
     calls = survey(network)
