@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?= runs/demo
 
-.PHONY: help demo demo-verl environments browser test test-all test-new test-verl test-workers test-servers peers proof proof-2 proof-3 faults fuzz soak check markers bench house bench-verl results results-gemma policies dist docs clean
+.PHONY: help harnesses demo demo-verl environments browser test test-all test-new test-verl test-workers test-servers peers proof proof-2 proof-3 faults fuzz soak check markers bench house bench-verl results results-gemma policies dist docs clean
 
 help:
 	@echo "make demo      train SmolLM2 (135 M parameters) in a LangGraph app on this machine (minutes)"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-all  run all tests: newest SDKs, verl and vLLM, peers, proof, faults (three environments)"
 	@echo "make test-verl run those of them that start verl's workers and vLLM's servers"
 	@echo "make test-sky  check the files for SkyPilot with its own parser"
+	@echo "make harnesses install Codex, Claude Code, opencode, Qwen Code, mini-swe-agent and aider for their tests (2.5 GB)"
 	@echo "make peers     compare losses and advantages with verl's and TRL's own"
 	@echo "make check     ruff, mypy --strict, the layer contract, and no marker of an unfinished merge"
 	@echo "make bench     gateway, engine, merging, verl batch, import and store benchmarks"
@@ -137,6 +138,26 @@ test-servers: $(VERL)/.ready
 
 # Of every run, at least; .ci/run makes fewer, by as many rollouts at once.
 CALLS ?= 10000
+
+# Coding harnesses, for tests/harnesses, which skips those that are missing. npm's four take half a minute, the two
+# of PyPI some minutes, each in an environment of its own. npm's programs need no install script but opencode's
+# and Claude Code's, which put the right binary in place.
+HARNESSES := .data/harnesses
+NODE_HARNESSES := @openai/codex@0.171 @anthropic-ai/claude-code@2.1 opencode-ai@1.18 @qwen-code/qwen-code
+PYTHON_HARNESSES := mini-swe-agent==2.4.6 aider-chat==0.86.2
+
+harnesses: $(HARNESSES)/node_modules $(HARNESSES)/mini-swe-agent $(HARNESSES)/aider
+
+$(HARNESSES)/node_modules: Makefile
+	mkdir -p $(HARNESSES)
+	test -e $(HARNESSES)/package.json || echo '{"private": true}' > $(HARNESSES)/package.json
+	npm install --prefix $(HARNESSES) --no-audit --no-fund --no-package-lock $(NODE_HARNESSES)
+	@touch $@
+
+$(HARNESSES)/mini-swe-agent $(HARNESSES)/aider: Makefile
+	$(PYTHON) -m venv $@
+	$@/bin/$(PIP) $(filter $(notdir $@)%,$(PYTHON_HARNESSES))
+	@touch $@
 
 # SkyPilot's parser, in an environment that wants older libraries than ours.
 SKY := $(VENV)-sky

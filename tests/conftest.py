@@ -43,6 +43,7 @@ LONG = (
     "tests/console/test_sandbox.py",
     "tests/examples/",
     "tests/fuzz/",
+    "tests/harnesses/",
     "tests/packaging/test_first_hour.py",
     "tests/packaging/test_replace_hosted.py",
     "tests/recipes/",

@@ -19,7 +19,7 @@ from __future__ import annotations
 import socket
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from types import MappingProxyType
 from typing import Any, Final
@@ -64,6 +64,10 @@ class Caller:
     """The rollout's, for trained and other agents."""
     prompt_versions: Mapping[str, int] = field(default_factory=dict)
     """Those of the prompts that the rollout's agents are told."""
+    by_header: bool = False
+    """Whether a header names the agent, which is more exact than any rule."""
+    imposed: Sampling | None = None
+    """What the rollout imposes on the calls of its trained agents."""
 
     @property
     def key(self) -> tuple[str | None, int | None, str]:
@@ -107,18 +111,26 @@ class Access:
         if grant is None:
             self._check_no_page(headers)
             return Caller(uuid.uuid4().hex, agent, False, None, None, None)  # no id that another may have
-        trained = matches(agent, self._agents)
-        return Caller(
+        caller = Caller(
             call_id=_call_id(headers.get(CALL)),
             agent=agent,
-            trained=trained,
+            trained=False,
             rollout_id=grant.rollout_id,
             attempt=grant.attempt,
-            sampling=grant.sampling if trained else None,
+            sampling=None,
             policy_version=grant.policy_version,
             seed=grant.sampling.seed,
             prompt_versions=grant.prompt_versions,
+            by_header=bool(headers.get(AGENT)),
+            imposed=grant.sampling,
         )
+        return self.named(caller, agent)
+
+    def named(self, caller: Caller, agent: str) -> Caller:
+        """The caller under an agent's name, which says whether it is trained."""
+        trained = matches(agent, self._agents)
+        sampling = caller.imposed if trained else None
+        return replace(caller, agent=agent, trained=trained, sampling=sampling)
 
     def _check_no_page(self, headers: dict[str, str]) -> None:
         """Raise ApiError for what a web page may have sent."""

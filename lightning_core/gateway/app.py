@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
@@ -23,6 +24,7 @@ from lightning_core.gateway.addresses import Addresses
 from lightning_core.gateway.endpoint import Counter, Endpoint
 from lightning_core.gateway.errors import api_error_of, refusal_of
 from lightning_core.gateway.exchange import Exchanges
+from lightning_core.gateway.naming import Naming
 from lightning_core.gateway.otlp import Traces
 from lightning_core.gateway.rewards import Rewards
 from lightning_core.gateway.tokens import Tokens
@@ -45,7 +47,8 @@ class Gateway:
     `agents` are the names or globs of those being trained (None: all). With `anonymous`, requests
     without a token are served too, and recorded as belonging to no rollout; but none of a web page, unless
     its host, and the name by which it reaches the gateway, are among `hosts`. `prompts` are those of the run,
-    put in place of what its agents say. The model is listed under the name `also_named` too.
+    put in place of what its agents say. `names` are its rules for calls that name no agent (see `naming`).
+    The model is listed under the name `also_named` too.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Gateway:
         hosts: tuple[str, ...] = (),
         prompts: PinnedPrompts | None = None,
         also_named: str | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         self.instance = uuid.uuid4().hex
         """Tells this gateway from an earlier one at the same address."""
@@ -67,13 +71,14 @@ class Gateway:
         self._exchanges = Exchanges(store)
         self._prompts = prompts
         self._also_named = also_named
+        self._naming = Naming(names or {})
         self._traces = Traces(self._access, store)
         self._rewards = Rewards(self._access, store)
 
     def app(self) -> Starlette:
         """The ASGI application."""
         tokens, model = TokenText(self._upstream.decode), self._upstream.model_name
-        parts = self._upstream, self._access, self._exchanges, self._prompts
+        parts = self._upstream, self._access, self._exchanges, self._prompts, self._naming
         spoken = [dialect(tokens, model) for dialect in DIALECTS]
         endpoints: dict[str, ASGIApp] = {}
         for dialect in [*spoken, *(more for each in spoken for more in each.further())]:

@@ -16,10 +16,12 @@ from starlette.types import Receive, Scope, Send
 
 from lightning_core.dialects.base import Dialect, ReplyWriter, Request
 from lightning_core.dialects.constraints import in_words
+from lightning_core.dialects.lenient import Json
 from lightning_core.errors import ApiError, ConfigError, GatewayError, NotFoundError
 from lightning_core.gateway.access import Access, Caller
 from lightning_core.gateway.errors import CONTEXT_LENGTH, api_error_of
 from lightning_core.gateway.exchange import Exchange, Exchanges, disconnected, stopped
+from lightning_core.gateway.naming import Naming
 from lightning_core.gateway.recording import Recording, refused_call
 from lightning_core.gateway.versions import pin
 from lightning_core.gateway.wire import (
@@ -48,12 +50,14 @@ class Endpoint:
         access: Access,
         exchanges: Exchanges,
         prompts: PinnedPrompts | None,
+        naming: Naming,
     ) -> None:
         self._dialect = dialect
         self._upstream = upstream
         self._access = access
         self._exchanges = exchanges
         self._prompts = prompts
+        self._naming = naming
         self._told: set[str] = set()
         """Agents whose own sampling settings were replaced, which the log says."""
         self._not_offered: set[tuple[str, str]] = set()
@@ -69,6 +73,7 @@ class Endpoint:
             return
         caller, content = asked_by
         try:
+            caller = self._named(caller, content)
             parts = await read_content(content, self._dialect.split)
             callers = [caller] if len(parts) == 1 else [_part(caller, index) for index in range(len(parts))]
             begun = [await self._begin(*each) for each in zip(callers, parts, strict=True)]
@@ -114,7 +119,7 @@ class Endpoint:
             asked_by = await self._admit(scope, receive)
             if asked_by is None:
                 return
-            caller, content = asked_by
+            caller, content = self._named(*asked_by), asked_by[1]
             content = await self._with_prompt(content, caller)
             owner = caller.rollout_id, caller.attempt
             chat = await read_content(content, lambda content: self._dialect.read_counted(content, owner))
@@ -131,6 +136,14 @@ class Endpoint:
         content = await read_body(receive)
         return None if content is None else (caller, content)
 
+    def _named(self, caller: Caller, content: bytes) -> Caller:
+        """The caller under the name that a rule of the run gives to its request, if one does."""
+        if not self._naming or caller.by_header or caller.rollout_id is None:
+            return caller
+        body = _json_object(content)
+        agent = None if body is None else self._naming.find(type(self._dialect), body)
+        return caller if agent is None else self._access.named(caller, agent)
+
     def _read(self, content: bytes, caller: Caller) -> Request:
         request = self._dialect.read(content, caller.sampling, (caller.rollout_id, caller.attempt))
         if caller.sampling is None or caller.sampling.constrain or request.chat.constraint is None:
@@ -143,11 +156,8 @@ class Endpoint:
         prompts = self._prompts
         if prompts is None or caller.agent not in caller.prompt_versions:
             return content
-        try:
-            body = orjson.loads(content)
-        except ValueError:
-            return content
-        if not isinstance(body, dict):
+        body = _json_object(content)
+        if body is None:
             return content
         try:
             pinned = await prompts.find({caller.agent: caller.prompt_versions[caller.agent]})
@@ -227,6 +237,15 @@ class Counter:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.endpoint.count(scope, receive, send)
+
+
+def _json_object(content: bytes) -> Json | None:
+    """The JSON object in a request; None if there is none, which is refused when it is read."""
+    try:
+        body = orjson.loads(content)
+    except ValueError:
+        return None
+    return body if isinstance(body, dict) else None
 
 
 async def _watch(exchanges: list[Exchange], receive: Receive) -> None:

@@ -176,6 +176,10 @@ class Command:
     """Whose calls they are that it makes with OPENAI_BASE_URL; see `lightning.environment`."""
     folder: str | Path | None = None
     """Its working folder; None: that of the runner."""
+    pass_task: bool = True
+    """Whether it gets the task, on its standard input and as LIGHTNING_TASK. False for a program whose
+    arguments say what to do, such as a coding harness: it adds its input to the prompt, and the task may hold
+    the answer."""
 
     reward_hint = (
         'print a number, or {"reward": number}, as the last line, or post one to LIGHTNING_REWARD_URL'
@@ -212,7 +216,7 @@ class Command:
         )
         began, code = time.time(), None
         streams = Tail(program.stdout), Tail(program.stderr)
-        feeding = asyncio.create_task(_feed(program, text))
+        feeding = asyncio.create_task(_feed(program, text if self.pass_task else ""))
         try:
             code = await program.wait()
         finally:
@@ -227,7 +231,9 @@ class Command:
 
     def _environment(self, task: str) -> dict[str, str]:
         given = {**os.environ, **environment(self.agent)}
-        if len(task.encode()) <= LONGEST_VARIABLE:
+        if self.folder is not None:
+            given["PWD"] = os.path.abspath(self.folder)  # some programs believe it more than the system
+        if self.pass_task and len(task.encode()) <= LONGEST_VARIABLE:
             given["LIGHTNING_TASK"] = task
         else:
             given.pop("LIGHTNING_TASK", None)

@@ -1,9 +1,9 @@
 """The address and key of a rollout as environment variables: for programs that can't be touched.
 
 A subprocess shares no context variable with us and may be written in any language. What it does share is
-its environment, and nearly every client of OpenAI's API reads the same two names from there. The address
-carries the rollout and the agent in its path, the key is the token of this rollout alone. OpenTelemetry's
-exporters read their address, headers and protocol from there as well.
+its environment, and nearly every client of OpenAI's API, or of Anthropic's, reads the same two names from
+there. The address carries the rollout and the agent in its path, the key is the token of this rollout alone.
+OpenTelemetry's exporters read their address, headers and protocol from there as well.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ REWARD_URL: Final = "LIGHTNING_REWARD_URL"
 def environment(agent: str | None = None) -> dict[str, str]:
     """Where a program that the running rollout starts is to send its calls and its spans.
 
-    `OPENAI_BASE_URL` and `OPENAI_API_KEY` are for the calls, `OTEL_EXPORTER_OTLP_ENDPOINT`, `_PROTOCOL` and
-    `_HEADERS` for the spans, if it makes any: those in no agent's span are `agent`'s. `LIGHTNING_REWARD_URL`
-    takes rewards, as JSON, with the same key as bearer token.
+    `OPENAI_BASE_URL` and `OPENAI_API_KEY` are for the calls of OpenAI's clients, `ANTHROPIC_BASE_URL` and
+    `ANTHROPIC_API_KEY` for those of Anthropic's. `OTEL_EXPORTER_OTLP_ENDPOINT`, `_PROTOCOL` and `_HEADERS`
+    are for the spans, if it makes any: those in no agent's span are `agent`'s. `LIGHTNING_REWARD_URL` takes
+    rewards, as JSON, with the same key as bearer token.
 
     Every call that the program makes with them is recorded as a call of `agent`, without a name as one of
     the `agent(...)` block around. It is served by the policy, and trained on if the trainer trains an agent
@@ -50,6 +51,8 @@ def variables(gateway_url: str, rollout_id: str, token: str, agent: str) -> dict
     return {
         "OPENAI_BASE_URL": f"{base}/v1",
         "OPENAI_API_KEY": token,
+        "ANTHROPIC_BASE_URL": base,  # its clients add /v1
+        "ANTHROPIC_API_KEY": token,
         REWARD_URL: rewards_url(gateway_url, rollout_id),
         "OTEL_EXPORTER_OTLP_ENDPOINT": base,  # exporters add /v1/traces
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",

@@ -26,6 +26,7 @@ from pydantic import JsonValue
 
 from lightning_core.backends.preflight import machine_memory
 from lightning_core.errors import ConfigError
+from lightning_core.gateway.naming import CONFIG
 from lightning_core.insight.why import CREDIT, Method
 from lightning_core.masking import mask, masked
 from lightning_core.plugins import PluginInfo
@@ -126,6 +127,7 @@ def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -
         ],
         DECLARED: ALL if trainer.prompts == ALL else written(trainer.declared_prompts),
         "agents": _trained(session),
+        CONFIG: dict(trainer.names),
         "algorithm": [_said(phase.algorithm) for phase in session.phases],
         CREDIT: [
             Method(

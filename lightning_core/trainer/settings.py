@@ -16,6 +16,7 @@ from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.algorithms.search import Search
 from lightning_core.backends.settings import BackendSettings
 from lightning_core.errors import ConfigError
+from lightning_core.gateway.naming import Naming
 from lightning_core.judge.judge import Judge
 from lightning_core.prompts import ALL, Prompt
 from lightning_core.ranges import check_kind, check_range
@@ -36,6 +37,7 @@ KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = MappingProxyType(
     {
         "model": ((str, Path, NoneType), "a model's name or a folder"),
         "agents": ((str, Sequence, NoneType), "names or globs of agents, or None"),
+        "names": ((Mapping,), '{"AGENT": "a regular expression in its system prompt"}'),
         "prompts": ((str, Mapping), '{"AGENT": "its system prompt"}, or "all"'),
         "store": ((str, NoneType), "a URL, or None"),
         "folder": ((str, Path, NoneType), "a path, or None"),
@@ -67,6 +69,9 @@ class Settings:
     agents: Sequence[str] | str | None = None
     """Names or globs of the agents to train; None trains all. [] with `steps=0` trains none: their calls are
     recorded where the app sends them."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Names for the calls of a program that names no agent: the name, and a regular expression that is found
+    in the system prompt of its calls. A call that matches two of them is refused by both names."""
     prompts: Mapping[str, str | Prompt] | Literal["all"] = field(default_factory=dict)
     """The system prompt of each agent whose prompt has versions, as the app sends it; `Prompt` says where the
     app puts values into it. Rollouts are pinned to a version of each. "all": those of `agents` that a few
@@ -175,6 +180,7 @@ class Settings:
             raise ConfigError(
                 "agents=[] trains no agent: give names or globs, None to train all, or steps=0 to record only"
             )
+        Naming(self.names)
         check_range("temperature", self.temperature, above=0, most=2)
         if self.timeout is not None:
             check_range("timeout", self.timeout, above=0)

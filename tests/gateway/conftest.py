@@ -79,6 +79,7 @@ async def open_house(
     agents: tuple[str, ...] | None = None,
     anonymous: bool = False,
     hosts: tuple[str, ...] = (),
+    names: dict[str, str] | None = None,
     limits: Limits = LIMITS,
     also_named: str | None = None,
 ) -> AsyncIterator[House]:
@@ -90,6 +91,7 @@ async def open_house(
         anonymous=anonymous,
         hosts=hosts,
         also_named=also_named,
+        names=names,
     )
     async with GatewayServer(gateway, limits=limits) as server:
         house.url = server.url

@@ -124,6 +124,16 @@ async def test_the_run_of_a_program_is_stored_without_the_keys_on_its_command_li
     ]
 
 
+async def test_a_program_that_is_given_no_task_sees_its_arguments_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIGHTNING_TASK", "of a program around this one")
+    monkeypatch.setenv("PWD", "/elsewhere")
+    told = ["sh", "-c", 'echo "$LIGHTNING_TASK $(cat) $PWD" >&2; echo 1']
+    _, span = await play(Command(told, folder=tmp_path, pass_task=False))
+    assert str(span.attributes["process.stderr"]).split() == [str(tmp_path)]
+
+
 # failing --------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("code", "end"),

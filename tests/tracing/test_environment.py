@@ -129,6 +129,8 @@ def test_spans_have_the_address_of_the_calls_and_the_same_key() -> None:
     assert given == {
         "OPENAI_BASE_URL": f"{base}/v1",
         "OPENAI_API_KEY": "to,k=n",
+        "ANTHROPIC_BASE_URL": base,
+        "ANTHROPIC_API_KEY": "to,k=n",
         "LIGHTNING_REWARD_URL": "http://gateway/rollouts/r%201/rewards",
         "OTEL_EXPORTER_OTLP_ENDPOINT": base,
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",

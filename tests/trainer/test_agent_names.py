@@ -10,7 +10,7 @@ import openai
 import pytest
 
 import lightning_core as lightning
-from lightning_core.errors import TrainingError, UnknownAgentError
+from lightning_core.errors import ConfigError, TrainingError, UnknownAgentError
 from lightning_core.trainer.loop import PATIENCE, AgentNames
 from lightning_core.types import Call, Metrics
 from tests.trainer.watching import PER_STEP, fit, grpo, records
@@ -181,3 +181,25 @@ def test_if_all_fail_calls_that_went_to_another_endpoint_are_said(tmp_path: Path
         TrainingError, match=r"failed calls of 'author', who is not trained, went to http://127"
     ):
         fit(tmp_path / "run", grpo(), app, agents=["writer"])
+
+
+async def program(task: lightning.Task) -> float:
+    """What a program does that can't be touched: every call goes to one address, with a system prompt."""
+    own = lightning.environment()
+    async with openai.AsyncOpenAI(base_url=own["OPENAI_BASE_URL"], api_key=own["OPENAI_API_KEY"]) as client:
+        for system in ("You search files.", "You write."):
+            await client.responses.create(model="m", instructions=system, input="go", max_output_tokens=2)
+    return 0.0
+
+
+def test_a_rule_of_the_run_names_the_calls_of_a_program_and_a_resumed_run_keeps_it(tmp_path: Path):
+    names = {"explorer": "search files"}
+    given = {"agents": ["explorer"], "steps": 1, "names": names}
+    fit(tmp_path / "run", grpo(), program, **given)
+    calls = [call for found in records(tmp_path / "run").calls.values() for call in found]
+    assert Counter((call.agent, call.trained) for call in calls) == {
+        ("explorer", True): PER_STEP,
+        ("unnamed", False): PER_STEP,
+    }
+    with pytest.raises(ConfigError, match="these differ from before: names"):
+        fit(tmp_path / "run", grpo(), program, **{**given, "names": {}, "steps": 2, "resume": True})

@@ -12,12 +12,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from lightning_core.backends.base import Backend, check_versions
 from lightning_core.errors import ConfigError, ModelError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.engine_cache import VersionEngine
+from lightning_core.gateway.naming import CONFIG
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.versions import Embedded, VersionedUpstream, VersionRegistry
 from lightning_core.heartbeat import Heartbeat, make_member
@@ -97,7 +99,9 @@ class GatewayPart:
 
 def make_gateway(store: Store, run: Run, upstream: VersionedUpstream) -> Gateway:
     """A gateway for the rollouts of a run."""
-    return Gateway(upstream, store, tokens_of(run), agents=agents_of(run), prompts=PinnedPrompts(store, run))
+    names: Any = run.config.get(CONFIG)
+    prompts = PinnedPrompts(store, run)
+    return Gateway(upstream, store, tokens_of(run), agents=agents_of(run), prompts=prompts, names=names)
 
 
 def public_address(listening: str, address: str | None) -> str:
