@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3_5ForConditionalGeneration
 
 from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend, tuning
-from lightning_core.backends.local.model import load_model
+from lightning_core.backends.local.model import check_text_model, load_model
 from lightning_core.backends.preflight import _container_limits
 from lightning_core.errors import ConfigError, ModelError
 from tests.backends.models import make_tokenizer
@@ -125,7 +125,7 @@ def test_the_memory_is_what_the_container_was_given(tmp_path: Path) -> None:
 FREED = """
 import re
 import torch
-from lightning_core.backends.local.model import load_model
+from lightning_core.backends.local.model import check_text_model, load_model
 
 def resident():
     return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
@@ -156,3 +156,26 @@ def test_a_model_of_more_than_text_is_refused_by_its_family(tmp_path: Path, fami
     make_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=f"of the family '{family}' is more than a text model"):
         load_model(tmp_path)
+
+
+def test_of_a_qwen3_5_with_a_part_for_images_the_text_part_is_loaded(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("qwen3_5")
+    small = {"hidden_size": 32, "intermediate_size": 64}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 2}
+    kinds = ["linear_attention", "full_attention"]
+    for part, values in (
+        (config.text_config, {**small, **heads, **linear, "num_hidden_layers": 2, "layer_types": kinds}),
+        (config.vision_config, {**small, "depth": 1, "num_heads": 2, "out_hidden_size": 32}),
+    ):
+        for name, value in values.items():
+            setattr(part, name, value)
+    tokenizer = make_tokenizer()
+    config.text_config.vocab_size = len(tokenizer)
+    whole = Qwen3_5ForConditionalGeneration(config).eval()
+    whole.save_pretrained(tmp_path)
+    check_text_model(config, str(tmp_path))
+    text = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    ids = torch.arange(5, 25)[None]
+    with torch.no_grad():
+        assert torch.equal(text(ids).logits, whole(input_ids=ids).logits)
