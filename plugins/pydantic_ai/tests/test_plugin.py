@@ -100,6 +100,15 @@ def test_the_tool_of_an_agent_without_a_name_runs_and_is_reported() -> None:
     assert (event.name, event.agent, event.error) == ("look_up", UNNAMED, None)
 
 
+def test_agents_in_a_mapping_are_not_named_after_a_variable_of_the_plugin() -> None:
+    agents = {key: Agent(TestModel()) for key in ("north", "south")}
+    attach(agents["north"])
+    for key in agents:
+        asyncio.run(agents[key].run("Do it."))
+    detach()
+    assert [agent.name for agent in agents.values()] == [None, None]
+
+
 def test_a_retry_is_an_error_and_a_deferred_call_has_not_run() -> None:
     def fussy(word: str) -> str:
         raise ModelRetry("another word")

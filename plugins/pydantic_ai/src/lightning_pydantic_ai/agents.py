@@ -34,10 +34,11 @@ def uninstall() -> None:
 
 
 def _with_naming(original: Callable[..., Any], users: list[str]) -> Callable[..., Any]:
-    def iter(agent: Any, *args: Any, capabilities: Any = None, **kwargs: Any) -> Any:
+    # `*args`: Pydantic AI would name an agent after a variable that holds it here.
+    def iter(*args: Any, capabilities: Any = None, **kwargs: Any) -> Any:
         if users:
             capabilities = [*(capabilities or ()), Naming()]
-        return original(agent, *args, capabilities=capabilities, **kwargs)
+        return original(*args, capabilities=capabilities, **kwargs)
 
     return iter
 
