@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -98,6 +99,10 @@ def check_arguments(
         )
 
 
+BREAK: Final = "\ufdd0"
+"""Stands within a control token that a user or a tool wrote, until the text is encoded: no text holds it."""
+_STRANGERS: Final = frozenset(("user", "tool", "function", "ipython"))
+"""Roles whose content is text and nothing else."""
 LONG = 32_768
 """Characters to encode that make a prompt a long one: others should not wait for it."""
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
@@ -118,6 +123,7 @@ class Prompts:
         self._tokenizer, self._name, self._vocabulary = tokenizer, name, vocabulary
         self._longest = longest
         self.encoder = Encoder(tokenizer)
+        self._control = _find_control(tokenizer)
         self._told: set[str] = set()
         """The shapes that the log has named."""
 
@@ -138,7 +144,7 @@ class Prompts:
         else:
             text = whole(request.prompt)
         if request.prompt is None:
-            pieces = self.encoder.cut(text)
+            pieces = self._pieces(text)
             new = self.encoder.unknown(pieces)
             encode = partial(self.encoder.encode, pieces)
         else:
@@ -225,7 +231,7 @@ class Prompts:
                 return whole(str(write([_with_texts(message) for message in shaped])))
 
         try:
-            plain = [plain_message(message) for message in messages]
+            plain = [self._as_text(plain_message(message)) for message in messages]
             if has_form(self._tokenizer, OPENAI):
                 plain = [_in_one_channel(message) for message in plain]
             return self._in_shape(plain, render)
@@ -267,7 +273,19 @@ class Prompts:
             )
 
     def _encode(self, text: str) -> list[int]:
-        return self._checked(partial(self.encoder.encode, self.encoder.cut(text)))
+        return self._checked(partial(self.encoder.encode, self._pieces(text)))
+
+    def _pieces(self, text: str) -> list[str]:
+        """What is encoded apart: what the tokenizer takes apart anyway, and the halves of a broken token."""
+        return [piece for part in text.split(BREAK) for piece in self.encoder.cut(part)]
+
+    def _as_text(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message whose control tokens are broken in two, if it is a user's or a tool's."""
+        content = message.get("content")
+        if self._control is None or message.get("role") not in _STRANGERS or not isinstance(content, str):
+            return message
+        broken = self._control.sub(lambda found: f"{found[0][:1]}{BREAK}{found[0][1:]}", content)
+        return {**message, "content": broken}
 
     def _given(self, prompt: list[int], context: int) -> list[int]:
         if len(prompt) > context:
@@ -288,6 +306,13 @@ class Prompts:
 
     def _too_long(self, least: int, context: int) -> ContextLengthError:
         return ContextLengthError(least, context, make_room(context, self._longest), least=True)
+
+
+def _find_control(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
+    """Finds the model's special tokens in a text, the longest first. None of a model that has none."""
+    added = tokenizer.added_tokens_decoder.values()
+    special = sorted((each.content for each in added if each.special and len(each.content) > 1), key=len)
+    return re.compile("|".join(map(re.escape, reversed(special)))) if special else None
 
 
 def make_room(context: int, longest: int) -> str:
