@@ -23,7 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from lightning_core.backends.chat.folder import load_tokenizer, tiny_folder
 from lightning_core.backends.local.attention import takes_plans
 from lightning_core.backends.local.exactness import Exactness
-from lightning_core.backends.local.model import Model, make_ready
+from lightning_core.backends.local.model import Model, make_ready, parameter_count
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.local.versions import make_engine
@@ -32,6 +32,8 @@ from lightning_core.errors import LightningError, ModelError
 
 RECORD = Path(__file__).parent / "results" / "families.json"
 CONTEXT = 128
+MOST = 5_000_000
+"""Parameters of a small network."""
 SMALL: dict[str, Any] = {
     "vocab_size": 820, "hidden_size": 64, "d_model": 64, "n_embd": 64, "dim": 64, "embedding_size": 64,
     "intermediate_size": 96, "intermediate_size_mlp": 96, "ffn_dim": 96, "n_inner": 96, "d_inner": 96,
@@ -94,15 +96,19 @@ def small_config(family: str) -> PreTrainedConfig:
         sizes["layer_types"] = kinds * (2 if known.get("num_kv_shared_layers") else 1)
         sizes["layer_types"] *= 2 if len(sizes["layer_types"]) == 1 else 1
         sizes["num_hidden_layers"] = len(sizes["layer_types"])
+    if "qk_rope_head_dim" in sizes:  # there a head is what is turned
+        sizes |= {"head_dim": sizes["qk_rope_head_dim"], "num_key_value_heads": 4}
     if known.get("num_kv_shared_layers"):
         sizes["num_kv_shared_layers"] = len(sizes["layer_types"]) // 2
-    if rope := known.get("mrope_section") or (known.get("rope_parameters") or {}).get("mrope_section"):
-        del rope
     return made(**sizes)
 
 
 def random_network(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
     """Random weights, large enough that a token that is missed shows."""
+    with torch.device("meta"):
+        count = parameter_count(AutoModelForCausalLM.from_config(config))
+    if count > MOST:
+        raise ValueError(f"{count:,} parameters: its configuration has sizes of other names")
     torch.manual_seed(seed)
     network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():

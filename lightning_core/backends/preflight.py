@@ -263,8 +263,8 @@ def read_size(network: Any, folder: Path, context: int) -> ModelSize:
     stacks = [m for m in network.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
     sizes = [sum(p.numel() for p in layer.parameters()) for layer in (stacks[0] if stacks else [])]
     heads = int(getattr(text, "num_attention_heads", None) or 1)
-    size = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
-    key_heads = int(getattr(text, "num_key_value_heads", None) or heads)
+    size = int(_most(text, "head_dim") or text.hidden_size // heads)
+    key_heads = int(_most(text, "num_key_value_heads") or heads)
     linears: dict[str, int] = {}
     for name, module in network.named_modules():
         if isinstance(module, torch.nn.Linear) and module is not network.get_output_embeddings():
@@ -301,9 +301,18 @@ def keeps_state(network: Any) -> bool:
     return any(isinstance(layer, kind) for layer in DynamicCache(config=network.config).layers)
 
 
+def _most(config: Any, name: str) -> Any:
+    """An attribute of a configuration, the largest of any layer where transformers has one for each."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # of one whose layers differ
+        return max(getattr(config.per_layer_config[i], name) for i in range(config.num_hidden_layers))
+
+
 def _inner(config: Any) -> int:
     """Of experts only those that a token passes; at least the plain feed-forward part, where there is one."""
-    plain = int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    sizes = _most(config, "intermediate_size") or 4 * config.hidden_size
+    plain = max(sizes) if isinstance(sizes, list | tuple) else int(sizes)
     expert = int(getattr(config, "moe_intermediate_size", None) or 0)
     return max(plain, expert * int(getattr(config, "num_experts_per_tok", None) or 1))
 

@@ -87,24 +87,24 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """The attention function that is registered; query (1, H, T, D), result (1, T, H, V)."""
     if plan is None:
-        raise ModelError(
-            f"{type(module).__name__} does not hand extra arguments to its attention function, so the local "
-            f"backend can't run this architecture. {ADVICE}"
-        )
+        raise _unknown(module, "does not hand extra arguments to its attention function")
     for option in UNSUPPORTED:
         if options.get(option) is not None:
-            raise ModelError(
-                f"{type(module).__name__} uses {option!r}, which the local backend does not know. {ADVICE}"
-            )
+            raise _unknown(module, f"asks for {option!r}, which no plan knows")
     if attention_mask is not None and not isinstance(attention_mask, Sees):
-        raise ModelError(
-            f"{type(module).__name__} makes its own attention mask, which can't be read. {ADVICE}"
-        )
+        raise _unknown(module, "makes a mask of its own, which no plan can read")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     form = Form(scale, attention_mask, softcap, s_aux)
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
     out = plan.attend(query, key, value, form)
-    return out.unsqueeze(0), None
+    return out.contiguous().unsqueeze(0), None
+
+
+def _unknown(module: torch.nn.Module, why: str) -> ModelError:
+    family = getattr(getattr(module, "config", None), "model_type", type(module).__name__)
+    return ModelError(
+        f"the local backend can't run models of the family {family!r}: its attention {why}. {ADVICE}"
+    )
 
 
 def mask(
@@ -124,13 +124,18 @@ def use_plans(network: PreTrainedModel) -> None:
     network.set_attn_implementation(NAME)
     if network.config._attn_implementation != NAME:
         raise ModelError(
-            f"{type(network).__name__} does not let its attention function be chosen, so the local backend "
-            f"can't run it. {ADVICE}"
+            f"the local backend can't run models of the family {network.config.model_type!r}: transformers "
+            f"does not let its attention function be chosen. {ADVICE}"
         )
 
 
+def leave_plans(network: PreTrainedModel) -> None:
+    """Give it its own attention again."""
+    network.set_attn_implementation("sdpa" if network._supports_sdpa else "eager")
+
+
 def takes_plans(network: PreTrainedModel) -> bool:
-    """Whether `use_plans` was called; else the network runs with its own attention."""
+    """Whether it takes its attention from plans; else it runs with its own, on transformers' caches."""
     return bool(network.config._attn_implementation == NAME)
 
 

@@ -70,16 +70,16 @@ class StateDecoder:
 
     def __init__(self, network: PreTrainedModel, dtype: torch.dtype) -> None:
         self._traits = measure_traits(network)
-        self._network = _serving_copy(network, dtype)
+        self.network = _serving_copy(network, dtype)
 
     def text_logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        return _text_logits(self._network, tokens)
+        return _text_logits(self.network, tokens)
 
     def memory(self, shape: Shape, rows: int, slot_bytes: int, prefix_bytes: int) -> StateMemory:
-        return StateMemory(self._network, self._traits, rows, slot_bytes, prefix_bytes)
+        return StateMemory(self.network, self._traits, rows, slot_bytes, prefix_bytes)
 
     def refresh(self, weights: Mapping[str, torch.Tensor]) -> None:
-        self._network.load_state_dict(dict(weights))
+        self.network.load_state_dict(dict(weights))
 
 
 def _serving_copy(network: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

@@ -18,7 +18,9 @@ from transformers import PreTrainedModel
 
 from lightning_core.backends.chat.completion import Completion, Options, Request
 from lightning_core.backends.local.attention import ADVICE
-from lightning_core.backends.local.engine import Engine
+from lightning_core.backends.local.decoder import Decoder, StateDecoder
+from lightning_core.backends.local.engine import Engine, EngineOptions
+from lightning_core.backends.local.tuning import kv_shape
 from lightning_core.errors import LightningError, ModelError
 from lightning_core.types import Trajectory, Transition
 
@@ -30,7 +32,7 @@ SmolLM2 is apart by 1e-5 in float32 and by 0.04 to 0.08 in bfloat16; a network t
 THRESHOLDS = ("sliding_window", "attention_chunk_size")
 """What a configuration calls the number of tokens from which on a layer sees less than all before it."""
 NARROW = 12
-"""Tokens of such a threshold while the plain network is run, so that short prompts pass it."""
+"""Tokens of such a threshold during the check, so that short prompts pass it."""
 LENGTHS = (24, 13)
 """Tokens of the two unrelated prompts. A third begins with half of the first one."""
 REPLY = 3
@@ -49,13 +51,18 @@ class Exactness:
         self._wanted: dict[tuple[int, ...], torch.Tensor] = {}
         """(n - 1,) of each sequence of n tokens, for all but the first."""
 
-    def check_engine(self, engine: Engine, dtype: torch.dtype) -> None:
-        """Sample with an engine that stops at no token; it is started and closed here.
+    def check_engine(self, decoder: Decoder, dtype: torch.dtype, threads: int) -> None:
+        """Sample with an engine of its own on this decoder.
 
         Raises ModelError, naming the family, if it is not exact.
         """
+        copied = [decoder.network] if isinstance(decoder, StateDecoder) else []
         with self.refusing("served"):
-            replies = asyncio.run(_sample(engine, self._prompts))
+            with narrowed(self._context, self._network, *copied):
+                shape = kv_shape(self._network, dtype)
+                few = EngineOptions(max_batch=2, slot_bytes=1 << 62, prefix_bytes=1 << 26)
+                engine = Engine(decoder, shape, frozenset(), few, threads)
+                replies = asyncio.run(_sample(engine, self._prompts))
             sequences = [tuple(r.prompt_ids + r.ids) for r in replies]
             self._compare(sequences, [r.logprobs for r in replies], dtype, "served")
 
@@ -70,7 +77,8 @@ class Exactness:
             for i, ids in enumerate(sequences)
         )
         with self.refusing("trained"):
-            found = logprobs((Trajectory("", "", "", 0.0, batch),))
+            with narrowed(self._context, self._network):
+                found = logprobs((Trajectory("", "", "", 0.0, batch),))
             self._compare(sequences, found, dtype, "trained")
 
     def _compare(
@@ -95,7 +103,7 @@ class Exactness:
 
     def _plain(self, ids: tuple[int, ...]) -> torch.Tensor:
         if ids not in self._wanted:
-            with plain_attention(self._network), narrowed(self._network, self._context):
+            with plain_attention(self._network), narrowed(self._context, self._network):
                 self._wanted[ids] = plain_logprobs(self._network, ids).cpu()
         return self._wanted[ids]
 
@@ -158,9 +166,9 @@ def plain_attention(network: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def narrowed(network: PreTrainedModel, context: int) -> Iterator[None]:
+def narrowed(context: int, *networks: PreTrainedModel) -> Iterator[None]:
     """Thresholds that a context passes are passed after a few tokens."""
-    modules = list(network.modules())
+    modules = [module for network in networks for module in network.modules()]
     holders = {id(h): h for m in modules for h in (m, getattr(m, "config", None)) if h is not None}
     found = [(h, name, getattr(h, name, None)) for h in holders.values() for name in THRESHOLDS]
     wide = [(h, name, size) for h, name, size in found if isinstance(size, int) and NARROW < size < context]

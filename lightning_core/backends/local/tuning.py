@@ -35,7 +35,7 @@ BFLOAT16_TOLERANCE = 0.2
 
 
 def kv_shape(network: PreTrainedModel, dtype: torch.dtype) -> Shape:
-    """What the keys and values of this model are made of; at most, where it keeps other state too."""
+    """What the keys and values of this model are made of; at most, where it takes no plans."""
     device, config = network.get_input_embeddings().weight.device, network.config
     if not takes_plans(network):
         layers, size = config.num_hidden_layers, config.hidden_size

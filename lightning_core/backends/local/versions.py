@@ -26,6 +26,7 @@ from lightning_core.backends.base import TensorChange
 from lightning_core.backends.chat.folder import check_folder, find_source
 from lightning_core.backends.chat.upstream import ChatUpstream
 from lightning_core.backends.folders import recover
+from lightning_core.backends.local.attention import leave_plans
 from lightning_core.backends.local.checkpoint import (
     ADAPTER,
     STATE,
@@ -33,7 +34,13 @@ from lightning_core.backends.local.checkpoint import (
     plain_files,
     write_folder,
 )
-from lightning_core.backends.local.decoder import Decoder, LlamaDecoder, NetworkDecoder, make_decoder
+from lightning_core.backends.local.decoder import (
+    Decoder,
+    LlamaDecoder,
+    NetworkDecoder,
+    StateDecoder,
+    make_decoder,
+)
 from lightning_core.backends.local.engine import Engine, EngineOptions
 from lightning_core.backends.local.exactness import Exactness
 from lightning_core.backends.local.model import Model, load_model, memory_bytes
@@ -241,6 +248,7 @@ def make_engine(
 
     Raises ModelError if it does not give the network's log-probabilities.
     """
+    decoder = _exact_decoder(serving, dtype, model.context, threads, check)
     shape = kv_shape(serving, dtype)
     memory = memory_bytes(serving.device)
     room = EngineOptions(
@@ -249,18 +257,27 @@ def make_engine(
         slot_bytes=memory // 8,
         prefix_bytes=min(memory // 16, PREFIX_TOKENS * shape.token_bytes),
     )
-    few = EngineOptions(max_batch=2, slot_bytes=1 << 62, prefix_bytes=1 << 26)
+    return Engine(decoder, shape, model.stop_ids, room, threads)
 
-    def checked(decoder: Decoder) -> Engine:
-        check.check_engine(Engine(decoder, shape, frozenset(), few, threads), dtype)
-        return Engine(decoder, shape, model.stop_ids, room, threads)
 
-    decoder = make_decoder(serving, dtype, model.context)
-    try:
-        return checked(decoder)
-    except ModelError as error:
-        if not isinstance(decoder, LlamaDecoder):
-            raise
-        logger.warning("the fused decoder is not exact, so the general one is taken: %s", error)
-    del decoder
-    return checked(NetworkDecoder(serving, dtype))
+def _exact_decoder(
+    network: PreTrainedModel, dtype: torch.dtype, context: int, threads: int, check: Exactness
+) -> Decoder:
+    """The fastest decoder that is exact. Where none is that takes its attention from plans, the network is
+    left with its own from now on."""
+    decoder, refused = make_decoder(network, dtype, context), None
+    while True:
+        try:
+            check.check_engine(decoder, dtype, threads)
+        except ModelError as error:
+            if isinstance(decoder, StateDecoder):
+                raise refused or error from None
+            refused = refused or error
+            logger.warning("%s is not exact, so a slower way is tried: %s", type(decoder).__name__, error)
+        else:
+            return decoder
+        if isinstance(decoder, LlamaDecoder):
+            decoder = NetworkDecoder(network, dtype)
+        else:
+            leave_plans(network)
+            decoder = StateDecoder(network, dtype)

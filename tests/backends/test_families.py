@@ -1,0 +1,145 @@
+"""Attention in all its forms: the engine's and the trainer's log-probabilities are the plain network's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from benchmarks.families import CONTEXT, random_network, small_config, verdict
+from lightning_core.backends.chat.folder import load_tokenizer, tiny_folder
+from lightning_core.backends.local import exactness
+from lightning_core.backends.local.attention import survey
+from lightning_core.backends.local.decoder import LlamaDecoder, NetworkDecoder, make_decoder
+from lightning_core.backends.local.exactness import Exactness, plain_attention
+from lightning_core.backends.local.model import Model, make_ready
+from lightning_core.backends.local.optimizer import Optimizer
+from lightning_core.backends.local.packing import TreePlan
+from lightning_core.backends.local.policy import Policy
+from lightning_core.backends.local.tuning import kv_shape
+from lightning_core.backends.settings import TrainingSettings
+from lightning_core.errors import ModelError
+from lightning_core.trajectories import make_packs
+from lightning_core.types import Trajectory, Transition
+from tests.backends.test_update import Reinforce
+
+FORMS = {
+    "mistral": "a window in each layer",
+    "gemma2": "softcap, and a window in every second layer",
+    "gemma3_text": "a window and other angles in most layers",
+    "gpt_oss": "sinks",
+    "gemma3n_text": "layers that share keys and values",
+    "llama4_text": "chunks",
+    "deepseek_v3": "value heads of another size",
+    "diffllama": "two calls of attention in each layer",
+    "opt": "learned positions",
+}
+
+
+def ready(family: str, **config: Any) -> PreTrainedModel:
+    """A small random network that takes its attention from plans."""
+    made = small_config(family)
+    for name, value in config.items():
+        setattr(made, name, value)
+    network = random_network(made)
+    make_ready(network, torch.device("cpu"))
+    return network
+
+
+def model_of(network: PreTrainedModel) -> Model:
+    return Model("random", network, load_tokenizer(str(tiny_folder())), CONTEXT, frozenset())
+
+
+@pytest.mark.parametrize("family", FORMS)
+def test_a_form_of_attention_is_served_and_trained_exactly(family: str) -> None:
+    found = verdict(family)
+    assert found.status == "exact and fast", found.reason
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt_oss", "gemma3n_text", "deepseek_v3"])
+def test_the_gradient_of_a_packed_pass_is_that_of_plain_passes(family: str) -> None:
+    network = ready(family)
+    policy = Policy(model_of(network), None)
+    optimizer = Optimizer(policy, TrainingSettings(), source="")
+    first = list(range(5, 45))
+    sequences = [first, first[:20] + list(range(60, 85)), list(range(100, 131))]
+    batch = tuple(
+        Transition(
+            "r", str(i), 0, "a", True, ids[:7], ids[7:], [-1.0] * len(ids[7:]), 0, advantage=1.0 - 0.7 * i
+        )
+        for i, ids in enumerate(sequences)
+    )
+    trajectories = (Trajectory("r", "g", "t", 0.0, batch),)
+    algorithm = Reinforce()
+    packs = make_packs(trajectories, algorithm.weigh(trajectories), pack_tokens=512)
+    assert sum(len(pack.tokens) for pack in packs) < sum(map(len, sequences))
+    optimizer.accumulate(packs, algorithm)
+    packed = {n: p.grad.clone() for n, p in network.named_parameters() if p.grad is not None}
+    network.zero_grad()
+    with plain_attention(network):
+        for t in batch:
+            tokens = torch.tensor([[*t.prompt_ids, *t.completion_ids]])
+            logits = network(input_ids=tokens, use_cache=False).logits[0, 6:-1].log_softmax(-1)
+            chosen = logits.gather(-1, tokens[0, 7:, None]).sum()
+            torch.autograd.backward(-chosen * t.advantage * algorithm.weigh(trajectories)[t.key])
+    plain = {n: p.grad for n, p in network.named_parameters() if p.grad is not None}
+    assert packed.keys() == plain.keys()
+    for name, wanted in plain.items():
+        assert torch.allclose(packed[name], wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max())), name
+
+
+def test_a_window_is_measured_along_a_tokens_own_branch() -> None:
+    """Two branches of one root: the second one's first token still sees the root's last tokens."""
+    network = ready("mistral", sliding_window=3)
+    (call, *_) = survey(network)
+    plan = TreePlan(torch.tensor([6, 6, 4, 4, 6, 6]), torch.float32)  # 0 1 (2 3) (4 5)
+    (chunk,) = plan._find(call.sees, 1)
+    seen = torch.zeros(6, 6)
+    seen[:, chunk.keys] = chunk.bias.exp()
+    assert seen.tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [0, 1, 1, 1, 0, 0],
+        [1, 1, 0, 0, 1, 0],
+        [0, 1, 0, 0, 1, 1],
+    ]
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3_text", "llama4_text"])
+@pytest.mark.parametrize("size", [8, 100])
+def test_a_window_that_is_one_token_off_is_refused_though_no_prompt_of_the_check_is_as_long(
+    family: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "attention_chunk_size" if family == "llama4_text" else "sliding_window"
+    network = ready(family, **{name: size})
+    check = Exactness(network, list(range(5, 60)), CONTEXT)
+    decoder = make_decoder(network, torch.float32, CONTEXT)
+    assert isinstance(decoder, LlamaDecoder if family == "mistral" else NetworkDecoder)
+    check.check_engine(decoder, torch.float32, 1)
+    assert getattr(network.config, name) == size
+
+    def off_by_one(*given: Any) -> Any:
+        shown = getattr(network.config, name)
+        setattr(network.config, name, shown - 1)
+        try:
+            return kv_shape(*given)
+        finally:
+            setattr(network.config, name, shown)
+
+    monkeypatch.setattr(exactness, "kv_shape", off_by_one)
+    with pytest.raises(ModelError, match=f"family '{family}' can't be served exactly"):
+        check.check_engine(decoder, torch.float32, 1)
+
+
+def test_layers_that_share_keys_and_values_keep_them_once() -> None:
+    network = ready("gemma3n_text")
+    assert kv_shape(network, torch.float32).layers == network.config.num_hidden_layers // 2
+
+
+def test_a_family_that_hands_nothing_to_its_attention_is_refused_by_name() -> None:
+    found = verdict("stablelm")
+    assert found.status == "refused"
+    assert "'stablelm'" in found.reason
