@@ -63,6 +63,18 @@ SMALL: dict[str, Any] = {
 """Sizes by the names that configurations give them."""
 
 
+STATES: dict[str, dict[str, Any]] = {
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "bamba": {"attn_layer_indices": [1]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 32},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "minimax": {"layer_types": ["linear_attention", "full_attention"], "block_size": 16},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
+}
+"""Layers of each kind, of families whose configurations don't list them by default."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What became of a family."""
@@ -95,11 +107,13 @@ def small_config(family: str) -> PreTrainedConfig:
         kinds = list(dict.fromkeys(kinds))
         sizes["layer_types"] = kinds * (2 if known.get("num_kv_shared_layers") else 1)
         sizes["layer_types"] *= 2 if len(sizes["layer_types"]) == 1 else 1
-        sizes["num_hidden_layers"] = len(sizes["layer_types"])
     if "qk_rope_head_dim" in sizes:  # there a head is what is turned
         sizes |= {"head_dim": sizes["qk_rope_head_dim"], "num_key_value_heads": 4}
     if known.get("num_kv_shared_layers"):
         sizes["num_kv_shared_layers"] = len(sizes["layer_types"]) // 2
+    sizes |= STATES.get(family, {})
+    if "layer_types" in sizes:
+        sizes["num_hidden_layers"] = len(sizes["layer_types"])
     return made(**sizes)
 
 
