@@ -19,7 +19,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from lightning_core import GRPO
 from lightning_core.backends.base import Batch
 from lightning_core.backends.chat.constraints import Grammars
-from lightning_core.backends.chat.folder import _find_weights, check_folder
+from lightning_core.backends.chat.folder import check_folder
+from lightning_core.backends.chat.gguf import _find_weights
 from lightning_core.backends.local.decoder import LlamaDecoder, make_decoder
 from lightning_core.backends.local.model import Model, load_model
 from lightning_core.errors import ModelError, UnsupportedError

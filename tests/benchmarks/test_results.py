@@ -24,6 +24,7 @@ from lightning_core.trainer.summary import AgentScore, AgentSummary, Evaluation,
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "benchmarks/results/README.md"
 ALL = {**EXAMPLES, **STUDIES, **OFF_POLICY, **BACKENDS}
+NUMBERS = {3: "three", 5: "five"}
 PUBLISHED = [name for name in ALL if (ROOT / f"benchmarks/results/{name}.json").exists()]
 
 
@@ -71,8 +72,16 @@ def test_the_figures_of_the_real_model_are_those_of_its_records(name: str) -> No
     assert row.split(" | ")[2:4] == cells
     if name == "words":
         readme = " ".join((ROOT / "README.md").read_text().split())
-        assert f"{said['sampled'][0]} of its sampled answers are right" in readme
-        assert f"and {said['sampled'][1]} after {runs[0].summary.steps} updates" in readme
+        (before, after), steps = (
+            zip(*(run.success("sampled") for run in runs), strict=True),
+            runs[0].summary.steps,
+        )
+        means, spreads = ([f"{of(each):.0%}"[:-1] for each in (before, after)] for of in (fmean, stdev))
+        assert (
+            f"{means[0]} % of its answers are right before training, and {means[1]} % after {steps} updates"
+            in readme
+        )
+        assert f"(sampled, {NUMBERS[len(runs)]} seeds; ± {spreads[0]} and ± {spreads[1]})" in readme
 
 
 def test_what_a_transition_costs_is_what_its_record_says() -> None:

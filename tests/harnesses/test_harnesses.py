@@ -67,6 +67,8 @@ class Harness:
     """Whether a request is not the main agent's: a title, or a sub-agent's."""
     asides: int = 0
     """How many such requests it makes."""
+    waits: Step | None = None
+    """What the main agent does before its last step until they were made: its sub-agents run beside it."""
 
 
 def prompted(text: str) -> Callable[[ChatRequest], bool]:
@@ -89,6 +91,7 @@ HARNESSES = {
         [("exec_command", {"cmd": MEND}), ("multi_agent_v1.spawn_agent", {"message": "Look."}), "done"],
         asked("Look."),
         1,
+        ("exec_command", {"cmd": "sleep 0.2"}),
     ),
     "claude": Harness(
         "claude",
@@ -116,10 +119,19 @@ HARNESSES = {
 
 
 def engine_of(harness: Harness) -> Conversing:
-    steps = iter(harness.steps)
+    steps = list(harness.steps)
+    seen: list[ChatRequest] = []
+
+    def next_step(request: ChatRequest) -> Step:
+        if harness.aside(request):
+            seen.append(request)
+            return "seen"
+        if harness.waits is not None and len(steps) == 1 and len(seen) < harness.asides:
+            return harness.waits
+        return steps.pop(0) if steps else "done"
 
     def says(request: ChatRequest, choice: int) -> Line:
-        step = "seen" if harness.aside(request) else next(steps, "done")
+        step = next_step(request)
         if isinstance(step, str):
             return Line(step)
         name, arguments = step
@@ -194,7 +206,7 @@ async def test_a_harness_works_and_is_recorded_whole(name: str, folder: Path) ->
         assert all(call.choices[0].completion_ids for call in calls)
         assert house.engine.opened == len(calls)  # none is missing, none is there twice
         main, *others = sorted(branches(calls), key=len, reverse=True)
-        assert len(main) == len(harness.steps)
+        assert len(main) >= len(harness.steps) if harness.waits else len(main) == len(harness.steps)
         assert [len(branch) for branch in others] == [1] * harness.asides
         for before, after in pairwise(main):
             assert len(after.prompt_ids or []) > len(before.prompt_ids or [])
