@@ -1,5 +1,7 @@
 """Which families of causal language models run exactly here: `python -m benchmarks.families [FAMILY …]`.
 
+Without names it judges all, and writes the record and the table in docs/own-model.md.
+
 A small random network of every family that transformers has, from its own mapping of names, is served step by
 step and trained in one pass, and compared with the plain network as at each start of a run.
 """
@@ -10,6 +12,7 @@ import json
 import logging
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,8 @@ from lightning_core.backends.settings import TrainingSettings
 from lightning_core.errors import LightningError, ModelError
 
 RECORD = Path(__file__).parent / "results" / "families.json"
+DOCS = Path(__file__).parents[1] / "docs" / "own-model.md"
+BEGIN, END = "<!-- families table -->", "<!-- end of families table -->"
 CONTEXT = 128
 MOST = 5_000_000
 """Parameters of a small network."""
@@ -69,21 +74,26 @@ STATES: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 32},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
-    "minimax": {"layer_types": ["linear_attention", "full_attention"], "block_size": 16},
+    "minimax": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "block_size": 16,
+        "sliding_window": None,
+    },
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
 }
-"""Layers of each kind, of families whose configurations don't list them by default."""
+"""Layers of each kind, of families whose configurations don't list them. MiniMax's published models have no
+window; with one it is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a family."""
+    """A family, and whether it runs exactly."""
 
     family: str
     status: str
-    """ "exact and fast", "exact" or "refused"."""
+    """ "exact and fast", "exact", "refused", "composite" or "not made"."""
     reason: str = ""
-    """Why it is refused."""
+    """Why it is refused or was not made; of a composite one, what its text part is."""
 
 
 def family_names() -> list[str]:
@@ -148,7 +158,7 @@ def judge(network: PreTrainedModel) -> str:
 
 
 def verdict(family: str) -> Verdict:
-    """What becomes of a small random network of the family."""
+    """Whether a small random network of the family runs exactly."""
     try:
         network = random_network(small_config(family))
     except ModelError as error:
@@ -159,6 +169,36 @@ def verdict(family: str) -> Verdict:
         return Verdict(family, judge(network))
     except LightningError as error:
         return Verdict(family, "refused", str(error))
+
+
+STATUSES = {
+    "exact and fast": "exact and fast: our attention, shared prefixes computed once",
+    "exact": "exact, on transformers' own layers and caches",
+    "composite": "wraps a text part, which counts",
+    "refused": "refused at the start, by name",
+    "not made": "not tried: its configuration could not be made small",
+}
+"""Each status as the table in docs says it."""
+
+
+def table(verdicts: Sequence[Verdict]) -> str:
+    """The families of each status, as Markdown."""
+    lines = ["| | families of transformers |", "|---|---|"]
+    for status, said in STATUSES.items():
+        names = [f"`{each.family}`" for each in verdicts if each.status == status]
+        lines.append(f"| {said} | {len(names)}: {', '.join(names)} |")
+    return "\n".join(lines)
+
+
+def insert(page: str, verdicts: Sequence[Verdict]) -> str:
+    """The page with the table between its marks."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n{table(verdicts)}\n{END}{rest.partition(END)[2]}"
+
+
+def read_record() -> list[Verdict]:
+    """The verdicts that the last run wrote."""
+    return [Verdict(**each) for each in json.loads(RECORD.read_text())]
 
 
 def main() -> None:
@@ -172,6 +212,7 @@ def main() -> None:
         print(f"{family:28}{verdicts[-1].status:16}{verdicts[-1].reason[:150]}", flush=True)
     if not sys.argv[1:]:
         RECORD.write_text(json.dumps([asdict(v) for v in verdicts], indent=1) + "\n")
+        DOCS.write_text(insert(DOCS.read_text(), verdicts))
 
 
 if __name__ == "__main__":

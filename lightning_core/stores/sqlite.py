@@ -65,7 +65,7 @@ class SqliteStore(TableStore):
     """`sqlite:///runs.db` (relative) or `sqlite:////data/runs.db` (absolute)."""
 
     def __init__(self, url: str) -> None:
-        self.path = path_of(url)
+        self.path = path_of(url).absolute()  # an app may change the working directory
         self.name = str(self.path)
         notifications = Notifications()
         writer, reader = (

@@ -46,7 +46,8 @@ class RunFolder:
 
     def __init__(self, path: Path, *, resume: bool, again: bool = False) -> None:
         """`again`: the run of the folder, which has made no update, gives way to a new one."""
-        self.path = path
+        self.path = Path(absolute(path))
+        """Absolute, since an app may change the working directory."""
         self._resume = resume
         self.began_again = again and not resume
         self._lock: IO[str] | None = None

@@ -8,7 +8,17 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.families import CONTEXT, random_network, small_config, verdict
+from benchmarks.families import (
+    CONTEXT,
+    DOCS,
+    STATUSES,
+    family_names,
+    insert,
+    random_network,
+    read_record,
+    small_config,
+    verdict,
+)
 from lightning_core.backends.chat.folder import load_tokenizer, tiny_folder
 from lightning_core.backends.local import exactness
 from lightning_core.backends.local.attention import survey
@@ -147,3 +157,29 @@ def test_a_family_that_reads_in_both_directions_is_refused_by_name() -> None:
     found = verdict("bert")
     assert found.status == "refused"
     assert "'bert'" in found.reason
+
+
+MUST = [
+    "llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "gemma", "phi", "phi3", "phimoe", "olmo2",
+    "granite", "granitemoe", "smollm3", "glm", "glm4", "glm4_moe", "mixtral", "gpt2", "gpt_neox",
+    "opt", "hunyuan_v1_dense", "starcoder2", "seed_oss", "ernie4_5", "qwen3_5_text",
+    "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2_moe", "falcon_h1", "bamba", "granitemoehybrid",
+    "jamba", "minimax", "mistral", "ministral", "gemma2", "gemma3_text", "gemma3n_text", "olmo3",
+    "cohere2", "exaone4", "gpt_oss",
+]  # fmt: skip
+"""Families that people train, which must be exact."""
+
+
+@pytest.mark.parametrize("family", sorted({*family_names(), *MUST}))
+def test_every_family_of_transformers_is_exact_or_refused_with_a_reason(family: str) -> None:
+    found = verdict(family)
+    assert found.status in STATUSES
+    assert found.status.startswith("exact") or found.reason
+    if family in MUST:
+        assert found.status in ("exact and fast", "exact"), found.reason
+
+
+def test_the_page_has_what_the_record_says_of_every_family() -> None:
+    verdicts, page = read_record(), DOCS.read_text()
+    assert [each.family for each in verdicts] == family_names()
+    assert insert(page, verdicts) == page

@@ -59,4 +59,6 @@ async def test_a_rollout_that_somebody_else_put_under_the_runs_name_is_refused(t
         stranger = Rollout(id="run-t0-0-0", run_id="other", group_id="g", step=0, task=Task(input={"a": 1}))
         await opened.enqueue([stranger])
     with pytest.raises(TrainingError, match=r"'run-t0-0-0' of run 'run' is in the store already.*'other'"):
-        fit(tmp_path / "run", store=store, steps=1)
+        lightning.Trainer(folder=tmp_path / "run", store=store, steps=1, progress=False).fit(
+            solve, train=[{"question": "?"}]
+        )

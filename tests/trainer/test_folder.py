@@ -1,14 +1,20 @@
 """A run's folder has one owner and is never half written."""
 
 import os
+import shutil
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
 
+import lightning_core as lightning
+from lightning_core.backends.chat.folder import tiny_folder
+from lightning_core.backends.local import LocalBackend
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.trainer.folder import RunFolder, choose_folder, write_atomically
+from tests.trainer.versioned import TASKS, solve
 
 
 def test_a_second_trainer_on_the_same_folder_is_refused(tmp_path):
@@ -102,3 +108,24 @@ def test_an_atomic_write_leaves_nothing_else_behind(tmp_path):
     write_atomically(tmp_path / "a.json", b"1")
     write_atomically(tmp_path / "a.json", b"2")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a.json", b"2")]
+
+
+def test_a_run_stays_in_its_folder_when_the_app_changes_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_folder(), "models/mine")
+
+    async def wander(task: lightning.Task) -> float:
+        sandbox = tmp_path / "sandboxes" / uuid.uuid4().hex
+        sandbox.mkdir(parents=True)
+        os.chdir(sandbox)
+        return await solve(task)
+
+    algorithm = lightning.GRPO(group_size=3, tasks_per_step=2, kl=0.01)
+    summary = lightning.Trainer(
+        backend=LocalBackend("models/mine"), algorithm=algorithm, steps=2, folder="run", progress=False
+    ).fit(wander, train=TASKS[:4], validation=TASKS[6:])
+    run = tmp_path / "run"
+    assert summary.folder == str(run)
+    assert {"store.db", "policy", "checkpoints", "summary.json"} <= {path.name for path in run.iterdir()}
+    assert (run / "checkpoints" / "step-000002" / "model" / "model.safetensors").is_file()
+    assert not [path for path in (tmp_path / "sandboxes").rglob("*") if path.is_file()]

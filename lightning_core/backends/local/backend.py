@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -81,6 +82,8 @@ class LocalBackend(LocalSettings):
         check_folder(self.model)
         super().__post_init__()
         self.model = str(self.model)
+        self._source = _from_anywhere(self.model)
+        """The model as it is found from any working directory: an app may change that."""
         self.policy_version = 0
         self._speed: Speed | None = None
         """Of the engines of single versions, once one is known."""
@@ -150,7 +153,7 @@ class LocalBackend(LocalSettings):
         optimizer = Optimizer(
             policy,
             self,
-            source=str(self.model),
+            source=self._source,
             bfloat16=bfloat16,
             grammars=upstream.grammars,
         )
@@ -202,7 +205,7 @@ class LocalBackend(LocalSettings):
         return await asyncio.to_thread(compare_versions, self._content(before), self._content(after))
 
     def _content(self, source: str) -> Content:
-        return Content(source, str(self.model))
+        return Content(source, self._source)
 
     async def values(self, trajectories: Sequence[Trajectory]) -> dict[Key, float]:
         """The critic's values; the first call makes it."""
@@ -277,6 +280,11 @@ class LocalBackend(LocalSettings):
     async def _work(self, work: Callable[[], T]) -> T:
         """Run in the optimizer's own thread, one after the other."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
+
+def _from_anywhere(model: str) -> str:
+    """A model's folder as it is found from any working directory; a model's name stays."""
+    return os.path.abspath(model) if os.path.exists(model) else model
 
 
 def _update(parts: Parts, batch: Batch, algorithm: Algorithm, version: int) -> dict[str, float]:
