@@ -109,6 +109,7 @@ def forget_moments(folder: Path) -> None:
     """Delete AdamW's state from a checkpoint. A kill on the way leaves a checkpoint that can be loaded."""
     state = json.loads((folder / STATE).read_text())
     draft = folder / f".{STATE}"  # renamed over the old one, which other folders may hold as well
+    draft.touch(mode=0o600)
     draft.write_text(json.dumps({**state, "moments": False}))
     draft.replace(folder / STATE)
     (folder / MOMENTS).unlink(missing_ok=True)
