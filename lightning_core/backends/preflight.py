@@ -203,11 +203,6 @@ def measure(model: str | Path, context: int | None, *, most: int | None = None) 
     from lightning_core.backends.chat.folder import check_folder, load_config
 
     folder = check_folder(model)
-    if folder.is_dir() and not any(folder.glob("*.safetensors")):
-        raise ModelError(
-            f"{str(folder)!r} has no weights: there is no *.safetensors in it; copy the whole folder, or "
-            "save it again with model.save_pretrained(folder)"
-        )
     source = folder.absolute() if folder.exists() else Path(str(model))
     config, _ = load_config(str(source))
     longest, why = longest_context(config)
@@ -236,6 +231,16 @@ def longest_context(config: Any) -> tuple[int, str]:
     if getattr(text, "attn_temperature_tuning", False) and getattr(text, "floor_scale", None):
         limits.append((int(text.floor_scale), "can have: its attention's floor_scale"))
     return min(limits, key=lambda limit: limit[0])
+
+
+def check_weights(model: str | Path) -> None:
+    """Raise ModelError for a folder on this machine without weights."""
+    folder = Path(model)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"{str(folder)!r} has no weights: there is no *.safetensors in it; copy the whole folder, or "
+            "save it again with model.save_pretrained(folder)"
+        )
 
 
 def size_of(config: Any, folder: Path, context: int) -> ModelSize:

@@ -162,7 +162,7 @@ class Loop:
             where = "the first evaluation; fix the cause and start the same command again"
             await check_any_reward(self.session.store, finished, where)
         self.agent_names.see(calls)
-        if step == 0 and self.settings.total_steps:
+        if step == 0 and self.settings.total_steps and (self.agent_names.seen or self.agent_names.refused):
             self.agent_names.check()
         result = evaluation(step, finished, calls, self.settings.group_by)
         await self.versions.evaluated(result)

@@ -65,8 +65,8 @@ async def test_errors_are_the_sdks_exceptions() -> None:
     async with open_house(ScriptedEngine(fails_after=2, delay=0.01)) as house:
         token = await house.rollout()
         async with client(house, token) as asker:
-            with pytest.raises(anthropic.BadRequestError, match="top_k = 5"):
-                await asker.messages.create(**ASKED, extra_body={"top_k": 5})
+            with pytest.raises(anthropic.BadRequestError, match="mirostat"):
+                await asker.messages.create(**ASKED, extra_body={"mirostat": 5})
             with pytest.raises(anthropic.InternalServerError, match="out of memory"):
                 await asker.messages.create(**ASKED)
             stream = await asker.messages.create(**ASKED, stream=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ def test_a_plugin_has_the_cores_version_and_needs_just_that(folder: Path) -> Non
 def test_a_plugin_is_installed_at_that_version_and_has_both_hooks(folder: Path) -> None:
     if folder.name == "crewai" and int(version("openai").partition(".")[0]) >= 3:
         pytest.skip("CrewAI needs openai 2")
+    if folder.name in ("google_adk", "llama_index") and find_spec(f"lightning_{folder.name}") is None:
+        pytest.skip("it is installed in the other environment")
     plugins = load_plugins([folder.name])
     assert plugins.broken == {}
     [info] = [info for info in plugins.list() if info.name == folder.name]

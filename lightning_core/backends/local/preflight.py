@@ -32,6 +32,7 @@ from lightning_core.backends.preflight import (
     RunPlan,
     TrainingMemory,
     check_memory,
+    check_weights,
     measure,
     training_memory,
 )
@@ -45,6 +46,7 @@ STATE_LAYERS = 4
 def plan_run(settings: LocalSettings, algorithms: Sequence[Algorithm]) -> RunPlan:
     """Facts and checks of a backend with these settings."""
     size = measure(settings.model, settings.context, most=DEFAULT_CONTEXT)
+    check_weights(settings.model)
     device = pick_device(settings.device)
     memory = memory_bytes(device)
     rate = settings.learning_rate or default_learning_rate(size.parameters, settings.lora)
