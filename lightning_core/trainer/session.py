@@ -77,7 +77,7 @@ class Session:
         self.observers = observers
         self._stack = AsyncExitStack()
         self._presence = AsyncExitStack()
-        """The trainer's heartbeat: it ends last, so that nobody takes a run for ended that still closes."""
+        """The trainer's heartbeat: it ends last, so a run that still closes is not shown as ended."""
         self._serving: asyncio.Task[None] | None = None
         """The runner, if it is here."""
         self._waiter: RemoteWaiter | None = None
