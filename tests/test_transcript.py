@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_core.dialects import DIALECTS
+from lightning_core.dialects.responses import Responses
+from lightning_core.dialects.tools import CALLS, OUTPUTS
 from lightning_core.transcript import answerer, prompt, replies, text, tokens_read, tokens_written
 from lightning_core.types import Call, Choice
 
@@ -166,8 +168,19 @@ def test_a_message_may_be_anything(anything: Any) -> None:
         for name in (dialect.prompt, dialect.instructions or "system"):
             assert isinstance(text(prompt(call({name: anything}, dialect=dialect.name))), str)
             assert isinstance(list(dialect.offered_tools({"tools": anything})), list)
+    assert isinstance(list(Responses.tool_results({"type": anything})), list)
     for message in ({"role": "assistant", "tool_calls": anything}, {"role": "tool", "content": anything}):
         assert isinstance(text(prompt(call({"messages": [message]}))), str)
+
+
+FIELDS = st.sampled_from("id call_id name namespace arguments input action operation output".split())
+
+
+@given(st.sampled_from(sorted(CALLS | OUTPUTS)), st.dictionaries(FIELDS, ANYTHING))
+def test_an_item_of_a_known_type_may_hold_anything(kind: str, fields: dict[str, Any]) -> None:
+    item = {**fields, "type": kind}
+    assert isinstance(text(prompt(call({"input": [item]}, dialect="responses"))), str)
+    assert isinstance(list(Responses.tool_results(item)), list)
 
 
 def test_each_choice_is_a_reply() -> None:

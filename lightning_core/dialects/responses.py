@@ -82,6 +82,7 @@ from lightning_core.dialects.tools import (
     find_hosted,
     find_offers,
     item_of_call,
+    item_type,
     read_offers,
     result_id,
     result_text,
@@ -240,7 +241,7 @@ class Responses(Dialect):
         items = reply.get("output") or []
         messages = [item for item in items if item.get("type") == "message"]
         texts = [part.get("text") or "" for item in messages for part in item.get("content") or ()]
-        calls = [_seen_call(item) for item in items if item.get("type") in CALLS]
+        calls = [_seen_call(item) for item in items if item_type(item) in CALLS]
         ended = reply.get("status") in _ENDED
         if not items and not ended:
             return []
@@ -250,7 +251,7 @@ class Responses(Dialect):
 
     @staticmethod
     def message(item: Any) -> Message:
-        kind = item.get("type") if isinstance(item, dict) else None
+        kind = item_type(item)
         if kind in CALLS:
             call = _seen_call(item)
             return {"role": "assistant", "parts": [call_part(call.get("id"), **call["function"])]}
@@ -260,7 +261,7 @@ class Responses(Dialect):
 
     @staticmethod
     def tool_results(item: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool | None]]:
-        if item.get("type") in OUTPUTS and (name := result_id(item)):
+        if item_type(item) in OUTPUTS and (name := result_id(item)):
             yield str(name), result_text(item), None
 
     @classmethod

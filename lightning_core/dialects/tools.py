@@ -101,6 +101,12 @@ OUTPUTS: Final = frozenset(f"{kind}_output" for kind in CALLS)
 """Types of the items that are their results."""
 
 
+def item_type(item: Any) -> str:
+    """The type of an item as stored, "" where it names none: a request may hold anything."""
+    kind = item.get("type") if isinstance(item, Mapping) else None
+    return kind if isinstance(kind, str) else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """A tool, as the model is told of it and as the app knows it."""
