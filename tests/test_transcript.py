@@ -173,7 +173,7 @@ def test_a_message_may_be_anything(anything: Any) -> None:
         assert isinstance(text(prompt(call({"messages": [message]}))), str)
 
 
-FIELDS = st.sampled_from("id call_id name namespace arguments input action operation output".split())
+FIELDS = st.sampled_from(["id", "call_id", "name", "arguments", "input", "action", "operation", "output"])
 
 
 @given(st.sampled_from(sorted(CALLS | OUTPUTS)), st.dictionaries(FIELDS, ANYTHING))
