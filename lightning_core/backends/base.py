@@ -17,7 +17,7 @@ from lightning_core.upstream import Upstream
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one update is made from."""
+    """The transitions of one update, and how they are weighted."""
 
     step: int
     trajectories: tuple[Trajectory, ...]
@@ -59,8 +59,8 @@ class Backend(Protocol):
         method is missing for, `check_backend` finds."""
 
     def plan_run(self, algorithms: Sequence[Algorithm]) -> RunPlan:
-        """What a run with these algorithms would be and need, of a backend that is not started. Needed only
-        for `--dry-run`. Raises ModelError, ConfigError."""
+        """Returns the plan of a run with these algorithms and what it needs, without starting the backend.
+        Needed only for `--dry-run`. Raises ModelError, ConfigError."""
 
     async def start(self) -> None: ...
     async def close(self) -> None: ...

@@ -15,7 +15,7 @@ from lightning_core.errors import ApiError, UnsupportedError
 from lightning_core.upstream import ChatRequest, Generation
 
 NONE: Final = "none"
-"""What such a run has as its model."""
+"""The model's name in a run that trains no weights."""
 
 
 class Hosted:

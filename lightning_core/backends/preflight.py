@@ -51,7 +51,7 @@ def machine_memory() -> int | None:
 
 
 def _container_limits(root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
-    """Of this process's control group and of the one that a container sees as the root, in bytes.
+    """Yields the memory limits of this process's control group and of the container's root, in bytes.
 
     https://docs.kernel.org/admin-guide/cgroup-v2.html and cgroup-v1/memory.html
     """
@@ -78,7 +78,7 @@ class Check:
     holds: bool | None
     """None: it can't be told here."""
     told: str
-    """What was found, or what is wrong and what to do."""
+    """The finding, or the problem and its remedy."""
 
     @property
     def verdict(self) -> str:
@@ -98,7 +98,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What a run would be, in an order to be read in."""
+    """The facts of a planned run, in reading order."""
 
     facts: tuple[tuple[str, str], ...] = ()
     """Names and values."""
@@ -128,7 +128,7 @@ def many(count: int) -> str:
 # how big a model is ---------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """What of a model says how much memory it takes. Sizes are numbers of parameters or of features."""
+    """The sizes of a model that decide its memory, as numbers of parameters or of features."""
 
     folder: Path
     """The transformers folder on this machine, or the name on the hub."""
@@ -158,11 +158,11 @@ class ModelSize:
 
     @property
     def heads(self) -> int:
-        """Of queries."""
+        """Attention heads of queries."""
         return self.query * self.key_heads // max(1, self.keys)
 
     def layer_bytes(self, tokens: int, number: int) -> int:
-        """What one layer keeps of a pass for its gradient, but for attention's weights."""
+        """Bytes one layer keeps of a pass for its gradient, but for attention's weights."""
         wide, narrow = self.query + self.keys, self.hidden
         return tokens * (number * (6 * narrow + 4 * self.inner + 4 * wide) + 8 * narrow + 4 * wide)
 
@@ -183,7 +183,7 @@ class ModelSize:
         return Disk(policy=4 * self.parameters, checkpoint=4 * trained + 8 * trained)
 
     def facts(self, lora: LoraOptions | None) -> tuple[tuple[str, str], ...]:
-        """What a plan says of the model."""
+        """Returns the plan's lines about the model."""
         trained = "all weights, in float32"
         if lora is not None:
             trained = f"LoRA of rank {lora.rank}: {many(self.trained(lora))} parameters"
@@ -315,7 +315,8 @@ def _most(config: Any, name: str) -> Any:
 
 
 def _inner(config: Any) -> int:
-    """Of experts only those that a token passes; at least the plain feed-forward part, where there is one."""
+    """Returns the inner features of a layer. Of experts only those that a token passes count; at least the
+    plain feed-forward part, where there is one."""
     sizes = _most(config, "intermediate_size") or 4 * config.hidden_size
     plain = max(sizes) if isinstance(sizes, list | tuple) else int(sizes)
     expert = int(getattr(config, "moe_intermediate_size", None) or 0)
@@ -333,13 +334,13 @@ class TrainingMemory:
     gathered: int
     activations: int
     layer: int
-    """Of the activations, those of the layer that is worked on."""
+    """Activations of the layer that is worked on."""
     logits: int
     step: int
 
     @property
     def state(self) -> int:
-        """What lies there between updates, unless it is offloaded."""
+        """Memory in use between updates, unless it is offloaded."""
         return self.weights + self.optimizer
 
     @property
@@ -350,7 +351,7 @@ class TrainingMemory:
 
     @property
     def forward(self) -> int:
-        """Of a pass without gradients, beside the weights: no layer's activations outlast it."""
+        """Memory of a pass without gradients, beside the weights: no layer's activations outlast it."""
         return self.gathered + self.layer + self.logits
 
     def __str__(self) -> str:
@@ -370,7 +371,7 @@ def training_memory(
     checkpoints: bool = False,
     shards: bool = False,
 ) -> TrainingMemory:
-    """Of each rank, for passes of `tokens` tokens with numbers of `number` bytes."""
+    """Returns the memory of each rank, for passes of `tokens` tokens with numbers of `number` bytes."""
     trained, outside = size.trained(lora), max(0, size.parameters - size.layers * size.layer)
     layer = size.layer_bytes(tokens, number)
     inputs = tokens * number * size.hidden * size.layers

@@ -1,4 +1,4 @@
-"""What can be set of every backend: the model, the optimizer, low-rank adapters, sizes of batches."""
+"""Settings that every backend has: the model, the optimizer, low-rank adapters, sizes of batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMALL: Final = 10_000_000
 """Parameters below which a model is small."""
 DTYPES: Final = ("auto", "float32", "bfloat16")
 BETAS: Final = (0.9, 0.95)
-"""Of AdamW. Weights do not decay."""
+"""Betas of AdamW. Weights do not decay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class TrainingSettings:
 
 @dataclass(kw_only=True, eq=False)
 class BackendSettings(TrainingSettings):
-    """What people turn of every backend."""
+    """Settings of every backend."""
 
     model: str | Path = field(kw_only=False)
     """A transformers folder, a GGUF file, a name on the hub, "smollm2", or "tiny" for the examples. All

@@ -31,7 +31,7 @@ class Channels:
         self._schemas = schemas
         self._text = ""
         self._header: str | None = None
-        """That of the open message; None between messages."""
+        """The header of the open message; None between messages."""
         self._kinds: set[str] = set()
         """The kinds of messages before, as one of the same kind begins on a line of its own."""
         self._said = False
@@ -55,7 +55,7 @@ class Channels:
         return parts["thought"], parts["content"], calls
 
     def flush(self, *, cut: bool = False) -> tuple[str, str, list[dict[str, Any]]]:
-        """What is left once the reply has ended, as `feed`. An unfinished call is content where the model
+        """Returns the rest once the reply has ended, as `feed`. An unfinished call is content where the model
         ended it, and left out of a reply that was `cut`."""
         parts: dict[str, str] = {"thought": "", "content": ""}
         calls: list[dict[str, Any]] = []

@@ -45,7 +45,7 @@ class Options:
 
 
 class Request:
-    """What the choices of one request share: the weights that answer and the reader to wake.
+    """The part that all choices of one request share: the weights that answer and the reader to wake.
 
     Must be made on the event loop that reads it.
     """

@@ -103,7 +103,7 @@ _FORMATS: Final = frozenset(
         *("uri-reference", "uri-template", "uuid"),
     )
 )
-"""Those that JSON Schema defines and the library holds a reply to."""
+"""The formats that JSON Schema defines and the library holds a reply to."""
 _SOME_DIGIT: Final = "^(?!^[-+.]*$)"
 """How pydantic says of a Decimal that a sign and a point alone are no number."""
 _PLAIN: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -332,7 +332,7 @@ class Grammars:
             )
 
     def _written(self, constraint: Constraint, tools: list[dict[str, Any]]) -> str:
-        """What a reply may be, in Lark's notation."""
+        """Returns the grammar of the allowed replies, in Lark's notation."""
         if constraint.grammar is not None:
             return constraint.grammar
         if constraint.tools is not None:
@@ -492,7 +492,7 @@ def _regex(pattern: str) -> str:
 
 
 def _reason(message: str) -> str:
-    """What the library says, without the place in a grammar that the app has not seen."""
+    """Returns the library's message, without the place in a grammar that the app has not seen."""
     lines = message.strip().splitlines() or ["it gives no reason"]
     causes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     first = lines[0].partition("): ")[2] if lines[0].startswith("at ") else lines[0]

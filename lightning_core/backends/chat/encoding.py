@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CACHE_BYTES: Final = 1 << 26
 """Memory for the pieces that are remembered, of one model: about 8 M tokens of English."""
 _PIECE_BYTES: Final = 400
-"""What remembering a piece costs beside its text and ids."""
+"""Bytes that a remembered piece costs beside its text and ids."""
 
 
 class Encoder:

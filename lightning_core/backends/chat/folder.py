@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 TINY = "tiny"
 _MODELS: Final = Path(__file__).parents[2] / "models"
 HUB_SECONDS = 10.0
-"""That the hub may take to say whether it has a model."""
+"""Seconds the hub may take to say whether it has a model."""
 _MARK = "\u2423mark\u2423"
 
 
@@ -70,7 +70,7 @@ def find_source(model: str | Path) -> tuple[str, str]:
 
 
 def load_part(kind: Any, source: str, part: str, **options: Any) -> Any:
-    """What `kind` loads from the source. Raises ModelError, naming the source and the part."""
+    """Loads a part of the source with `kind`. Raises ModelError, naming the source and the part."""
     if not Path(source).exists():
         check_hub(source)
     try:

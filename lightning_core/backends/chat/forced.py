@@ -47,7 +47,7 @@ class Calls:
     tag: Callable[[str], str]
     """A piece of the form, as a token where the model has it so."""
     schema: Callable[[Any], str]
-    """What is held to a schema of JSON."""
+    """Writes the grammar of a value that is held to a JSON Schema."""
     check: Callable[[str, str], None]
     """Raises UnsupportedError for a text that the model can't spell, and says where it is from."""
     _rules: list[str] = field(default_factory=list)
@@ -171,7 +171,7 @@ class _Single:
             yield f"{rule}_text: {text}"
 
     def _alternatives(self, schema: Any) -> list[str] | None:
-        """What a value may be; None where it is text that no list names."""
+        """Returns the texts a value may be; None where no list names them."""
         schema = resolve(schema, self.schema)
         if "string" not in kinds_of(schema, self.schema):
             return [self._json(schema)]

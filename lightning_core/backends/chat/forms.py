@@ -39,7 +39,7 @@ _LIST: Final = re.compile(r"\[\s*[\w.-]*(\(.*)?", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """What stands `before` the name of an argument, `between` name and value, and `after` it."""
+    """The text `before` the name of an argument, `between` name and value, and `after` it."""
 
     before: str
     between: str
@@ -113,7 +113,7 @@ class Form:
         return any(all(mark in template for mark in marks) for marks in self.marks)
 
     def written(self, name: str) -> tuple[tuple[str, ...], str]:
-        """What stands before and after the arguments of a function."""
+        """Returns the text before and after the arguments of a function."""
         if self.key:
             return (f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{self.key}": ',), "}"
         return (*self.lead, name, *self.middle), self.tail

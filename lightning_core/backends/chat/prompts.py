@@ -40,7 +40,7 @@ LONGEST_ARGUMENTS: Final = 65_536
 _GIVEN: Final = frozenset(
     (*DEFAULT_NAMESPACE, "messages", "conversations", "raise_exception", "strftime_now")
 )
-"""What the renderer gives to every template."""
+"""Names that the renderer gives to every template."""
 
 
 class _Generation(Extension):
@@ -109,7 +109,7 @@ TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 _REFUSALS = (
     *(TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError),
 )
-"""What a template raises for messages that it does not expect."""
+"""Errors that a template raises for messages it does not expect."""
 
 
 class Prompts:
@@ -276,7 +276,8 @@ class Prompts:
         return self._checked(partial(self.encoder.encode, self._pieces(text)))
 
     def _pieces(self, text: str) -> list[str]:
-        """What is encoded apart: what the tokenizer takes apart anyway, and the halves of a broken token."""
+        """Returns the pieces that are encoded apart: the tokenizer's own, and the halves of a broken
+        token."""
         return [piece for part in text.split(BREAK) for piece in self.encoder.cut(part)]
 
     def _as_text(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -316,7 +317,8 @@ def _find_control(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
 
 
 def make_room(context: int, longest: int) -> str:
-    """What to do about a prompt that does not fit into `context`; the model was made for `longest` tokens."""
+    """Returns the advice for a prompt that does not fit into `context`; the model was made for `longest`
+    tokens."""
     shorten = "shorten the prompt, or the replies that it repeats (max_tokens)"
     if context < longest:
         return f"{shorten}, or give the backend a longer context: context={longest} at most"

@@ -1,4 +1,4 @@
-"""What stands where calls of tools do, read as (id, name, arguments): one function for each way of writing.
+"""Readers of tool calls as (id, name, arguments): one function for each way of writing.
 
 Each takes a text and the schemas of the request's functions. It raises JsonError for a text that is not calls
 and nothing else. The id is the model's own where it writes one, else None.

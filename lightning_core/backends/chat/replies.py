@@ -89,7 +89,7 @@ class StopStrings:
         return text[:keep]
 
     def flush(self) -> str:
-        """What was held back, once the reply has ended without a stop string."""
+        """Returns the text that was held back, once the reply has ended without a stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -150,7 +150,8 @@ class Parts:
         return thought, *self._call(text)
 
     def flush(self, *, cut: bool = False) -> tuple[str, str, list[dict[str, Any]]]:
-        """What was held back, once the reply has ended, as `feed`; `cut`: not by the model itself."""
+        """Returns the text that was held back, once the reply has ended, as `feed`; `cut`: not by the model
+        itself."""
         thought, text = self._thinking.flush() if self._thinking is not None else ("", "")
         content, calls = self._call(text)
         rest, last = self._tools.flush(cut=cut) if self._tools is not None else ("", [])
@@ -161,7 +162,7 @@ class Parts:
 
 
 class Choice:
-    """What was read of one completion, as thoughts, text and tool calls."""
+    """One completion, read as thoughts, text and tool calls."""
 
     def __init__(
         self,
@@ -180,7 +181,7 @@ class Choice:
         self._forced = request.constraint is not None and request.constraint.tools is not None
         """Whether the reply is calls and nothing else."""
         self._thought = ""
-        """What is new of it."""
+        """The new part of the thought."""
         self._seen = 0
         self.ended = False
         self.left_out: str | None = None
@@ -216,7 +217,7 @@ class Choice:
         return self._stops.hit is not None or (self._parts.found > 0 and not self._parallel)
 
     def _take(self, text: str, calls: list[dict[str, Any]]) -> str:
-        """What of the text is content; thoughts and tool calls are kept apart."""
+        """Returns the content of the text; keeps thoughts and tool calls apart."""
         return self._keep(self._parts.feed(text), calls) if text else ""
 
     def _keep(self, parts: tuple[str, str, list[dict[str, Any]]], calls: list[dict[str, Any]]) -> str:

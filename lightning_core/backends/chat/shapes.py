@@ -68,4 +68,4 @@ SHAPES: Final[tuple[tuple[str, Shape], ...]] = (
     ("with later system messages as the user's", late_as_user),
     ("with system messages as the user's", all_as_user),
 )
-"""What each does, in words, and how."""
+"""Each change of the messages: its description and its function."""

@@ -38,7 +38,8 @@ class Speech:
         return find_form(self._tokenizer)
 
     def parts(self, request: ChatRequest, prompt: str) -> Parts | Channels | None:
-        """What reads a reply to a prompt that ends so; None for a prompt that was given as it stands."""
+        """Returns the reader of a reply to a prompt that ends so; None for a prompt that was given as it
+        stands."""
         if request.prompt is not None:
             return None
         if self._channels:

@@ -1,4 +1,4 @@
-"""What a reasoning model thinks, between tags at the beginning of its reply.
+"""The thoughts of a reasoning model, between tags at the beginning of its reply.
 
 A model thinks if its chat template knows the end tag. Templates differ in who writes the first tag: Qwen3's
 leaves it to the model, DeepSeek-R1's ends the prompt with it.
@@ -98,7 +98,7 @@ class Thinking:
         return kept
 
     def _rest(self) -> str:
-        """What follows the thought, without the tags around the reply."""
+        """Returns the text after the thought, without the tags around the reply."""
         first, last = self._thoughts.reply or ("", "")
         rest, held = self._text if self._said else self._text.lstrip(), 0
         if first and not self._said:
@@ -114,6 +114,6 @@ class Thinking:
         return rest
 
     def flush(self) -> tuple[str, str]:
-        """What was held back, once the reply has ended: (thought, rest)."""
+        """Returns the text that was held back, once the reply has ended: (thought, rest)."""
         text, self._text = self._text, ""
         return (text, "") if self._begun and not self._ended else ("", text)

@@ -95,7 +95,7 @@ class ToolCalls:
         return text.lstrip() if self.found and not self._said else text
 
     def flush(self, *, cut: bool = False) -> tuple[str, list[dict[str, Any]]]:
-        """What is left once the reply has ended, as `feed`.
+        """Returns the rest once the reply has ended, as `feed`.
 
         An unfinished call is content where the model ended it. In a reply that was `cut`, by its length or by
         a stop text, it is left out: the finish reason says that something is missing.
@@ -113,7 +113,7 @@ class ToolCalls:
         return ("" if self.found and not text.strip() else text), []
 
     def _without_begun(self, text: str, opening: str | None) -> str:
-        """What is left of a reply that was cut, without the call that it had begun, or its tag."""
+        """Returns the text of a reply that was cut, without the call that it had begun, or its tag."""
         if opening or (opening == "" and self._form.begun.fullmatch(text.strip())):
             return ""
         tag = held_back(text, self._wanted) if self._wanted else 0

@@ -33,7 +33,7 @@ NICE = 5
 
 
 def limits(grammar: str) -> LLParserLimits:
-    """What the library may spend on one token of a reply: at most about 0.3 s, for grammars made to be slow.
+    """Limits the library's work on one token to at most about 0.3 s, for grammars made to be slow.
 
     Its defaults allow 2 s, and 500 MB for each reply. A long grammar needs more fuel than a short one.
     """

@@ -103,7 +103,7 @@ class _Processes:
             their.close()
         ours = [our for our, _ in pairs]
         self.pid = self._process.pid
-        """Of the first, and of the group that all are in."""
+        """The first process's id, and that of the group all are in."""
         self.broken = False
         self._free: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         self.close = weakref.finalize(self, _end, self._process, ours)

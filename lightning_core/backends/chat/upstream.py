@@ -38,7 +38,7 @@ MANY_MESSAGES = 1000
 
 
 class Engine(Protocol):
-    """What samples."""
+    """The part of an engine that samples."""
 
     def submit(self, completion: Completion) -> None:
         """Put a reply in line; it is written to `completion` from now on."""
@@ -150,7 +150,7 @@ class ChatUpstream:
         return f"{request.origin}/{digest.hex()}/{earlier}"
 
     async def _grammar(self, request: ChatRequest) -> tuple[str | None, list[Matcher | None]]:
-        """What the replies are held to, and its beginning for each, made while the event loop goes on
+        """Returns the grammar of the replies, and its beginning for each, made while the event loop goes on
         streaming. No prompt waits for it, and no grammar that is ready for one that is not."""
         if request.constraint is None:
             return None, [None] * request.n

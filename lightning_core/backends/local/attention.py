@@ -39,7 +39,7 @@ class Sees:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Form:
-    """What a call of attention is beside query, key and value."""
+    """The arguments of a call of attention beside query, key and value."""
 
     scale: float
     sees: Sees | None = None

@@ -52,7 +52,7 @@ pause it made 140 to 1,600 tokens per second at the default of 5 ms, 2,000 at 1 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a started backend consists of."""
+    """The parts of a started backend."""
 
     policy: Policy
     speed: Speed
@@ -63,7 +63,7 @@ class Parts:
     checkpoints: Checkpoints
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """What a checkpoint holds beside the policy's weights, by the name of its file."""
+        """Returns the contents of a checkpoint beside the policy's weights, by the name of the file."""
         critic = self.critic.state()
         return {MOMENTS: self.optimizer.descent.moments(), **({CRITIC: critic} if critic else {})}
 
@@ -86,7 +86,7 @@ class LocalBackend(LocalSettings):
         """The model as it is found from any working directory: an app may change that."""
         self.policy_version = 0
         self._speed: Speed | None = None
-        """Of the engines of single versions, once one is known."""
+        """Speed of the engines of single versions, once one is known."""
         self._opening = asyncio.Lock()
         """One version is opened at a time: the first one's speed is measured undisturbed and serves all."""
         self._parts: Parts | None = None
@@ -117,7 +117,7 @@ class LocalBackend(LocalSettings):
         check_loss(algorithm, "the local backend has")
 
     def plan_run(self, algorithms: Sequence[Algorithm]) -> RunPlan:
-        """What a run would be; loads nothing but the model's configuration."""
+        """Returns the plan of a run; loads only the model's configuration."""
         return plan_run(self, algorithms)
 
     def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:

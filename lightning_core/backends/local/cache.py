@@ -16,10 +16,10 @@ BLOCK = 4
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the key/value memory of a model is made of."""
+    """Shape of a model's key/value memory."""
 
     layers: int
-    """Those that have keys and values of their own."""
+    """Layers that have keys and values of their own."""
     heads: int
     """Key/value heads (K), the most of any layer."""
     size: int

@@ -147,7 +147,7 @@ def cache_bytes(cache: Any) -> int:
 # what a network takes exactly -----------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What was measured of a network when it was loaded."""
+    """Measurements of a network, taken when it was loaded."""
 
     pads: bool
     """Whether rows of unlike length run in one batch."""

@@ -225,8 +225,8 @@ class LlamaDecoder:
 
 
 def make_decoder(network: PreTrainedModel, dtype: torch.dtype, context: int) -> Decoder:
-    """That of networks with their own attention; else the fused decoder where it covers the network, else
-    the general one."""
+    """Returns the decoder of networks with their own attention; else the fused decoder where it covers the
+    network, else the general one."""
     if not takes_plans(network):
         return StateDecoder(network, dtype)
     if LlamaDecoder.fits(network):

@@ -30,7 +30,7 @@ TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 0.3}
 SmolLM2 is apart by 1e-5 in float32 and by 0.04 to 0.08 in bfloat16; a network that runs wrong by 1 to 36.
 """
 THRESHOLDS = ("sliding_window", "attention_chunk_size")
-"""What a configuration calls the number of tokens from which on a layer sees less than all before it."""
+"""Names of the setting from which number of tokens on a layer sees less than all before it."""
 NARROW = 12
 """Tokens of such a threshold during the check, so that short prompts pass it."""
 LENGTHS = (24, 13)

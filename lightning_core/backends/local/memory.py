@@ -1,4 +1,4 @@
-"""What the engine needs of a model: rows that remember their tokens, and the forward pass that extends them.
+"""The engine's view of a model: rows that remember their tokens, and the forward pass that extends them.
 
 Two implementations. `packed.PackedMemory` keeps keys and values in slots and runs all tokens of a step as one
 sequence, with reusable prefixes: exact where attention is all that carries the past. `states.StateMemory`

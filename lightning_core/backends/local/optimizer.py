@@ -256,7 +256,8 @@ class Optimizer:
     def _gap(
         self, parts: list[list[Pack]], began: list[list[torch.Tensor] | None], fresh: frozenset[Key] | None
     ) -> dict[str, float]:
-        """Of all mini-batches, by the log-probabilities under the weights that began the update."""
+        """Returns the gap of all mini-batches, by the log-probabilities under the weights that began the
+        update."""
         gap = Gap()
         for packs, logprobs in zip(parts, began, strict=True):
             for pack, present in zip(packs, logprobs or (), strict=logprobs is not None):
@@ -340,8 +341,8 @@ class Optimizer:
         return to_tensors(pack, self._policy.base, self._grammars)
 
     def _forward(self, pack: Tensors, network: torch.nn.Module | None = None) -> torch.Tensor:
-        """Of the policy, or of another network in the same number format: what is subtracted from one another
-        must be rounded alike."""
+        """Runs the policy, or another network in the same number format: log-probabilities that are
+        subtracted must be rounded alike."""
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
             return entry_logprobs(self._policy.network if network is None else network, pack)
 

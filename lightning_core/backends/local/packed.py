@@ -102,10 +102,10 @@ class StepPlan:
         self._biases: dict[Sees | None, torch.Tensor] = {}
         """(B, 1, longest)"""
         self._masks: dict[Sees | None, list[torch.Tensor | None]] = {}
-        """Of each run."""
+        """Masks of each run."""
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: Form) -> torch.Tensor:
-        """What a token sees is what the survey found; of `form` the rest is taken."""
+        """Attends to the tokens that the survey found; takes the rest from `form`."""
         call = next(self._calls)
         keys, values = self._write(call, key, value)  # (rows, K, capacity, D or V)
         parts = []

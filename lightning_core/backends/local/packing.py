@@ -310,7 +310,7 @@ def recompute_layers(network: torch.nn.Module, on: bool) -> None:
 
 
 def kept_bytes(work: Callable[[], torch.Tensor], network: torch.nn.Module) -> int:
-    """What a pass of the network keeps for its gradient, beside the weights."""
+    """Measures the bytes a pass of the network keeps for its gradient, beside the weights."""
     weights = {weight.untyped_storage().data_ptr() for weight in network.parameters()}
     kept: dict[int, torch.Tensor] = {}
 

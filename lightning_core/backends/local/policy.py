@@ -50,7 +50,7 @@ class Policy:
         self.model, self.lora = model, lora
         self.base: PreTrainedModel = model.network
         self.copies = 0
-        """What others keep of the weights, such as a critic: numbers for each parameter."""
+        """Copies of the weights that others keep, such as a critic's: numbers for each parameter."""
         self.closing = threading.Event()
         """Set when the backend closes: an update ends before its next pass."""
         self._size = read_size(self.base, Path(model.name), model.context)
@@ -63,7 +63,7 @@ class Policy:
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """Those that are trained."""
+        """Returns the parameters that are trained."""
         return [p for p in self.network.parameters() if p.requires_grad]
 
     def check_open(self) -> None:
@@ -98,11 +98,11 @@ class Policy:
         return tied_names(self.base)
 
     def default_learning_rate(self) -> float:
-        """That of every backend."""
+        """The learning rate that every backend uses by default."""
         return default_learning_rate(parameter_count(self.base), self.lora)
 
     def default_critic_rate(self) -> float:
-        """That of every backend."""
+        """The critic's learning rate that every backend uses by default."""
         return default_critic_rate(parameter_count(self.base), self.lora)
 
     def serving_weights(self) -> Mapping[str, torch.Tensor]:
@@ -118,7 +118,7 @@ class Policy:
 
 
 class _ServingWeights(Mapping[str, torch.Tensor]):
-    """What LoRA amounts to. A product is made when it is asked for: all take as much as the model."""
+    """The weights with LoRA merged. A product is made when it is asked for: all take as much as the model."""
 
     def __init__(self, base: PreTrainedModel) -> None:
         self._adapted = {

@@ -1,4 +1,4 @@
-"""What a run in this process would be, told from the model's configuration alone.
+"""The plan of a run in this process, from the model's configuration alone.
 
 Memory, in bytes, beside what `backends.preflight` says of training, with P parameters and b = 4:
 

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Prompt:
-    """What a row begins with and how much of it is in the row."""
+    """The beginning of a row, and how much of it is in the row."""
 
     completion: Completion
     ids: list[int]
@@ -39,9 +39,9 @@ class Rows:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self.decoding: list[Completion] = []
-        """By row."""
+        """Completions by row."""
         self.prompts: list[Prompt] = []
-        """Those of the present step; between steps, the one that the budget cut."""
+        """Prompts of the present step; between steps, the one that the budget cut."""
 
     def __len__(self) -> int:
         return len(self.decoding) + len(self.prompts)

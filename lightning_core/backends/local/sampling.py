@@ -75,7 +75,7 @@ def mask_logits(logits: torch.Tensor, rows: torch.Tensor, words: Words) -> torch
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What was drawn for N rows."""
+    """The draws for N rows."""
 
     ids: list[int]
     logprobs: list[float]

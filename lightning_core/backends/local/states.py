@@ -33,7 +33,7 @@ class _Batch:
 
     cache: Any
     rows: list[int | None]
-    """By place in the batch; None where the row has gone."""
+    """Rows by place in the batch; None where the row has gone."""
     lengths: list[int]
     """Tokens of each."""
 
@@ -55,7 +55,7 @@ class _Step:
     row: int
     ids: Sequence[int]
     place: int
-    """Of the last one among all tokens of the engine's step."""
+    """Place of the last token among all tokens of the engine's step."""
     begins: bool = False
     """Whether it is the last one of a prompt whose others were not known."""
 
@@ -71,7 +71,7 @@ class StateMemory:
         self._batches: list[_Batch] = []
         self._prefixes = _Prefixes(prefix_bytes)
         self._begun: dict[int, _Batch] = {}
-        """By row: the state before the last token of its prompt."""
+        """State before the last token of a prompt, by row."""
         self.hit_tokens = 0
 
     @property

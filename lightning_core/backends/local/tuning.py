@@ -35,7 +35,7 @@ BFLOAT16_TOLERANCE = 0.2
 
 
 def kv_shape(network: PreTrainedModel, dtype: torch.dtype) -> Shape:
-    """What the keys and values of this model are made of; at most, where it takes no plans."""
+    """Returns the shape of this model's keys and values; the largest, where it takes no plans."""
     device, config = network.get_input_embeddings().weight.device, network.config
     if not takes_plans(network):
         layers, size = config.num_hidden_layers, config.hidden_size
@@ -101,7 +101,7 @@ def _fastest(network: PreTrainedModel, make: Callable[[], Callable[[], None]]) -
 
 
 def _cores() -> int:
-    """Those this process may use; OMP_NUM_THREADS limits them, as it does in torch and NumPy."""
+    """Returns the number of cores this process may use; OMP_NUM_THREADS limits it, as in torch and NumPy."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return min(cores, int(limit)) if limit.isdigit() and int(limit) else cores

@@ -188,7 +188,7 @@ def _files(folder: Path) -> dict[str, Path]:
 
 @dataclass(kw_only=True, eq=False)
 class LocalSettings(BackendSettings):
-    """What people turn of the local backend."""
+    """Settings of the local backend."""
 
     device: str = "auto"
     """A device of torch; "auto": a GPU if there is one."""

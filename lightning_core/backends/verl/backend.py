@@ -41,12 +41,12 @@ WATCH_SECONDS: Final = 1.0
 SERVER_SECONDS: Final = 600.0
 """Requests wait so long while no server is alive; to start one again takes minutes for a big model."""
 KILL_SECONDS: Final = 1.0
-"""What is under way at `close` may take so long to end by itself."""
+"""Seconds that work under way at `close` may take to end by itself."""
 
 
 @dataclass(slots=True)
 class _Parts:
-    """What there is once it is started."""
+    """The parts of a started backend."""
 
     cluster: Cluster
     learner: Learner
@@ -77,7 +77,7 @@ class VerlBackend(VerlSettings):
         self._asleep = False
         """Whether the servers' memory is freed, and requests wait."""
         self._checked: list[Algorithm] = []
-        """Those of the run to come."""
+        """Algorithms of the coming run."""
 
     @property
     def busy_seconds(self) -> float:
@@ -112,7 +112,7 @@ class VerlBackend(VerlSettings):
         self._checked.append(algorithm)
 
     def plan_run(self, algorithms: Sequence[Algorithm]) -> RunPlan:
-        """What a run would be; starts nothing."""
+        """Returns the plan of a run; starts nothing."""
         from lightning_core.backends.verl.preflight import plan_run
 
         return plan_run(self, measure(self.model, self.context), algorithms)

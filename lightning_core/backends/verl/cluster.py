@@ -133,13 +133,13 @@ class Cluster:
 
     @property
     def servers(self) -> Servers:
-        """What serves, once it is started."""
+        """The servers, once started."""
         assert self._servers is not None
         return self._servers
 
     @property
     def served_name(self) -> str:
-        """What the servers call the model."""
+        """The model's name at the servers."""
         return str(self.folder)
 
     # from start to end --------------------------------------------------------------------
@@ -315,7 +315,7 @@ class Cluster:
 
 
 def critic_config(config: DictConfig, folder: Path) -> TrainingWorkerConfig:
-    """What a worker of the critic is made from: the policy's settings, and a head for values."""
+    """Returns the configuration of the critic's workers: the policy's settings, and a head for values."""
     whole = config.copy()
     OmegaConf.set_struct(whole, False)
     own = OmegaConf.merge(whole, {"critic": {"model": config[ROOT].model}}).critic

@@ -48,7 +48,7 @@ class Learner:
         self.steps = 0
         """Optimizer steps of the policy so far."""
         self.critic_steps: int | None = None
-        """Those of the critic; None if no critic was ever needed."""
+        """Steps of the critic; None if no critic was ever needed."""
         self.reference: Path | None = None
         """Where the reference policy is, if it is not the start."""
         self._busy = busy or Meter()
@@ -174,7 +174,7 @@ class Learner:
         return reported
 
     def _said(self, reported: dict[str, Any]) -> dict[str, float]:
-        """What verl itself says of a step; `mfu` is its share of the GPUs' arithmetic."""
+        """Returns verl's own metrics of a step; `mfu` is its share of the GPUs' arithmetic."""
         rate = self._settings.rate_at(self.steps, self._parameters)
         said = {"grad_norm": _number(reported["grad_norm"]), "learning_rate": rate}
         memory = "perf/max_memory_allocated_gb"

@@ -205,7 +205,7 @@ def _numbers(prefix: str, metrics: Mapping[str, torch.Tensor]) -> dict[str, floa
 
 
 def _leaves(reported: Any) -> Iterable[dict[str, float]]:
-    """What is in a list of lists, however deep."""
+    """Yields the reports in a list of lists, however deep."""
     if isinstance(reported, list | tuple):
         for each in reported:
             yield from _leaves(each)

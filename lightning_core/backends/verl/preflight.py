@@ -50,10 +50,10 @@ from lightning_core.errors import BackendError, ConfigError
 SERVING_TOKENS: Final = 8192
 """Tokens of a pass of vLLM, verl's default."""
 BASE: Final = 2 << 30
-"""Of each GPU, whatever the model: CUDA's context and libraries, NCCL's buffers, CUDA graphs, what a sleeping
-server keeps, gaps between tensors. An estimate, meant to be too high rather than too low."""
+"""Bytes on each GPU, whatever the model: CUDA's context and libraries, NCCL's buffers, CUDA graphs, a
+sleeping server's rest, gaps between tensors. An estimate, meant to be too high rather than too low."""
 PROCESS: Final = 1 << 30
-"""Of main memory for each worker or server: Python and its libraries, measured with torch's CPU build."""
+"""Main memory of each worker or server: Python and its libraries, measured with torch's CPU build."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ def plan_run(
     algorithms: Sequence[Algorithm],
     resources: Resources | None = None,
 ) -> RunPlan:
-    """What a run would be, for the algorithms of all phases. Ray, workers and servers are not started; with
-    `address` the cluster is asked what GPUs it has."""
+    """Returns the plan of a run with the algorithms of all phases. Ray, workers and servers are not started;
+    with `address` the cluster is asked what GPUs it has."""
     lost: tuple[Check, ...] = ()
     try:
         resources = resources or find_resources(settings)
@@ -206,7 +206,7 @@ def estimate(
 
 
 def policy_memory(settings: VerlSettings, size: ModelSize, ranks: int) -> TrainingMemory:
-    """Of each rank."""
+    """Returns the policy's memory on each rank."""
     return training_memory(
         size,
         settings.lora,
@@ -219,12 +219,13 @@ def policy_memory(settings: VerlSettings, size: ModelSize, ranks: int) -> Traini
 
 
 def critic_memory(settings: VerlSettings, size: ModelSize, ranks: int) -> TrainingMemory:
-    """Of each rank: all its weights are trained, and it has a head for one number in place of the words."""
+    """Returns the critic's memory on each rank: all its weights are trained, and its head has one number in
+    place of the words."""
     return replace(policy_memory(_changed(settings, lora=None), size, ranks), logits=0)
 
 
 def serving_memory(settings: VerlSettings, size: ModelSize) -> ServingMemory:
-    """Of each GPU that serves."""
+    """Returns the memory of each GPU that serves."""
     b, parallel = settings.number_bytes, settings.tensor_parallel
     token = 2 * b * max(share(size.keys, parallel), size.keys // size.key_heads) * size.layers
     working = SERVING_TOKENS * b * (2 * size.hidden + 3 * share(size.inner, parallel))

@@ -115,7 +115,7 @@ def _claim() -> int:
 
 
 def _environment() -> dict[str, str]:
-    """What workers need of this process's environment; Ray's own are passed on by Ray.
+    """Returns the variables that workers need of this process's environment; Ray passes on its own.
 
     Ray writes it to logs that every user of a machine may read, so no key is among it. Workers here
     inherit keys; on other machines, set them where Ray is started.

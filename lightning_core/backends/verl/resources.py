@@ -1,4 +1,4 @@
-"""What GPUs and memory there are: of this machine, or of a Ray cluster, whose GPUs may be in use by others.
+"""The GPUs and memory of this machine, or of a Ray cluster, whose GPUs may be in use by others.
 
 verl asks Ray for its workers' GPUs and waits without an end. So `check_free` asks before for groups of the
 same shape, and gives them back.
@@ -27,17 +27,17 @@ ASK_SECONDS = 300.0
 COLOCATED: Final = 3
 """Groups of workers that may share a GPU: policy, reference, critic. Each takes a CPU."""
 SERVING_CPUS: Final = 2
-"""What verl asks for beside each GPU that only serves."""
+"""CPUs that verl asks for beside each GPU that only serves."""
 FREE_SECONDS: Final = 60.0
 """How long GPUs may take to become free: those of a run that has just ended are within seconds."""
 
 Group = list[dict[str, float]]
-"""What workers need that must be on one machine; each its own."""
+"""Resources of workers that must be on one machine, one dict for each worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What one machine has, in bytes."""
+    """The resources of one machine, in bytes."""
 
     gpus: tuple[int, ...]
     """Memory of each GPU; 0 where it could not be told."""
@@ -72,8 +72,8 @@ class Resources:
 
 
 def find_resources(settings: VerlSettings) -> Resources:
-    """Of the cluster that a start would join, else of this machine. Raises BackendError if there is no such
-    cluster."""
+    """Returns the resources of the cluster that a start would join, else of this machine. Raises BackendError
+    if there is no such cluster."""
     if settings.address is None and not _joined():
         here = () if settings.device == "cpu" else _gpus_here()
         return Resources((Machine(here, machine_memory()),), "this machine")
@@ -170,7 +170,7 @@ def told_gpus() -> list[int]:
 
 
 def _ask_ray(settings: VerlSettings) -> Resources:
-    """Of the cluster at the address, or of the one that was joined."""
+    """Returns the resources of the cluster at the address, or of the one that was joined."""
     import ray
     from ray.exceptions import RayError
 

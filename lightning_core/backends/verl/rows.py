@@ -45,7 +45,7 @@ SPAN: Final = np.dtype(
     ],
     align=True,
 )
-"""What a row says of each of its transitions:
+"""The facts of each transition of a row:
 
     unit        unit of the transition; -1 where it has none
     first       index of the token after which its first token was sampled

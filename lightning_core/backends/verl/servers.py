@@ -114,7 +114,7 @@ class Servers:
             kill(replica.workers)
 
     def _dead(self) -> list[int]:
-        """Those that don't answer any more, or never did."""
+        """Returns the servers that don't answer any more, or never did."""
         return [
             rank for rank, each in enumerate(self._replicas) if not each.servers or not alive(each.servers)
         ]

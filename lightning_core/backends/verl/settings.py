@@ -1,4 +1,4 @@
-"""What can be set of the verl backend, and what that means in verl's own configuration.
+"""Settings of the verl backend, and their meaning in verl's own configuration.
 
 A dozen settings are those that people turn. What else of verl's workers and of vLLM is used keeps its default
 and can be reached by its own name through `overrides`, which the cluster checks against verl's configuration
@@ -34,7 +34,7 @@ ROOT: Final = "actor_rollout_ref"
 
 @dataclass(kw_only=True, eq=False)
 class VerlSettings(BackendSettings):
-    """What people turn. More of verl's configuration is reached through `overrides`."""
+    """Settings of the verl backend. More of verl's configuration is reached through `overrides`."""
 
     max_batch: int = 256
     gpus: int | None = None
@@ -120,12 +120,12 @@ class VerlSettings(BackendSettings):
 
     @property
     def number_format(self) -> str:
-        """Of the engine and of the forward pass: "float32" or "bfloat16"."""
+        """Number format of the engine and of the forward pass: "float32" or "bfloat16"."""
         return ("float32" if self.device == "cpu" else "bfloat16") if self.dtype == "auto" else self.dtype
 
     @property
     def number_bytes(self) -> int:
-        """Of a number in that format."""
+        """Bytes of a number in that format."""
         return 4 if self.number_format == "float32" else 2
 
     def pass_tokens(self, context: int) -> int:
@@ -185,8 +185,8 @@ PLAIN_ATTENTION: Final[Mapping[str, Any]] = {
 
 
 def _engine(settings: VerlSettings) -> dict[str, Any]:
-    """Of the training engine, which FSDP and Megatron have under different names. The reference computes as
-    the policy does: else they would differ where they are equal."""
+    """Returns the training engine's configuration, which FSDP and Megatron have under different names. The
+    reference computes as the policy does: else they would differ where they are equal."""
     part = "megatron" if settings.strategy == "megatron" else "fsdp_config"
     float32 = settings.number_format == "float32"
     own, reference = f"{ROOT}.actor.{part}", f"{ROOT}.ref.{part}"
@@ -229,7 +229,8 @@ def _separate(settings: VerlSettings) -> dict[str, Any]:
 
 
 def _cpu(context: int, spread: bool) -> dict[str, Any]:
-    """What verl and vLLM take for granted and a CPU has not; `spread`: a server takes several processes."""
+    """Returns the settings that replace verl's and vLLM's GPU-only defaults on a CPU; `spread`: a server
+    takes several processes."""
     return {
         f"{ROOT}.model.enable_gradient_checkpointing": False,
         f"{ROOT}.actor.use_torch_compile": False,
@@ -253,7 +254,7 @@ PARTS: Final = {
     "data": "the tasks are the trainer's; give context=... to the backend",
     "trainer": "give gpus=... and nodes=... to the backend, and the rest to the trainer",
 }
-"""Of the whole configuration."""
+"""Advice for parts of the configuration that can't be set."""
 INSTEAD: Final = {
     "give learning_rate=... and warmup_steps=... to the backend": "actor.optim.lr* actor.optim.*_lr*",
     "give schedule=Schedule(...) to the backend": "actor.optim.total_training_steps actor.optim.num_cycles "
@@ -284,7 +285,7 @@ INSTEAD: Final = {
     "give lora=LoraOptions(...) to the backend": "model.lora_rank model.lora_alpha "
     "model.target_modules model.lora.*",
 }
-"""Of the part that is used: what to give in place of keys of these patterns."""
+"""Advice by patterns of keys: the setting to use in their place."""
 
 
 def check_overrides(overrides: Mapping[str, Any]) -> None:

@@ -52,7 +52,7 @@ class RefusedError(LostError):
 
 @dataclass(slots=True)
 class Piece:
-    """What came at once of one reply."""
+    """One piece of a streamed reply."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -88,7 +88,7 @@ def sampling_body(completion: Completion, model: str, stop_ids: frozenset[int]) 
 
 
 def _shaping(shaping: Shaping) -> dict[str, Any]:
-    """What is asked beside temperature and `top_p`."""
+    """Returns the request's sampling fields beside temperature and `top_p`."""
     asked: dict[str, tuple[Any, Any]] = {
         "top_k": (shaping.top_k, 0),
         "min_p": (shaping.min_p, 0.0),

@@ -42,7 +42,7 @@ Revive = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What holds for all servers."""
+    """The rules that hold for all servers."""
 
     most: int
     """Replies in flight at one server."""
@@ -76,7 +76,7 @@ class Replica:
     doubted: bool = False
     """Whether it broke a reply off, and has answered no probe since."""
     streams: set[asyncio.Timeout] = field(default_factory=set)
-    """Of the replies in flight; one that is due breaks its reply off."""
+    """Timeouts of the replies in flight; one that is due breaks its reply off."""
 
 
 class Pool:
@@ -86,7 +86,7 @@ class Pool:
         self.rules = rules
         self.replicas = [Replica(url, self._slots()) for url in urls]
         self.version = version
-        """Of the weights that answer what comes now."""
+        """Version of the weights that answer the next requests."""
         self._client = client
         self._watching: asyncio.Task[None] | None = None
         self._looks: dict[Replica, asyncio.Task[None]] = {}

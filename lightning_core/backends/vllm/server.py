@@ -57,7 +57,7 @@ large share of main memory; VLLM_CPU_KVCACHE_SPACE, in GiB, goes before these.""
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What people turn; anything else goes into `extra`."""
+    """Settings of a vLLM server; anything else goes into `extra`."""
 
     dtype: str = "auto"
     """Number format: auto, float32, bfloat16, float16."""

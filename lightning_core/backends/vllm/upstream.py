@@ -72,7 +72,7 @@ class Replicas:
 
     @property
     def dead(self) -> list[str]:
-        """Those that take no requests at present."""
+        """Returns the servers that take no requests at present."""
         return [replica.url for replica in self._pool.replicas if replica.lost is not None]
 
     @property
