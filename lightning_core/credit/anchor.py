@@ -33,9 +33,9 @@ class Anchor:
 
     needs_baseline: ClassVar[bool] = True
     weight: float = 1.0
-    """Of the comparison by observation, beside that of whole rollouts."""
+    """Weight of the comparison by observation, beside that of whole rollouts."""
     discount: float = 0.95
-    """What a reward is worth one turn earlier, in the comparison by observation."""
+    """Worth of a reward one turn earlier, in the comparison by observation."""
 
     def __post_init__(self) -> None:
         if not (self.weight >= 0 and 0 <= self.discount <= 1):

@@ -81,9 +81,9 @@ class Comparison:
     """False: the returns are advantages already, such as those of a critic; nothing is taken off, and their
     deviation is that from 0."""
     targets: Mapping[Key, float] = field(default_factory=dict)
-    """What a critic is to learn of these transitions."""
+    """The critic's targets for these transitions."""
     parts: Callable[[Key], Sequence[Part]] = _no_parts
-    """What the return of a transition is made of, for people who ask why; () where a method does not say."""
+    """Returns the parts of a transition's return, for people who ask why; () where a method has none."""
 
 
 Credit = Callable[[Sequence[Trajectory]], Iterable[Comparison]]
@@ -102,11 +102,12 @@ class BatchCredit(Protocol):
 
 
 Baseline = Literal["mean", "leave_one_out", "none"]
-"""What is taken off a return: the mean over all peers; the mean over the others, which is unbiased as the
-return itself is no part of it; nothing."""
+"""The number subtracted from a return: the mean over all peers; the mean over the others, which is unbiased
+as the return itself is no part of it; nothing."""
 Scale = Literal["std", "batch", "none"]
-"""What a comparison is divided by: its own standard deviation; nothing. "batch": the advantages of the whole
-batch are shifted to mean 0 and divided to deviation 1. See `least_unit` for where a deviation is small."""
+"""The number a comparison is divided by: its own standard deviation; nothing. "batch": the advantages of
+the whole batch are shifted to mean 0 and divided to deviation 1. See `least_unit` for where a deviation is
+small."""
 
 
 REACH: Final = 1e15
@@ -116,7 +117,7 @@ square is far from overflow, in 32 bits too."""
 
 @dataclass(frozen=True, slots=True)
 class CreditReport:
-    """What the credit method made of a batch."""
+    """The counts of a batch's credit."""
 
     groups: int
     zero_variance_groups: int
@@ -133,7 +134,7 @@ def total_return(trajectory: Trajectory, agent: str) -> float:
 
 
 def total_parts(trajectory: Trajectory, agent: str) -> tuple[Part, ...]:
-    """What `total_return` is made of."""
+    """Returns the parts of `total_return`."""
     return (
         Part("final reward", trajectory.final(agent)),
         Part("intermediate rewards of the rollout", trajectory.intermediate),
@@ -141,7 +142,7 @@ def total_parts(trajectory: Trajectory, agent: str) -> tuple[Part, ...]:
 
 
 def parts_to_go(trajectory: Trajectory, transition: Transition, discount: float) -> tuple[Part, ...]:
-    """What `returns_to_go` is made of."""
+    """Returns the parts of `returns_to_go`."""
     place = [t.key for t in trajectory.transitions].index(transition.key)
     left, later = rewards_ahead(trajectory, discount)[place]
     return (
@@ -174,14 +175,14 @@ def group_by_id(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What the returns of a comparison are measured by."""
+    """The baselines and the unit of a comparison."""
 
     peers: Sequence[Peer]
-    """Those with a return."""
+    """Peers with a return."""
     baselines: Sequence[float]
-    """What is taken off the returns of each peer."""
+    """The baseline of each peer's returns."""
     unit: float
-    """What the rest is divided by."""
+    """The divisor of return less baseline."""
 
 
 def measure(
@@ -279,7 +280,8 @@ def credit_groups(
     *,
     everyone: bool = False,
 ) -> tuple[list[Trajectory], CreditReport, dict[str, Compared], Whitening]:
-    """What `assign` gives, what was compared in each group of use, and by what the batch was measured."""
+    """Returns the credited trajectories, the report, the comparison in each group of use, and the batch's
+    measure."""
     groups = group_by_id(trajectories)
     heard = {
         name: [without_dropped(each) for each in group]

@@ -37,7 +37,7 @@ class Branches:
     """The places of each transition's children, all after its own."""
 
     def rewards_after(self, place: int) -> float:
-        """What the calls right after this one earned; the choices of a call bear one reward together."""
+        """Returns the reward of the calls right after this one; the choices of a call share one reward."""
         once = {self.transitions[i].call_id: self.transitions[i].reward for i in self.children[place]}
         return sum(once.values())
 
@@ -71,7 +71,7 @@ def find_parents(transitions: Sequence[Transition]) -> list[int | None]:
 
 
 def returns_to_go(trajectory: Trajectory, discount: float = 1.0) -> dict[Key, float]:
-    """What came after each transition in its branch, by the distance in turns:
+    """Returns the discounted return after each transition in its branch, by the distance in turns:
 
         G(t) = discount^(turns to the end) * R + sum over t and its descendants u of discount^(distance) * r_u
 
@@ -87,7 +87,8 @@ def returns_to_go(trajectory: Trajectory, discount: float = 1.0) -> dict[Key, fl
 
 
 def rewards_ahead(trajectory: Trajectory, discount: float) -> list[tuple[int, float]]:
-    """Of each transition (turns to the end, what the intermediate rewards of later turns are worth here)."""
+    """Returns, for each transition, the turns to the end and the discounted intermediate rewards of later
+    turns."""
     tree = branches(trajectory)
     left = [0] * len(tree.transitions)
     later = [0.0] * len(tree.transitions)

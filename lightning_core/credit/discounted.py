@@ -44,7 +44,7 @@ class Discounted:
     """Return-to-go along the branch."""
 
     discount: float = 0.95
-    """What a reward is worth one turn earlier."""
+    """Worth of a reward one turn earlier."""
 
     def __post_init__(self) -> None:
         check_range("discount", self.discount, of="Discounted", least=0, most=1)

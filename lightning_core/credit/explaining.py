@@ -24,7 +24,7 @@ from lightning_core.types import Key, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """What one comparison adds to an advantage: weight * (value - baseline) / unit."""
+    """The share of one comparison in an advantage: weight * (value - baseline) / unit."""
 
     value: float
     """The return."""
@@ -32,7 +32,7 @@ class Term:
     unit: float
     weight: float
     parts: tuple[Part, ...]
-    """What the return is made of; () if its method does not say."""
+    """Parts of the return; () if its method has none."""
     peers: tuple[Peer, ...]
     """The returns that were compared."""
     own: int
@@ -56,7 +56,7 @@ class Explanation:
 
     terms: tuple[Term, ...]
     mean: float
-    """Of the whole batch; 0 unless the scale is "batch"."""
+    """Mean of the whole batch; 0 unless the scale is "batch"."""
     unit: float
     """The deviation over the batch; 1 unless the scale is "batch", inf if nothing differed in it."""
     advantage: float
@@ -70,7 +70,8 @@ class Explanation:
 def explain(
     trajectories: Iterable[Trajectory], credit: Credit, baseline: Baseline = "mean", scale: Scale = "std"
 ) -> tuple[list[Trajectory], CreditReport, dict[Key, Explanation]]:
-    """What `assign` gives, and why, for each transition with an advantage."""
+    """Returns the credited trajectories and the report, with an explanation for each transition with an
+    advantage."""
     credited, report, compared, (mean, unit) = credit_groups(trajectories, credit, baseline, scale)
     terms: defaultdict[Key, list[Term]] = defaultdict(list)
     for group, comparisons in compared.values():

@@ -54,7 +54,7 @@ class Gae:
         return [Comparison(tuple(advantages), baseline=False, targets=targets, parts=lambda key: parts[key])]
 
     def _parts(self, trajectory: Trajectory) -> dict[Key, tuple[Part, ...]]:
-        """What the advantages are made of."""
+        """Returns the parts of the advantages."""
         agents = {t.agent for t in trajectory.transitions}
         finals = [(agents, trajectory.reward)]
         if trajectory.agent_rewards:
@@ -66,7 +66,7 @@ class Gae:
         return parts
 
     def _parts_of(self, agents: set[str], final: float, tree: Branches) -> dict[Key, tuple[Part, ...]]:
-        """Those of the turns of some agents that have one final reward."""
+        """Returns the parts for the turns of some agents that share one final reward."""
         parts: dict[Key, tuple[Part, ...]] = {}
         value, advantage = ([0.0] * len(tree.transitions) for _ in range(2))
         for place, t in reversed(list(enumerate(tree.transitions))):

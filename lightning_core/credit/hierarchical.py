@@ -33,7 +33,7 @@ class Hierarchical:
 
     needs_baseline: ClassVar[bool] = True
     weight: float = 0.5
-    """Of the comparison within a rollout, beside that across rollouts."""
+    """Weight of the comparison within a rollout, beside that across rollouts."""
 
     def __post_init__(self) -> None:
         if not self.weight >= 0:

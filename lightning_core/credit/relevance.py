@@ -118,11 +118,11 @@ class Spread:
     """Sums of squares of returns, and their degrees of freedom."""
 
     between: float = 0.0
-    """Of the replies' means from the mean of all, for each return."""
+    """Variation of the replies' means around the mean of all, for each return."""
     kinds: float = 0
     """Replies, less one for each state."""
     within: float = 0.0
-    """Of returns from the mean of their reply."""
+    """Variation of returns around the mean of their reply."""
     repeats: float = 0
     """Returns, less one for each reply."""
 
@@ -147,7 +147,7 @@ class Spread:
 
 
 def spread_of(returns: Sequence[Sequence[float]]) -> Spread:
-    """Of the returns of each reply; nothing if there is one reply only, or if none was given twice."""
+    """Measures the returns of each reply; empty if there is one reply only, or if none was given twice."""
     everything = [value for values in returns for value in values]
     if len(returns) in (1, len(everything)):
         return Spread()
@@ -173,12 +173,12 @@ def sort_out(entries: Iterable[tuple[Hashable, Entry]]) -> list[list[Entry]]:
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What groups tell of a turn."""
+    """The evidence of groups about a turn."""
 
     replies: Spread = Spread()
-    """By what was said in a state."""
+    """Spread of returns by the reply given in a state."""
     hidden: Spread = Spread()
-    """By what was said in a state before the same next one."""
+    """Spread of returns by the reply given in a state, among those that led to the same next state."""
 
     def __add__(self, other: Learnt) -> Learnt:
         return Learnt(self.replies + other.replies, self.hidden + other.hidden)
@@ -197,7 +197,7 @@ class Saying:
 
 
 def add_learnt(parts: Iterable[Mapping[Turn, Learnt]]) -> dict[Turn, Learnt]:
-    """What all of them tell together."""
+    """Adds up the evidence of each turn."""
     whole: defaultdict[Turn, Learnt] = defaultdict(Learnt)
     for part in parts:
         for turn, learnt in part.items():
@@ -224,7 +224,7 @@ def learnt_elsewhere(found: Mapping[str, Mapping[Turn, Learnt]]) -> dict[str, di
 
 
 def usually_hidden(known: Mapping[Turn, Learnt]) -> dict[str, Spread]:
-    """What is `hidden` in all turns of an agent together, as one degree of freedom between replies."""
+    """Returns `hidden` of all turns of an agent together, as one degree of freedom between replies."""
     whole: defaultdict[str, Spread] = defaultdict(Spread)
     for (agent, _), learnt in known.items():
         whole[agent] += learnt.hidden
@@ -232,14 +232,15 @@ def usually_hidden(known: Mapping[Turn, Learnt]) -> dict[str, Spread]:
 
 
 def learn(table: Table, without: int | None = None) -> dict[Turn, Learnt]:
-    """What a group tells of each turn, all or without one rollout."""
+    """Returns a group's evidence about each turn, from all rollouts or without one."""
     (learnt,) = learn_without(table, (without,))
     return learnt
 
 
 def learn_without(table: Table, places: Iterable[int | None]) -> Iterator[dict[Turn, Learnt]]:
-    """What a group tells of each turn without each of these rollouts. A state tells the same without any of
-    those that said the same there, and the same as the whole group without one that never came to it."""
+    """Yields a group's evidence about each turn without each of these rollouts. A state's evidence is the
+    same without any of the rollouts with the same reply there. It is the whole group's without a rollout that
+    never reached the state."""
     said = said_in(table)
     told: defaultdict[tuple[Turn, State], dict[Saying | None, Learnt]] = defaultdict(dict)
     for without in places:
@@ -259,7 +260,7 @@ def learn_without(table: Table, places: Iterable[int | None]) -> Iterator[dict[T
 
 
 def said_in(table: Table) -> dict[tuple[Turn, State], dict[int, Saying]]:
-    """What each rollout said in each state, by its place; one saying of a rollout in a turn."""
+    """Returns each rollout's reply in each state, by its place; one reply of a rollout in a turn."""
     said: defaultdict[tuple[Turn, State], dict[int, Saying]] = defaultdict(dict)
     for place, found in enumerate(table.visits):
         for visit in found:
@@ -271,7 +272,7 @@ def said_in(table: Table) -> dict[tuple[Turn, State], dict[int, Saying]]:
 
 
 def learn_from(sayings: Sequence[Saying]) -> Learnt:
-    """What was said in one state."""
+    """Returns the evidence of the replies in one state."""
     replies = sort_out((each.reply, each.returned) for each in sayings)
     following = sort_out((each.following, each) for each in sayings)
     if len(replies) == len(sayings):

@@ -142,11 +142,12 @@ class Table:
         }
 
     def returned(self, visit: Visit, place: int) -> float:
-        """What the rollout itself earned from this visit on."""
+        """Returns the rollout's own reward from this visit on."""
         return visit.earned + self._final[visit.transition.agent][place]
 
     def expected(self, visit: Visit, place: int) -> float:
-        """What others earned from this state on; with one more among them who earned what is usual then."""
+        """Returns the mean of the other rollouts from this state on, with one more among them of the usual
+        return."""
         agent = visit.transition.agent
         usual = self._others(self.turn(visit, place), place, agent)
         if not usual:
@@ -155,7 +156,8 @@ class Table:
         return fmean([*same, fmean(usual)]) if usual else 0.0
 
     def known(self, state: State | None, place: int, agent: str) -> float | None:
-        """What others earned from a state on, by an agent's final reward; None if no other came to it."""
+        """Returns the mean of the other rollouts from a state on, by an agent's final reward; None if no
+        other reached it."""
         same = self._others(state, place, agent)
         return fmean(same) if same else None
 
@@ -209,7 +211,7 @@ def of_table(table: Table, parts: Callable[[Visit, int], Sequence[Part]]) -> Com
 
 
 def advantage(visit: Visit, place: int, table: Table, own: float) -> tuple[Part, ...]:
-    """What the advantage of a visit of the rollout at this place of the table is made of."""
+    """Returns the parts of a visit's advantage, for the rollout at this place of the table."""
     returned, following = table.returned(visit, place), visit.following
     looked_up: float | None = None
     if following is not None and own < 1:

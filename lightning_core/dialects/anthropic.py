@@ -311,11 +311,11 @@ class AnthropicReply:
         self._model = model
         edits: Json = {"context_management": {"applied_edits": []}}
         self._edits = edits if request.raw.get("context_management") else {}
-        """What a reply says to a request that has a wish about its context."""
+        """The answer to a request's `context_management`."""
         self._blocks = 0
         """Content blocks begun so far."""
         self._open: type | None = None
-        """What the last of them is, if it may go on: a text or a thought."""
+        """Kind of the last block, if it may go on: a text or a thought."""
 
     def whole(self) -> Json:
         """The whole reply."""

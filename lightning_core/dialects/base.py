@@ -44,7 +44,7 @@ class Request:
     """As it was sent, with the items that it refers to."""
     model: str
     chat: ChatRequest
-    """What the engine is asked."""
+    """The request to the engine."""
     stream: bool
     remember: Callable[[str, Json, list[Json]], None] | None = None
     """Given the reply's id, message and items once the reply is complete."""
@@ -52,7 +52,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """What a reasoning model thinks before it replies."""
+    """The thoughts of a reasoning model before its reply."""
 
     text: str
 
@@ -147,7 +147,7 @@ class ChoiceSoFar:
 
 
 def by_choice(deltas: Iterable[Delta]) -> dict[int, ChoiceSoFar]:
-    """What the deltas add to each choice."""
+    """Returns the additions of the deltas to each choice."""
     fresh: dict[int, ChoiceSoFar] = {}
     for delta in deltas:
         fresh.setdefault(delta.choice, ChoiceSoFar()).add(delta)
@@ -156,7 +156,7 @@ def by_choice(deltas: Iterable[Delta]) -> dict[int, ChoiceSoFar]:
 
 @dataclass(slots=True)
 class Sampled:
-    """What the engine has read and written for one call so far."""
+    """The tokens that the engine has read and written for one call so far."""
 
     call_id: str
     choices: list[ChoiceSoFar]
@@ -215,17 +215,17 @@ class Dialect(ABC):
     sdk: ClassVar[str]
     """The Python package whose clients speak it."""
     path: ClassVar[str]
-    """What follows `/v1` in its address."""
+    """The path of its address after `/v1`."""
     id_prefix: ClassVar[str]
     """How the ids of its replies begin."""
     options: ClassVar[Options]
-    """What it does with each option of a request."""
+    """The handling of each option of a request."""
     prompt: ClassVar[str]
     """The field that holds the prompt."""
     instructions: ClassVar[str | None] = None
     """The field that holds the system prompt, if it stands apart."""
     counts: ClassVar[str | None] = None
-    """What follows `path` where the tokens of a prompt are counted; None: nowhere."""
+    """The part of the address after `path` where the tokens of a prompt are counted; None: nowhere."""
     operation: ClassVar[str] = "chat"
     """As OpenTelemetry's GenAI conventions name it."""
 
@@ -284,12 +284,13 @@ class Dialect(ABC):
     @staticmethod
     @abstractmethod
     def conversation(request: Json) -> Conversation:
-        """What a request asks, as a chat, whatever tool it forces. Raises ApiError for what is no chat."""
+        """Returns a request as a chat, whatever tool it forces. Raises ApiError for a request that is no
+        chat."""
 
     @classmethod
     @abstractmethod
     def constraint(cls, request: Json) -> Constraint | None:
-        """What a request asks its reply to match. Raises ApiError for what can't be asked."""
+        """Returns the form that a request asks of its reply. Raises ApiError for one that can't be had."""
 
     @classmethod
     def read_reply(cls, body: bytes, *, streamed: bool) -> ObservedReply:
@@ -322,7 +323,7 @@ class Dialect(ABC):
 
     @classmethod
     def items(cls, request: Mapping[str, Any]) -> list[Any]:
-        """What stands in the place of messages in a request, as it was sent."""
+        """Returns the items that a request has in place of messages, as they were sent."""
         given = request.get(cls.prompt)
         return [item for item in (given if isinstance(given, list) else [given]) if item]
 

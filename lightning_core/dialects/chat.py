@@ -343,7 +343,7 @@ class ChatReply:
         return first + b"".join(self._chunk(index, delta) for index in range(1, len(self._sampled.choices)))
 
     def pieces(self, deltas: Iterable[Delta]) -> bytes:
-        """What the deltas add to the reply: a chunk for each choice, and two for each of its tool calls."""
+        """Writes the deltas as events: a chunk for each choice, and two for each of its tool calls."""
         return b"".join(
             self._piece(index, choice) + self._calls(index, choice)
             for index, choice in by_choice(deltas).items()

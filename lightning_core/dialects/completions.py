@@ -204,7 +204,7 @@ class CompletionReply:
         return b""
 
     def pieces(self, deltas: Iterable[Delta]) -> bytes:
-        """What the deltas add to the reply, at most one chunk for each choice."""
+        """Writes the deltas as events, at most one chunk for each choice."""
         return b"".join(
             event(self._chunk([self._choice(index, choice, None)]))
             for index, choice in by_choice(deltas).items()

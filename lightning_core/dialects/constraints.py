@@ -1,4 +1,4 @@
-"""What a request asks its reply to match: a format, one of the texts given, a call of a tool.
+"""The forms a request can ask of its reply: a format, one of the texts given, a call of a tool.
 
 Each API says so in words of its own. Here they become one `ToolChoice` and one `Constraint`, to which the
 engine holds the reply.
@@ -56,7 +56,7 @@ class ToolChoice:
     """Whether one reply may hold several calls."""
 
     def constraint(self, tools: list[Json] | None) -> Constraint | None:
-        """What it asks of the reply. Raises ApiError if it asks for a tool that there is not."""
+        """Returns the form asked of the reply. Raises ApiError for a tool that is not in the request."""
         if self.mode != "required":
             return None
         if not tools:
@@ -175,7 +175,7 @@ def _schema(value: Any, param: str) -> Constraint:
 
 
 def read_constraint(body: Json, form: Constraint | None, forced: Constraint | None) -> Constraint | None:
-    """What the reply must match: a tool that must be called, or the format, or what vLLM's options ask for.
+    """Returns the form of the reply: a tool that must be called, or the format, or one of vLLM's options.
 
     Raises ApiError if there is more than one of the latter.
     """

@@ -32,7 +32,7 @@ _OWN_ID: Final = re.compile(r"(?:apc|cmp|ctc|fc|lsh|msg|rs|sh)_(.+)_\d+")
 _MOST_ATTEMPTS: Final = 4096
 _MOST_RESPONSES: Final = 1024
 _MOST_BYTES: Final = 256 * 2**20
-"""Of all that is kept, as JSON."""
+"""Bytes of all kept conversations, as JSON."""
 _UNKNOWN: Final = (
     "is not known to this attempt of the rollout: it was made elsewhere, with store=false, too long ago, or "
     "before the gateway was restarted"
@@ -41,7 +41,7 @@ _UNKNOWN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one request and its reply added to a conversation."""
+    """The items that one request and its reply added to a conversation."""
 
     before: Turn | None
     messages: tuple[dict[str, Any], ...]
@@ -159,7 +159,7 @@ def _is_reference(item: Any) -> bool:
 
 
 def _reply_of(item: Any) -> str | None:
-    """What the ids of all items of one of this gateway's replies have in common; None of any other item."""
+    """Returns the common part of the ids in one of this gateway's replies; None for any other item."""
     found = _OWN_ID.fullmatch(str(item.get("id"))) if isinstance(item, dict) else None
     return found and found[1]
 

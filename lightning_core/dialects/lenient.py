@@ -1,4 +1,4 @@
-"""What lenient reading shares: a stream's events, the messages of a chat, the parts of a message.
+"""Shared parts of lenient reading: a stream's events, the messages of a chat, the parts of a message.
 
 The SDKs have code that merges streams for their own stream helpers; it reads their typed events, at a hundred
 times the cost, while what is wanted here is JSON. Whatever a server leaves out is absent here too.

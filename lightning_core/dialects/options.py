@@ -17,7 +17,7 @@ from lightning_core.errors import ApiError
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is done with one option."""
+    """The handling of one option."""
 
     answer: Literal["honoured", "ignored", "refused"]
     note: str = ""
@@ -135,7 +135,7 @@ FROM_SERVERS: Final = {
     **refused("log-probabilities are those of the reply; leave it out", prompt_logprobs=(0, False)),
     **refused("tools run in the app; give them as tools", plugins=([],)),
 }
-"""What clients of vLLM, SGLang, llama.cpp and OpenRouter send, whatever the API."""
+"""Options that clients of vLLM, SGLang, llama.cpp and OpenRouter send, whatever the API."""
 STREAMING: Final = {
     **honoured("stream", "stream_options", "stream_options.include_usage"),
     **ignored("chunks are never padded", "stream_options.include_obfuscation"),

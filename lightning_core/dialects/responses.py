@@ -332,7 +332,7 @@ class ResponseReply:
         self._scored = ChoiceSoFar() if asks else None
         """The tokens of the text that is open, if their log-probabilities are asked for."""
         self._fresh = ChoiceSoFar()
-        """Those whose text has not come yet."""
+        """Additions whose text has not come yet."""
         self._id = Responses.id_prefix + sampled.call_id
         self._remember = request.remember
         self._asked = _echo(request, model)
@@ -379,7 +379,7 @@ class ResponseReply:
         return b"".join(events)
 
     def _logprobs(self, choice: ChoiceSoFar, begin: int, end: int) -> list[Json]:
-        """Those of some tokens of a choice, if they are asked for."""
+        """Returns the log-probabilities of some tokens of a choice, if the request wants them."""
         if self._scored is None:
             return []
         ids, logprobs = choice.token_ids[begin:end], choice.logprobs[begin:end]
@@ -547,7 +547,8 @@ def _text_part(text: str | Thought, logprobs: Sequence[Json] = ()) -> Json:
 
 
 def _echo(request: Request, model: str) -> Json:
-    """What a response repeats of its request; the sampling is the one that was really used."""
+    """Returns the fields of the request that a response repeats; the sampling is the one that was really
+    used."""
     raw, chat = request.raw, request.chat
     as_sent = ("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "user")
     parallel = raw.get("parallel_tool_calls")

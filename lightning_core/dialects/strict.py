@@ -1,4 +1,5 @@
-"""What strict reading shares: values of options, messages and tools, each checked, each refused by name."""
+"""Shared parts of strict reading: values of options, messages and tools, each checked, each refused by
+name."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def check_continued(messages: list[Json]) -> bool:
 
 
 def shaping(body: dict[str, Any]) -> Shaping:
-    """What the request changes of the distribution beside temperature and `top_p`."""
+    """Returns the request's changes of the distribution beside temperature and `top_p`."""
     top_k = integer(body, "top_k", -1)
     repetition = number(body, "repetition_penalty", 0.01, 100.0)
     return Shaping(

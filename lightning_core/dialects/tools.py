@@ -85,7 +85,7 @@ _RUN_BY_THE_APP: Final = MappingProxyType(
         ),
     }
 )
-"""By the type of tool. The app runs them, so their arguments are those of the items they come back as."""
+"""Tools by type that the app runs. So their arguments are those of the items they come back as."""
 _ACTIONS: Final[Mapping[str, tuple[str, Json]]] = MappingProxyType(
     {
         "local_shell": ("action", {"type": "exec", "command": [], "env": {}}),
@@ -189,7 +189,7 @@ def _of_namespace(tool: Json, param: str) -> list[Offer]:
 
 
 def qualified(namespace: str, name: str) -> str:
-    """What the model is told a namespace's tool is called. No other tool's name may hold a point."""
+    """Returns the name of a namespace's tool for the model. No other tool's name may hold a point."""
     return f"{namespace}.{name}"
 
 
@@ -346,7 +346,8 @@ def result_id(item: Mapping[str, Any]) -> Any:
 
 
 def result_text(item: Mapping[str, Any]) -> Any:
-    """What a result says, as a request gives it: text, or parts of a message. A shell's is told as JSON."""
+    """Returns the content of a result as a request gives it: text, or parts of a message. A shell's is
+    JSON."""
     output = item.get("output")
     if item.get("type") == "shell_call_output":
         return to_json(output).decode()

@@ -1,4 +1,4 @@
-"""What a person should do first where no rollout earned anything: look at a reply.
+"""The first advice where no rollout earned anything: look at a reply.
 
 From equal rewards nothing is learnt, and their cause is seldom in the training: the app can't read the
 replies, the reward asks for all at once, or the model is too small.

@@ -133,7 +133,7 @@ class Store(Protocol):
         never enqueued."""
 
     async def wait_finished(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
-        """Those of the rollouts that are finished, once all are or `timeout` seconds have passed.
+        """Returns the finished ones of the rollouts, once all are or `timeout` seconds have passed.
 
         Raises NotFoundError for an id that was never enqueued.
         """
@@ -175,7 +175,7 @@ class Store(Protocol):
         replaces the earlier."""
 
     async def get_credited(self, rollout_ids: Iterable[str]) -> dict[str, list[Credited]]:
-        """What the transitions of the last attempt of each rollout were given, by call and choice. Every id
+        """Returns the credit of each transition of each rollout's last attempt, by call and choice. Every id
         is a key."""
 
     # what is learnt -----------------------------------------------------------------------
@@ -183,7 +183,7 @@ class Store(Protocol):
         """Insert or replace (run_id, name, version)."""
 
     async def list_resources(self, run_id: str, name: str = "policy") -> list[ResourceVersion]:
-        """By rising version."""
+        """Returns the versions of a resource, by rising version."""
 
     async def put_metrics(self, metrics: Metrics) -> None:
         """Insert or replace the numbers of (run_id, step)."""
@@ -191,7 +191,7 @@ class Store(Protocol):
     async def list_metrics(
         self, run_id: str, *, since: int | None = None, limit: int | None = None
     ) -> list[Metrics]:
-        """By rising step, from the step `since` on; the first `limit`."""
+        """Returns the metrics by rising step, from the step `since` on; the first `limit`."""
 
     # who plays in a run, and what is wrong with it ----------------------------------------
     async def put_member(self, member: Member) -> None:
@@ -201,7 +201,7 @@ class Store(Protocol):
         """Forget a member that has ended; an unknown one is no error."""
 
     async def list_members(self, run_id: str) -> list[Member]:
-        """By role and name; whoever died is still among them, with an old `seen_at`."""
+        """Returns the members by role and name; a dead one is still among them, with an old `seen_at`."""
 
     async def add_alerts(self, alerts: Sequence[Alert]) -> int:
         """Record alerts, all or none; one under a known (run_id, id) is left out. Returns how many

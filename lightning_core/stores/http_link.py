@@ -79,8 +79,9 @@ class Link:
         wait: float = 0.0,
         again: bool = True,
     ) -> Any:
-        """What the API answers after at most `wait` seconds and the time that an answer takes. With `again`
-        the request may be carried out twice. Raises the error that the store behind the API raised."""
+        """Returns the API's answer, after at most `wait` seconds and the time that an answer takes. With
+        `again` the request may be carried out twice. Raises the error that the store behind the API
+        raised."""
         given = {name: value for name, value in (query or {}).items() if value is not None}
         request = httpx.Request(
             method,

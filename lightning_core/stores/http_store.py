@@ -39,7 +39,7 @@ _MOST: Final = 10_000
 """Records of one request, and entries of one page."""
 _MOST_LEASES: Final = 1024
 _MOST_IDS, _MOST_ID_BYTES = 1000, 16_000
-"""Of one request that has them in its address."""
+"""Limits of one request that has ids in its address."""
 _SHORTEST, _LONGEST = 1e-6, 86_400.0
 """Seconds of a lease. One that is to have run out already runs out on its way here."""
 _WAIT_SECONDS: Final = 60.0

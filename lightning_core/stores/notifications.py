@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 LONGEST_PAUSE = 1.0
 """Seconds between two tries to connect to a server."""
 Topic = tuple[str, str]
-"""What happened, and to whom."""
+"""A kind of event, and the id it happened to."""
 QUEUED, FINISHED, CANCELLED = KINDS = ("queued", "finished", "cancelled")
 QUEUE: Topic = (QUEUED, "")
 """A rollout is queued."""
@@ -37,7 +37,7 @@ def cancelled_of(worker: str) -> Topic:
 
 
 Look = Callable[[set[Topic]], Awaitable[tuple[set[Topic], float]]]
-"""Those of the topics that have not happened yet, and in how many seconds to look again."""
+"""Returns the topics that have not happened yet, and in how many seconds to look again."""
 
 
 class Waiter:

@@ -181,7 +181,7 @@ class _Writer(_Reader):
         self._channels = channels
         self._name = secrets.token_hex(8)
         self._number = 0
-        """Of the transaction that was sent last."""
+        """Number of the transaction that was sent last."""
 
     def connect(self) -> PostgresConnection:
         connection = super().connect()

@@ -44,14 +44,14 @@ _COMING = (
     *("starting up", "shutting down", "recovery", "not accepting connections", "too many", "slots are"),
     "terminating connection",
 )
-"""What a server says in English that is coming or going, and will take connections later."""
+"""Words in a server's errors, in English, when it will take connections later."""
 
 LOCKED = "55P03"
 """Another transaction has held a lock for too long."""
 IDLE = "25P03"
 """The server has ended our transaction, as we were silent for too long."""
 VERSION = 5
-"""Of the schema."""
+"""Version of the schema."""
 DIALECT: Dialect = {
     "text": 'text COLLATE "C"',
     "bytes": "bytea",
@@ -193,7 +193,7 @@ def may_pass(error: psycopg.Error, *, first: bool = False) -> bool:
 
 
 def in_words(error: psycopg.Error, place: Place) -> StoreError:
-    """What a PostgreSQL error means for the user: what happened, to which store, what to do next."""
+    """Turns a PostgreSQL error into one that says what happened, to which store, and what to do next."""
     said = " ".join(str(error).split())
     return StoreError(f"the store {place.name!r} {_meaning(error, said)} ({said})")
 

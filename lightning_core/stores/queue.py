@@ -42,7 +42,7 @@ class Page:
 
 
 class Transaction(Protocol):
-    """What a database does in a transaction. It sees its own changes."""
+    """The operations of a database in a transaction. It sees its own changes."""
 
     held: dict[str, Held | None]
     """The rollouts that no other may change until the end, as they stand now; None for a missing one."""
@@ -95,10 +95,10 @@ class Transaction(Protocol):
         """The rows with these values in the first columns of the key, in the order they were added."""
 
     def metrics(self, run_id: str, since: int | None, limit: int | None) -> list[Metrics]:
-        """By rising step, from one on, so many."""
+        """Returns the metrics by rising step, from `since` on, at most `limit`."""
 
     def of_last_attempts(self, table: Table[T], rollout_ids: Sequence[str]) -> dict[str, list[T]]:
-        """What is recorded of the last attempt of each rollout, in the order it was added."""
+        """Returns the records of each rollout's last attempt, in the order they were added."""
 
     def upsert(self, table: Table[T], records: Iterable[T]) -> None:
         """Add the records, each in place of the one with its key."""
@@ -114,7 +114,7 @@ class Transaction(Protocol):
 
 
 def lock(to: Transaction, rollout_ids: Iterable[str]) -> dict[str, Held]:
-    """Those of the rollouts that are stored; none of them is changed by others until the end."""
+    """Returns those of the rollouts that are stored; locks them until the end of the transaction."""
     ids = list(dict.fromkeys(rollout_ids))
     if missing := [name for name in ids if name not in to.held]:
         found = to.fetch(missing)

@@ -29,12 +29,12 @@ SCHEMA_VERSION = 5
 ANSWER_SECONDS = 30.0
 """After how long without an answer a server is taken for gone."""
 LOST = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.NoScriptError, redis.ReadOnlyError)
-"""What another try may mend: the server is gone, starts again, is no longer the first of its replicas, or
-has forgotten the scripts."""
+"""Errors that another try may mend: the server is gone, starts again, is no longer the first of its replicas,
+or has forgotten the scripts."""
 
 
 class Connection(Protocol):
-    """What is used of the driver's blocking connections."""
+    """The part of the driver's blocking connections that is used."""
 
     def connect(self) -> None: ...
     def disconnect(self) -> None: ...
@@ -56,13 +56,13 @@ class RedisUrl:
     shown: str
     """The URL without its password, for messages."""
     prefix: str
-    """What the names of all keys begin with."""
+    """The beginning of all keys."""
     options: dict[str, Any] = field(repr=False)
     """The driver's."""
 
     @property
     def channels(self) -> str:
-        """What the names of its channels begin with: all databases of a server share them."""
+        """The beginning of all channels, which the databases of a server share."""
         return f"{self.prefix}{self.options.get('db', 0)}:"
 
 
@@ -124,7 +124,7 @@ class RedisLink:
             "retry": Retry(NoBackoff(), 0),
         }
         self.scripts: dict[str, bytes] = {}
-        """What the server calls each script."""
+        """The server's name of each script."""
 
     def connect(self) -> Connection:
         """A new connection. Raises one of `LOST` if another try may do, else StoreError."""
@@ -166,7 +166,7 @@ class RedisLink:
             connection.disconnect()
 
     def in_words(self, error: Exception) -> StoreError:
-        """What a driver's error means for the user: what happened, to which server, what to do next."""
+        """Turns a driver's error into one that says what happened, to which server, and what to do next."""
         said = f"the store {self.url.shown!r}"
         match error:
             case redis.AuthenticationError():

@@ -157,7 +157,7 @@ for at = 3, #ARGV do
 end
 return found
 """
-"""What is kept of the last attempt of each rollout, one kind of it."""
+"""Reads one kind of record of the last attempt of each rollout."""
 
 SCRIPTS: Mapping[str, str] = MappingProxyType({"read": READ, "commit": COMMIT, "last": LAST})
 
@@ -198,7 +198,7 @@ class RedisStore(TableStore):
 
 
 class _ConflictError(Exception):
-    """What was read has changed before it was written."""
+    """A record was changed between reading and writing."""
 
 
 class RedisDriver(Driver[RedisConnection]):
@@ -213,7 +213,7 @@ class RedisDriver(Driver[RedisConnection]):
         self._connections = 0
         """How many were made to write."""
         self._number = 0
-        """Of the last transaction."""
+        """Number of the last transaction."""
         self._committed: bytes | None = None
         """The number of the last one that was committed before this connection."""
 

@@ -30,7 +30,7 @@ T = TypeVar("T", bound=Record)
 MOST = 1000
 """So many rollouts are read in one step of the server, which does nothing else meanwhile."""
 AT_ONCE = 100
-"""Of so many rollouts what happened is read in one."""
+"""Number of rollouts whose records are read in one request."""
 CHANGING = {"id", "run_id", "status", "attempts", "max_attempts", "reward", "error", "finished_at"}
 NEW = b"9999999999999999:"
 """In front of a value that has no place of arrival yet."""
@@ -56,14 +56,14 @@ class RedisConnection:
         self.held: dict[str, Held | None] = {}
         self.queue: Iterator[Rollout] | None = None
         self._versions: dict[str, bytes] = {}
-        """Of the rollouts that were read."""
+        """Versions of the rollouts that were read."""
         self._values: dict[Place, bytes | None] = {}
-        """Of the records that were read, as they stand now."""
+        """Records that were read, as they stand now."""
         self._checks: dict[Place, bytes] = {}
-        """What must be as it was read; nothing for what was not there."""
+        """Records that must be as they were read; empty for those that were not there."""
         self._writes: list[tuple[Any, ...]] = []
         self._ahead: dict[tuple[str, ...], Any] = {}
-        """What was read for operations that have not begun yet."""
+        """Answers that were read ahead for operations that have not begun yet."""
 
     def ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The answers to the commands, in one round trip."""
@@ -333,7 +333,7 @@ class RedisConnection:
         self._writes.append(("remove", *_of_key(table, key)))
 
     def values(self, places: Iterable[Place]) -> dict[Place, bytes | None]:
-        """What stands there; no other writer may change it."""
+        """Returns the records at these places; no other writer may change them."""
         wanted = dict.fromkeys(places)
         missing = [place for place in wanted if place not in self._values]
         answers = self.ask([("HGET", self._key(key), field) for key, field in missing])
@@ -362,7 +362,7 @@ def _queue(run_id: str | None) -> str:
 
 
 def _changing(one: Rollout) -> tuple[Any, ...]:
-    """What of a rollout changes, as the scripts take it."""
+    """Returns the changing fields of a rollout, as the scripts take them."""
     return (
         one.status.value,
         one.attempts,
@@ -402,7 +402,8 @@ def place_of(table: Table[Any], record: Any) -> Place:
 
 
 def _of_key(table: Table[Any], key: Sequence[object]) -> Place:
-    """By a key or its beginning: the records of a run are one hash, and the runs are another."""
+    """Returns the place of a key or of its beginning: the records of a run are one hash, and the runs are
+    another."""
     scope = 1 if ", " in table.key else 0
     return ":".join([table.name, *map(str, key[:scope])]), "\0".join(map(str, key[scope:]))
 

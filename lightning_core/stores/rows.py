@@ -42,7 +42,7 @@ from lightning_core.types import (
 T = TypeVar("T", bound=Record)
 Row = tuple[Any, ...]
 Dialect = Mapping[str, str]
-"""What a database writes in place of the marks: its types, locks and clock."""
+"""A database's own words for the marks in SQL: its types, locks and clock."""
 _EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 _CODECS: Mapping[str, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = MappingProxyType(
     {
@@ -74,7 +74,7 @@ class Table(Generic[T]):
         self.name, self.columns, self.key = name, ", ".join(names), key
         others = [one for one in names if one not in key.split(", ")]
         self.replaced = ", ".join(f"{one} = excluded.{one}" for one in others)
-        """What a row changes of that with its key."""
+        """The columns that a row replaces in another with its key."""
         self.insert = f"INSERT INTO {name} ({self.columns}) VALUES ({', '.join('?' * len(names))})"
         self.add = f"{self.insert} ON CONFLICT ({key}) DO NOTHING"
         """The statement that adds a row, unless there is one with its key."""

@@ -1,4 +1,4 @@
-"""What each operation does to a rollout: pure functions, the same for every store.
+"""The rules of each operation on a rollout: pure functions, the same for every store.
 
 A store finds the rollout, applies the rule, and writes the result in one atomic step.
 So the rules stand in one place and the stores differ only in how they keep and find things.
@@ -118,7 +118,7 @@ def finished(
 
 
 def final_reward(rollout: Rollout, reward: float, now: float) -> Reward:
-    """What to record beside a rollout that just finished with this reward."""
+    """Returns the reward to record beside a rollout that just finished."""
     return Reward(
         rollout_id=rollout.id,
         attempt=rollout.attempts,
@@ -148,7 +148,7 @@ def all_found(rollout_ids: Iterable[str], known: Mapping[str, Rollout]) -> list[
 
 
 def wanted(step: int | None, status: Status | None, split: str | None) -> dict[str, int | str]:
-    """What rollouts are asked for by, the most selective first: by that they are looked up."""
+    """Returns the filters of a listing, the most selective first: it is looked up by that one."""
     given = {"step": step, "status": status and status.value, "split": split}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -249,7 +249,7 @@ def _problem_of_id(value: str) -> str | None:
 
 
 def event_id(event: Event) -> str:
-    """What tells an event from others of its kind in an attempt: span ids are unique in their trace only."""
+    """Returns an id that is unique among an attempt's events: span ids are unique in their trace only."""
     return f"{event.trace_id}/{event.id}" if isinstance(event, Span) else event.id
 
 

@@ -259,7 +259,7 @@ def _narrow(path: Path) -> None:
 
 
 def in_words(error: sqlite3.Error, name: str) -> StoreError:
-    """What an SQLite error means for the user: what happened, to which file, what to do next."""
+    """Turns an SQLite error into one that says what happened, to which file, and what to do next."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     said = {
         sqlite3.SQLITE_BUSY: f"is locked: another process held it for {BUSY_SECONDS:g} s; end that process",
@@ -355,5 +355,5 @@ def clock_name() -> str:
 
 
 def boot_seconds() -> float:
-    """What that clock shows."""
+    """Returns the time of that clock in seconds."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if clock_name() else time.time()

@@ -33,20 +33,20 @@ MOST_TOGETHER = 256
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What to do in a transaction. What it locks is locked for all operations of the transaction at once."""
+    """One operation of a transaction. Its locks hold for all operations of the transaction at once."""
 
     run: Callable[[Any], Any]
     """May return a function: its last part, for when the others have sent what they need."""
     ids: Sequence[str] = ()
-    """Of the rollouts that it locks."""
+    """Ids of the rollouts that it locks."""
     lease: tuple[int, str | None] | None = None
     """How many queued rollouts of which run it leases."""
     call: tuple[Call, bool] | None = None
     """The call that it records, and whether the attempt must be running."""
     new: Sequence[Rollout] = ()
-    """What it enqueues."""
+    """Rollouts that it enqueues."""
     last: tuple[Table[Any], Sequence[str]] | None = None
-    """Of which rollouts it reads what is recorded in that table."""
+    """The table that it reads, and the rollouts whose last attempts it reads there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -158,7 +158,7 @@ class Driver(ABC, Generic[C]):
         return isinstance(error, StoreError)
 
     def explain(self, error: Exception) -> Exception:
-        """What the error means for the user."""
+        """Turns a driver's error into one for the user."""
         return error
 
 

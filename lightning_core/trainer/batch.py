@@ -32,18 +32,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """What the update of a step is made from, before credit."""
+    """The rollouts of a step's update, before credit."""
 
     rollouts: list[Rollout]
     """All finished, some without a reward; none if the batch is made of demonstrations."""
     calls: dict[str, list[Call]]
-    """By rollout id."""
+    """Calls by rollout id."""
     trajectories: list[Trajectory]
-    """Of the rollouts with a reward, without those of unusable groups; or demonstrations, with reward NaN."""
+    """Trajectories of the rollouts with a reward, without unusable groups; or demonstrations, with reward
+    NaN."""
     seconds: float
     """Spent until they were there."""
     rewards: dict[str, list[Reward]] = field(default_factory=dict)
-    """By rollout id; final and intermediate ones."""
+    """Final and intermediate rewards by rollout id."""
     added_groups: int = 0
     """Groups that dynamic sampling has added."""
     unusable_groups: int = 0
@@ -264,7 +265,7 @@ def failure_numbers(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Ca
 
 
 def _first_reply(calls: Sequence[Call]) -> Sequence[int] | None:
-    """What a trained agent replied first, as token ids; None if it did not reply."""
+    """Returns a trained agent's first reply as token ids; None if it did not reply."""
     found = (one.completion_ids for call in calls if call.trained for one in call.choices[:1])
     return next((ids for ids in found if ids is not None), None)
 

@@ -107,7 +107,7 @@ def _address(source: str | Path) -> tuple[str, str | None]:
 
 
 def _of_call(call: Call, left_out: Counter[str]) -> Iterator[Demonstration]:
-    """Those of the call's choices that can be imitated."""
+    """Yields the call's choices that can be imitated."""
     request: dict[str, Any] = call.request
     if call.status != "completed":
         left_out[f"{call.status} calls"] += 1

@@ -75,7 +75,7 @@ Told = Sequence[Sequence[str]]
 
 
 def by_agent(calls: Iterable[Call], patterns: tuple[str, ...] | None) -> dict[str, Told]:
-    """What each of the agents that match was told."""
+    """Returns the instructions of each matching agent, read from its calls."""
     told: dict[str, list[list[str]]] = {}
     for call in calls:
         if matches(call.agent, patterns):

@@ -1,4 +1,4 @@
-"""What a person sees while a run is going: one progress display on the terminal's standard error."""
+"""The progress display of a run, on the terminal's standard error."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Display(Observer):
 
 
 def _left(summary: Summary, folder: Path) -> Text:
-    """What the folder holds now, and what to do next; a run without a model has no policy."""
+    """Names the contents of the folder and the next step to take; a run without a model has no policy."""
     picture = folder / "curve.png"
     lines = [
         f"policy      {folder / 'policy'}   (a transformers folder)",
@@ -228,7 +228,7 @@ def held_out_table(before: Evaluation, after: Evaluation) -> Table:
 
 
 def show_searches(summary: Summary, console: Console) -> None:
-    """What each search for better prompts found, how the prompts changed, and which tasks with them."""
+    """Prints each search's scores, its changes to the prompts, and the tasks they changed."""
     for search in summary.searches:
         changed = f"tasks won: {', '.join(search.won) or '-'}; lost: {', '.join(search.lost) or '-'}"
         left_out = [

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T", covariant=True)
 SOURCE = "judge"
 Rewards = dict[str, list[Reward]]
-"""By rollout id."""
+"""Rewards by rollout id."""
 OPENAI = "https://api.openai.com/v1"
 EXAMPLE = "http://localhost:8000/v1"
 ANSWER_SECONDS = 120.0
@@ -49,7 +49,7 @@ ANSWER_SECONDS = 120.0
 AT_ONCE = 8
 """Groups that are judged at once; an endpoint that can't keep up answers 429 and is asked again."""
 TRIES = 6
-"""Of a question, where the endpoint fails or answers with something else."""
+"""Tries of a question, where the endpoint fails or its answer can't be read."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds before a question is asked again; they double with each time, unless the endpoint says how long."""
 _PASSING = frozenset({408, 409, 425, 429})
@@ -253,7 +253,7 @@ class Endpoint:
         await self._client.__aexit__(kind, error, trace)
 
     async def ask(self, question: Asked[T]) -> T:
-        """What the question reads in the answer. Raises JudgeError once the tries are used up."""
+        """Returns the answer, as the question reads it. Raises JudgeError once the tries are used up."""
         body = question.body(self._judge)
         plain = body["messages"]
         async with self._free:

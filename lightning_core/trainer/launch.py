@@ -1,4 +1,4 @@
-"""What the command line changes about a script that calls `Trainer(...).fit(...)` itself.
+"""Changes of the command line to a script that calls `Trainer(...).fit(...)` itself.
 
 The script makes its trainer and calls `fit` at a place of its own, with no parameter for what stands on the
 command line. So the command puts one frozen `Launch` into a context variable, and `fit` looks there once.
@@ -28,11 +28,11 @@ class Launch:
     """Settings in place of the script's own, and what is called in place of `fit`."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of the trainer, by name."""
+    """Settings of the trainer, by name."""
     backend: Mapping[str, Any] = field(default_factory=dict)
-    """Of the backend, by name."""
+    """Settings of the backend, by name."""
     algorithm: Mapping[str, Any] = field(default_factory=dict)
-    """Of the algorithm, by name."""
+    """Settings of the algorithm, by name."""
     call: Callable[..., Any] | None = None
     """Called with the trainer and the arguments of `fit`; None: `fit`."""
 

@@ -58,7 +58,7 @@ class Loop:
         self._referenced: int | None = None
         """First step of the phase whose start is the reference; None: the run's."""
         self._stopwatch = Stopwatch(session.backend)
-        """Of the time since the step, or the evaluation, before this one ended."""
+        """Measures the time since the last step, or the last evaluation, ended."""
 
     async def run(self, first: int, history: Sequence[Metrics]) -> None:
         """Steps `first` to the last one, with the evaluations due before, between and after them.
@@ -229,7 +229,7 @@ class AgentNames:
         self._answered = False
         """Whether any call was not refused."""
         self.rollouts = 0
-        """Those that were looked through."""
+        """Number of rollouts that were looked through."""
         self._told: set[str] = set()
 
     def see(self, calls: Mapping[str, Sequence[Call]]) -> None:

@@ -31,13 +31,13 @@ from lightning_core.types import Alert, Metrics, Rollout, Run, Status
 log = logging.getLogger(__name__)
 
 METHODS = ("start", "log", "alert", "finish")
-"""Of a tracker."""
+"""Methods of a tracker."""
 LOOK_SECONDS = 30.0
 """Between two looks at members, rollouts and the disk, while a step goes on."""
 READINGS = 20
-"""Of the disk, that an estimate is made from."""
+"""Readings of the disk that an estimate is made from."""
 TELLING_SECONDS = 10.0
-"""That the end of a run waits for a user's own function."""
+"""Seconds that the end of a run waits for a user's own function."""
 LONG = 30.0
 """Seconds from which on a rollout is compared with others; below, none are read."""
 COMPARED = 32
@@ -185,7 +185,7 @@ def make_feed(given: Any, plugins: Plugins) -> Feed:
 
 
 def evaluation_numbers(result: Evaluation) -> Mapping[str, float]:
-    """What a tracker is told of an evaluation."""
+    """Returns an evaluation's metrics for a tracker."""
     return {"validation/sampled": result.sampled, "validation/greedy": result.greedy}
 
 
@@ -239,7 +239,7 @@ class AlertObserver(Observer):
         """Found, and not yet in the store."""
         self._looking = asyncio.Lock()
         self._calls: set[asyncio.Task[None]] = set()
-        """Of the user's own function."""
+        """Calls of the user's own function."""
         self._beat: asyncio.Task[None] | None = None
 
     def start(self, run: Run, history: Sequence[Metrics]) -> None:
@@ -357,7 +357,7 @@ class InFlight:
 
 
 def to_alerts(setting: Alerts | bool | None) -> Alerts | None:
-    """What `Trainer(alerts=...)` asks for; None if it is off."""
+    """Reads `Trainer(alerts=...)`; None if alerts are off."""
     if isinstance(setting, Alerts):
         return setting
     if setting is None or isinstance(setting, bool):

@@ -118,7 +118,7 @@ def spare_tasks(tasks: Sequence[Task], step: int, count: int, seed: int) -> list
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
-    """What the rollouts that a step asks for at once have in common; its methods make them.
+    """The common fields of the rollouts that a step asks for at once; its methods make them.
 
     Each `retry` has ids of its own. A rollout's random numbers follow from its place in the run.
     """
@@ -128,7 +128,7 @@ class RolloutPlan:
     max_attempts: int = 1
     _: KW_ONLY
     version: int | None = None
-    """Of the weights that must answer them; None: the current one."""
+    """Version of the weights that must answer them; None: the current one."""
     prompts: Mapping[str, int] = field(default_factory=dict)
     """The versions of prompts."""
     retry: int = 0
@@ -221,6 +221,7 @@ class RolloutPlan:
         )
 
     def _seed(self, *address: int | str) -> int:
-        """Of a rollout: from its place in the run and the run's seed, never from names or time."""
+        """Returns a rollout's seed, from its place in the run and the run's seed, never from names or
+        time."""
         digest = hashlib.blake2b("/".join(map(str, (self.seed, *address))).encode(), digest_size=8).digest()
         return int.from_bytes(digest) >> 1

@@ -153,7 +153,7 @@ def _trained(session: Session) -> list[str] | None:
 
 
 def _said(settings: object) -> str:
-    """What settings say of themselves, which is the same in another process."""
+    """Returns the settings as text that is the same in another process."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(settings))
 
 
@@ -181,7 +181,7 @@ def _check(session: Session, known: Run, plan: dict[str, Any]) -> None:
 
 
 def _other_way(folder: RunFolder) -> str:
-    """What else a person can do who has changed the settings."""
+    """Names the other way out for a person who has changed the settings."""
     if folder.latest_checkpoint() is None and (folder.read_address() or {}).get("store") is None:
         return "leave --resume out: a run without an update begins again in its folder"
     return "start a new run in another folder"

@@ -1,4 +1,4 @@
-"""What is left when a run ends: `summary.json`, curve and transcripts, all worked out from the store.
+"""The report at a run's end: `summary.json`, curve and transcripts, all worked out from the store.
 
 Nothing here depends on what this process remembers, so a resumed run reports like one that was never
 interrupted, and `agentlightning show` can report on any run again.
@@ -145,7 +145,7 @@ async def summarise(store: Store, folder: RunFolder, settings: Settings, model: 
 async def find_evidence(
     store: Store, run: Run | None, metrics: Sequence[Metrics], counts: Sequence[RolloutCount]
 ) -> Evidence:
-    """What the verdict on a run, finished or not, is made of."""
+    """Returns the evidence for the verdict on a run, finished or not."""
     if run is None:
         return Evidence()
     steps = sorted({each.step for each in counts if each.split == "validation"}, reverse=True)
@@ -166,7 +166,7 @@ async def find_evidence(
 async def find_change(
     store: Store, run: Run, metrics: Sequence[Metrics], counts: Sequence[RolloutCount]
 ) -> Change | None:
-    """What the run is summed up by, finished or not."""
+    """Returns the change of reward that sums up the run, finished or not."""
     steps = sorted({each.step for each in counts if each.split == "validation"})
     ends = [await _first_whole(store, run.id, steps), await _first_whole(store, run.id, steps[::-1])]
     apart = {each[0].step: each for each in ends if each}
@@ -189,7 +189,7 @@ def find_phases(run: Run | None) -> list[PhaseSummary]:
 
 
 async def find_searches(store: Store, run_id: str, steps: Iterable[int]) -> list[SearchSummary]:
-    """What was found in those of the steps that were searches."""
+    """Returns the results of the given steps that were searches."""
     found = [each for step in steps for each in await store.list_resources(run_id, f"{SEARCHES}{step}")]
     return [SearchSummary.model_validate_json(str(each.uri)) for each in found]
 
@@ -200,7 +200,7 @@ def _each(metrics: Sequence[Metrics], name: str) -> list[float]:
 
 
 def agent_summaries(metrics: Sequence[Metrics], named: Sequence[str] = ()) -> dict[str, AgentSummary]:
-    """Those that were seen, and the names that no call came from."""
+    """Returns a summary of each agent that was seen, and of each name that no call came from."""
     totals: defaultdict[tuple[str, str], float] = defaultdict(float)
     for entry in metrics:
         for key, value in entry.values.items():

@@ -46,9 +46,9 @@ REFLECTIONS: Final = "reflections/"
 STEP: Final = "search_step"
 """The metric of a version that says which step's search made it."""
 TRIES: Final = 3
-"""Of a question to the reflecting model."""
+"""Tries of a question to the reflecting model."""
 RESAMPLES: Final = 2000
-"""Of the tasks, for the interval of a gain."""
+"""Resamples of the tasks, for the interval of a gain."""
 
 
 class SearchBench:
@@ -78,11 +78,11 @@ class SearchBench:
             for place, task in enumerate(tasks)
         }
         self._trials: dict[tuple[str, str], Trial] = {}
-        """By the candidate's digest and the task's place."""
+        """Trials by the candidate's digest and the task's place."""
         self._asking = asyncio.Lock()
         """Held while an answer is stored: questions may be asked side by side."""
         self._answers: dict[str, list[tuple[str, int]]] = {}
-        """What the reflecting model has answered in an earlier life, by question, each with its tokens."""
+        """Answers of the reflecting model before a restart, by question, each with its tokens."""
 
     @property
     def left(self) -> int:
@@ -284,7 +284,7 @@ class SearchBench:
         return summary.numbers() | {"rollouts": float(self.spent), "failures": float(self.failures)}
 
     async def _record_scores(self) -> None:
-        """What each version reached on the tasks that choose: of several candidates with it, the best."""
+        """Records each version's score on the tasks that choose: the best of its candidates."""
         run_id, store = self._session.folder.run_id, self._session.store
         for name in self._numbers:
             for version in await store.list_resources(run_id, name):

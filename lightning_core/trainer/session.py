@@ -68,7 +68,7 @@ class Session:
     plugins: Plugins
     phases: list[ResolvedPhase]
     demonstrations: dict[int, tuple[Trajectory, ...]]
-    """Those of a phase, by its first step."""
+    """Demonstrations of a phase, by its first step."""
 
     def __init__(self, settings: Settings, folder: RunFolder, solve: Solve, observers: Observers) -> None:
         self.settings = settings
@@ -235,7 +235,7 @@ class Session:
         return self.backend.policy_version if remote and not staleness else None
 
     def plan(self, step: int, retry: int = 0, staleness: int = 0) -> RolloutPlan:
-        """What the rollouts that a step asks for now have in common."""
+        """Returns the common fields of the rollouts that a step asks for now."""
         return RolloutPlan(
             self.folder.run_id,
             step,
@@ -357,6 +357,6 @@ class RemoteWaiter:
 
 
 def command_for(role: Role, store: str) -> str:
-    """What starts a process for the role, as a line for a shell; without the store's password."""
+    """Returns the shell command that starts a process for the role, without the store's password."""
     script, shown = sys.argv[0] or "SCRIPT", without_password(store)
     return COMMANDS[role].format(script=shlex.quote(script), store=shlex.quote(shown))

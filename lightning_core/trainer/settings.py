@@ -31,7 +31,7 @@ LARGEST_PORT: Final = 65_535
 TINY: Final = "tiny"
 """The model that the project ships for its examples."""
 REMOTE_ROLES: Final[tuple[Role, ...]] = ("gateway", "runner")
-"""Those that other processes can play; the trainer's is here."""
+"""Roles that other processes can play; the trainer's is here."""
 
 KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = MappingProxyType(
     {
@@ -54,12 +54,12 @@ KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = MappingProxyType(
         "progress": ((bool,), "True or False"),
     }
 )
-"""What settings are given as, in types and in words."""
+"""Types of each setting, and their description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What `Trainer` was given, checked; the parts of a run read it."""
+    """The checked arguments of `Trainer`; the parts of a run read them."""
 
     model: str | Path | None = None
     """None: "tiny" where weights are trained; none at all where prompts alone are searched or no agent is
@@ -189,12 +189,12 @@ class Settings:
 
     @property
     def host(self) -> str:
-        """Of `listen`."""
+        """Host in `listen`."""
         return parse_listen(self.listen)[0]
 
     @property
     def port(self) -> int | None:
-        """Of `listen`; None for a free one."""
+        """Port in `listen`; None for a free one."""
         return parse_listen(self.listen)[1] or None
 
     @property

@@ -1,4 +1,4 @@
-"""What `summary.json` and the model card say of a run: its evaluations, agents, phases and searches.
+"""The contents of `summary.json` and the model card: evaluations, agents, phases and searches of a run.
 
 The card tells a stranger who is given the policy's folder what it is. The Hugging Face hub shows a folder's
 README.md, and reads the YAML at its top.
@@ -92,7 +92,7 @@ class PhaseSummary(Record):
 
 
 class SearchSummary(Record):
-    """What a search for better prompts found. In each pair the first is the seed's."""
+    """The result of a search for better prompts. In each pair the first is the seed's."""
 
     step: int
     search: str
@@ -105,13 +105,13 @@ class SearchSummary(Record):
     tokens: int
     """Read and written by the reflecting model."""
     tasks: int
-    """Those that report."""
+    """Number of tasks that report."""
     choosing: tuple[float, float]
     """Mean reward on the tasks that chose."""
     reporting: tuple[float, float]
     """Mean reward on tasks that no search has seen."""
     interval: tuple[float, float]
-    """Of the gain on them, 95 %, bootstrapped over tasks."""
+    """Interval of the gain on them, 95 %, bootstrapped over tasks."""
     versions: dict[str, tuple[int, int]]
     prompts: dict[str, tuple[str, str]]
     won: list[str]
@@ -192,7 +192,7 @@ class Summary(Record):
     rollouts: int
     failures: int
     verdict: Verdict | None = None
-    """What the run has shown, in a sentence. None in a summary of an older version."""
+    """The run's result in a sentence. None in a summary of an older version."""
     reasons: list[Reason] = Field(default_factory=list)
     """Why rollouts failed, those of evaluations too; the most frequent first."""
     zero_variance_groups: int
@@ -205,7 +205,7 @@ class Summary(Record):
     phases: list[PhaseSummary] = Field(default_factory=list)
     """In turn; one, if the run has one algorithm."""
     searches: list[SearchSummary] = Field(default_factory=list)
-    """Of the steps that looked for better prompts."""
+    """Results of the steps that looked for better prompts."""
     settings: dict[str, JsonValue]
     """As the run was begun; so are the versions of the packages."""
     versions: dict[str, JsonValue]

@@ -83,7 +83,7 @@ class Trainer(Settings):
                 raise TrainingStopped(folder.path) from None
 
     def plan(self, *, train: Tasks = (), validation: Tasks = ()) -> RunPlan:
-        """What `fit` would train, on what, and with how much memory; starts and writes nothing."""
+        """Returns the plan of `fit`: the tasks, the training and its memory; starts and writes nothing."""
         return plan_run(self, *self._make_tasks(train, validation))
 
     def work(self, solve: Solve, joining: Joining) -> None:

@@ -53,7 +53,7 @@ class Updater:
         self._batches: dict[int, list[Trajectory]] = {}
         """Credited trajectories to replay, by step."""
         self._entropies: dict[int, dict[str, float]] = {}
-        """Of each agent, in nats per token, of what was sampled for a step."""
+        """Entropy of each agent's sampled tokens, in nats per token, by step."""
         self._first: int | None = None
         """The first step in which returns within a group differed; before it there is nothing to learn, and a
         bonus on entropy alone would move the policy."""
@@ -101,8 +101,8 @@ class Updater:
     def _credit(
         self, step: int, phase: ResolvedPhase, trajectories: Sequence[Trajectory]
     ) -> tuple[list[Trajectory], CreditReport]:
-        """What a step is trained on. Its tokens are the same with the bonus on entropy as while that is left
-        out, so that the loss keeps its scale. The bonus alone is no reason for an update before returns have
+        """Assigns the credit of a step. Its tokens are the same whether or not the entropy bonus is left out,
+        so that the loss keeps its scale. The bonus alone is no reason for an update before returns have
         differed, nor while it is left out."""
         credited, report = credit_batch(trajectories, phase.credit, phase.algorithm)
         if phase.algorithm.learns_from is not None:
@@ -272,7 +272,8 @@ def given(
     attempts: Mapping[str, int],
     weights: Mapping[Key, float],
 ) -> list[Credited]:
-    """What the transitions of rollouts were given; without those that have neither advantage nor value."""
+    """Returns the credit of the rollouts' transitions; without those that have neither advantage nor
+    value."""
     advantages = {t.key: t.advantage for each in credited for t in each.transitions}
     return [
         Credited(

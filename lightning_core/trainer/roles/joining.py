@@ -51,7 +51,7 @@ class Part(Protocol):
     name: str
     """Who plays it, such as "worker one"."""
     wanted: str
-    """What it waits for, such as "a run of 'solve'"."""
+    """The run to wait for, such as "a run of 'solve'"."""
 
     def misfit(self, run: Run) -> str | None:
         """Why it can't be played in this run, and what to do; None if it can."""

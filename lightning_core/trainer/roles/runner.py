@@ -31,13 +31,13 @@ from lightning_core.types import Attempt, Rollout, Run
 
 
 def rollout_config(settings: Settings, solve: Callable[..., Any]) -> RolloutConfig:
-    """What a trainer's settings say of its rollouts."""
+    """Returns the part of a trainer's settings that its runners need."""
     judged = settings.judge is not None and settings.judge.weight == 1
     return RolloutConfig(name_of(solve), settings.timeout, settings.on_failure, judged)
 
 
 def name_of(solve: Callable[..., Any]) -> str:
-    """What the function is called, in whatever process."""
+    """Returns the function's name, the same in every process."""
     return getattr(solve, "__qualname__", None) or type(solve).__qualname__
 
 
