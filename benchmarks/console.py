@@ -1,4 +1,4 @@
-"""What the console costs, and the pictures of its pages.
+"""The console's cost, and the pictures of its pages.
 
 python -m benchmarks.console speed                 # a store of 100,000 calls: processor time, memory, waiting
 python -m benchmarks.console training              # a training with an open page in every other step, drawn

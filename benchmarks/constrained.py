@@ -1,4 +1,4 @@
-"""What constrained decoding costs beside unconstrained: `python -m benchmarks.constrained`.
+"""The cost of constrained decoding beside unconstrained: `python -m benchmarks.constrained`.
 
 Random weights in the shape of the shipped model, one thread, batch 32, replies of 40 tokens after prompts of
 120 to 180. The vocabularies are those of the shipped model and of SmolLM2, each with its own tokenizer. The

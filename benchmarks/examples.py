@@ -23,7 +23,7 @@ class Example(Study):
     tasks: int = 200
     extra: Rewriting | None = None
     parts: str = "form of question"
-    """What the script's `group_by` tells apart; the first word heads the column."""
+    """The groups of the script's `group_by`; the first word heads the column."""
 
     @property
     def command(self) -> str:

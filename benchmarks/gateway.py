@@ -1,4 +1,4 @@
-"""What the gateway adds to a call, against iterating over the engine's reply in process.
+"""The time the gateway adds to a call, against iterating over the engine's reply in process.
 
 python -m benchmarks.gateway
 
@@ -196,7 +196,7 @@ def table(results: dict[str, dict[int, Timing]]) -> Table:
 
 
 def report(results: dict[str, dict[int, Timing]]) -> dict[str, Any]:
-    """What is written down."""
+    """Returns the results as they are published."""
     busiest = results["gateway"][max(CLIENTS)]
     return {
         "prompt_ids": PROMPT,

@@ -31,7 +31,7 @@ class Queries:
     rollouts: int
     queries: int
     invalid: int
-    """Those that the database refused."""
+    """Queries that the database refused."""
 
 
 async def invalid_queries(store: Store, run_id: str, split: str = "train") -> list[Queries]:

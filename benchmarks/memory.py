@@ -45,7 +45,7 @@ SIZES: Mapping[str, Any] = {
     "max_position_embeddings": 32_768,
     "tie_word_embeddings": True,
 }
-"""Of https://huggingface.co/Qwen/Qwen2.5-0.5B/blob/main/config.json"""
+"""Sizes in https://huggingface.co/Qwen/Qwen2.5-0.5B/blob/main/config.json"""
 
 
 def make_model(folder: Path) -> None:

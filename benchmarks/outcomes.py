@@ -1,4 +1,4 @@
-"""What a run came to, read from its own records."""
+"""The outcome of a run, read from its own records."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Outcome(Record):
     measured: float | None = None
     """The study's own number."""
     extra: dict[str, dict[str, float]] = Field(default_factory=dict)
-    """What the study's own table is made of."""
+    """Numbers of the study's own table."""
 
     def success(self, kind: Literal["sampled", "greedy"]) -> tuple[float, float]:
         """Held-out success before and after. Raises ValueError for a run that was not evaluated."""
@@ -60,7 +60,7 @@ class Outcome(Record):
 
 
 class Published(Record):
-    """What `benchmarks/results/NAME.json` holds: every run of every variant, by their names."""
+    """The contents of `benchmarks/results/NAME.json`: every run of every variant, by their names."""
 
     variants: dict[str, dict[str, Outcome]]
 

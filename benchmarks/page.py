@@ -12,11 +12,11 @@ NEXT_SECTION = "\n## Benchmarks\n"
 
 
 class Section(Protocol):
-    """What has a part of the page."""
+    """A section of the page."""
 
     @property
     def name(self) -> str:
-        """Of its marks and its plot."""
+        """Name of its marks and its plot."""
 
     @property
     def title(self) -> str: ...

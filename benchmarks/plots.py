@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from benchmarks.studies import Study
 
 POINTS = 200
-"""Of a curve: runs are not equally long from step to step, so they are read at places between."""
+"""Points of a curve: runs are not equally long from step to step, so they are read at places between."""
 STYLES = ("-", "--", "-.", ":")
 Curve = tuple[np.ndarray, np.ndarray]
 

@@ -61,7 +61,7 @@ STEP: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """What is optimised: an app, the prompt of one of its agents, and its tasks."""
+    """An app to optimise, the prompt of one of its agents, and its tasks."""
 
     agents: list[str]
     """The first has the prompt."""
@@ -128,7 +128,7 @@ class Arm:
     """A row: a search, the policy, and what is done to the rewards that the search sees."""
 
     search: Callable[[int, int], Search]
-    """Of a budget and a seed."""
+    """Makes the search from a budget and a seed."""
     policy: str = str(POLICY)
     rewards: str = "true"
     """Or "tossed", or "turned": those of training tasks turned around."""

@@ -1,4 +1,4 @@
-"""What the rewriter is worth: the share of questions solved at the first query, and after rewriting."""
+"""The worth of the rewriter: the share of questions solved at the first query, and after rewriting."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ MOST_KIB: Final = 32.0
 """KiB that 1,000 calls may add to the memory."""
 MOST_WAL_MIB: Final = 64.0
 MOST_RATIO: Final = 1.2
-"""Of the last thousand's median latency over the first's."""
+"""Largest ratio of the last thousand's median latency to the first's."""
 RECORD: Final = RECORDS / "soak.json"
 
 
@@ -72,7 +72,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Soak:
-    """What was measured."""
+    """The measurements of a soak."""
 
     samples: list[Sample] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -208,7 +208,8 @@ async def fill_prefixes(server: TinyServer, store: Store) -> None:
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> Interval:
-    """Of the least-squares line; its 95 % interval is by Student's t from the rises between stretches.
+    """Returns the slope of the least-squares line; its 95 % interval is by Student's t from the rises between
+    stretches.
 
     Resident memory moves in steps that stay, so neighbouring residuals are alike, and the usual interval is
     far too narrow. The rises from the mean of one stretch to that of the next are nearly independent: over
@@ -269,7 +270,7 @@ def figures(soak: Soak) -> dict[str, Any]:
 
 
 def faults(found: dict[str, Any]) -> list[str]:
-    """What is not level."""
+    """Returns the measurements that are not level."""
     grown, open_files = found["kib_per_1000_calls"], found["descriptors"]
     wrong = []
     if grown["low"] > MOST_KIB:

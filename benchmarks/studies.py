@@ -27,20 +27,20 @@ class Variant:
     settings: Callable[[], Mapping[str, Any]] = dict
     """Made when it is needed, so that choosing a study imports no backend."""
     key: str = ""
-    """Of its folder; the name by default. Variants of different studies with the same key are one run."""
+    """Key of its folder; the name by default. Variants of different studies with the same key are one run."""
     script: str | None = None
     """A training script other than the example's."""
     arguments: tuple[str, ...] = ()
     """Further ones of the script."""
     beside: Callable[[Path], AbstractContextManager[Any]] = nullcontext
-    """What goes on beside each run, in its process, given its folder."""
+    """Work beside each run, in its process, given its folder."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.key or self.name.replace(" ", "-"))
 
 
 class Extra(Protocol):
-    """What a table of a study's own is made of."""
+    """The row maker of a study's own table."""
 
     async def measure(self, store: Store, summary: Summary) -> dict[str, dict[str, float]]:
         """Its figures of one run."""
@@ -62,12 +62,12 @@ class Study:
     threshold: float = 0.8
     """Training reward, as the mean of five steps, that counts as learnt."""
     compared: Literal["rollouts", "seconds", "measured"] = "rollouts"
-    """What the table gives in ratio to the first variant: rollouts or wall time to the threshold, or the
-    study's own number."""
+    """The number that the table gives in ratio to the first variant: rollouts or wall time to the threshold,
+    or the study's own number."""
     measure: Callable[[Any, str], Any] | None = None
     """A number of its own for each run: an async function of (store, run id)."""
     measured: str = ""
-    """What that number is."""
+    """Meaning of that number."""
     model: Callable[[], str] | None = None
     """Gives the model to start from, when a run is made; None leaves it to the script."""
     extra: Extra | None = None
@@ -121,7 +121,7 @@ which takes half the time there."""
 
 
 def instead(example: str, title: str) -> Study:
-    """What else a user could do with an app and a real model."""
+    """Returns the study of the other things a user could do with an app and a real model."""
     return Study(
         f"{example}-instead",
         title,

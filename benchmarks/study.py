@@ -101,7 +101,7 @@ def train(study: Study, variant: Variant, seed: int) -> None:
 
 
 def read(study: Study, variants: Sequence[Variant], seeds: int) -> dict[str, dict[str, Outcome]]:
-    """What the runs came to, from their own records, by variant and name."""
+    """Returns the outcomes of the runs, from their own records, by variant and name."""
     return {
         variant.name: {
             f"seed{seed}": asyncio.run(outcome_of(folder_of(study, variant, seed), study))

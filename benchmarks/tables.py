@@ -45,7 +45,7 @@ def study_table(study: Study, variants: Mapping[str, Runs]) -> str:
 
 
 def legend(study: Study) -> str:
-    """What stands under a study's table."""
+    """Returns the text under a study's table."""
     kind, late = "of the means", ""
     if study.compared != "measured":
         kind = f"of the medians of {study.compared}"
@@ -78,7 +78,8 @@ def middle(values: Sequence[float]) -> str:
 
 
 def ratio(study: Study, runs: Sequence[Outcome], base: Sequence[Outcome]) -> str:
-    """Of what the study compares, to the base; "–" where half of the base has nothing to compare with."""
+    """Returns the ratio of the study's number to the base's; "–" where half of the base has nothing to
+    compare with."""
     values, of_base = (_compared(study, each) for each in (runs, base))
     if len(values) != len(of_base) or min(of_base, default=0) <= 0 or not _most_arrived(study, base):
         return "–"

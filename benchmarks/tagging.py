@@ -1,4 +1,5 @@
-"""What tagging adds to one request, in microseconds: `python -m benchmarks.tagging`. The goal is 50 µs.
+"""The time that tagging adds to one request, in microseconds: `python -m benchmarks.tagging`. The goal is 50
+µs.
 
 Times `_build_request` alone, the SDK's step in which a request is tagged and routed; nothing is sent. A call
 that stays at the app's own endpoint is seen until its reply has ended, so there the HTTP client's `send` is
@@ -42,7 +43,7 @@ Build = Callable[[], object]
 
 @dataclass(frozen=True)
 class Steps:
-    """What is timed."""
+    """The timed steps."""
 
     routed: Build
     hosted: Build

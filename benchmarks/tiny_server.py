@@ -81,7 +81,7 @@ class TinyServer:
 
     @property
     def log(self) -> Path:
-        """What it writes to its standard error."""
+        """File with its standard error."""
         return self.folder / "server.log"
 
     def rss_bytes(self) -> int:

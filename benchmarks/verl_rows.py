@@ -1,4 +1,4 @@
-"""What handing a batch to verl costs the driver: `python -m benchmarks.verl_rows`.
+"""The driver's cost of handing a batch to verl: `python -m benchmarks.verl_rows`.
 
 Rollouts of four calls that go on from one another, eight of a task, about 330 tokens to a transition, every
 fifth with a history that the app changed. Measured are the arrays of what was read from a store, the rows,

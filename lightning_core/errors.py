@@ -54,7 +54,7 @@ class UnknownAgentError(ConfigError):
 
 
 class DataError(LightningError):
-    """What the user's data or app handed over can't be used."""
+    """The user's data, or data from the app, can't be used."""
 
 
 class TaskError(DataError):

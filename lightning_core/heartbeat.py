@@ -93,6 +93,6 @@ async def check_not_trained(store: Store, run_id: str) -> None:
 
 
 def living(members: Sequence[Member]) -> list[Member]:
-    """Those among them with a heartbeat lately."""
+    """Returns the members with a recent heartbeat."""
     since = time.time() - MISSING_SECONDS
     return [member for member in members if member.seen_at > since]

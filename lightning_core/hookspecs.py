@@ -19,7 +19,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 Kind = Literal["store", "backend", "credit", "algorithm", "air", "alert", "tracker"]
-"""What a plugin can add by name."""
+"""Kinds of parts that a plugin can add by name."""
 
 
 class Register(Protocol):

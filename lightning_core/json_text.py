@@ -39,8 +39,8 @@ class JsonError(ValueError):
 
 
 def read_json(content: bytes, *, parts: int = PARTS, exact: bool = False) -> Any:
-    """What a client sent. Half of a surrogate pair becomes U+FFFD, the replacement character; with `exact`,
-    for EXACT_JSON, everything is kept.
+    """Reads a client's JSON. Half of a surrogate pair becomes U+FFFD, the replacement character; with
+    `exact`, for EXACT_JSON, everything is kept.
 
     Raises JsonError.
     """
@@ -56,8 +56,9 @@ def read_json(content: bytes, *, parts: int = PARTS, exact: bool = False) -> Any
 
 
 def read_written(text: str) -> Any:
-    """What a model wrote, or an app quotes of it: the same, with integers of any size, NaN and Infinity. A
-    number that no double holds becomes the largest that one does, as `Infinity` would be no JSON.
+    """Reads JSON that a model wrote, or an app quotes of it: as `read_json`, with integers of any size, NaN
+    and Infinity. A number that no double holds becomes the largest that one does, as `Infinity` would be no
+    JSON.
 
     Raises JsonError.
     """
@@ -96,7 +97,7 @@ def _parse(content: bytes) -> Any:
 
 
 def load_json(content: bytes) -> Any:
-    """What Python's `json` reads, faster. Raises ValueError."""
+    """Reads JSON as Python's `json` does, faster. Raises ValueError."""
     try:
         return from_json(content)
     except ValueError:

@@ -25,9 +25,9 @@ SCOPE_NAME = "otel.scope.name"
 """The attribute in which it keeps the name of its instrumentation."""
 
 _Ids = defaultdict[tuple[str | None, str], dict[str, Call]]
-"""By (rollout, id in the reply): the calls whose replies bear it, by their own ids."""
+"""Calls by (rollout, id in the reply), then by their own ids."""
 _Place = tuple[str, str, str]
-"""Of a span: (rollout, trace id, span id)."""
+"""The address of a span: (rollout, trace id, span id)."""
 
 
 def link(calls: Iterable[Call], events: Sequence[Event]) -> list[Event]:
@@ -74,7 +74,7 @@ def link_rewards(calls: Iterable[Call], rewards: Iterable[Reward]) -> list[Rewar
 
 
 def in_order(rewards: Iterable[Reward]) -> list[Reward]:
-    """By the time they were given; of equal times, in the order they were stored."""
+    """Sorts rewards by the time they were given; equal times keep the order in which they were stored."""
     return sorted(rewards, key=lambda reward: reward.created_at)
 
 
@@ -109,7 +109,7 @@ def inherit_agents(events: Sequence[Event]) -> list[Event]:
 
 
 def origin(service: Any, scope: Any) -> dict[str, Any]:
-    """What a stored span keeps of where it came from, among its attributes; what has no name is left out."""
+    """Returns the attributes of a stored span that name its origin; what has no name is left out."""
     named = ((SERVICE_NAME, service), (SCOPE_NAME, scope))
     return {name: str(value) for name, value in named if value}
 

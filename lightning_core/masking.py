@@ -1,4 +1,4 @@
-"""What is shown, logged or written to disk of a text that may hold a password or a key: the rest of it."""
+"""Masking of passwords and keys in texts that are shown, logged or written to disk."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from lightning_core.trace import Node, Trace
 from lightning_core.types import Call, Reward, Rollout, Span, ToolEvent
 
 UNKNOWN_SERVICE = "unknown_service"
-"""What OpenTelemetry calls a program that has not said its name."""
+"""OpenTelemetry's name for a program without a name."""
 _RESOURCE = {SERVICE_NAME: "agentlightning", "service.version": __version__}
 _TRACES = "/v1/traces"
 _BATCH = 256
@@ -70,7 +70,7 @@ class _Own:
         self._trace_id = _number(16, *self._place)
         self._root = self._context("rollout", rollout.id)
         self._within: dict[int, SpanContext] = {}
-        """By node: the nearest span of ours at or above it."""
+        """The nearest span of ours at or above a node, by node."""
         self._items: list[tuple[Call | ToolEvent, SpanContext, SpanContext]] = []
         self._links: dict[int, list[Link]] = {}
         self._events: dict[int, list[Event]] = {}
@@ -345,7 +345,7 @@ class _Session(requests.Session):  # type: ignore[misc]
         return self._answer
 
     def problem(self) -> str | None:
-        """What went wrong; None if the collector took everything."""
+        """The error; None if the collector took everything."""
         if self._error is not None:
             reason = getattr(self._error.args[0], "reason", None) if self._error.args else None
             return f"can't be reached: {reason or self._error}; start it, or give its port for OTLP over HTTP"
@@ -358,7 +358,7 @@ class _Session(requests.Session):  # type: ignore[misc]
 
 
 def _rejection(content: bytes) -> str | None:
-    """What a reply of 200 says was left out."""
+    """Returns the message about spans that the collector left out; None if it took all."""
     try:
         left_out = ExportTraceServiceResponse.FromString(content).partial_success
     except DecodeError:  # not every collector answers in protobuf

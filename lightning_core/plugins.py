@@ -28,12 +28,12 @@ CORE = "core"
 
 
 class PluginInfo(NamedTuple):
-    """What `agentlightning plugins` shows of one loaded plugin."""
+    """One loaded plugin, as `agentlightning plugins` shows it."""
 
     name: str
     """Its entry point."""
     version: str
-    """Of the distribution it came with."""
+    """Version of the distribution it came with."""
     hooks: tuple[str, ...]
     """The hooks it implements."""
 
@@ -181,7 +181,7 @@ class Plugins:
         return sorted(name for of_kind, name in self._parts if of_kind == kind)
 
     def list(self) -> Sequence[PluginInfo]:
-        """What is loaded, the core's own parts first."""
+        """Returns the loaded plugins, the core's own parts first."""
         return tuple(self._infos.values())
 
     def _register(self, name: str, plugin: object) -> tuple[str, ...]:

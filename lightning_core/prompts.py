@@ -131,7 +131,7 @@ class Pinned:
     text: str
 
     def put(self, said: str) -> str | None:
-        """What the model is told in place of what the app says; None if that is neither the seed nor this
+        """Returns the text for the model in place of the app's; None if that is neither the seed nor this
         version."""
         if (values := self.seed.read(said)) is not None:
             return self.seed.fill(self.text, values)

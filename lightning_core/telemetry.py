@@ -27,7 +27,7 @@ VARIABLES: Final = MappingProxyType(
         "WANDB_ERROR_REPORTING": "false",
     }
 )
-"""What turns off the telemetry of each library."""
+"""Variables that turn off the telemetry of each library."""
 
 
 def switches(environment: Mapping[str, str]) -> dict[str, str]:

@@ -17,10 +17,11 @@ from lightning_core.types import Call, Event, Reward, Rollout, Span, ToolEvent
 
 Item = Call | ToolEvent | Span | Reward
 Place = tuple[str, str]
-"""Of a record in the tree: (kind, id)."""
+"""The address of a record in the tree: (kind, id)."""
 _Parents = dict[Place, Place | None]
 _Run = tuple[str | None, str | None]
-"""What a tool run answers: (call id, tool call id). One reply may give two requests the same id."""
+"""The request that a tool run answers: (call id, tool call id). One reply may give two requests the same
+id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ def _around(span: Span) -> Place | None:
 
 
 def _cut_circles(parents: _Parents) -> None:
-    """What foreign ids have made its own ancestor goes to the top."""
+    """Moves records to the top that foreign ids have made their own ancestors."""
     safe: set[Place] = set()
     for key in parents:
         path: dict[Place, None] = {}

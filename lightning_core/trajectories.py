@@ -61,7 +61,7 @@ class Pack:
     keys: tuple[Key, ...]
     """The transitions in this pack."""
     grammars: tuple[str | None, ...]
-    """What the tokens of each were held to."""
+    """The grammar of each reply's tokens."""
     passed: int
     """Tokens that go through the network: T, and what branches share once more for each, where it must."""
 
@@ -79,14 +79,14 @@ class Unmerged:
     index: int
     """The first differing token, counted in the prompt of `call_id`."""
     sampled: int
-    """What the earlier call sampled there."""
+    """The token that the earlier call sampled there."""
     found: int
-    """What the prompt holds there."""
+    """The token that the prompt holds there."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """What merging saved in a batch and where it could not."""
+    """The tokens that merging saved in a batch, and the places where it could not."""
 
     tokens_before: int
     """Tokens through the model if each transition stood alone."""
@@ -114,7 +114,8 @@ class MergeReport:
 
 
 def trained_transitions(trajectories: Iterable[Trajectory]) -> list[Transition]:
-    """Those that carry loss: of a trained agent, with an advantage, with at least one sampled token."""
+    """Returns the transitions that carry loss: of a trained agent, with an advantage, with at least one
+    sampled token."""
     return [
         t
         for trajectory in trajectories

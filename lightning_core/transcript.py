@@ -1,4 +1,4 @@
-"""What a call was asked and what it answered, in one form whatever its dialect.
+"""A call's request and reply, in one form whatever its dialect.
 
 The form is that of the GenAI conventions: messages `{"role", "parts"}`, whose parts are texts, tool calls
 and their responses. Reads leniently: a request was checked when it was served, and a call that was only

@@ -29,7 +29,8 @@ def to_trajectories(
     *,
     lowest: bool,
 ) -> list[Trajectory]:
-    """Those of the finished rollouts that count: with a reward, in groups without an unusable one.
+    """Returns trajectories of the finished rollouts that count: with a reward, in groups without an unusable
+    one.
 
     `lowest`: a failure that counts has the lowest return of its group, if that is less than its own; with
     groups of one, of all.

@@ -21,7 +21,7 @@ LARGEST_REWARD: Final = 1e9
 """How large a reward may be, either way. The sum of a million of them is 1e15, and its square 1e30: nothing
 that is made of a batch's rewards overflows, in 32 bits neither."""
 REWARD_RANGE: Final = "a finite number from -1e9 to 1e9"
-"""What a reward is, for messages."""
+"""The range of a reward, in words for messages."""
 
 
 def matches(agent: str, patterns: Sequence[str] | None) -> bool:
@@ -36,7 +36,7 @@ def is_reward(value: float) -> bool:
 
 
 Integer = Annotated[int, Field(ge=-(2**63) + 1, le=2**63 - 1)]
-"""What every store can keep, and look for."""
+"""An integer that every store can keep, and look for."""
 
 
 class Record(BaseModel):
@@ -54,7 +54,7 @@ class Task(Record):
     id: str = ""
     """Stable identity; by default a hash of `input`, so the same problem is the same task."""
     input: dict[str, JsonValue]
-    """What the app is given. Must be JSON, so that a worker in another process can have it."""
+    """Input of the app. Must be JSON, so that a worker in another process can have it."""
     split: Split = "train"
 
     @model_validator(mode="before")
@@ -105,8 +105,8 @@ class Sampling(Record):
     """1.0 samples from the policy itself, 0.0 is greedy."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     seed: int | None = Field(default=None, ge=0, lt=2**63)
-    """What the random numbers of all calls of the rollout follow from, with agent and prompt; None: from
-    chance. An attempt after one that failed draws others."""
+    """Seed of the random numbers in all calls of the rollout, with agent and prompt; None: from chance. An
+    attempt after one that failed draws others."""
     constrain: bool = True
     """Whether replies are held to the form that their requests ask for; else the prompt asks for it."""
 
@@ -126,7 +126,7 @@ class Status(StrEnum):
 
 
 Order = Literal["enqueued", "reward"]
-"""By what rollouts are listed: as they were enqueued, or by rising reward. Equal rewards are in the order in
+"""Order of a list of rollouts: as they were enqueued, or by rising reward. Equal rewards are in the order in
 which they were enqueued, and a rollout without a reward is left out of a list by reward."""
 
 
@@ -211,7 +211,7 @@ class Reward(Record):
     reason: str | None = None
     created_at: FiniteFloat = Field(default_factory=time.time)
     id: str | None = None
-    """What its giver calls it: of several with one id in an attempt the first counts. None: each counts."""
+    """Id from its giver: of several with one id in an attempt the first counts. None: each counts."""
 
 
 # what is recorded of a rollout ----------------------------------------------------------------------
@@ -271,8 +271,8 @@ class Call(Record):
     """Where the app sent it, when that was not the gateway: such a call was only seen, and is never
     trained on. None for a call that the gateway answered."""
     grammar: str | None = None
-    """What its replies were held to, as the engine wrote it down to be replayed over `completion_ids`; None
-    if the request had no constraint."""
+    """Grammar of its replies, as the engine wrote it down to be replayed over `completion_ids`; None if the
+    request had no constraint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,14 +302,14 @@ class ToolEvent(Record):
     arguments: str = ""
     """As the model wrote them, which need not be valid JSON."""
     result: str | None = None
-    """What the model is told; None if the tool raised and nothing was told."""
+    """Result for the model; None if the tool raised and the model got none."""
     error: str | None = None
     """Why it failed; None if it did not."""
     error_type: ToolErrorType | None = None
     tool_call_id: str | None = None
     """The id that the reply gave the request for it: the link to the call that asked."""
     call_id: str | None = None
-    """That call; see `linking.link`."""
+    """Id of the call that asked for it; see `linking.link`."""
     started_at: FiniteFloat
     ended_at: FiniteFloat
 
@@ -341,11 +341,11 @@ class Span(Record):
 
 
 Event = Annotated[ToolEvent | Span, Field(discriminator="kind")]
-"""What happened in a rollout beside its calls and rewards."""
+"""An event of a rollout beside its calls and rewards."""
 
 
 class Credited(Record):
-    """What a transition was given when its step was credited, for people who ask why."""
+    """The credit of a transition in its step, for people who ask why."""
 
     rollout_id: str
     attempt: Integer
@@ -368,7 +368,8 @@ class Run(Record):
 
     id: str
     config: dict[str, JsonValue] = Field(default_factory=dict)
-    """What may not change when the run is resumed; and under "rollouts" how every worker is to run them."""
+    """Settings that may not change when the run is resumed; and under "rollouts" how every worker is to run
+    them."""
     folder: str | None = None
     status: Literal["running", "finished", "stopped", "failed"] = "running"
     created_at: FiniteFloat = Field(default_factory=time.time)
@@ -416,7 +417,7 @@ class Member(Record):
     url: str | None = None
     """Where it is reached: of a gateway, without `/v1`."""
     data: dict[str, JsonValue] = Field(default_factory=dict)
-    """What else it says: process id, host, slots, the policy versions it serves."""
+    """Further facts: process id, host, slots, the policy versions it serves."""
     started_at: FiniteFloat = Field(default_factory=time.time)
     seen_at: FiniteFloat = Field(default_factory=time.time)
     """Unix seconds of its last sign of life."""
@@ -427,12 +428,12 @@ class Alert(Record):
 
     run_id: str
     id: str
-    """Of several with one id the first counts."""
+    """Id of the alert; of several with one id the first counts."""
     rule: str
     """Who raised it, such as "reward_collapse"."""
     level: Literal["warning", "critical"] = "warning"
     message: str
-    """What happened, to what, and what to do."""
+    """The alert's message: the event, its subject, and the remedy."""
     step: Integer | None = None
     created_at: FiniteFloat = Field(default_factory=time.time)
 
@@ -463,7 +464,7 @@ class Transition:
     engine did not say."""
     temperature: float = 1.0
     grammar: str | None = None
-    """What its tokens were held to (`Call.grammar`), or the masks that were recorded (`Choice.kept`): their
+    """Grammar of its tokens (`Call.grammar`), or the masks that were recorded (`Choice.kept`): their
     log-probabilities are those under these masks."""
     observation: str = ""
     """Digest of what the agent was shown last, the last message before its reply: equal digests are the same
@@ -478,7 +479,7 @@ class Transition:
     advantage: float | None = None
     """None = not assigned yet; 0.0 = assigned zero."""
     target: float | None = None
-    """What the critic is to learn to estimate here; None if the algorithm has no critic."""
+    """The critic's target; None if the algorithm has no critic."""
 
     @property
     def key(self) -> Key:

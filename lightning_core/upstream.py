@@ -1,4 +1,4 @@
-"""What the gateway needs of an engine, and nothing more.
+"""The gateway's whole view of an engine.
 
 The gateway speaks HTTP, checks tokens and records; the engine renders the chat template, samples,
 and says exactly which token ids it read and wrote. The local backend implements this in process.
@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
-    """What a reply must match: exactly one of these. An engine samples no token that leads away from it.
+    """The form of a reply: exactly one of these. An engine samples no token that leads away from it.
 
     Beside any but `tools`, a reply may be calls of the request's tools, if it has any, in place of a match.
     A reply that ends by "length", or by a stop text, may be the beginning of one that matches.
@@ -31,7 +31,7 @@ class Constraint:
     """The reply is at least one call of these functions of the request's `tools`, and nothing else. Arguments
     match the function's own schema."""
     parallel: bool = True
-    """Of `tools`: whether there may be several calls."""
+    """Allows several calls of `tools`."""
 
     def __post_init__(self) -> None:
         """Raise ValueError unless exactly one is given."""
@@ -51,7 +51,7 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shaping:
-    """What a request changes of the distribution beside temperature and `top_p`; as it stands, nothing.
+    """A request's changes of the distribution beside temperature and `top_p`; none by default.
 
     Bias and penalties change logits, then the temperature does, then `min_p`, `top_k` and `top_p` cut tokens
     off, as with vLLM.
@@ -66,7 +66,7 @@ class Shaping:
     frequency: float = 0.0
     """The same, once for each time that it holds it."""
     repetition: float = 1.0
-    """What the logit of each token of prompt and reply is divided by; multiplied, if it is below 0."""
+    """Divisor of the logit of each token of prompt and reply; its factor, if the logit is below 0."""
     bias: tuple[tuple[int, float], ...] = ()
     """(token id, what is added to its logit)."""
 
@@ -107,7 +107,7 @@ class ChatRequest:
     attempt: tuple[str, int] | None = None
     """Whose request it is: (rollout id, attempt). None: unknown."""
     constraint: Constraint | None = None
-    """What every choice must match; None: anything."""
+    """The form of every choice; None: anything."""
     origin: str | None = None
     """Where there is no `seed`, the reply's random numbers follow from this, the prompt's token ids, and how
     many earlier requests had the same of both: never from the order in which requests arrive. None: from
@@ -139,11 +139,11 @@ class Delta:
     finish_reason: str | None = None
     """"stop", "length" or "tool_calls" on the last delta of the choice."""
     thought: str = ""
-    """What a reasoning model thinks before it replies."""
+    """The thoughts of a reasoning model before its reply."""
     stop: str | None = None
     """Beside the finish reason "stop": which of the request's stop texts it was; None if none of them."""
     kept: list[bytes] | None = None
-    """Of a trained request whose sampling cut tokens off: for each id the tokens that were left
+    """The tokens that were left at each id, for a trained request whose sampling cut tokens off
     (`sequences.pack_mask`)."""
     cached: int = 0
     """Tokens of the prompt that the engine had computed before; known from the first delta on."""

@@ -128,8 +128,8 @@ async def make_current(
 
 
 async def list_choices(store: Store, run_id: str, name: str = POLICY) -> list[ResourceVersion]:
-    """What persons chose, oldest first: `uri` is the version's number, `parent` the one it took the place
-    of, `author` who it was and `created_at` when."""
+    """Returns the choices of persons, oldest first: `uri` is the version's number, `parent` the one it took
+    the place of, `author` the person and `created_at` the time."""
     return await store.list_resources(run_id, _choices(name))
 
 

@@ -1,4 +1,4 @@
-"""What is collected below: the plugins, and not the template, whose package is not installed here.
+"""Collection of the plugins' tests, without the template, whose package is not installed here.
 
 Google ADK can't be in one environment with CrewAI, so its tests run in the other one (see the Makefile).
 """

@@ -1,4 +1,4 @@
-"""What the commands of all recipes share: their options, and a training that one can watch."""
+"""Shared parts of the recipes' commands: their options, and a training that one can watch."""
 
 import argparse
 from collections import deque
@@ -15,7 +15,7 @@ from recipes.tiny.training import Example, Recipe, train
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line asks for."""
+    """The options of the command line."""
 
     recipe: Recipe
     out: Path

@@ -22,7 +22,7 @@ from lightning_core.plugins import Plugins
 from lightning_core.trainer.parts import make_credit
 
 THRESHOLD = 0.9
-"""Of the best success."""
+"""Share of the best success."""
 RATES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
 START = RATES.index(0.04)
 PUBLISHED = "published"
@@ -41,7 +41,7 @@ Score = tuple[float, float]
 
 
 class Outcome(BaseModel):
-    """What a method reached in a setting."""
+    """A method's success in a setting."""
 
     model_config = ConfigDict(frozen=True)
 

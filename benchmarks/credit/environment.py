@@ -1,4 +1,4 @@
-"""What an environment of this suite is: a small game whose truth can be counted.
+"""The environments' contract: a small game whose truth can be counted.
 
 An environment says who acts in a state, what that agent is shown, and what can come of each action. States
 are counted once (`truth.py`), so the success of a policy and the best success there is are sums, not
@@ -24,9 +24,9 @@ class Turn:
 
     agent: str
     observation: str
-    """What it is shown last: equal texts are the same observation."""
+    """The last text it is shown: equal texts are the same observation."""
     before: tuple[str, ...] = ()
-    """What else stands in its prompt: the task, its place in the work, what it remembers."""
+    """The rest of its prompt: the task, its place in the work, its memory."""
 
     @property
     def prompt(self) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an action may lead to."""
+    """One possible outcome of an action."""
 
     state: State
     probability: float = 1.0
@@ -92,7 +92,7 @@ class Environment(Protocol):
         """Whose turn it is; None when the rollout is over."""
 
     def act(self, state: State, action: int) -> Sequence[Outcome]:
-        """What comes of an action."""
+        """Returns the possible outcomes of an action."""
 
     def success(self, state: State) -> float:
         """The final reward of a rollout that is over, without noise."""

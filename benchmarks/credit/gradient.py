@@ -1,4 +1,4 @@
-"""What a credit method costs: the error of its gradient, in ratio to uniform's at equal batches.
+"""The cost of a credit method: the error of its gradient, in ratio to uniform's at equal batches.
 
     python -m benchmarks.credit.gradient                   # every method in every environment
     python -m benchmarks.credit.gradient --methods relevance --environments mixed
@@ -40,7 +40,7 @@ from lightning_core.plugins import load_plugins
 PLACES = (0.0, 0.3, 0.6, 0.85)
 """How far on the way from the first success to the best the policies are."""
 STEP = 0.2
-"""By how much the largest logit changes in a step of the way there."""
+"""Change of the largest logit in a step of the way there."""
 REDRAWN = 200
 
 

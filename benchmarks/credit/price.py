@@ -1,4 +1,4 @@
-"""What an intermediate reward costs where success is rare and takes the very act that it punishes.
+"""The cost of an intermediate reward where success is rare and takes the very act that it punishes.
 
     python -m benchmarks.credit.price
 

@@ -34,7 +34,7 @@ class Record(BaseModel):
 
     comparisons: dict[str, Comparison] = {}
     costs: dict[str, dict[str, Interval]] = {}
-    """Of each method's gradient, in ratio to the base's, by environment."""
+    """Costs of each method's gradient, in ratio to the base's, by environment."""
 
     def with_outcome(self, cell: Cell, found: Comparison) -> Record:
         """With one more outcome. Outcomes of that environment under other settings are dropped."""
@@ -54,13 +54,13 @@ class Record(BaseModel):
         return self.model_copy(update={"costs": ordered})
 
     def outcome(self, cell: Cell) -> Outcome | None:
-        """What came of it; None if it was not run."""
+        """Returns the cell's outcome; None if it was not run."""
         comparison = self.comparisons.get(cell[0])
         return None if comparison is None else comparison.outcomes.get(cell[1])
 
     @property
     def methods(self) -> list[str]:
-        """Those that have an outcome anywhere; the base first."""
+        """Returns the methods that have an outcome anywhere; the base first."""
         found = {method for comparison in self.comparisons.values() for method in comparison.outcomes}
         return sorted(found, key=lambda name: (name != PUBLISHED, name))
 

@@ -1,4 +1,4 @@
-"""What the suite found, as Markdown: a table of ratios, and for each environment all there is to say."""
+"""The suite's results as Markdown: a table of ratios, and the details of each environment."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of one run."""
+    """The result of one run."""
 
     success: list[float]
     """Exact, before the first update and after each."""

@@ -87,7 +87,7 @@ class Truth:
 
     @cached_property
     def digests(self) -> list[str]:
-        """Of what each prompt shows last: equal digests are the same observation."""
+        """Digests of the last text in each prompt: equal digests are the same observation."""
         return [blake2b(turn.observation.encode(), digest_size=8).hexdigest() for turn in self.prompts]
 
     @cached_property

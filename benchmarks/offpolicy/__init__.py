@@ -1,1 +1,1 @@
-"""What training off-policy costs and saves, on the SQL agent: replay, asynchronous collection, staleness."""
+"""Costs and savings of off-policy training on the SQL agent: replay, asynchronous collection, staleness."""

@@ -51,7 +51,7 @@ class Ignored:
 
 
 async def mean_staleness(store: Any, run_id: str) -> float | None:
-    """Of all updates of a run."""
+    """Returns the mean staleness of all updates of a run."""
     means = [
         m.values["staleness_mean"] for m in await store.list_metrics(run_id) if "staleness_mean" in m.values
     ]

@@ -1,1 +1,1 @@
-"""What stores and rollouts cost, on every kind of store, with the nearest peer beside."""
+"""The cost of stores and rollouts, on every kind of store, with the nearest peer beside."""

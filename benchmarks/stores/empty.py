@@ -36,7 +36,7 @@ class Pace:
 
 
 async def measure(site: Site, workers: int, count: int) -> Pace:
-    """Of `count` rollouts, all enqueued at once."""
+    """Measures the pace of `count` rollouts, all enqueued at once."""
     async with site.open() as store:
         if not site.shared:
             async with _serving(store):

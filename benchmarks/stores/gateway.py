@@ -34,7 +34,7 @@ class Memory:
 
 
 def slope(x: list[int], y: list[float]) -> float:
-    """Of the line with the least squared error."""
+    """Returns the slope of the line with the least squared error."""
     mid_x, mid_y = sum(x) / len(x), sum(y) / len(y)
     above = sum((one - mid_x) * (other - mid_y) for one, other in zip(x, y, strict=True))
     return above / sum((one - mid_x) ** 2 for one in x)
@@ -55,7 +55,7 @@ async def measure(site: Site, count: int) -> Memory:
 
 
 async def _check(site: Site, count: int) -> None:
-    """That they were all recorded."""
+    """Checks that all calls were recorded."""
     async with site.open() as store:
         recorded = 0
         for one in ROLLOUTS:

@@ -29,7 +29,7 @@ def parent(pid: int) -> int:
 
 
 def machine() -> dict[str, object]:
-    """What the figures were taken on."""
+    """Describes the machine of the measurements."""
     model = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
@@ -41,13 +41,13 @@ def machine() -> dict[str, object]:
 
 
 def _fields(stat: str) -> list[str]:
-    """Of a `stat` file, after the name in parentheses, which may hold anything."""
+    """Returns the fields of a `stat` file after the name in parentheses, which may hold anything."""
     return Path(stat).read_text().rpartition(")")[2].split()
 
 
 def times(stat: str) -> list[int]:
-    """Of the `stat` file of a process or thread, in ticks: user and system time, its own and that of the
-    children it has waited for. Nothing if it has ended."""
+    """Returns the user and system time of a process or thread in ticks, its own and its ended children's,
+    from its `stat` file. Empty if it has ended."""
     try:
         return [int(field) for field in _fields(stat)[11:15]]
     except OSError:  # it has ended meanwhile: its parent counts it

@@ -1,4 +1,4 @@
-"""What was measured, as benchmarks/results/stores.json keeps it: for each part its rounds, and where."""
+"""The measurements in benchmarks/results/stores.json: for each part its rounds and its machine."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Record:
     wakes: list[dict[str, list[float]]] = field(default_factory=list)
     """Milliseconds from a finish to the waiter's return."""
     empty: list[dict[str, dict[int, Pace]]] = field(default_factory=list)
-    """By the number of workers."""
+    """Rounds by the number of workers."""
     waiting: list[dict[str, Idle]] = field(default_factory=list)
     sizes: dict[str, dict[int, list[dict[str, Cost]]]] = field(default_factory=dict)
-    """By store and size, the repeats."""
+    """The repeats by store and size."""
     gateway: dict[str, Memory] = field(default_factory=dict)
     http: list[dict[str, Costs]] = field(default_factory=list)
     circumstances: dict[str, Circumstances] = field(default_factory=dict)
-    """By part."""
+    """Circumstances by part."""
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """What is written there; empty if nothing is."""
+        """Reads the record; empty if there is no file."""
         if not path.exists():
             return cls()
         found = json.loads(path.read_text())
@@ -92,7 +92,7 @@ class Record:
 
 
 def circumstances(load_before: float) -> Circumstances:
-    """Those of a part that ends now."""
+    """Returns the circumstances of a part that ends now."""
     made_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return Circumstances(made_at, machine(), (round(load_before, 1), round(os.getloadavg()[0], 1)))
 

@@ -80,7 +80,7 @@ def measure_waiting(record: Record, amount: Amount, stores: list[str], other: Pe
 
 
 def measure_sizes(record: Record, amount: Amount, stores: list[str], other: Peer | None) -> None:
-    """Of our stores alone: the peer has none that would hold a million rollouts."""
+    """Measures our stores alone: the peer has none that would hold a million rollouts."""
     for name in stores:
         with SITES[name]() as site:
             record.sizes[name] = asyncio.run(_sizes(site, amount))

@@ -1,4 +1,4 @@
-"""What an operation costs with 1,000 to 1,000,000 rollouts in the store.
+"""The cost of an operation with 1,000 to 1,000,000 rollouts in the store.
 
 All but those that are measured have ended, each with its reward, in steps of 64 of one run, as after a
 long training.

@@ -1,4 +1,4 @@
-"""What an operation cost: wall time, and CPU time on both sides of the store.
+"""The cost of an operation: wall time, and CPU time on both sides of the store.
 
 Measures the peer as well, in the peer's own environment, so nothing of ours is imported here.
 """
@@ -15,7 +15,7 @@ BULK = 500
 CALLS_EACH = 5
 """Calls of one rollout that are read back together."""
 REQUEST = "which customers bought twice? " * 130
-"""What every recorded call asked."""
+"""Prompt of every recorded call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one operation, in milliseconds: the mean over those that were made."""
+    """Cost of one operation, in milliseconds: the mean over all that were made."""
 
     wall_ms: float
     client_ms: float
@@ -52,7 +52,7 @@ class Cost:
 
 
 Costs = dict[str, dict[str, Cost]]
-"""By the callers' label, by operation."""
+"""Costs by the callers' label, then by operation."""
 
 
 async def cost(
@@ -62,7 +62,7 @@ async def cost(
     callers: int = 1,
     each: int = 1,
 ) -> Cost:
-    """Of `one`, called with the numbers below `count` by so many callers, each waiting for its answer.
+    """Measures `one`, called with the numbers below `count` by so many callers, each waiting for its answer.
 
     `each`: how many operations one call stands for.
     """

@@ -1,4 +1,4 @@
-"""What it costs to wait for thousands of rollouts while nothing happens: CPU, and statements to the store."""
+"""The cost of waiting for thousands of rollouts while nothing happens: CPU, and statements to the store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.stores.sites import Site
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Of one waiter, in a second in which nothing happens."""
+    """Cost of one waiter, in a second in which nothing happens."""
 
     client_ms: float
     """CPU of the waiter's process."""

@@ -1,4 +1,4 @@
-"""What of a step is this project's: of its wall time, and of the processor time that it takes.
+"""This project's share of a step: of its wall time, and of the processor time that it takes.
 
 Of the wall time it is what is left when vLLM has no reply to sample and verl nothing to do. Of the processor
 time it is what the trainer's process spends, less the app in it: gateway, runner, store, credit, and making
@@ -24,7 +24,7 @@ WALL = ("step", "backend", "collect", "update", "worker", "publish")
 MAIN, NATIVE, MEASURING = "runner, trainer and app", "native threads", "this measurement"
 TRAINER = "trainer: "
 APART = tuple(TRAINER + part for part in ("the app", POOL, NATIVE))
-"""What the trainer's process does and this project does not."""
+"""Work of the trainer's process that is not this project's."""
 
 
 class Share:
@@ -95,7 +95,7 @@ def own(run: Figures, without: Sequence[str] = APART) -> float:
 
 
 def spent(steps: Sequence[Metrics], usage: Path) -> dict[str, float]:
-    """What was used in a mean step, by the sums' names."""
+    """Returns the use in a mean step, by the sums' names."""
     lines = [json.loads(line) for line in usage.read_text().splitlines()]
     at = [line["at"] for line in lines]
     used = {}

@@ -1,4 +1,4 @@
-"""What a run's processes use of the machine, noted beside it every second.
+"""The use of the machine by a run's processes, noted beside it every second.
 
 Of the trainer's process it tells the threads apart, and of its first thread, which runs the app beside runner
 and trainer, in whose code it is whenever the process has used another hundredth of a second. Everything below
@@ -43,7 +43,7 @@ THREADS = {
     "asyncio": POOL,
     OWN: "this measurement",
 }
-"""What each thread of the trainer does, by how its name begins."""
+"""The work of each thread of the trainer, by the beginning of its name."""
 PROCESSES = {"VLLM": "vLLM", "ray::vLLM": "vLLM", "ray::IDLE": "Ray", "ray::": "verl"}
 """Whose a process is, by how its title begins; what has no such title is its parent's, or Ray's."""
 
@@ -125,7 +125,7 @@ class Usage:
 
 
 def begins(name: str, known: dict[str, str]) -> str | None:
-    """What is known of a name, by how it begins."""
+    """Returns the entry of a name, by its beginning."""
     return next((what for beginning, what in known.items() if name.startswith(beginning)), None)
 
 

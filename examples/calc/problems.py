@@ -36,13 +36,13 @@ class Problem:
     numbers: Numbers
     """The numbers of the text, in its order."""
     expression: str
-    """What to calculate."""
+    """The expression to calculate."""
     answer: str
     """The answer, as the calculator writes numbers."""
     mistakes: dict[str, str]
-    """What else is calculated for such a problem, by the name of the mistake."""
+    """Wrong expressions for such a problem, by the name of the mistake."""
     guesses: dict[str, str]
-    """What else is answered, by the name of the mistake."""
+    """Wrong answers, by the name of the mistake."""
 
     @property
     def is_clear(self) -> bool:

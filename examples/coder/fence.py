@@ -18,7 +18,7 @@ CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 """Numbers of the system calls, the same on all machines."""
 NO_NEW_PRIVILEGES = 38
 WRITE, MOST = 1 << 1, 15
-"""Of the rights on files, by bit: to write into one; how many there are."""
+"""Rights on files, by bit: to write into one; how many there are."""
 READS = (1 << 0) | (1 << 2) | (1 << 3)
 """To execute, to read a file, to list a folder."""
 KNOWN = (13, 14, 15)

@@ -20,7 +20,7 @@ from examples.sql.app import clean_sql
 from examples.sql.execution import describe_schema, open_database, run_query
 
 QUERY, RESULT = "SQL: ", "\nResult: "
-"""What stands before a query, and between it and what the database made of it."""
+"""Text before a query, and between it and the database's result."""
 
 
 def build_crew(database: str, llm: BaseLLM | None = None) -> Crew:

@@ -28,7 +28,7 @@ from examples.sql.prompts import Messages
 
 SHIPPED = Path(lightning_core.__file__).parent / "models/tiny"
 SCHEMA, QUESTION, REPLY = "no schema", "no question", "no query"
-"""What stands for the real texts while the crew is overheard."""
+"""Texts in place of the real ones while the crew is overheard."""
 
 
 class Listener(BaseLLM):
@@ -75,7 +75,7 @@ def write_policy(parent: Path) -> Path:
 
 
 def overhear_phrases() -> list[str]:
-    """What CrewAI puts around schema, question, query and result in the prompts of both roles."""
+    """Returns CrewAI's words around schema, question, query and result in the prompts of both roles."""
     with tempfile.TemporaryDirectory() as scratch:
         database = Path(scratch) / "empty.sqlite"
         with closing(sqlite3.connect(database)) as connection:

@@ -88,7 +88,7 @@ def describe_schema(connection: sqlite3.Connection) -> str:
 
 
 def run_query(connection: sqlite3.Connection, sql: str) -> str:
-    """What the database made of the query: the number of rows, the error, or values that would match."""
+    """Runs the query; returns the number of rows, the error, or values that would match."""
     deadline = time.monotonic() + TIME_LIMIT
     connection.set_progress_handler(lambda: int(time.monotonic() > deadline), 10_000)
     try:

@@ -42,7 +42,7 @@ async def solve(task: lightning.Task) -> float:
 async def run_program(
     program: Sequence[str], task: Mapping[str, str], environment: Mapping[str, str]
 ) -> bytes:
-    """What the program prints when it reads the task. Raises RuntimeError if it fails.
+    """Runs the program on the task and returns its output. Raises RuntimeError if it fails.
 
     It leads a process group of its own, of which nothing is left when this returns or is cancelled.
     """

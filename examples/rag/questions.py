@@ -27,7 +27,7 @@ SECOND = {
     "company": {"founder": "founder", "town": "town"},
     "person": {"birthplace": "town", "teacher": "teacher"},
 }
-"""What can be asked about a company or a person, and which fact of theirs answers it."""
+"""Questions about a company or a person, and the fact that answers each."""
 
 FORMS = ("direct", "by company", "by person")
 """One hop; two hops by way of a company; two hops by way of a person."""

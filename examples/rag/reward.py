@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 MARK = "Answer:"
-"""What a reply in the right format begins with."""
+"""The beginning of a reply in the right format."""
 
 
 def answer_reward(reply: str, golds: Iterable[str]) -> float:

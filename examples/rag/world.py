@@ -16,7 +16,7 @@ WORKS = {
     "film": ("director", "person"),
     "song": ("writer", "person"),
 }
-"""What each kind of work tells, and what kind of entity that is."""
+"""The facts of each kind of work, and the kind of entity that each names."""
 
 TEXTS = {
     "bridge": "A bridge built by {builder}.",
@@ -41,7 +41,7 @@ class Entity:
 
     @property
     def passage(self) -> Passage:
-        """What the library holds about it."""
+        """The library's passage about it."""
         return Passage(self.name, TEXTS[self.kind].format(**self.facts))
 
 

@@ -27,7 +27,8 @@ MAX_REWRITES = 2
 
 
 class State(TypedDict):
-    """What the nodes share. `question` and `database` (a path) come in, the rest is filled on the way."""
+    """State that the nodes share. `question` and `database` (a path) come in, the rest is filled on the
+    way."""
 
     question: str
     database: str

@@ -26,7 +26,7 @@ STATUS_CODES = (
     ("in", "out"),
     ("green", "red"),
 )
-"""What databases store for active and for inactive rows."""
+"""Codes that databases store for active and for inactive rows."""
 
 CATEGORIES = ("amber", "blue", "coral", "delta", "ember")
 
@@ -66,7 +66,7 @@ class Database:
     name: str
     tables: tuple[Table, ...]
     codes: tuple[str, str]
-    """What the status column stores for active and for inactive rows."""
+    """Codes in the status column of active and of inactive rows."""
 
 
 def generate_database(name: str, split: str, soft_delete: bool, rng: random.Random) -> Database:

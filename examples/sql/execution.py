@@ -25,7 +25,7 @@ VALUE_LIMIT = 6
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the database made of one query."""
+    """The database's result of one query."""
 
     rows: tuple[Row, ...] | None
     """The result, or None when the query did not run."""

@@ -42,7 +42,7 @@ Prompts = Mapping[str, str]
 DESKS: Final[Mapping[str, type[BaseModel]]] = MappingProxyType(
     {"billing": Billing, "shipping": Shipping, "account": Account}
 )
-"""What each desk may answer."""
+"""Form of each desk's answer."""
 PLAIN: Final[Prompts] = MappingProxyType(
     {
         "triage": "Which desk of a shop is this message for: billing, shipping or account?",
@@ -112,7 +112,7 @@ async def decide(message: str, client: ChatCompletionClient | None = None) -> st
 
 
 def read_action(result: TaskResult) -> str:
-    """What the desk decided."""
+    """Returns the desk's decision."""
     decided = [m.content for m in result.messages if isinstance(m, StructuredMessage) and m.source in DESKS]
     return str(decided[-1].action) if decided else ""
 

@@ -43,7 +43,7 @@ CAREFUL: Final = (
 
 
 def write_prompt(asked: str, examples: Sequence[tuple[str, str]]) -> Messages:
-    """What the model is to do, with examples as a conversation."""
+    """Writes the instructions for the model, with examples as a conversation."""
     turns = (turn for problem, answer in examples for turn in (("user", problem), ("assistant", answer)))
     return [("system", asked), *turns]
 

@@ -1,4 +1,4 @@
-"""What a rule of automatic intermediate reward sees of a rollout, and what it says.
+"""The input and the output of a rule of automatic intermediate reward.
 
 A rule is a pure function from `Records` to `Signal`s: this call did this. What a signal is worth stands in a
 table (`AIR`), so that a user can change the worth without touching the rule. A signal names its call by
@@ -22,11 +22,11 @@ class Signal:
 
     call_id: str
     detail: str
-    """What exactly, in a few words; kept as the reward's reason."""
+    """The exact fault, in a few words; kept as the reward's reason."""
     tool_call_id: str | None = None
     """The request for a tool that it is about. Of several signals about one request the strongest counts."""
     reward: float | None = None
-    """What it is worth; None leaves that to the table."""
+    """Its worth; None leaves that to the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Outcome:
     """The outcome of a request for a tool."""
 
     result: str | None
-    """What the model was told, if the tool ran well."""
+    """The result the model got, if the tool ran well."""
     error: str | None = None
     """Why it failed; None if it did not."""
     error_type: ToolErrorType | None = None
@@ -56,7 +56,7 @@ class ToolRequest:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """What was recorded of one rollout's last attempt."""
+    """The records of one rollout's last attempt."""
 
     rollout: Rollout
     calls: tuple[Call, ...]
@@ -85,7 +85,7 @@ DEFAULT_RULES: Final[Mapping[str, float]] = MappingProxyType(
         "cut_by_length": -0.1,
     }
 )
-"""What one signal of each rule is worth, unless the user says otherwise."""
+"""The worth of one signal of each rule, unless the user changes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class AIR:
     functions: Sequence[Finder] = ()
     """Rules of your own, without a plugin; each of their signals says itself what it is worth."""
     bound: float | None = 0.5
-    """What the rewards of one rollout come to at most, all taken as positive; None: no bound."""
+    """Largest sum of one rollout's rewards, all taken as positive; None: no bound."""
 
     def __post_init__(self) -> None:
         for name, worth in self.rules.items():

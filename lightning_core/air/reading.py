@@ -101,7 +101,8 @@ def _arguments(function: dict[str, Any]) -> str:
 
 
 def _runs(events: Sequence[Event]) -> dict[_Request, Outcome]:
-    """What the plugins saw. A run that a framework made again counts as failed only if every try failed."""
+    """Returns the outcomes that the plugins saw. A run that a framework tried again counts as failed only if
+    every try failed."""
     tries: defaultdict[_Request, list[Outcome]] = defaultdict(list)
     for event in events:
         if isinstance(event, ToolEvent) and event.call_id and event.tool_call_id:
@@ -124,7 +125,7 @@ def _failed_spans(events: Sequence[Event]) -> dict[_Request, Outcome]:
 
 
 def _told(calls: Sequence[Call]) -> dict[str, Outcome]:
-    """What later requests told the model, by tool call id; as it was told first."""
+    """Returns the outcomes in later requests to the model, by tool call id, each from its first request."""
     told: dict[str, Outcome] = {}
     before: dict[tuple[str, str], list[Any]] = {}
     for call in calls:

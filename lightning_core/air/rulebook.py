@@ -27,7 +27,7 @@ from lightning_core.errors import RewardError
 from lightning_core.types import REWARD_RANGE, Call, Event, Reward, Rollout, is_reward
 
 SOURCE: Final = "air:"
-"""What the `source` of an automatic reward begins with; the rule's name follows."""
+"""The beginning of an automatic reward's `source`; the rule's name follows."""
 
 
 class _Finding(NamedTuple):
@@ -45,7 +45,7 @@ class Rulebook:
     """The rules of its table, by name."""
 
     def rewards(self, rollout: Rollout, calls: Sequence[Call], events: Sequence[Event]) -> list[Reward]:
-        """What a rollout's signals are worth, in the order of its calls.
+        """Returns the rewards of a rollout's signals, in the order of its calls.
 
         Raises RewardError, with the rule and the rollout, if a rule fails or gives what is no reward.
         """
@@ -89,7 +89,8 @@ def _signals(rule: str, finder: Finder, records: Records, worth: float | None) -
 
 
 def _strongest(found: Iterable[_Finding]) -> list[_Finding]:
-    """Of the signals about one request for a tool the one worth most either way, the first of equals.
+    """Returns the signal with the largest worth, in either direction, of each request for a tool; the first
+    of equals.
 
     Those that are worth nothing stay beside it: they are there to be counted.
     """
@@ -140,7 +141,7 @@ class RuleLine:
     total: float
     """Sum of its rewards."""
     share: float
-    """Of the rollouts, those that it concerns."""
+    """Share of the rollouts that it concerns."""
     first: float
     """Signals for each rollout of the first five steps."""
     last: float

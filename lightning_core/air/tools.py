@@ -68,7 +68,7 @@ def unfit_reply(records: Records) -> Iterator[Signal]:
 
 
 def _asked_form(call: Call) -> tuple[Constraint, bool] | None:
-    """What the reply must match, and whether calls of tools would do in its place."""
+    """Returns the form asked of the reply, and whether calls of tools would do in its place."""
     dialect = get_dialect(call.dialect)
     try:
         asked = dialect.constraint(call.request)
@@ -129,7 +129,7 @@ def _about(request: ToolRequest, detail: str) -> Signal:
 
 
 def _problem_of(arguments: str, schema: Schema | None) -> str | None:
-    """What is wrong with the arguments; None if nothing is. No text at all stands for no arguments."""
+    """Returns the fault in the arguments; None if there is none. An empty text stands for no arguments."""
     try:
         given = json.loads(arguments) if arguments.strip() else {}
     except ValueError as problem:
@@ -142,7 +142,7 @@ def _problem_of(arguments: str, schema: Schema | None) -> str | None:
 
 
 _INVALID_SCHEMA: Final = (re.error, AttributeError, RecursionError, TypeError, ValueError, ZeroDivisionError)
-"""What jsonschema raises at one, beside its own errors."""
+"""Errors that jsonschema raises at an invalid schema, beside its own."""
 
 
 def _violation(given: Any, schema: Schema) -> str | None:

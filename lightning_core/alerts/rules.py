@@ -144,8 +144,8 @@ class ZeroVariance:
     window: int = 5
     """Steps that are counted together."""
     share: float = 0.95
-    """Of the groups. Of 52 recorded runs, many of which had learnt their tasks, one reached it: with a reward
-    of 0.99."""
+    """Share of the groups. Of 52 recorded runs, many of which had learnt their tasks, one reached it: with a
+    reward of 0.99."""
 
     def __call__(self, scene: Scene) -> Iterator[Finding]:
         steps = [entry for entry in scene.history if "groups" in entry.values][-self.window :]
@@ -165,7 +165,7 @@ NOTHING_EARNED = (
     "the model can't do this task yet; hold replies to a schema (response_format), put examples into the "
     "prompt, give easier tasks or a reward for part of the way, demonstrations (SFT) or a larger model"
 )
-"""What to do where no rollout earned anything."""
+"""Advice where no rollout earned anything."""
 
 
 def nothing_earned(scene: Scene) -> Iterator[Finding]:
@@ -190,9 +190,9 @@ class FailingRollouts:
     window: int = 5
     """Steps that are counted together."""
     share: float = 0.5
-    """Of rollouts that fail, from which on it does not matter what it was before."""
+    """Share of failing rollouts above which an alert is given, whatever the share was before."""
     rise: float = 0.1
-    """By which the share must have risen."""
+    """Least rise of the share."""
     noise: float = 4.0
     """Deviations that chance may explain."""
 
@@ -230,11 +230,11 @@ class FailuresByReply:
     window: int = 5
     """Steps that are counted together."""
     share: float = 0.3
-    """Of what varies, that the replies must explain."""
+    """Least share of the variation that the replies must explain."""
     noise: float = 2.0
     """How much more than chance they must explain."""
     least: float = 4.0
-    """Of `total`: about six failures in groups of eight."""
+    """Least `total`: about six failures in groups of eight."""
 
     def __call__(self, scene: Scene) -> Iterator[Finding]:
         steps = scene.history[-self.window :]
@@ -330,7 +330,7 @@ class RolloutsWithoutCalls:
     """
 
     share: float = 0.05
-    """Of the rollouts. An app may answer a task without a model once in a while."""
+    """Share of the rollouts. An app may answer a task without a model once in a while."""
 
     def __call__(self, scene: Scene) -> Iterator[Finding]:
         values = scene.history[-1].values if scene.history else {}

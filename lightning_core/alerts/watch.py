@@ -62,7 +62,7 @@ class Scene:
     ended: Sequence[float] = ()
     """Seconds that rollouts took which ended lately, at most."""
     space: Sequence[Space] = ()
-    """By rising step."""
+    """Measurements of the disk, by rising step."""
     unseen: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     """Calls that could not be recorded: by host, library and agent what happened, and how often."""
 
@@ -77,12 +77,13 @@ class Finding:
     """A condition that holds now."""
 
     message: str
-    """What happened, to what, and what to do."""
+    """The alert's message: the event, its subject, and the remedy."""
     subject: str = ""
     """Whom it is about, where a rule can find the same of several: a worker, a rollout."""
     level: Literal["warning", "critical"] = "warning"
     since: str | None = None
-    """What tells it from another time of the same; None: the step at which it is first found."""
+    """Distinguishes this alert from an earlier one of its kind; None: by the step at which it is first
+    found."""
 
 
 Rule = Callable[[Scene], Iterable[Finding]]
@@ -94,8 +95,8 @@ class Alerts:
     """Changes to the rules that watch a run, and a function of your own to be told."""
 
     rules: Mapping[str, Mapping[str, float] | bool | Rule] = field(default_factory=dict)
-    """By name: thresholds to change, such as {"reward_collapse": {"drop": 0.6}}; False to switch it off; or a
-    function, which is a rule of your own."""
+    """Rules by name: thresholds to change, such as {"reward_collapse": {"drop": 0.6}}; False to switch it
+    off; or a function, which is a rule of your own."""
     on_alert: Callable[[Alert], Any] | None = None
     """Called with each new alert, in a thread of its own if it is not async; it may take its time."""
 

@@ -35,7 +35,7 @@ LEAST: Mapping[str, int] = MappingProxyType(
         "dynamic_sampling": 0,
     }
 )
-"""What the options of every algorithm are at least."""
+"""The smallest values of every algorithm's options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Critic:
 
 @dataclass(frozen=True, slots=True)
 class Demonstrations:
-    """What is learnt from in place of rollouts."""
+    """The data of an algorithm that learns without rollouts."""
 
     rows: tuple[Demonstration, ...]
     batch_size: int

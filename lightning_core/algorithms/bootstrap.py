@@ -21,7 +21,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.types import Call
 
 Example = tuple[str, str]
-"""What an agent was told, and what it replied."""
+"""The instructions of an agent, and its reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,8 +63,8 @@ class DPO(RolloutAlgorithm):
     beta: float = 0.1
     """How closely the policy is held to the reference; smaller lets it move further."""
     loss_type: LossType = "sigmoid"
-    """By TRL's names. "sigmoid_norm" and "ipo" take means over a side's tokens in place of sums. Means are
-    smaller: choose a larger beta."""
+    """The loss, by TRL's names. "sigmoid_norm" and "ipo" take means over a side's tokens in place of sums.
+    Means are smaller: choose a larger beta."""
     margin: float = 0.0
     """Rollouts are a pair if their final rewards differ by more than this."""
 

@@ -94,7 +94,7 @@ class _Log:
 
 
 class _Adapter:
-    """What gepa asks, in its own thread; answered by the bench, on the trainer's loop."""
+    """Answers gepa's questions, in its own thread, through the bench on the trainer's loop."""
 
     def __init__(self, options: GEPA, bench: Bench, loop: asyncio.AbstractEventLoop) -> None:
         self.failure: BaseException | None = None
@@ -104,7 +104,7 @@ class _Adapter:
         self._left = bench.left
         self._idle = 0
         self._awaited: Future[Any] | None = None
-        """What gepa's thread waits for."""
+        """The answer that gepa's thread waits for."""
 
     def stop(self, why: BaseException) -> None:
         """End the search, whatever is waited for."""

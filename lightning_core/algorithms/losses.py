@@ -46,7 +46,8 @@ def clipped_weight(
 
 
 def sequence_anchor(logprobs: Tensor, old_logprobs: Tensor, sequences: Tensor) -> Tensor:
-    """What to take a token's ratio to so that its value is its sequence's and its gradient its own.
+    """Returns the anchor of a token's ratio: with it the value is the sequence's, and the gradient the
+    token's own.
 
     exp(logprobs - anchor) = s * exp(logprobs - sg(logprobs)), with s = exp(mean over the sequence of
     sg(logprobs - old_logprobs)): GSPO-token, arXiv 2507.18071, eq. 14. All of a sequence must be here.

@@ -117,7 +117,7 @@ class PolicyGradient(RolloutAlgorithm):
     baseline: Baseline = "mean"
     scale: Scale = "std"
     ratio: Ratio = "token"
-    """What is clipped: a token's ratio, that of a whole transition (GSPO), or a token's weight (CISPO)."""
+    """The clipped number: a token's ratio, that of a whole transition (GSPO), or a token's weight (CISPO)."""
     clip: float | tuple[float, ...] = (0.2, 0.28)
     """How far the ratio may go below 1 and above it; one number for both. At 1 there is no bound below.
     A third number, above 1 and usually 3, is dual clip: where the advantage is negative, a ratio beyond it
@@ -215,12 +215,12 @@ class PolicyGradient(RolloutAlgorithm):
 
     @property
     def kl_weight(self) -> float:
-        """Of the divergence."""
+        """Weight of the divergence."""
         return self.kl[0] if isinstance(self.kl, Sequence) else self.kl
 
     @property
     def estimator(self) -> Estimator:
-        """Of the divergence."""
+        """Estimator of the divergence."""
         return self.kl[1] if isinstance(self.kl, Sequence) else "k3"
 
     @property

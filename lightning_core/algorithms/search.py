@@ -33,7 +33,7 @@ class Episode:
     calls: Sequence[Call]
     events: Sequence[Event]
     rewards: Sequence[Reward]
-    """Those of the app and AIR's, with their reasons."""
+    """Rewards of the app and of AIR, with their reasons."""
 
     @property
     def reward(self) -> float:
@@ -150,7 +150,7 @@ def mean(trials: Sequence[Trial]) -> float:
 
 
 def evidence(trial: Trial, agent: str, tokens: int) -> dict[str, str]:
-    """What a reflecting model is shown of a trial: its worst episode, as the store has it.
+    """Returns a trial's worst episode for a reflecting model, as the store has it.
 
     `agent` has the prompt in question; if no call is its own, all calls are shown. Of longer conversations
     the middle is left out, and a line says how much.

@@ -50,7 +50,8 @@ class SFT(RolloutAlgorithm):
     """The defaults are those measured on the shipped example."""
 
     demonstrations: Sequence[Demonstration | Mapping[str, Any]] | None = field(default=None, repr=False)
-    """What to imitate, as `Demonstration`s or dicts with their fields. None: the best of its own rollouts."""
+    """Demonstrations to imitate, as `Demonstration`s or dicts with their fields. None: the best of its own
+    rollouts."""
     batch_size: int = 32
     """Demonstrations of one update."""
     least_return: float | None = None
@@ -141,7 +142,8 @@ class Best:
 
 
 def _best(acted: Sequence[Trajectory], agent: str) -> list[Trajectory]:
-    """Those with the best return among those with the best final reward; none if all end alike."""
+    """Returns the trajectories with the best return among those with the best final reward; none if all end
+    alike."""
     finals = [each.final(agent) for each in acted]
     if max(finals) - min(finals) <= EPSILON:
         return []

@@ -43,7 +43,7 @@ SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a token allows."""
+    """The rights of a token."""
 
     scope: Scope
     run_id: str | None
@@ -53,7 +53,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What the key of a lease proves: that this worker was given this attempt."""
+    """The content of a lease's key: this worker was given this attempt."""
 
     run_id: str
     rollout_id: str
@@ -80,7 +80,8 @@ def run_of(token: str) -> str | None:
 
 
 def read(secret: bytes, token: str) -> Grant:
-    """What the token grants. Raises AccessError if it was not signed with this secret, or has expired."""
+    """Returns the token's rights. Raises AccessError if it was not signed with this secret, or has
+    expired."""
     claims = Seal(secret, PREFIX).open(token)
     if claims is None:
         raise AccessError(
@@ -115,7 +116,7 @@ def member_key(secret: bytes, member: Member) -> str:
 
 
 def secret_of(run: Run | None, run_id: str) -> bytes:
-    """What signs the tokens of this run. Raises AccessError if it has no secret."""
+    """Returns the secret that signs the tokens of this run. Raises AccessError if it has no secret."""
     if run is None or not run.secret:
         raise AccessError(f"run {run_id!r} is not in this store, or has no secret to sign tokens with")
     try:
@@ -144,7 +145,7 @@ def _grant(claims: object) -> Grant:
 
 
 _Address = tuple[str | None, int | None]
-"""Of a record: (rollout id, attempt)."""
+"""The address of a record: (rollout id, attempt)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ class Caller:
 
     grant: Grant
     secret: bytes
-    """What signed the token, and signs the keys of the leases that are given to it."""
+    """The secret that signed the token, and signs the keys of its leases."""
     store: Store
 
     @property
@@ -161,13 +162,14 @@ class Caller:
         return self.grant.scope == "admin"
 
     def run(self, run_id: str) -> str:
-        """That run. Raises ScopeError if the token is for another."""
+        """Returns the run's id. Raises ScopeError if the token is for another."""
         if self.grant.run_id not in (None, run_id):
             raise ScopeError(f"the token is for run {self.grant.run_id!r} and does not open run {run_id!r}")
         return run_id
 
     def one_or_all(self, run_id: str | None) -> str | None:
-        """That run, or the one that the token is for; None for all runs. Raises ScopeError as `run` does."""
+        """Returns the run's id, or the id of the token's run; None for all runs. Raises ScopeError as `run`
+        does."""
         return self.grant.run_id if run_id is None else self.run(run_id)
 
     def check_names(self, rollouts: Sequence[Rollout]) -> None:
@@ -181,7 +183,7 @@ class Caller:
                 )
 
     async def known_run(self, run_id: str) -> str:
-        """That run, which is in the store. Raises NotFoundError if it is not."""
+        """Returns the id of a run in the store. Raises NotFoundError if it is not there."""
         if await self.store.find_run(self.run(run_id)) is None:
             raise NotFoundError(f"no run {run_id!r} in this store: a trainer makes it, or PUT /api/v1/runs")
         return run_id
@@ -212,7 +214,7 @@ class Caller:
             return []
 
     async def attempts(self, keys: Sequence[Key]) -> list[Attempt]:
-        """What the keys of leases stand for, whether or not it is still held."""
+        """Returns the attempts of these keys of leases, whether or not they are still held."""
         leases = [self.lease_of(key) for key in keys]
         rollouts = await self.rollouts([lease.rollout_id for lease in leases])
         return [
@@ -221,7 +223,7 @@ class Caller:
         ]
 
     def lease_of(self, key: Key) -> Lease | Held:
-        """What a key stands for. Raises AccessError for a forged one."""
+        """Returns the lease of a key. Raises AccessError for a forged one."""
         if isinstance(key, str):
             return read_lease(self.secret, key)
         if not self.admin:

@@ -36,7 +36,7 @@ from lightning_core.types import Record
 
 BASE: Final = "/api/v1"
 LIMITS: Final = Limits(body_bytes=64 * 2**20)
-"""What a server of it takes: a body may be a bulk of calls with long prompts."""
+"""Limits of a server of the API: a body may be a bulk of calls with long prompts."""
 _ABOUT: Final = """\
 Tasks, rollouts, calls, rewards, resources and metrics of runs, for workers and clients in any language.
 
@@ -128,7 +128,7 @@ def _describe(schema: dict[str, Any], model: type[BaseModel]) -> None:
 
 
 def _field_docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """What stands under each field of a class; nothing for one that was made without source."""
+    """Returns the docstring under each field of a class; empty for one that was made without source."""
     try:
         source = inspect.getsource(model)
     except OSError:

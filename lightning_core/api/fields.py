@@ -1,4 +1,4 @@
-"""What the bodies of several resources have in common: kinds of fields, examples and answers."""
+"""Shared parts of several resources' bodies: kinds of fields, examples and answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def example(**fields: JsonValue) -> ConfigDict:
 
 
 def answer(name: str, about: str, **fields: tuple[Any, str]) -> type[Record]:
-    """What the OpenAPI document says of an answer, whose fields each have a type and a description."""
+    """Describes an answer in the OpenAPI document, whose fields each have a type and a description."""
     made: dict[str, Any] = {
         field: (kind, Field(description=words)) for field, (kind, words) in fields.items()
     }

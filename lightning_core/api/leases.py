@@ -50,7 +50,7 @@ Waiting = Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="Seconds to 
 
 # bodies ---------------------------------------------------------------------------------------------
 class LeaseRequest(Record):
-    """What a worker asks for."""
+    """A worker's request for leases."""
 
     model_config = example(worker="w1", limit=4, seconds=60, wait=30, agent="writer")
     worker: Name
@@ -119,7 +119,7 @@ class Release(Record):
 
 
 class Reclaim(Record):
-    """What a worker held that died."""
+    """A dead worker's leases."""
 
     model_config = example(worker="w1")
     worker: Name
@@ -178,7 +178,7 @@ async def _leased(attempt: Attempt, body: LeaseRequest, caller: Caller, gateways
 
 
 def _tokens(run: Run | None) -> Tokens | None:
-    """What makes the tokens of a run's rollouts; None for a run without a secret."""
+    """Returns the maker of a run's rollout tokens; None for a run without a secret."""
     try:
         return Tokens(secret_of(run, ""))
     except AccessError:

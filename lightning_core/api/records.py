@@ -1,4 +1,4 @@
-"""What happened in rollouts: calls, rewards, and events, which are tool runs and spans."""
+"""The records of rollouts: calls, rewards, and events, which are tool runs and spans."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AddRewards(Record):
     rewards: Some[Reward]
     """One with an `id` counts once, however often it is sent."""
     keys: Keys = Field(default_factory=list)
-    """Of the leases that they belong to; with an admin's token they are not needed."""
+    """Keys of the leases that they belong to; with an admin's token they are not needed."""
     running: bool = False
     """Refuse those of attempts that have ended. Those of workers are refused then in any case."""
 
@@ -85,7 +85,7 @@ class AddCalls(Record):
 
 
 class AddCredited(Record):
-    """What transitions were given, all or none."""
+    """The credit of transitions, all or none."""
 
     model_config = example(credited=[{**_AT, "call_id": "c1", "advantage": 0.5, "weight": 0.001}])
     credited: Some[Credited]

@@ -30,7 +30,8 @@ class Enqueue(Record):
         rollouts=[{"id": "r1", "run_id": "run", "task": _TASK, "group_id": "g1", "step": 0}]
     )
     rollouts: Some[Rollout]
-    """Of any runs that the token is for; `status`, `attempts` and what follows from them are left out."""
+    """Rollouts of any runs that the token is for; `status`, `attempts` and fields that follow from them are
+    left out."""
 
 
 class EnqueueTasks(Record):

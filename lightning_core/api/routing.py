@@ -99,7 +99,7 @@ def _as_json(scope: Scope) -> Scope:
 
 # answers ------------------------------------------------------------------------------------------
 class _Reply(Response):
-    """What a handler answers; its route writes it in the form that the client reads."""
+    """A handler's answer; its route writes it in the form that the client reads."""
 
     def __init__(self, content: Any) -> None:
         super().__init__()
@@ -193,14 +193,14 @@ _ANSWERS: Final[tuple[tuple[type[LightningError], int, str], ...]] = (
 
 
 class Problem(BaseModel):
-    """What went wrong."""
+    """The error of a request."""
 
     code: str = Field(examples=["not_found"])
     """For programs: one word for each kind of error."""
     message: str = Field(examples=["no rollout 'r9' in this store"])
     """For people: what happened, to what, and what to do."""
     field: str | None = Field(default=None, examples=["rollouts[0].step"])
-    """What in the request can't be used, if it is one thing."""
+    """The field of the request that can't be used, if it is one."""
 
 
 class ErrorBody(BaseModel):
@@ -246,7 +246,7 @@ async def refuse_lightning(request: Request, error: Any) -> Response:
 
 
 async def refuse_input(request: Request, error: Any) -> Response:
-    """What is not of the form that the OpenAPI document gives: the first field that is not."""
+    """Names the first field that is not of the form in the OpenAPI document."""
     first = error.errors()[0]
     field = _field(first["loc"])
     if first["type"] == "json_invalid":

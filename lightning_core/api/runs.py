@@ -123,7 +123,7 @@ async def list_secrets(caller: Admin, page: Paged, run_id: str | None = None) ->
 
 
 def _public(run: Run) -> dict[str, Any]:
-    """What everybody may know of a run."""
+    """Returns the part of a run that everybody may know."""
     return run.model_dump(exclude={"secret"})
 
 

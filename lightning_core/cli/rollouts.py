@@ -142,7 +142,7 @@ def _count(listed: Sequence[Rollout], rollouts: Sequence[Rollout]) -> str:
 
 
 async def _only(store: Store, rollouts: Sequence[Rollout], wanted: Filter) -> list[Rollout]:
-    """Those that are wanted. ConfigError if there are none, or if no task has a field that is named."""
+    """Returns the wanted rollouts. ConfigError if there are none, or if no task has a field that is named."""
     for name, _ in wanted.inputs:
         if not any(name in rollout.task.input for rollout in rollouts):
             there = ", ".join(sorted({name for rollout in rollouts for name in rollout.task.input}))
@@ -191,7 +191,7 @@ def show_newest(newest: Sequence[Rollout], total: int, path: Path, console: Cons
 
 
 def of_task(rollouts: Sequence[Rollout], task: str | None) -> list[Rollout]:
-    """Those of the task that is meant by its id, or by how its id or its text begins; None means all.
+    """Returns the rollouts of the task whose id, or the start of whose id or text, is given; None means all.
     ConfigError if there are none, or several tasks."""
     if not rollouts:
         raise ConfigError("the run has no rollouts yet")

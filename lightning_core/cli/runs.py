@@ -177,7 +177,7 @@ async def list_runs(folder: Path, paths: Sequence[Path]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLine:
-    """What the list of runs says of one."""
+    """One line of the list of runs."""
 
     name: str
     created_at: float
@@ -185,7 +185,7 @@ class RunLine:
     """See `insight.standing`; "unreadable" if its store can't be read."""
     steps: int = 0
     reward: str = "-"
-    """What `insight.rewards.change` says."""
+    """Reward by `insight.rewards.change`."""
     model: str = "-"
     disk: int = 0
     """Bytes below the run's folder."""
@@ -278,7 +278,7 @@ async def show_run(path: Path) -> None:
 
 
 def show_summary(summary: Summary, console: Console) -> None:
-    """What was learnt, by whom, and what was left out."""
+    """Prints a run's rewards, agents and left-out tasks."""
     if summary.before and summary.after:
         console.print(held_out_table(summary.before, summary.after))
     show_searches(summary, console)
@@ -325,7 +325,7 @@ async def list_alerts(path: Path) -> None:
 
 
 def rule_table(lines: Sequence[RuleLine]) -> Table:
-    """What each rule of AIR gave, and whether its signals have become fewer."""
+    """Returns a table of each AIR rule's rewards, and whether its signals have become fewer."""
     table = Table(
         title="automatic intermediate rewards",
         caption="signals for each rollout in the first steps and in the last",

@@ -217,8 +217,8 @@ async def _of_model(
 async def _of_run(
     folder: Path, hosts: tuple[str, ...], version: int | None
 ) -> AsyncIterator[tuple[Gateway, str]]:
-    """That version of the run; None: the current one, whichever that is when a request comes. Any other that
-    is asked for by name."""
+    """Serves that version of the run; None: the current one, whichever that is when a request comes. Any
+    other can be asked for by name."""
     async with open_run(folder) as (store, run_id):
         run = await store.find_run(run_id)
         if run is None or not run.secret:

@@ -39,11 +39,11 @@ _PYTHON: Final = {"True": True, "False": False, "None": None}
 """Values as Python writes them, beside JSON's."""
 _RUN: Final = "    answer = await app.answer("
 _NAMED: Final = '    with lightning.agent("triage"):  # a plugin does this by itself\n    '
-"""What a bare client needs around the app: no plugin names its agents."""
+"""The block around the app of a bare client: no plugin names its agents."""
 
 
 class Framework(StrEnum):
-    """What the app is made with; the values are the extras that bring it."""
+    """Framework of the app; the values are the extras that bring it."""
 
     PLAIN = "plain"
     LANGGRAPH = "langgraph"

@@ -10,7 +10,7 @@ from lightning_core.stores.base import Store
 
 
 class Question:
-    """What is asked. Every method raises ConfigError for a value that can't be read."""
+    """One request to the console. Every method raises ConfigError for a value that can't be read."""
 
     def __init__(self, shelf: Shelf, asked: Sequence[tuple[str, str]]) -> None:
         self.shelf = shelf

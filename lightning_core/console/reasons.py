@@ -62,7 +62,7 @@ async def show_step(question: Question) -> dict[str, Any]:
 
 
 def _about(credit: Credit) -> str:
-    """What a credit method does: the first line of its file."""
+    """Returns a description of a credit method: the first line of its file."""
     of = credit if hasattr(credit, "__qualname__") else type(credit)
     return (inspect.getdoc(inspect.getmodule(of)) or "").partition("\n")[0]
 

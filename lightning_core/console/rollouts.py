@@ -26,7 +26,7 @@ Decode = Callable[[list[int]], str]
 """The text of token ids, special tokens included, such as `functools.partial(tokenizer.decode,
 skip_special_tokens=False)` of a tokenizer of `tokenizers` or `transformers`."""
 _PART: Final = "\ufffd"
-"""What a tokenizer writes for a character of which some bytes are missing."""
+"""The character that a tokenizer writes where bytes are missing."""
 PAGE: Final = 50
 """Rollouts of a page."""
 _BATCH, _MOST = 100, 400
@@ -42,7 +42,7 @@ ORDERS: Final = MappingProxyType(
         "surprising": {"order": "enqueued", "newest": True},
     }
 )
-"""What rollouts begin with, and how a store is asked for that. Surprising ones are of the newest."""
+"""The orders of a list of rollouts, each as a store's arguments. Surprising ones are of the newest."""
 
 
 async def list_rollouts(question: Question) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def _call(call: Call, decode: Decode | None, policy: str | None) -> dict[str, An
 
 
 def pieces(ids: Sequence[int], decode: Decode) -> Iterator[str]:
-    """What each token adds to the text; "" for all but the last token of a character that several make.
+    """Yields the text that each token adds; "" for all but the last token of a character that several make.
 
     A tokenizer may write a token otherwise at the beginning of a text, so each is read after those of the
     piece before it.
@@ -247,7 +247,7 @@ def pieces(ids: Sequence[int], decode: Decode) -> Iterator[str]:
 
 
 async def find_decode(store: Store, found: Found) -> Decode | None:
-    """By the tokenizer beside the run's weights; None where there is none at hand."""
+    """Returns the tokenizer beside the run's weights; None where there is none at hand."""
     versions = await store.list_resources(found.run_id)
     weights = [Path(each.uri) for each in reversed(versions) if each.uri and each.kind == "weights"]
     kept = [found.folder / "policy"] if found.folder else []

@@ -282,7 +282,8 @@ async def show_comparison(question: Question) -> dict[str, Any]:
 
 
 def _held_out(first: History, other: History) -> dict[str, Any]:
-    """What a run earned at its last evaluation, and how much more than the first run on the tasks of both."""
+    """Returns a run's reward at its last evaluation, and its difference to the first run on the tasks of
+    both."""
     both = compare_trials(first.held_out, other.held_out)
     return {
         "tasks": len(other.held_out),
@@ -295,7 +296,7 @@ def _held_out(first: History, other: History) -> dict[str, Any]:
 
 
 async def show_advice(question: Question) -> list[dict[str, Any]]:
-    """What all runs of the shelf say about the settings in which alone they differ."""
+    """Returns the evidence of all runs of the shelf about the settings in which alone they differ."""
     histories = []
     for one in (await question.shelf.list())[:_LISTED]:
         try:

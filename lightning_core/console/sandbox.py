@@ -48,7 +48,7 @@ _TOLD: Final = 2000
 
 
 async def show_sandbox(question: Question) -> dict[str, Any]:
-    """What can be tried, and what was: each trial with the difference of its arms."""
+    """Returns the possible trials and the finished ones, each with the difference of its arms."""
     store, found = await question.run()
     run = await get_run(store, found.run_id)
     names = list(read_declared(run))

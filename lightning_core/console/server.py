@@ -49,9 +49,9 @@ ANSWERS: Final[Mapping[str, Answer]] = MappingProxyType(
         **sandbox.ANSWERS,
     }
 )
-"""What is read, by the last part of its address."""
+"""The answers to GET, by the last part of the address."""
 VERBS: Final[Mapping[str, Answer]] = MappingProxyType({**models.VERBS, **sandbox.VERBS})
-"""What writes: sent by POST, as JSON, which no other site's page may send unasked."""
+"""The answers to POST, with JSON, which no other site's page may send unasked."""
 _BASE: Final = "/api/"
 """Under which the answers about runs lie."""
 _ASSETS: Final = files("lightning_core.console") / "assets"
@@ -63,7 +63,7 @@ POLICY: Final = (
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _BITS: Final = 63
-"""Of the integers that every reader of JSON takes, beside the sign."""
+"""Bits of the integers that every reader of JSON takes, beside the sign."""
 _COOKIE: Final = "lightning-console"
 _HEADERS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -192,7 +192,7 @@ def page(head: str, imports: str, data: str) -> str:
 
 
 def digest(script: str) -> str:
-    """By which a Content-Security-Policy admits a script that stands in the page."""
+    """Returns the digest by which a Content-Security-Policy admits a script in the page."""
     return b64encode(sha256(script.encode()).digest()).decode()
 
 
@@ -244,7 +244,7 @@ class Guard:
         return "" if found is None else found.value
 
     def _name(self, headers: Headers) -> str:
-        """Of the cookie: a browser keeps those of all ports of a host together."""
+        """Returns the name of the cookie: a browser keeps the cookies of all ports of a host together."""
         return f"{_COOKIE}-{_port(headers.get('host', ''))}"
 
 

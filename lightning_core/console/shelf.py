@@ -56,7 +56,7 @@ class Found:
     """A run, and where it is kept."""
 
     name: str
-    """What the console calls it: its folder's name, or its id in a store."""
+    """The console's name for it: its folder's name, or its id in a store."""
     run_id: str
     store: str
     """URL."""
@@ -77,11 +77,11 @@ class Shelf:
         self._opened: dict[str, tuple[Store, AsyncExitStack]] = {}
         self._opening = asyncio.Lock()
         self.evaluated: dict[tuple[str, float, int, int], dict[str, Any] | None] = {}
-        """What was made of evaluations that have ended: by run, step and number of rollouts."""
+        """Results of evaluations that have ended, by run, step and number of rollouts."""
         self.verdicts: dict[tuple[str, float], tuple[tuple[int, int], dict[str, Any]]] = {}
-        """By run: how many rollouts had ended, the newest step, and what was learnt by then."""
+        """Verdicts by run, with the number of ended rollouts and the newest step they were made from."""
         self.trials: dict[str, asyncio.Task[None]] = {}
-        """Those that this console plays, by id."""
+        """Trials that this console plays, by id."""
         if "://" not in target and not find_folders(Path(target)):
             problem = "is no run's folder and holds none" if Path(target).exists() else "is not there"
             raise ConfigError(

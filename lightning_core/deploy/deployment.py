@@ -1,4 +1,4 @@
-"""What is deployed: one frozen value, read from the script's own trainer, of which every writer makes files.
+"""The deployment: one frozen value, read from the script's own trainer, of which every writer makes files.
 
 The commands are those of the command line. They are checked here, by making the settings that the container
 will make, so that what a start would refuse is refused before a file is written.
@@ -30,7 +30,7 @@ RUNS: Final = "/runs"
 SPARE_SECONDS: Final = 30
 """Added to the longest rollout: to give attempts back and to close the store."""
 UNBOUNDED_SECONDS: Final = 3600
-"""Of a rollout without a time-out."""
+"""Seconds allowed for a rollout without a time-out."""
 OWN_STORE: Final = "postgresql://lightning@{host}:5432/lightning"
 PASSWORDS: Final = {
     "postgresql": "PGPASSWORD",
@@ -71,7 +71,7 @@ class Place:
     store: str | None
     """URL, without a password; None: a file in the run's folder."""
     folder: str
-    """Of the run."""
+    """Folder of the run."""
     gateway: str | None = None
     """URL under which workers reach the gateway; None: rollouts run in the trainer's own process."""
 
@@ -84,12 +84,12 @@ class Deployment:
     script: str
     """Relative to the folder that goes into the image."""
     arguments: tuple[str, ...] = ()
-    """Of the script itself."""
+    """Arguments of the script itself."""
     settings: tuple[str, ...] = ()
     """NAME=VALUE, over the script's own."""
     backend: str = "local"
     image: Image = "local"
-    """Of what holds weights: trainer, gateway, `serve`."""
+    """Image of the parts that hold weights: trainer, gateway, `serve`."""
     store: str | None = None
     """URL of a server of the user's own, without its password; None: a PostgreSQL is deployed beside."""
     gateway: bool = True
@@ -103,7 +103,7 @@ class Deployment:
     longest: float | None = 300.0
     """Seconds that one rollout may take."""
     clouds: tuple[str, ...] = ()
-    """That SkyPilot may choose from."""
+    """Clouds that SkyPilot may choose from."""
     spot: bool = False
     """On machines that may be taken away."""
     python: str = "3.11"
@@ -154,7 +154,7 @@ class Deployment:
         return ["train", self.script, *options, *_set(*self.settings), *self._own()]
 
     def work(self, place: Place, *options: str) -> list[str]:
-        """Of a worker."""
+        """Returns the command of a worker."""
         return [
             *("worker", self.script, "--store", str(place.store), *options),
             *_set(f"concurrency={self.concurrency}", *self.settings),
@@ -162,12 +162,13 @@ class Deployment:
         ]
 
     def answer(self, place: Place, *options: str) -> list[str]:
-        """Of a gateway of its own."""
+        """Returns the command of a gateway of its own."""
         listen = ("--listen", f"0.0.0.0:{PORT}", "--address", str(place.gateway))
         return ["gateway", "--store", str(place.store), *options, *listen]
 
     def serve(self, place: Place, host: str, version: str = "") -> list[str]:
-        """Of what serves the trained policy; `version`: "@12" in place of the current one."""
+        """Returns the command that serves the trained policy; `version`: "@12" in place of the current
+        one."""
         listen = ("--listen", f"0.0.0.0:{PORT}", "--allow-host", host)
         return ["serve", f"{place.folder}{version}", *listen]
 
@@ -191,7 +192,7 @@ def read_deployment(
     clouds: Sequence[str] = (),
     spot: bool = False,
 ) -> Deployment:
-    """What the script's trainer, with the command line's settings over its own, asks for.
+    """Reads the deployment from the script's trainer, with the command line's settings over its own.
 
     Raises ConfigError for what can't be taken elsewhere: a script or a model outside of this folder,
     a store of this machine, settings that fit no deployment.
@@ -277,7 +278,8 @@ def inside(path: Path) -> str:
 
 
 def _name(script: Path) -> str:
-    """Of the script, or of its folder if the script's own says nothing; as a host may be called."""
+    """Returns the name of the script, or of its folder if the script's own says nothing, as a valid host
+    name."""
     path = script.resolve()
     stem = path.parent.name if path.stem in ("train", "main", "run") else path.stem
     return re.sub(r"[^a-z0-9]+", "-", stem.lower())[:30].strip("-") or "agent"

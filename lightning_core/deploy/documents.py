@@ -1,4 +1,4 @@
-"""What each engine reads: the document of Docker Compose, Helm, KubeRay and SkyPilot for a deployment."""
+"""The document of each engine for a deployment: Docker Compose, Helm, KubeRay and SkyPilot."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def _literal(words: list[str]) -> list[str]:
 
 
 def _part(deployment: Deployment, files: Path, image: str, *, app: bool = True) -> Document:
-    """What all of our own containers have. `app`: the user's code runs there, and gets its secrets."""
+    """Returns the part that all of our own containers share. `app`: the user's code runs there, and gets its
+    secrets."""
     names = deployment.variables if app else (deployment.password,)
     up = Path(*[".."] * len(files.parts)).as_posix()
     return {
@@ -192,7 +193,7 @@ def make_values(deployment: Deployment) -> Document:
 
 
 def _trigger(deployment: Deployment, place: Place) -> Document:
-    """Of KEDA's PostgreSQL scaler: as many workers as the rollouts that wait or run have need of."""
+    """Returns KEDA's PostgreSQL trigger: as many workers as the waiting and running rollouts need."""
     if deployment.password != "PGPASSWORD":
         return {}
     where = hosts_of(str(place.store))
@@ -216,7 +217,7 @@ def _resources(deployment: Deployment, cpu: str, memory: str) -> Document:
 
 
 def tolerations(deployment: Deployment) -> list[Document]:
-    """Of the taints that machines with GPUs have, and those that may be taken away."""
+    """Returns tolerations of the taints that machines with GPUs have, and those that may be taken away."""
     gpu = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     return [*(gpu if deployment.gpu else ()), *_spot(deployment)]
 

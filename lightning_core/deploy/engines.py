@@ -221,7 +221,8 @@ def _plain(name: str) -> str:
 
 
 def _roots(names: set[str], installed: Mapping[str, Distribution]) -> list[str]:
-    """Those that none of the others requires, or that require one another; without this project's own."""
+    """Returns the names that none of the others requires, or that require one another; without this project's
+    own."""
     needs = {name: _required_by(installed.get(name)) for name in names}
     return [
         name
@@ -231,7 +232,7 @@ def _roots(names: set[str], installed: Mapping[str, Distribution]) -> list[str]:
 
 
 def _required_by(one: Distribution | None, extra: str = "") -> set[str]:
-    """What a distribution requires, with an extra."""
+    """Returns the requirements of a distribution, with an extra."""
     wanted = [Requirement(each) for each in (one.requires or () if one else ())]
     return {_plain(each.name) for each in wanted if not each.marker or each.marker.evaluate({"extra": extra})}
 

@@ -1,4 +1,4 @@
-"""What the writers of replies share: JSON, server-sent events, log-probabilities."""
+"""Shared parts of the writers of replies: JSON, server-sent events, log-probabilities."""
 
 from __future__ import annotations
 

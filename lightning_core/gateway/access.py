@@ -63,11 +63,11 @@ class Caller:
     seed: int | None = None
     """The rollout's, for trained and other agents."""
     prompt_versions: Mapping[str, int] = field(default_factory=dict)
-    """Those of the prompts that the rollout's agents are told."""
+    """Versions of the prompts that the rollout's agents get."""
     by_header: bool = False
     """Whether a header names the agent, which is more exact than any rule."""
     imposed: Sampling | None = None
-    """What the rollout imposes on the calls of its trained agents."""
+    """The sampling that the rollout imposes on the calls of its trained agents."""
 
     @property
     def key(self) -> tuple[str | None, int | None, str]:

@@ -55,7 +55,8 @@ class Exchange:
             await asyncio.wait((self._task,))
 
     async def next_deltas(self) -> list[Delta]:
-        """What was sampled since the last time, as soon as there is any; nothing more once it is empty."""
+        """Returns the tokens sampled since the last time, as soon as there are any; an empty list at the
+        end."""
         if not self._deltas:
             await self._fresh.wait()
         self._fresh.clear()

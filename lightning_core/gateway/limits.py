@@ -31,14 +31,15 @@ _REST_SECONDS: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one request."""
+    """The limits of one request."""
 
     head_bytes: int = 64 * 2**10
-    """Of the address and all headers."""
+    """Bytes of the address and all headers."""
     head_seconds: float = 30.0
     """From the first byte of a request, or the opening of its connection, to the end of its headers."""
     body_bytes: int = 20 * 2**20
-    """Of the body: more than the longest context of a model, and what OpenTelemetry's collector takes."""
+    """Bytes of the body: more than the longest context of a model, and what OpenTelemetry's collector
+    takes."""
     body_seconds: float = 60.0
     """From the first look at the body to its end."""
 

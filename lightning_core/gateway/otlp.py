@@ -82,7 +82,7 @@ class Traces:
 
 
 def _find_wire() -> ModuleType | None:
-    """What reads and writes OTLP, imported with the first batch; None if it is not installed."""
+    """Returns the reader and writer of OTLP, imported with the first batch; None if it is not installed."""
     try:
         from lightning_core.gateway import otlp_wire
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""What a batch of OTLP holds, counted in its bytes: two bytes may unpack to an object of hundreds.
+"""The size of a batch of OTLP, counted in its bytes: two bytes may unpack to an object of hundreds.
 
 Counting stops at the first number that is too large, so that a batch takes no more than its bytes until it is
 known to be reasonable.
@@ -114,4 +114,4 @@ def _read_messages(message: Any, found: dict[str, dict[int, Any]]) -> dict[str, 
 
 
 _KNOWN: Final = MappingProxyType(_read_messages(ExportTraceServiceRequest.DESCRIPTOR, {}))
-"""By name of a message: the messages in it, by number."""
+"""The messages in each message, by name, then by number."""

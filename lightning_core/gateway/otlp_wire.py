@@ -29,7 +29,7 @@ _Kind = Literal["internal", "server", "client", "producer", "consumer"]
 _KINDS: Final[Mapping[int, _Kind]] = MappingProxyType(
     {2: "server", 3: "client", 4: "producer", 5: "consumer"}
 )
-"""By number; all else is internal."""
+"""Kinds by number; all else is internal."""
 _ERROR: Final = 2
 _ID_FIELDS: Final = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
 _NO_ID: Final = b"\0"
@@ -112,7 +112,7 @@ def _prepare(batch: dict[str, Any]) -> None:
 
 
 def _under(found: Iterable[Any], *names: str) -> list[Any]:
-    """What is in the lists of that name in all that was found."""
+    """Returns the items in the lists of that name."""
     parents = [each for each in found if isinstance(each, dict)]
     lists = (parent[name] for parent in parents for name in names if isinstance(parent.get(name), list))
     return [each for one in lists for each in one]

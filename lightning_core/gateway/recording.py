@@ -1,4 +1,4 @@
-"""What one call read and wrote, gathered while it runs, and the `Call` that is stored of it.
+"""The tokens one call read and wrote, gathered while it runs, and the `Call` that is stored of it.
 
 The ids and log-probabilities are those of the engine's deltas, never computed again from text.
 """

@@ -30,7 +30,7 @@ _OPEN_FILES: Final = 65_536
 
 
 class Served(Protocol):
-    """What can be served."""
+    """An app that can be served."""
 
     def app(self) -> Starlette:
         """The ASGI application."""

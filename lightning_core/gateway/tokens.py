@@ -30,7 +30,7 @@ _SHORTEST_SECRET = 16
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a token allows: to make the calls of one attempt."""
+    """The rights of a token: to make the calls of one attempt."""
 
     rollout_id: str
     attempt: int
@@ -39,7 +39,7 @@ class Grant:
     policy_version: int | None = None
     """The version of the weights that must answer; None: the current one."""
     prompt_versions: dict[str, int] = field(default_factory=dict)
-    """Those of the prompts that its agents are told."""
+    """Versions of the prompts that its agents get."""
 
 
 def expiry(timeout: float | None) -> float | None:
@@ -67,7 +67,8 @@ class Tokens:
         return self._seal.close([rollout.id, attempt, *drawn, *versions, expires_at])
 
     def read(self, token: str) -> Grant:
-        """What the token grants. Raises AccessError if it was not issued with this secret, or has expired."""
+        """Returns the token's rights. Raises AccessError if it was not issued with this secret, or has
+        expired."""
         claims = self._seal.open(token)
         if claims is None:
             raise AccessError("the API key is not a token of this gateway; use the one its rollout was given")
@@ -122,7 +123,7 @@ class Seal:
 
 
 def claims_in(sealed: str, prefix: str) -> Any:
-    """What a sealed word says of itself, unchecked: only to find the secret that it is to be opened with.
+    """Returns the unchecked claims of a sealed word: only to find the secret that it is to be opened with.
 
     Raises AccessError if it says nothing.
     """

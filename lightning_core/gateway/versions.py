@@ -170,10 +170,10 @@ class VersionRegistry:
 
 @runtime_checkable
 class Versioned(Protocol):
-    """What an upstream that knows of versions can say beside serving."""
+    """An upstream that serves several versions."""
 
     async def versions(self) -> list[int]:
-        """Those that can be asked for."""
+        """Returns the versions that can be asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ class VersionedUpstream:
         return self._decode(token_id)
 
     async def versions(self) -> list[int]:
-        """Those that can be asked for by number."""
+        """Returns the versions that can be asked for by number."""
         servable = set(await self._registry.servable())
         return sorted(servable | ({self._embedded.version()} if self._embedded is not None else set()))
 

@@ -25,7 +25,8 @@ class Part:
     name: str
     seconds: float
     share: float
-    """Of the whole, 0 to 1. Parts that overlap, as when rollouts go on during an update, add up to more."""
+    """Share of the whole, 0 to 1. Parts that overlap, as when rollouts go on during an update, add up to
+    more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Finding:
 
 
 def parts(metrics: Sequence[Metrics]) -> list[Part]:
-    """What the steps were spent on, the largest first; "other" is what is in no part."""
+    """Returns the parts of the steps' time, the largest first; "other" is the time in no part."""
     whole = _sum(metrics, "step_seconds")
     if whole <= 0:
         return []
@@ -69,7 +70,7 @@ class Straggling:
 
 
 def straggling(rollouts: Iterable[Rollout]) -> Straggling:
-    """Of the finished training rollouts of any steps."""
+    """Measures how long the finished training rollouts of any steps kept others waiting."""
     steps: defaultdict[int, list[Rollout]] = defaultdict(list)
     for one in rollouts:
         if one.split == "train" and one.finished_at is not None:
@@ -86,7 +87,7 @@ def straggling(rollouts: Iterable[Rollout]) -> Straggling:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What an agent or a tool took."""
+    """The share of an agent or a tool."""
 
     name: str
     count: int
@@ -113,8 +114,8 @@ def bottleneck(
     calls: Iterable[Call] = (),
     events: Iterable[Event] = (),
 ) -> list[Finding]:
-    """What takes at least a fifth of the steps, the most first. Of calls and events give those of some
-    steps, with their rollouts: they tell of the agent and the tool that take most."""
+    """Returns the parts with at least a fifth of the steps' time, the largest first. Give the calls and
+    events of some steps, with their rollouts: from them it names the slowest agent and tool."""
     whole = _sum(metrics, "step_seconds")
     advice: Mapping[str, str] = {
         "collecting": "raise `concurrency`, add workers, or let rollouts go on during updates (staleness=1)",

@@ -32,7 +32,7 @@ IGNORED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a comparison needs of a run."""
+    """The records of a run that a comparison needs."""
 
     run: Run
     metrics: Sequence[Metrics] = ()
@@ -56,7 +56,7 @@ class Comparison:
     """Runs side by side; all lists are in the order of the runs."""
 
     settings: Mapping[str, tuple[JsonValue, ...]]
-    """Those that differ, but for the folder, with the value of each run; None where a run has none."""
+    """Settings that differ, but for the folder, with the value of each run; None where a run has none."""
     curves: Mapping[str, tuple[tuple[Bucket, ...], ...]]
     """Each metric of `DRAWN` that any run has, on one axis."""
     tasks: Mapping[str, tuple[float | None, ...]]
@@ -83,7 +83,7 @@ def compare(histories: Sequence[History], budget: int = 400) -> Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What runs of one script say about a setting in which alone they differ."""
+    """The evidence of a script's runs about a setting in which alone they differ."""
 
     setting: str
     values: tuple[JsonValue, JsonValue]

@@ -25,7 +25,7 @@ _LIBRARIES = (
 _LONG = 300
 """Characters of an error that stand in one line."""
 VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+(\.\d+)?")
-"""What differs between messages of one kind: names, values, addresses in memory and numbers."""
+"""The varying parts of messages of one kind: names, values, addresses in memory and numbers."""
 
 
 class Reason(Record):
@@ -36,7 +36,7 @@ class Reason(Record):
     place: str | None = None
     """The innermost line of the user's code, as FILE:LINE in FUNCTION; None if the error names none."""
     hint: str | None = None
-    """What led to it and what to do, where the calls show that; such failures are one kind."""
+    """The cause and the remedy, where the calls show them; such failures are one kind."""
     count: int = 1
     rollout: str
     """Id of the newest of them."""
@@ -112,7 +112,7 @@ class Refused(Record):
     agent: str
     """The agent that made the first refused call."""
     error: str
-    """What the first was answered."""
+    """Error of the first call."""
 
     @property
     def text(self) -> str:

@@ -29,7 +29,7 @@ class Change:
     first: float
     last: float
     steps: int = 0
-    """Of training: how many steps each of the two is the mean of."""
+    """Training steps that each of the two is the mean of."""
 
 
 def reward_curve(metrics: Sequence[Metrics]) -> tuple[list[int], list[float]]:
@@ -69,7 +69,8 @@ def agent_changes(metrics: Sequence[Metrics]) -> dict[str, Change]:
 
 
 def change(greedy: Sequence[float], rewards: Sequence[float]) -> Change | None:
-    """What a run is summed up by: `greedy` are its evaluations in order, `rewards` its training rewards."""
+    """Returns the change that sums up a run: `greedy` are its evaluations in order, `rewards` its training
+    rewards."""
     if len(greedy) > 1:
         return Change("held-out", greedy[0], greedy[-1])
     return training_change(rewards)

@@ -42,14 +42,14 @@ _GAIN = "search/gain"
 
 
 class Verdict(Record):
-    """What a run has shown."""
+    """The result of a run."""
 
     kind: Kind
     sentence: str
     also: tuple[str, ...] = ()
-    """What else a person should know, such as fewer failures than would be the verdict."""
+    """Further remarks for a person, such as fewer failures than would be the verdict."""
     numbers: dict[str, float] = Field(default_factory=dict)
-    """Those of the sentence."""
+    """Numbers in the sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Evidence:
     before: Sequence[Rollout] = ()
     """The held-out rollouts before the first update."""
     after: Sequence[Rollout] = ()
-    """Those of the newest evaluation after an update."""
+    """Rollouts of the newest evaluation after an update."""
     agents: Sequence[str] = ()
     """Names or globs of the agents to train; none: all."""
     temperature: float = 1.0
@@ -230,7 +230,7 @@ def _change(evidence: Evidence) -> _Finding:
 
 
 def _searched(evidence: Evidence) -> _Finding | None:
-    """What the searches for better prompts found, in a run that trained nothing: the last that found some."""
+    """Returns the result of the last search that found better prompts, in a run that trained nothing."""
     searches = [each.values for each in evidence.metrics if f"{_GAIN}/low" in each.values]
     if not searches or len(searches) < len(evidence.metrics):
         return None

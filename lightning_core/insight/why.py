@@ -40,7 +40,7 @@ from lightning_core.types import (
 LATER: Final = (
     "Only this step is credited again; with other advantages, later weights would have been others."
 )
-"""What a what-if can't know."""
+"""The limit of every what-if."""
 CHANGED: Final = "the trainer gave other advantages: the records were changed after its update"
 UNPLANNED: Final = (
     "the trainer did not train on it: another rollout took its place, or someone else asked for it"
@@ -59,14 +59,14 @@ class Step:
     rollouts: tuple[Rollout, ...]
     """Each with the final reward that counts."""
     calls: Mapping[str, Sequence[Call]]
-    """By rollout id, as all that follows."""
+    """Calls by rollout id, as all that follows."""
     rewards: Mapping[str, Sequence[Reward]]
     events: Mapping[str, Sequence[Event]]
     credited: Mapping[str, Sequence[Credited]] = field(default_factory=dict)
-    """What the trainer gave; empty for a step that it has not credited yet."""
+    """The trainer's credit; empty for a step that it has not credited yet."""
 
     def trajectories(self, *, lowest: bool = True) -> list[Trajectory]:
-        """Those that the trainer credits, as `transitions.to_trajectories` makes them."""
+        """Returns the trajectories that the trainer credits, as `transitions.to_trajectories` makes them."""
         made = to_trajectories(self.rollouts, self.calls, self.rewards, lowest=lowest)
         values = {key: one.value for key, one in self.given().items() if one.value is not None}
         if not values:
@@ -77,7 +77,7 @@ class Step:
         ]
 
     def given(self) -> dict[Key, Credited]:
-        """What the trainer gave each transition."""
+        """Returns the trainer's credit of each transition."""
         every = (one for some in self.credited.values() for one in some)
         return {(one.rollout_id, one.call_id, one.choice): one for one in every}
 
@@ -310,7 +310,7 @@ RewardFunction = Callable[[Records], float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Other:
-    """What is to be different; None leaves it as it was."""
+    """The changes of a what-if; None leaves a setting as it was."""
 
     credit: Credit | None = None
     baseline: Baseline | None = None

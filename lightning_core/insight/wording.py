@@ -23,14 +23,14 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What is set against each other, as a person sees it."""
+    """The two numbers of a comparison, as a person sees them."""
 
     earned: float
-    """By this rollout."""
+    """Reward of this rollout."""
     start: str
     """Where its earning begins: "This rollout", or "From here on this rollout"."""
     expected: float | None
-    """By comparable starts; None if there were none."""
+    """Mean reward of comparable starts; None if there were none."""
     basis: str
     """Who they are, with what they earned."""
 
@@ -87,7 +87,7 @@ def _detail(seen: _Seen, own: Trajectory, agent: str) -> str:
 
 
 def _reason(explanation: Explanation, seen: _Seen) -> str:
-    """What gives the advantage its sign, where the rewards alone do not."""
+    """Returns the reason for the advantage's sign, where the rewards alone do not explain it."""
     first, *others = explanation.terms
     wanted = _sign(explanation.advantage)
     whole = sum(term.amount for term in explanation.terms)

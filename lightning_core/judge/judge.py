@@ -37,12 +37,13 @@ class Judge:
     model: str
     """As the endpoint calls it."""
     base_url: str | None = None
-    """Of the endpoint, `/v1` included. None: `OPENAI_BASE_URL` of the environment, or OpenAI, with the
-    environment's `OPENAI_API_KEY`."""
+    """Address of the endpoint, `/v1` included. None: `OPENAI_BASE_URL` of the environment, or OpenAI, with
+    the environment's `OPENAI_API_KEY`."""
     api_key: str | None = field(default=None, repr=False)
     """For an endpoint given by `base_url`; a key of the environment is never sent there."""
     rubric: str | Callable[[Task], str] = RUBRIC
-    """What is good and what is not; or a function of the task, which may tell the judge the right answer."""
+    """The standards for good and bad; or a function of the task, which may tell the judge the right
+    answer."""
     weight: float = 1.0
     """The judge's part of the final reward; the rest is the app's own. With 1.0 the app need not give any."""
     budget: int = 24_000

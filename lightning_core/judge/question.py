@@ -1,4 +1,4 @@
-"""What a judge is asked about one group, and how its answer is read.
+"""The question to a judge about one group, and the reader of its answer.
 
 A rollout is shown as a dialogue: each message once, in order, with the agent it belongs to. A call's prompt
 repeats what earlier calls have read and said. What a call shares with the start of an earlier one is
@@ -22,7 +22,7 @@ from lightning_core.judge.judge import Judge
 from lightning_core.types import Call, Task
 
 CHARACTERS = 4
-"""Of a token, on average."""
+"""Characters of a token, on average."""
 _SYSTEM = """\
 You compare several attempts of AI agents at the same task. You are given JSON: `context` is what all attempts
 began with; `transcripts` holds, by id, how each went on: messages with the agent, the role and the text.
@@ -48,7 +48,7 @@ _SCHEMA = {
 
 
 class Score(BaseModel):
-    """What the judge says of one transcript."""
+    """The judge's score of one transcript."""
 
     model_config = ConfigDict(coerce_numbers_to_str=True, frozen=True)
 
@@ -68,7 +68,7 @@ class Question:
     system: str
     user: str
     ids: tuple[str, ...]
-    """Of the transcripts, in the order of the dialogues it was made from."""
+    """Ids of the transcripts, in the order of the dialogues it was made from."""
     shortened: int
     """Characters that were left out."""
 

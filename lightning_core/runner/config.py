@@ -27,10 +27,10 @@ class FailurePolicy:
     retries: int = 1
     """Further attempts after the first; a rollout is enqueued with `max_attempts = 1 + retries`."""
     then: Literal["lowest", "drop"] | float = "lowest"
-    """What a failure after the policy's replies counts as. "lowest": the lowest return of its group or 0,
-    whichever is less; in a validation nothing. A number: that, and so does one before any reply when its
-    tries are used up. "drop": nothing, it is handled like a failure of the world. It is the whole return of
-    such a rollout: its intermediate rewards do not count."""
+    """The return of a failure after the policy's replies. "lowest": the lowest return of its group or 0,
+    whichever is less; in a validation nothing. A number: that, and so is the return of one before any reply
+    when its tries are used up. "drop": nothing, it is handled like a failure of the world. It is the whole
+    return of such a rollout: its intermediate rewards do not count."""
     strict: bool = False
     """Whether a rollout fails too if calls of it, or beside it, were noticed and could not be recorded: those
     of the alert `unseen_calls`. Its reward may rest on replies that are not trained on."""
@@ -45,7 +45,7 @@ class FailurePolicy:
 
     @property
     def max_attempts(self) -> int:
-        """What to enqueue a rollout with."""
+        """The number of attempts to enqueue a rollout with."""
         return 1 + self.retries
 
     def reward_of_failure(self, attempt: Attempt, calls: Iterable[Call], *, world: bool) -> float | None:
@@ -65,7 +65,7 @@ class FailurePolicy:
 
 @dataclass(frozen=True, slots=True)
 class RolloutConfig:
-    """What a runner must know of the run."""
+    """The settings of a run that a runner must know."""
 
     solve: str
     """Name of the user's function."""
@@ -81,7 +81,8 @@ class RolloutConfig:
 
 
 def read_config(run: Run) -> RolloutConfig | None:
-    """What the run's record says; None if it says nothing. Raises ConfigError if it can't be read."""
+    """Returns the configuration in the run's record; None if it has none. Raises ConfigError if it can't be
+    read."""
     written: Any = run.config.get(RECORDED)
     if written is None:
         return None

@@ -42,7 +42,7 @@ class Gateway:
 
 
 class GatewayHealth(Protocol):
-    """What a runner asks of gateways that come and go."""
+    """The health check of gateways that come and go."""
 
     async def ready(self) -> None:
         """Wait until attempts can be begun."""
@@ -57,7 +57,7 @@ class GatewayFinder:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._found: dict[str, tuple[float, list[Gateway]]] = {}
-        """By run: until when it is believed, and the gateways that answered."""
+        """The gateways that answered, by run, and until when that is believed."""
 
     async def answering(self, run_id: str) -> list[Gateway]:
         """The gateways of a run that answer; one that comes back is seen at once."""
@@ -121,8 +121,8 @@ class Gateways:
 
 
 def gateways_among(members: Sequence[Member]) -> list[Member]:
-    """Those that say they are gateways: the living, or else all, in case it is a clock that is wrong.
-    To ask a dead one on a machine that is gone takes seconds."""
+    """Returns the living gateways among the members, or else all, in case a clock is wrong. A request to a
+    dead one on a machine that is gone takes seconds."""
     found = [member for member in members if member.role == "gateway" and member.url]
     return living(found) or found
 

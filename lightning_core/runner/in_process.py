@@ -73,7 +73,7 @@ class InProcess:
         return False
 
     def _read(self, ended: _Ended, task: Task) -> Outcome:
-        """What is stored of it: a finite number, nothing, or text."""
+        """Returns the outcome to store: a finite number, nothing, or text."""
         failure = ended.error
         if failure is None:
             try:
@@ -85,7 +85,7 @@ class InProcess:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """What the function returned, or what it raised."""
+    """The function's return value, or the error it raised."""
 
     value: object = None
     error: BaseException | None = None

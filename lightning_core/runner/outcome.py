@@ -29,7 +29,7 @@ class Outcome:
     """How an attempt ended."""
 
     reward: float | None = None
-    """What the function returned; None if it returned None, or failed."""
+    """The function's return value; None if it returned None, or failed."""
     error: str | None = None
     """Why it failed, as it is stored; None if it did not."""
     world: bool = False
@@ -63,7 +63,7 @@ def no_reward(task: Task, solve: Callable[..., object]) -> RewardError:
 
 
 def name_of(solve: object) -> str:
-    """What messages call the user's function."""
+    """Returns the name of the user's function in messages."""
     return getattr(solve, "__name__", type(solve).__name__)
 
 
@@ -144,7 +144,7 @@ def _summary(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> list[str]:
-    """What it was raised for, such as a closed event loop behind an SDK's "Connection error."."""
+    """Returns the causes of an error, such as a closed event loop behind an SDK's "Connection error."."""
     lines: list[str] = []
     cause = _cause(error)
     while cause is not None and len(lines) < FRAMES:

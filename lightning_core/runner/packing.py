@@ -74,7 +74,8 @@ def _script_of(solve: Solve) -> _OfScript | None:
 
 
 def _module_of(main: ModuleType) -> str | None:
-    """What follows `-m`, if the script was begun so; its imports may be relative, which need a package."""
+    """Returns the module after `-m`, if the script was begun so; its imports may be relative, which need a
+    package."""
     name = getattr(main.__spec__, "name", "__main__")
     return None if name == "__main__" else str(name)  # so is a folder called that is run by its path
 
@@ -123,7 +124,7 @@ def _is_ours(value: object, owner: object) -> bool:
 
 
 def _parts(owner: object) -> Iterator[tuple[str, Any]]:
-    """What a function or an object refers to, with the way to say it."""
+    """Yields the parts that a function or an object refers to, each with its description."""
     if isinstance(owner, functools.partial):
         yield from ((f"argument {number}", value) for number, value in enumerate(owner.args, 1))
         yield from ((f"argument {name!r}", value) for name, value in owner.keywords.items())

@@ -31,7 +31,7 @@ GONE = (asyncio.IncompleteReadError, ConnectionError)
 
 
 def local_pool(solve: Solve, workers: int) -> WorkerPool:
-    """That many processes of this machine. Raises ConfigError if the function can't be sent to them."""
+    """Starts so many processes of this machine. Raises ConfigError if the function can't be sent to them."""
     if workers < 1:
         raise ConfigError(f"workers={workers!r}: must be 1 or more, or None to run rollouts in this process")
     if os.name != "posix":
@@ -110,7 +110,7 @@ class WorkerProcess:
         return report.outcome
 
     async def _hear_out(self, reading: asyncio.Future[Report], scope: Scope) -> None:
-        """What was noticed until now, if the process is still able to report it."""
+        """Reads the records noticed until now, if the process is still able to report them."""
         self._writer.write(frame(None))
         await asyncio.wait({reading}, timeout=REPORT_SECONDS)
         if not reading.cancel() and reading.exception() is None:

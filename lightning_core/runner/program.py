@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 END_SECONDS = 30.0
 """How long, beyond its grace, a program may take to be gone for good before that is said to have failed."""
 MOST_BYTES = 64 * 1024
-"""That are kept of a stream."""
+"""Bytes that are kept of a stream."""
 PIECE = 64 * 1024
 CLOSE_SECONDS = 10.0
 """For what is still in the pipe when the program has ended."""
@@ -283,7 +283,7 @@ async def _feed(program: Program, text: str) -> None:
 
 
 def _reward(printed: str) -> Any:
-    """What the last line says: a number, or the field `reward`; None if it is about something else."""
+    """Reads the last line: a number, or the field `reward`; None if it is about something else."""
     try:
         said = json.loads(printed.rpartition("\n")[2])
     except ValueError:

@@ -51,7 +51,8 @@ class RayWorkers:
     count: int
     """Worker processes, and so rollouts at once."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of each worker's actor, as `ray.remote` takes them: `num_cpus`, `resources`, `runtime_env`, ..."""
+    """Options of each worker's actor, as `ray.remote` takes them: `num_cpus`, `resources`, `runtime_env`,
+    ..."""
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -238,7 +239,7 @@ def _quiet() -> dict[str, str]:
 
 
 def _cause(error: Exception) -> str:
-    """What Ray says, without ids and advice: why the actor is dead, or what its own code raised."""
+    """Returns Ray's message without ids and advice: why the actor is dead, or the error of its own code."""
     said = str(getattr(error, "cause", None) or error)
     _, found, why = said.partition("The actor is dead because ")
     return f"{found}{why}"[:400] if found else said.strip()[-800:]

@@ -68,7 +68,7 @@ class Supervisor:
         return False
 
     def _end_all(self) -> None:
-        """What is left is asked to end, and killed if it does not."""
+        """Terminates the processes that are left, and kills those that go on."""
         deadline = time.monotonic() + self.grace
         asked = False
         while self._reap():

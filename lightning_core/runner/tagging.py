@@ -44,7 +44,7 @@ SWITCH: Final = "LIGHTNING_ENVIRONMENT"
 """The variable that says "off"."""
 _HERE: Final = "127.0.0.1,localhost"
 _JOBS: Final = ("apply_async", "map", "map_async", "starmap", "starmap_async", "imap", "imap_unordered")
-"""Of a `multiprocessing.Pool`; `apply` passes `apply_async`."""
+"""Methods of a `multiprocessing.Pool`; `apply` passes `apply_async`."""
 
 
 @contextmanager
@@ -154,7 +154,7 @@ _TOLD: Final = "_lightning_told"
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a function returned in another process, and what was noticed there meanwhile."""
+    """A function's return value from another process, with the records noticed there meanwhile."""
 
     value: Any
     calls: list[Call]
@@ -163,7 +163,7 @@ class Told:
 
     @classmethod
     def of(cls, scope: Scope, value: Any = None) -> Told:
-        """What was noticed in this scope until now."""
+        """Returns the records noticed in this scope until now."""
         return cls(value, *scope.noticed(), list(scope.rewards))
 
     def tell(self, scope: Scope) -> None:
@@ -214,7 +214,7 @@ def _submit(original: Callable[..., Future[Any]], users: list[Puller]) -> Callab
 
 
 def _unwrapped(told: Future[Any], scope: Scope) -> Future[Any]:
-    """What the function returns; the rollout gets what was noticed meanwhile."""
+    """Returns the function's return value; gives the rollout the records noticed meanwhile."""
     returned: Future[Any] = Future()
 
     def end(_: Future[Any]) -> None:
@@ -286,4 +286,4 @@ _PATCHES: Final[Mapping[str, _Patching]] = {
     ],
     "multiprocessing.process": lambda of, user: [patch(of.BaseProcess, "start", user, _start)],
 }
-"""By module."""
+"""Patches by module."""

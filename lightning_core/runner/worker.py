@@ -64,7 +64,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was noticed of an attempt until now, and how it ended."""
+    """The records noticed of an attempt until now, and how it ended."""
 
     outcome: Outcome | None
     """None while it runs, and if it was ended from outside."""

@@ -219,7 +219,7 @@ async def test_a_tool_that_raised_is_reported_with_its_error(stage: Stage, entra
 
 
 def check(stage: Stage, scope: Scope, runs: dict[str, int]) -> None:
-    """Of each run one event: of the right tool, agent, rollout and request."""
+    """Checks that each run has one event: of the right tool, agent, rollout and request."""
     reported = events(stage, scope)
     named = Counter(event.name for event in reported)
     if named != runs:

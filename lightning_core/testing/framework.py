@@ -1,4 +1,4 @@
-"""What the laws must know of an agent framework, and where they are played.
+"""The laws' view of an agent framework, and the stage where they are played.
 
 An adapter's tests subclass `Framework`: how an app is built in it and how it is run. They give an
 instance as the fixture `framework`. A framework that can't do something declares it in `lacks`, with
@@ -60,7 +60,7 @@ class Framework:
     """The framework's own tool by which an agent gives its answer, if it has one. `build` then adds its name
     to the `calls` mark of each member's instructions, as the last step; its runs may be reported or not."""
     lacks: ClassVar[Mapping[Ability, str]] = {}
-    """What the framework (or this adapter) can't do, each with the reason."""
+    """Missing abilities of the framework (or this adapter), each with the reason."""
 
     def __init_subclass__(cls) -> None:
         for name in ("plugin", "modules"):

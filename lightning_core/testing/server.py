@@ -71,7 +71,7 @@ class AskedTool:
 
 @dataclass
 class GatewayDouble:
-    """What the server was sent, what it asked for, and how many requests it held at once."""
+    """The requests that the server got, its answers, and how many requests it held at once."""
 
     url: str = ""
     """Base URL, without `/v1`."""
@@ -171,7 +171,7 @@ def _dialect(path: str) -> type[Dialect] | None:
 def compose(
     dialect: type[Dialect], body: Mapping[str, Any], marks: Mapping[str, str]
 ) -> list[str | dict[str, Any]]:
-    """What the model says next in the script of the `calls` mark: tool calls, and words at its end.
+    """Writes the model's next reply in the script of the `calls` mark: tool calls, and words at its end.
 
     For the tools in the `broken` mark the arguments are not valid JSON.
     """
@@ -206,7 +206,7 @@ def _call(name: str, schema: Mapping[str, Any], value: str, broken: bool) -> dic
 
 
 def _reply(dialect: type[Dialect], body: Mapping[str, Any], said: list[str | dict[str, Any]]) -> Response:
-    """What was said as an answer to a request, streamed or whole."""
+    """Returns the reply to a request, streamed or whole."""
     deltas = [
         Delta(0, [1], [-1.0], part) if isinstance(part, str) else Delta(0, [1], [-1.0], tool_calls=[part])
         for part in said

@@ -38,9 +38,9 @@ _NEEDED: Final = (
 _WATCHED: Final = "lightning_watched"
 _ROUTED: Final = "lightning_routed"
 _MOST_CHARACTERS: Final = 500
-"""Of a server's error message."""
+"""Characters kept of a server's error message."""
 _SECRETS: Final = ("authorization", "authorization_token", "headers", "api_key")
-"""What the descriptions of remote tools may hold, and bodies meant for a proxy."""
+"""Fields with secrets in the descriptions of remote tools, and in bodies meant for a proxy."""
 
 
 passing: ContextVar[bool] = ContextVar("lightning_passing", default=False)
@@ -49,7 +49,7 @@ passing: ContextVar[bool] = ContextVar("lightning_passing", default=False)
 
 @contextmanager
 def pass_on(known: bool) -> Iterator[None]:
-    """What is sent in this block is known already, if `known`."""
+    """Marks requests sent in this block as known already, if `known`."""
     before = passing.get()
     passing.set(known or before)
     try:
@@ -389,7 +389,7 @@ class _Arrived:
         return kind.startswith("text/event-stream")
 
     def content(self) -> bytes:
-        """What has come, decoded as far as that goes: an encoding may be broken, or cut off."""
+        """Returns the received bytes, decoded as far as possible: an encoding may be broken, or cut off."""
         if self.chunks is None:
             content: bytes = self.response.content
             return content

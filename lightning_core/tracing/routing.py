@@ -35,7 +35,7 @@ class Sdk:
 
     name: str
     versions: str
-    """Those whose requests are known to be built in `BaseClient._build_request`."""
+    """Versions whose requests are known to be built in `BaseClient._build_request`."""
     served: re.Pattern[str]
     """The paths that the gateway can serve; the group is what follows `/v1`. The rest (embeddings, files,
     audio) is not the policy's to answer: it goes where the app sends it."""
@@ -103,7 +103,7 @@ SDKS: Final = (OPENAI, ANTHROPIC)
 
 
 def innermost(answers: Sequence[Who | None]) -> Who | None:
-    """Of several callers the one whose scope was entered last."""
+    """Returns the caller whose scope was entered last."""
     return max((who for who in answers if who is not None), key=lambda who: who.entered, default=None)
 
 

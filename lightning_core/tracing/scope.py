@@ -29,7 +29,7 @@ from lightning_core.types import Call, Event, Reward, Span, Who, matches
 P = ParamSpec("P")
 R = TypeVar("R")
 UNSEEN = "unseen call"
-"""What the span is called that stands for calls of a model which could not be recorded."""
+"""Name of the span that stands for calls of a model which could not be recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,19 @@ class Unseen:
 
     host: str
     library: str
-    """What sent them."""
+    """The library that sent them."""
     agent: str
     path: str
     line: str = ""
-    """Of the app's own code, if they were made outside every rollout, while this one ran."""
+    """Line of the app's own code, if they were made outside every rollout, while this one ran."""
 
     @property
     def subject(self) -> str:
-        """What its alert is about."""
+        """Subject of the alert."""
         return "/".join(filter(None, (self.library, self.host, self.agent, self.line)))
 
     def said(self) -> str:
-        """What happened, and what to do."""
+        """Message of the alert, with its remedy."""
         where = f"POST {self.path} to {self.host} by {self.library}"
         if self.line:
             return (
@@ -99,7 +99,7 @@ def read_unseen(event: Event) -> tuple[Unseen, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a request made inside a rollout needs to know."""
+    """The rollout that requests made inside it belong to."""
 
     rollout_id: str
     attempt: int
@@ -112,16 +112,16 @@ class Scope:
     prompts: Mapping[str, Pinned] = field(default_factory=dict)
     """The prompts that its agents are told, by name."""
     taken: set[str] = field(default_factory=set, compare=False, repr=False)
-    """Those of them that the app has asked for itself."""
+    """Versions among them that the app has asked for itself."""
     gateway_instance: str = ""
     """Which of the processes that listened at that address, one after the other; "" if that is not asked."""
     seen: list[Call | Event] = field(default_factory=list, compare=False, repr=False)
-    """What was noticed of the attempt in this process, beside what the gateway records: the runner
-    stores it when the attempt ends. Appended to from any thread."""
+    """Records of the attempt noticed in this process, beside the gateway's: the runner stores them when the
+    attempt ends. Appended to from any thread."""
     under_way: dict[str, Callable[[], Call]] = field(default_factory=dict, compare=False, repr=False)
     """Calls that were seen to begin and not yet to end, by id; each tells how it stands."""
     rewards: list[Reward] = field(default_factory=list, compare=False, repr=False)
-    """What the app gave with `lightning.reward`, stored likewise."""
+    """Rewards that the app gave with `lightning.reward`, stored likewise."""
 
     unseen: dict[Unseen, list[float]] = field(default_factory=dict, compare=False, repr=False)
     """When calls were noticed that could not be recorded."""

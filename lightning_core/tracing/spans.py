@@ -32,7 +32,7 @@ while the generator's consumer runs. Where the plugin is loaded, it alone answer
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What was true where a span was started."""
+    """The rollout and the caller where a span was started."""
 
     scope: Scope | None
     """The rollout that was running."""
@@ -51,7 +51,7 @@ def note_start(span: Any, start: Start) -> bool:
 
 
 def find_start(span: Any) -> Start | None:
-    """What `note_start` has kept on the span."""
+    """Returns the start that `note_start` has kept on the span."""
     return getattr(span, _START, None)
 
 

@@ -74,7 +74,7 @@ _CERTAIN: Final = re.compile(
 _LIKELY: Final = re.compile(r"/(?:responses|completions?|messages|generate|v\d+/chat|complete|infer)$")
 """Paths that other services have too: their body decides."""
 _OF_MODELS: Final = frozenset({"model", "prompt", "inputs"})
-"""What the body of a call of a model has, one of them at least."""
+"""Fields of which the body of a call of a model has at least one."""
 KEEP: Final = "LIGHTNING_CACHES"
 """The variable that says "keep"."""
 _OURS: Final = str(Path(__file__).parents[1])
@@ -108,7 +108,7 @@ def name_caller(users: Sequence[Puller]) -> str:
 
 
 def meet(post: Post, users: Sequence[Puller]) -> Routed | bool:
-    """What is done with a POST: it is routed, or it was noticed (True), or it is no business of ours."""
+    """Handles a POST: it is routed, or it was noticed (True), or it is not a model's (False)."""
     scope = current_scope()
     if observed.passing.get() or (scope is None and not running()):
         return False
@@ -247,7 +247,7 @@ def app_line() -> str | None:
 # the libraries ------------------------------------------------------------------------------
 Wrap = Callable[[Callable[..., Any], list[Puller]], Callable[..., Any]]
 Bypass = Callable[..., Any]
-"""What is called instead of a cache's method: `bypass(original, owner, *args, **kwargs)`."""
+"""The replacement of a cache's method: `bypass(original, owner, *args, **kwargs)`."""
 
 
 def install(module: ModuleType, user: Puller) -> list[Callable[[], None]]:
@@ -323,7 +323,7 @@ def _connection_request(original: Callable[..., Any], users: list[Puller]) -> Ca
 
 
 _ADDED: Final = ("_default_auth", "_default_proxy")
-"""What a session of aiohttp adds to requests that have none."""
+"""Options that a session of aiohttp adds to requests that have none."""
 
 
 def _aiohttp_request(original: Callable[..., Any], users: list[Puller]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""What a tracker is: TensorBoard, W&B, MLflow, or one of your own.
+"""The tracker's contract: TensorBoard, W&B, MLflow, or one of your own.
 
 The store has everything already. A tracker is a copy of it for people who look elsewhere, so nothing waits
 for one, and one that fails stops nothing. Its methods are called in one thread of its own, in turn (`Feed`).
@@ -23,12 +23,12 @@ from lightning_core.types import Alert, Run
 log = logging.getLogger(__name__)
 
 LAST_SECONDS = 60.0
-"""That the end of a run waits for what is still to be written."""
+"""Seconds that the end of a run waits for pending writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What a tracker is told first."""
+    """A tracker's first message about a run."""
 
     run: Run
     """With where its numbers come from in `provenance`."""

@@ -74,7 +74,7 @@ class MLflow:
 
 
 def _source(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """What MLflow shows beside a run, in its own tags."""
+    """Returns the tags that MLflow shows beside a run."""
     git = provenance.get("git") or {}
     tags = {
         "mlflow.source.git.commit": git.get("commit"),

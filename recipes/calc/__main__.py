@@ -23,7 +23,7 @@ from recipes.tiny.training import Recipe, build_model, make_batches
 
 RECIPE = Recipe(steps=360, conversation_steps=300, vocabulary=800)
 TOKENIZER_DEMONSTRATIONS = 4000
-"""What the tokenizer is learnt from, the same whatever the seed."""
+"""Demonstrations that the tokenizer is learnt from, the same whatever the seed."""
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ HABITS = {
     "rate": ("the product calculated", "a*b"),
     "trips": ("the quotient rounded up", "a/b, then the next number"),
 }
-"""What is right for each form with a familiar mistake, and as a calculation."""
+"""The right answer to each form with a familiar mistake, in words and as a calculation."""
 
 MISTAKES = {
     "forgotten": "the loose pieces forgotten",

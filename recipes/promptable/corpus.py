@@ -24,7 +24,7 @@ from recipes.tiny.corpus import SOFT_DELETE, Demonstration, any_question, first_
 OTHERS = 0.12
 """Demonstrations as the tiny policy was shown them, of all three agents."""
 CONVENTIONS = 0.8
-"""Of the writer's questions, those about a form that hangs on a convention, where the database allows one."""
+"""Share of the writer's questions about a form that hangs on a convention, where the database allows one."""
 FILLER = 0.3
 """Prompts with a sentence that names no convention."""
 

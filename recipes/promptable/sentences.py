@@ -108,7 +108,7 @@ WORDINGS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "80": tuple(each.format("80") for each in _LARGE),
     },
 }
-"""By topic and convention, which is called as in `examples.sql.questions`; "gold" is the app's."""
+"""Wordings by topic and convention, named as in `examples.sql.questions`; "gold" is the app's."""
 
 FILLERS: Final = (
     "Answer with one query and nothing else.",

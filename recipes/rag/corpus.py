@@ -27,7 +27,7 @@ GO_ON: dict[str, dict[str, float]] = {
 search for the first name again. "gold" is what earns the reward."""
 
 AFTER_REPEAT = {"gold": 0.30, "stop": 0.70}
-"""What those do next who have repeated their search."""
+"""Next actions of researchers who have repeated their search."""
 
 FORMAT = {"gold": 0.25, "sentence": 0.75}
 """`Answer: Ada Holt`, or `It is Ada Holt.`"""
@@ -115,7 +115,7 @@ def _run(question: Question, library: Library, rng: random.Random, habits: bool)
 
 
 def _habits(question: Question, rng: random.Random) -> tuple[list[str], str]:
-    """What one of the researchers searches for, and the name that is answered."""
+    """Returns one researcher's searches, and the name in the answer."""
     first, found = question.path[:2]
     queries, step = [first], _draw(GO_ON[question.form], rng) if question.form in GO_ON else "stop"
     if step == "repeat":

@@ -56,7 +56,7 @@ def main() -> None:
 def refused_share(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: list[Task], greedy: bool
 ) -> float:
-    """Of the first queries, those that the database refuses."""
+    """Returns the share of first queries that the database refuses."""
     prompts = []
     for task in tasks:
         with open_database(task["database"]) as connection:

@@ -30,10 +30,10 @@ from recipes.tiny.corpus import (
 )
 
 SHARE = 0.2
-"""Of the writer's queries, those that the database refuses."""
+"""Share of the writer's queries that the database refuses."""
 
 AFTER_REFUSAL = 0.6
-"""Of the queries to rewrite, those that the database refused; the others found no rows."""
+"""Share of the queries to rewrite that the database refused; the others found no rows."""
 
 
 def demonstrate(share: float, rng: random.Random) -> Iterator[Demonstration]:

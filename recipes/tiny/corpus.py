@@ -32,7 +32,7 @@ GUESSED_WORD = 0.6
 """How often a writer asks for the word 'active' itself; otherwise for one of the codes that are in use."""
 
 RECOVERY = {"gold": 0.30, "repeat": 0.46, "all": 0.24}
-"""What a rewriter does about a status that matched nothing: take the right code from the feedback, repeat the
+"""A rewriter's actions on a status that matched nothing: take the right code from the feedback, repeat the
 query (an empty answer is an answer), or drop the filter."""
 
 AGENTS = {"write_query": 0.45, "check_query": 0.10, "rewrite_query": 0.45}
@@ -127,7 +127,7 @@ def any_question(database: Database, rng: random.Random) -> Question:
 
 
 def first_query(question: Question, database: Database, rng: random.Random) -> str:
-    """What one of the companies' engineers would write."""
+    """Returns the query that one of the companies' engineers would write."""
     if question.form == "active":
         word = "active" if rng.random() < GUESSED_WORD else rng.choice([pair[0] for pair in STATUS_CODES])
         return question.others["word"].replace("'active'", f"'{word}'")
@@ -136,7 +136,7 @@ def first_query(question: Question, database: Database, rng: random.Random) -> s
 
 
 def recover(question: Question, sql: str, rng: random.Random) -> str:
-    """What a rewriter makes of a query about a status that matched nothing."""
+    """Returns a rewriter's query in place of one about a status that matched nothing."""
     return {"gold": question.gold, "repeat": sql, "all": question.others["all"]}[draw(RECOVERY, rng)]
 
 

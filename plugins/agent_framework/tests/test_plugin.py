@@ -1,4 +1,4 @@
-"""What is particular to the framework: orchestrations, agents as tools, both APIs, tools, and detaching."""
+"""Laws of this framework alone: orchestrations, agents as tools, both APIs, tools, and detaching."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ MANAGER = "SelectorGroupChatManager"
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """What an app is built with, for one rollout: its agents keep what they were told."""
+    """The parts that an app of one rollout is built with: its agents keep their conversations."""
 
     rollout: str
     client: OpenAIChatCompletionClient

@@ -96,7 +96,7 @@ def tools_in(scope: Scope) -> list[ToolEvent]:
 
 
 def told(server: GatewayDouble) -> Told:
-    """What models were told on the wire: by rollout, agent and tool_call_id."""
+    """Returns the tool results that models got on the wire, by rollout, agent and tool_call_id."""
     return {
         (request.tagged().rollout, request.tagged().agent, message["tool_call_id"]): message["content"]
         for request in server.seen

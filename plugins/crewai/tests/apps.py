@@ -22,7 +22,7 @@ COWORKER = "asked"
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """What an app is built with, for one rollout."""
+    """The parts that an app of one rollout is built with."""
 
     rollout: str
     stream: bool = False
@@ -96,7 +96,7 @@ class Ask(BaseTool):
 
 
 def arguments(app: App) -> dict[str, Any]:
-    """What an app is kicked off with."""
+    """Returns the arguments of an app's kickoff."""
     return {"messages": "Do it."} if isinstance(app, Agent) else {}
 
 

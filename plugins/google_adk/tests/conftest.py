@@ -1,4 +1,4 @@
-"""What ADK and LiteLLM say about their own code is no failure of a test."""
+"""Warnings of ADK and LiteLLM about their own code, which fail no test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is particular to ADK: agents as tools, transfers, workflows of agents, tools, and detaching."""
+"""Laws of ADK alone: agents as tools, transfers, workflows of agents, tools, and detaching."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def scope_at(server: GatewayDouble, rollout: str = "r1") -> Scope:
 
 
 def given(rollout: str) -> dict[str, Any]:
-    """What every graph here starts from."""
+    """Returns the initial state of every graph here."""
     return {"rollout": rollout, "messages": [HumanMessage(mark(rollout=rollout))]}
 
 

@@ -104,7 +104,7 @@ def boss(llm: ChatOpenAI, tools: list[Any], calls: str, **more: Any) -> Any:
 
 
 def told(server: GatewayDouble) -> dict[tuple[str | None, str | None, str], str]:
-    """What models were told on the wire: by rollout, agent and tool_call_id."""
+    """Returns the tool results that models got on the wire, by rollout, agent and tool_call_id."""
     return {
         (request.tagged().rollout, request.tagged().agent, message["tool_call_id"]): message["content"]
         for request in server.seen

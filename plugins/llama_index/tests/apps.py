@@ -15,7 +15,7 @@ from lightning_core.testing.truth import mark
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """What an app of one rollout is built with."""
+    """The parts that an app of one rollout is built with."""
 
     rollout: str
     llm: LLM

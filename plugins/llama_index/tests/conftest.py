@@ -1,4 +1,4 @@
-"""What LlamaIndex says about its own use of pydantic is no failure of a test."""
+"""Warnings of LlamaIndex about its own use of pydantic, which fail no test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is particular to LlamaIndex: handoffs, agents in tools, workflows of the app's own, and detaching."""
+"""Laws of LlamaIndex alone: handoffs, agents in tools, workflows of the app's own, and detaching."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an app may do about tracing: look at it, turn it off, or bring a provider of its own."""
+"""Apps that look at tracing, turn it off, or bring a provider of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is particular to Pydantic AI: agents in tools and output functions, tools that wait, and detaching."""
+"""Laws of Pydantic AI alone: agents in tools and output functions, tools that wait, and detaching."""
 
 from __future__ import annotations
 

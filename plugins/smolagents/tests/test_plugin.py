@@ -1,4 +1,4 @@
-"""What is particular to smolagents: managed agents, code, planning, and what is left when it is detached."""
+"""Laws of smolagents alone: managed agents, code, planning, and the state after detaching."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def attach(agent: T) -> T:
 
 
 class LightningHooks:
-    """What the framework calls around an agent's work. Changes nothing that the app sees."""
+    """Hooks that the framework calls around an agent's work. They change nothing that the app sees."""
 
     async def around_call(self, agent: Any, proceed: Callable[[], Awaitable[Any]]) -> Any:
         """A call of the model."""

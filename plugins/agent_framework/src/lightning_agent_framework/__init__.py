@@ -61,7 +61,7 @@ def detach() -> None:
 
 @contextmanager
 def working(name: str | None) -> Iterator[None]:
-    """What is called inside is this agent's."""
+    """Gives the calls made inside to this agent."""
     token = _at_work.set(Who(name or UNNAMED, enter_order(), FRAMEWORK))
     try:
         yield

@@ -1,4 +1,4 @@
-"""What is wrapped in the framework: the run of an agent, and the run of a tool.
+"""The wrapped parts of the framework: the run of an agent, and the run of a tool.
 
 Every way to run an agent passes `RawAgent.run`: alone, as a tool, in a workflow or an orchestration. A
 stream is made by its reader, so it takes the name for each of its pulls.

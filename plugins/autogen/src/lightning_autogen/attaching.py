@@ -110,7 +110,7 @@ def _install() -> None:
 
 
 def _fixed() -> dict[type, dict[str, Wrap]]:
-    """What is wrapped whatever agents there are."""
+    """Returns the wraps that do not depend on the app's agents."""
     from autogen_agentchat.agents import BaseChatAgent
     from autogen_core import BaseAgent, SingleThreadedAgentRuntime
     from autogen_core import _single_threaded_agent_runtime as runtime

@@ -20,7 +20,7 @@ from lightning_core.types import ToolErrorType
 
 
 class Tools:
-    """What one step of an agent did with its tools."""
+    """The tool runs of one step of an agent."""
 
     def __init__(self, worker: Any, framework: str, around: Tools | None) -> None:
         self._worker = worker
@@ -31,7 +31,7 @@ class Tools:
         self._asked_at = 0.0
 
     def notice(self, item: Any) -> None:
-        """What the agent's stream has just produced."""
+        """Notes an item that the agent's stream has just produced."""
         messages = sys.modules["autogen_agentchat.messages"]
         if not isinstance(item, (messages.ToolCallRequestEvent, messages.ToolCallExecutionEvent)):
             return

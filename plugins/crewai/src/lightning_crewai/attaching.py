@@ -129,7 +129,7 @@ def _install() -> None:
 
 
 def _wrapped() -> dict[type, dict[str, Wrap]]:
-    """What is wrapped: tasks, and every class of agents that exists by now."""
+    """Returns the wraps of tasks, and of every class of agents that exists by now."""
     from crewai import Task
     from crewai.agents.agent_builder.base_agent import BaseAgent
     from crewai.lite_agent import LiteAgent

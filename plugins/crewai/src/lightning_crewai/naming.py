@@ -1,4 +1,4 @@
-"""What an agent of a crew is called: its role, as the user wrote it.
+"""The name of a crew's agent: its role, as the user wrote it.
 
 A role may be a template, "{topic} researcher", that every kickoff fills in. The name is the
 template: it is what the user reads in the code, and it stays the same from task to task, so that

@@ -1,4 +1,4 @@
-"""What is wrapped in ADK: the run of an agent, which is a generator, and what its plugins learn of tools.
+"""The wrapped parts of ADK: the run of an agent, which is a generator, and its plugins' view of tools.
 
 Every way to run an agent passes `BaseAgent.run_async`: by a runner, after a transfer, in a workflow, as a
 tool. A generator runs in its reader's context, so the name is set for each event and taken back before it

@@ -1,4 +1,4 @@
-"""What LangChain's values say of tools: messages in an output, tools in a request, the kind of an error."""
+"""Tools in LangChain's values: messages in an output, tools in a request, the kind of an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from lightning_core.types import ToolErrorType
 
 
 def tool_messages(output: Any) -> Iterator[ToolMessage]:
-    """Those in what a tool or a node returns: messages, lists, states and commands, as deep as they nest."""
+    """Yields the tool messages in an output of a tool or a node: messages, lists, states and commands, as
+    deep as they nest."""
     if isinstance(output, ToolMessage):
         yield output
     elif isinstance(output, ToolOutputMixin):
@@ -55,7 +56,7 @@ def is_unfinished(error: BaseException) -> bool:
 
 
 def error_kind(error: BaseException) -> ToolErrorType:
-    """What kind of failure it is that a tool raised, or was refused with."""
+    """Returns the kind of the failure that a tool raised, or was refused with."""
     if isinstance(error, TimeoutError):
         return "timed_out"
     refused = isinstance(error, ValidationError) and not _reached_body(error)

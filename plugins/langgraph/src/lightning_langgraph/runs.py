@@ -35,7 +35,7 @@ FRAMEWORK = "langgraph"
 _DEFAULT = "LangGraph"
 """The name of a graph that was compiled without one."""
 _NAME = re.compile(r"[^\s<|\\/>]+")
-"""What OpenAI takes for the name of a message's author, as which an agent signs."""
+"""Names that OpenAI takes for a message's author, as which an agent signs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Run:
     made: bool
     """Whether its node may be part of a ready-made agent."""
     name: str = ""
-    """What LangChain calls it: a graph, by the name that it was compiled with."""
+    """LangChain's name for it: a graph has the name that it was compiled with."""
 
 
 class Runs:
-    """What one callback knows of the runs it was told about."""
+    """The runs that one callback knows."""
 
     def __init__(self) -> None:
         self._open: dict[UUID, Run] = {}

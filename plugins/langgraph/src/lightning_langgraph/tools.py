@@ -1,4 +1,4 @@
-"""What models asked of tools, and what became of it: reported to the rollout as tool events.
+"""Requests for tools and their results, reported to the rollout as tool events.
 
 A request is known by its `tool_call_id` from the reply that made it (which also says who asked, also where
 the tools are a node of their own) until the outermost run ends. It is answered by a run of the tool, which
@@ -27,7 +27,7 @@ from lightning_langgraph.outcomes import error_kind, is_unfinished, offered_in, 
 from lightning_langgraph.runs import FRAMEWORK, Runs
 
 _REFUSED_ARGUMENTS = "Tool input validation error"
-"""What LangChain tells the model for a tool with `handle_validation_error=True`; no exception is shown."""
+"""LangChain's message to the model for a tool with `handle_validation_error=True`; no exception is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class _Run:
 
 
 class Tools:
-    """What one callback knows of tools. It is told while `runs` has the run in question open."""
+    """The tool runs that one callback knows. It is called while `runs` has the run in question open."""
 
     def __init__(self, runs: Runs) -> None:
         self._open = runs
@@ -100,10 +100,10 @@ class Tools:
         """Held while a run without an id takes its request: nodes run their tools in threads."""
         self._models: dict[UUID, _Model] = {}
         self._asked: defaultdict[UUID, dict[str, _Asked]] = defaultdict(dict)
-        """By the outermost run."""
+        """Requests by the outermost run."""
         self._runs: dict[UUID, _Run] = {}
         self._failed: defaultdict[UUID, list[tuple[_Run, BaseException]]] = defaultdict(list)
-        """By the node that waits."""
+        """Failed runs by the node that waits."""
 
     def open_count(self) -> int:
         """How much is kept of runs that have not ended."""

@@ -1,4 +1,4 @@
-"""What is wrapped in LlamaIndex: the steps of each class of workflows, when one of it first runs.
+"""The wrapped parts of LlamaIndex: the steps of each class of workflows, when one of it first runs.
 
 Agents are workflows. A step is looked up on its class when it runs, in the context of a task of its own,
 which makes the requests. It works for the agent that its event or its workflow names; a step of a workflow

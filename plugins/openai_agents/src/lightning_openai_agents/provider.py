@@ -17,7 +17,7 @@ from agents.tracing.spans import TSpanData
 from lightning_openai_agents.naming import note
 
 _SECONDS_AT_EXIT = 5.0
-"""What the SDK gives its own provider to send the last traces, and no other."""
+"""Seconds that the SDK gives its own provider, and no other, to send the last traces."""
 
 
 class NamingProvider(TraceProvider):

@@ -1,4 +1,4 @@
-"""What is wrapped in smolagents: a run, which is one generator, and the tools that a reply asked for.
+"""The wrapped parts of smolagents: a run, which is one generator, and the tools that a reply asked for.
 
 Planning, steps, the last answer after too many steps and managed agents all happen inside `_run_stream`.
 A generator runs in its reader's context, so the name is set for each item and taken back before it is given.
